@@ -1,0 +1,44 @@
+# Everything runs from the checkout: uv and the locked environment live in .uv/ and .venv/, nothing global is touched.
+SHELL := /bin/bash
+PYTHON ?= python3
+UV := $(CURDIR)/.uv/bin/uv
+RUN := $(UV) run --frozen --no-sync
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up test check golden verify bench clean
+
+help: ## list what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+$(UV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer must be on PATH as python3; got " + sys.version.split()[0])'
+	@$(PYTHON) -m venv .uv && .uv/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
+
+setup: $(UV) ## install uv and the locked environment into the checkout
+	@$(UV) sync --frozen --quiet
+
+up: setup ## run Covey here with the smallest example and wait until it serves
+	@exec $(CURDIR)/.venv/bin/covey up examples/01-one-model --wait
+
+test: setup ## run every test
+	@$(RUN) pytest
+
+check: setup ## format, lint, types, borders, dependencies
+	@$(RUN) ruff format --check .
+	@$(RUN) ruff check .
+	@$(RUN) basedpyright
+	@$(RUN) lint-imports
+	@for part in crds planner fleet-client controller node-agent gateway cli; do (cd $$part && $(RUN) deptry src) || exit 1; done
+
+golden: setup ## refresh golden files; review them as a diff
+	@$(RUN) pytest tests/golden --golden-refresh -q
+
+verify: setup ## regenerate everything generated; fail on a dirty tree
+	@$(RUN) python tools/generate.py
+	@git diff --exit-code -- manifests docs/reference || (echo "generated files were stale: commit the diff above" && exit 1)
+
+bench: setup ## run the benchmarks; one JSON line a figure
+	@for bench in bench/*.py; do $(RUN) python $$bench || exit 1; done
+
+clean: ## remove what setup made
+	@rm -rf .venv .uv

@@ -1,0 +1,214 @@
+"""Ports of the controller: what its core needs of the outside. Adapters implement them; `main` composes.
+
+`Store` is the one port for desired and observed objects, with the adapter `stores/files` (and `stores/kube` later).
+`Board` is where the reconciler's loop publishes what the fleet API streams, and where the fleet API puts what arrived.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from covey_api.instance import Instance
+from covey_api.kinds import Kind, ObjectKey
+from covey_api.messages import AskAnswer, Assignments, Demand, Endpoints, Order, Report, ReportAnswer
+from covey_api.meta import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Leadership. `lost` is set when writing must stop."""
+
+    term: int
+    holder: str
+    lost: asyncio.Event
+
+
+class Conflict(Exception):
+    """A precondition did not hold (resourceVersion, uid, or the object exists): observe again and plan anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A note that people see in `describe`: deduplicated by (object, reason, message)."""
+
+    key: ObjectKey
+    reason: str
+    message: str
+    warning: bool = False
+
+
+class Store(Protocol):
+    """Desired objects in, observed objects and status both ways. At most eight methods."""
+
+    async def acquire_lease(self, holder: str) -> Lease:
+        """Wait until this process leads; a new holding is a new, higher term."""
+        ...
+
+    async def raise_term(self, above: int) -> Lease:
+        """Step down and take the lease anew with a term above `above`, which somebody reported."""
+        ...
+
+    async def list_objects(self) -> Mapping[ObjectKey, Kind]:
+        """All objects, specs and status, once the store has been listed whole."""
+        ...
+
+    async def wait_changed(self, timeout_seconds: float) -> bool:
+        """True when desired objects have changed since the last `list_objects`; False after the timeout."""
+        ...
+
+    async def create(self, instance: Instance) -> Instance:
+        """Store a new Instance. Conflict if the name is taken."""
+        ...
+
+    async def update(self, instance: Instance) -> Instance:
+        """Replace an Instance's spec. Conflict if its resourceVersion is not the stored one, or its term would fall."""
+        ...
+
+    async def delete(self, key: ObjectKey, uid: str) -> None:
+        """Remove an Instance, or a Node or Placement whose deletion was carried out. Conflict if the uid differs."""
+        ...
+
+    async def write_status(self, key: ObjectKey, status: Status, events: tuple[Event, ...] = ()) -> None:
+        """Replace an object's status and record events. An equal status writes nothing. A missing object: nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceError:
+    """One thing wrong in a set. Printed as `FILE:LINE: MESSAGE`."""
+
+    file: str
+    line: int
+    field: str
+    """Path such as `spec.variants[0].engines[0]`; empty when the whole document is meant."""
+    found: str
+    message: str
+    """Whole sentence: field in back-quotes, what must hold, what was found, a suggestion."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """What the source holds and what of it runs."""
+
+    source: str
+    applied: str
+    """Digest (first 12 hex) of the set that runs; empty before the first."""
+    wanted: str
+    """Digest of the newest set read, valid or not."""
+    errors: tuple[SourceError, ...] = ()
+    notices: tuple[str, ...] = ()
+    """E.g. that an empty folder deletes nothing."""
+
+
+class InvalidSet(Exception):
+    """A set that must not be applied, with every error in it."""
+
+    def __init__(self, errors: tuple[SourceError, ...]) -> None:
+        super().__init__("; ".join(f"{error.file}:{error.line}: {error.message}" for error in errors))
+        self.errors = errors
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What happened to one document of an apply or delete."""
+
+    key: ObjectKey
+    outcome: str
+    """`created`, `configured`, `unchanged`, `deleted`, as kubectl prints."""
+
+
+class Source(Protocol):
+    """Where desired objects are written by people, for the control API (files mode only)."""
+
+    def source_state(self) -> SourceState: ...
+
+    async def apply_documents(self, text: str, name: str) -> tuple[Applied, ...]:
+        """Write documents into the source as one atomic set, without waiting for rest. InvalidSet if any is wrong."""
+        ...
+
+    async def delete_documents(self, keys: tuple[ObjectKey, ...]) -> tuple[Applied, ...]:
+        """Remove documents from the source. KeyError names one that isn't there."""
+        ...
+
+
+@dataclass(slots=True)
+class AgentSession:
+    """What one agent reported last, merged; times are the loop's monotonic seconds."""
+
+    node: str
+    connected: bool = False
+    last_seen: float = 0.0
+    report: Report | None = None
+    """Merged: every section that any report of this boot carried."""
+
+
+@dataclass(slots=True)
+class GatewaySession:
+    """What one gateway reported last."""
+
+    name: str
+    connected: bool = False
+    last_seen: float = 0.0
+    demand: Demand | None = None
+
+
+@dataclass(slots=True)
+class Observed:
+    """The fleet as it reported itself; in the leader's memory only."""
+
+    agents: dict[str, AgentSession] = field(default_factory=dict[str, AgentSession])
+    gateways: dict[str, GatewaySession] = field(default_factory=dict[str, GatewaySession])
+    answers: dict[str, AskAnswer] = field(default_factory=dict[str, AskAnswer])
+    """By ask id; the loop takes them out."""
+    highest_term: int = 0
+    """The highest term that anybody reported."""
+
+
+class Board(Protocol):
+    """Between the reconciler's loop and the fleet API; one event loop, no locks."""
+
+    @property
+    def order(self) -> Order: ...
+
+    def on_report(self, node: str, report: Report) -> ReportAnswer:
+        """Merge a report and wake the loop when it matters."""
+        ...
+
+    def on_demand(self, gateway: str, demand: Demand) -> Order: ...
+
+    def on_answer(self, node: str, answer: AskAnswer) -> None:
+        """Keep the answer of an ask that is open; others are dropped."""
+        ...
+
+    def watch_assignments(self, node: str) -> AsyncIterator[Assignments | None]:
+        """The newest snapshot now and after each change; None every `KEEPALIVE_SECONDS`. Marks the session connected
+        while it is iterated. A slow reader gets the newest only."""
+        ...
+
+    def watch_endpoints(self, gateway: str) -> AsyncIterator[Endpoints | None]: ...
+
+
+class Explainer(Protocol):
+    """For the control API: the decision in full, computed when asked, by the functions that decide."""
+
+    def explain(self, key: ObjectKey) -> tuple[str, dict[str, Any]]:
+        """Text for people and the same as data. KeyError if there is no such object."""
+        ...
+
+    def objects(self) -> Mapping[ObjectKey, Kind]:
+        """All objects as the loop saw them last, status included."""
+        ...
+
+    async def wait_objects_changed(self, timeout_seconds: float) -> bool: ...
+
+    def events(self, key: ObjectKey) -> tuple[Event, ...]: ...
+
+    def gateways(self) -> tuple[GatewaySession, ...]: ...
+
+    def progress(self, key: ObjectKey) -> dict[str, Any]:
+        """Live progress of an Instance or Placement, for `covey up --wait`; empty when there is none. Never stored.
+
+        Keys: `step`, `doneBytes`, `totalBytes`, `bytesPerSecond`.
+        """
+        ...

@@ -1,0 +1,51 @@
+"""Names of engines, computes, formats and tasks, shared by every kind."""
+
+from enum import StrEnum
+
+from covey_api.meta import Message
+
+
+class EngineName(StrEnum):
+    LLAMA_SERVER = "LlamaServer"
+
+
+class Compute(StrEnum):
+    CPU = "Cpu"
+    CUDA = "Cuda"
+    ROCM = "Rocm"
+    VULKAN = "Vulkan"
+    METAL = "Metal"
+
+
+class ArtifactFormat(StrEnum):
+    GGUF = "Gguf"
+
+
+class Task(StrEnum):
+    CHAT = "Chat"
+
+
+class KvCacheType(StrEnum):
+    F16 = "F16"
+    Q8_0 = "Q8_0"
+    Q4_0 = "Q4_0"
+
+
+class LaneState(StrEnum):
+    INSTALLED = "Installed"
+    """The engine is on the node and answered a probe."""
+    INSTALLABLE = "Installable"
+    """The agent can provision it when a member needs it."""
+
+
+class Lane(Message):
+    """Engine and compute, as one node offers it."""
+
+    engine: EngineName
+    compute: Compute
+    state: LaneState
+    version: str = ""
+    digest: str = ""
+    """sha256 of the wheel it comes from; empty for a binary that the operator gave."""
+    pool: str = "Host"
+    """The memory pool that this lane's engine fills."""

@@ -1,0 +1,36 @@
+"""Fleet: the one cluster-wide settings object, named `default`. Changes apply to new Instances only."""
+
+from typing import ClassVar
+
+from covey_api.engines import KvCacheType
+from covey_api.kinds import Column, Kind
+from covey_api.meta import Message, Status
+
+
+class FleetKvCache(Message):
+    type: KvCacheType = KvCacheType.F16
+    """Element type where the Placement names none."""
+
+
+class FleetSpec(Message):
+    kv_cache: FleetKvCache = FleetKvCache()
+
+
+class FleetStatus(Status):
+    pass
+
+
+class Fleet(Kind):
+    """The one cluster-wide settings object, named `default`."""
+
+    PLURAL: ClassVar[str] = "fleets"
+    SINGULAR: ClassVar[str] = "fleet"
+    NAMESPACED: ClassVar[bool] = False
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("KVCache", ".spec.kvCache.type"),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+    )
+
+    kind: str = "Fleet"
+    spec: FleetSpec = FleetSpec()
+    status: FleetStatus = FleetStatus()

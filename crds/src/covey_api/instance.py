@@ -1,0 +1,181 @@
+"""Instance: one running copy of a Model variant. Written by the controller, never by a user.
+
+Self-contained and stamped once: of the spec only `goal`, `attempt` and `term` change later. No other object is needed
+to run, drain or re-create it.
+"""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from covey_api.engines import Compute, EngineName, KvCacheType
+from covey_api.kinds import Column, Kind, cel
+from covey_api.meta import Message, Name, Status
+from covey_api.model import ResolvedArtifact
+from covey_api.reasons import FailureCause
+
+
+class InstanceGoal(StrEnum):
+    RUN = "Run"
+    DRAIN = "Drain"
+
+
+class MemberRole(StrEnum):
+    SINGLE = "Single"
+
+
+class Costs(Message):
+    """The bytes one member takes from one pool, by purpose. The planner computes them, the agent checks them."""
+
+    pool: Annotated[str, Field(max_length=63)] = "Host"
+    weights_bytes: int = 0
+    kv_cache_bytes: int = 0
+    compute_bytes: int = 0
+    """Compute and output buffers of the engine's graph."""
+    host_cache_bytes: int = 0
+    """Limit of the engine's prompt cache in host memory (`--cache-ram`)."""
+    checkpoint_bytes: int = 0
+    """Context checkpoints of all slots (`--ctx-checkpoints`)."""
+    workspace_bytes: int = 0
+    floor_bytes: int = 0
+    """The engine's process without a model."""
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.weights_bytes
+            + self.kv_cache_bytes
+            + self.compute_bytes
+            + self.host_cache_bytes
+            + self.checkpoint_bytes
+            + self.workspace_bytes
+            + self.floor_bytes
+        )
+
+
+class EngineOptions(Message):
+    """Every option that costs memory or context, stamped: none is left to an engine's default."""
+
+    context_tokens: int
+    """The window of one slot."""
+    slots: int
+    kv_cache_type: KvCacheType = KvCacheType.F16
+    batch_tokens: int = 2048
+    micro_batch_tokens: int = 512
+    host_cache_mib: int = 0
+    """`--cache-ram`; zero turns the host prompt cache off."""
+    context_checkpoints: int = 0
+    """`--ctx-checkpoints` per slot."""
+    threads: int = 1
+
+
+class Member(Message):
+    """One engine process of an Instance on one Node."""
+
+    name: Annotated[str, Field(max_length=63)] = "0"
+    node: Name
+    role: MemberRole = MemberRole.SINGLE
+    costs: Annotated[tuple[Costs, ...], Field(max_length=64)]
+
+    def bytes_in(self, pool: str) -> int:
+        """Stamped bytes in one pool."""
+        return sum(costs.total_bytes for costs in self.costs if costs.pool == pool)
+
+
+class InstanceSpec(Message):
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            ("self.term >= oldSelf.term", "term must never fall"),
+            ("self.attempt >= oldSelf.attempt", "attempt must never fall"),
+            ("self.instanceId == oldSelf.instanceId", "instanceId must not change"),
+            ("self.goal == oldSelf.goal || self.goal == 'Drain'", "goal must only go from Run to Drain"),
+        )
+    )
+
+    instance_id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", max_length=16)]
+    """Random, minted once, carried in every assignment and report."""
+    placement: Annotated[str, Field(max_length=63)]
+    model: Annotated[str, Field(max_length=63)]
+    variant: Annotated[str, Field(max_length=63)]
+    revision: Annotated[str, Field(max_length=64)]
+    term: int
+    attempt: Annotated[int, Field(ge=1)] = 1
+    goal: InstanceGoal = InstanceGoal.RUN
+    engine: EngineName
+    compute: Compute
+    artifact: ResolvedArtifact
+    options: EngineOptions
+    members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=64)]
+    startup_seconds: int
+    drain_seconds: int
+
+
+class MemberPhase(StrEnum):
+    """Where one member stands; the agent writes it."""
+
+    PENDING = "Pending"
+    """Accepted, nothing done yet."""
+    FETCHING = "Fetching"
+    """Artifact or engine on their way."""
+    STARTING = "Starting"
+    """The engine runs and loads or warms up."""
+    READY = "Ready"
+    """It generated a token."""
+    DRAINING = "Draining"
+    """Serves what is in flight; takes nothing new."""
+    BACKOFF = "Backoff"
+    """The engine ended; the agent will start it again."""
+    FAILED = "Failed"
+    """The agent gave up on this attempt; the controller decides."""
+    STOPPED = "Stopped"
+    """Ended as asked."""
+
+
+class InstancePhase(StrEnum):
+    PENDING = "Pending"
+    STARTING = "Starting"
+    READY = "Ready"
+    DRAINING = "Draining"
+    FAILED = "Failed"
+
+
+class MemberStatus(Message):
+    name: str
+    node: str
+    phase: MemberPhase = MemberPhase.PENDING
+    cause: FailureCause | None = None
+    message: Annotated[str, Field(max_length=1024)] = ""
+    restarts: int = 0
+
+
+class InstanceStatus(Status):
+    phase: InstancePhase = InstancePhase.PENDING
+    members: Annotated[tuple[MemberStatus, ...], Field(max_length=64)] = ()
+    endpoint: Annotated[str, Field(max_length=255)] = ""
+    """`http://127.0.0.1:PORT` of the engine, when Ready."""
+
+
+class Instance(Kind):
+    """One running copy of a Model variant; written by the controller."""
+
+    PLURAL: ClassVar[str] = "instances"
+    SINGULAR: ClassVar[str] = "instance"
+    SHORT_NAMES: ClassVar[tuple[str, ...]] = ("inst",)
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("Model", ".spec.model"),
+        Column("Phase", ".status.phase"),
+        Column("Goal", ".spec.goal"),
+        Column("Node", ".spec.members[*].node"),
+        Column("Engine", ".spec.engine"),
+        Column("Context", ".spec.options.contextTokens", "integer"),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+        Column("Revision", ".spec.revision", wide=True),
+        Column("Attempt", ".spec.attempt", "integer", wide=True),
+        Column("Endpoint", ".status.endpoint", wide=True),
+        Column("Message", ".status.members[*].message", wide=True),
+    )
+
+    kind: str = "Instance"
+    spec: InstanceSpec
+    status: InstanceStatus = InstanceStatus()

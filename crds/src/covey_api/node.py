@@ -1,0 +1,119 @@
+"""Node: a machine with an agent. Its facts are observed, its limits are declared."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from covey_api.engines import EngineName, Lane
+from covey_api.kinds import Column, Kind, cel
+from covey_api.meta import Message, Status
+from covey_api.units import Quantity
+
+
+class Provisioning(StrEnum):
+    MANAGED = "Managed"
+    """The agent fetches and installs the engine when a member needs it."""
+    OFF = "Off"
+    """Only what is on the machine already."""
+
+
+class EngineOverride(Message):
+    """What the operator says about one engine on this node."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel(("!has(self.path) || self.path.startsWith('/')", "path must be absolute"))
+    )
+
+    engine: EngineName
+    path: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Absolute path of the engine's program; beats a managed one and PATH."""
+    provisioning: Provisioning = Provisioning.MANAGED
+    disabled: bool = False
+    """True: this node offers no lane of the engine."""
+
+
+class NodeReserve(Message):
+    memory: Quantity = "1Gi"
+    """Bytes of host memory that Covey never plans with."""
+
+
+class NodeSpec(Message):
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "self.engines.all(e, self.engines.exists_one(f, f.engine == e.engine))",
+                "engines must be unique by engine",
+            )
+        )
+    )
+
+    unschedulable: bool = False
+    """True: nothing new is placed here; what runs stays."""
+    reserve: NodeReserve = NodeReserve()
+    engines: Annotated[tuple[EngineOverride, ...], Field(max_length=8)] = ()
+
+
+class MemoryPool(Message):
+    """One pool of memory that engines fill. Pools are never summed."""
+
+    name: Annotated[str, Field(max_length=63)]
+    """`Host`, or the device's name."""
+    total_bytes: int
+
+
+class Device(Message):
+    """One accelerator."""
+
+    id: Annotated[str, Field(max_length=128)]
+    """Stable across restarts: UUID or PCI address."""
+    name: Annotated[str, Field(max_length=128)]
+    compute: Annotated[str, Field(max_length=16)]
+    total_bytes: int = 0
+
+
+class NodeFacts(Message):
+    """What the machine is. Changes rarely; readings that move (free memory) travel beside it, in reports."""
+
+    os: Annotated[str, Field(max_length=32)]
+    """`linux` or `darwin`."""
+    os_version: Annotated[str, Field(max_length=128)] = ""
+    architecture: Annotated[str, Field(max_length=32)]
+    """As `uname -m` says: `x86_64`, `arm64`."""
+    libc: Annotated[str, Field(max_length=64)] = ""
+    hostname: Annotated[str, Field(max_length=253)] = ""
+    cpu_model: Annotated[str, Field(max_length=128)] = ""
+    cpu_cores: int
+    pools: Annotated[tuple[MemoryPool, ...], Field(max_length=64)]
+    devices: Annotated[tuple[Device, ...], Field(max_length=64)] = ()
+    disk_total_bytes: int = 0
+    """Of the file system that holds the artifact cache."""
+
+
+class NodeStatus(Status):
+    version: Annotated[str, Field(max_length=64)] = ""
+    """Version of the agent."""
+    facts: NodeFacts | None = None
+    lanes: Annotated[tuple[Lane, ...], Field(max_length=64)] = ()
+
+
+class Node(Kind):
+    """A machine with an agent; its facts are observed, its limits are declared."""
+
+    PLURAL: ClassVar[str] = "cnodes"
+    SINGULAR: ClassVar[str] = "cnode"
+    SHORT_NAMES: ClassVar[tuple[str, ...]] = ("cn",)
+    NAMESPACED: ClassVar[bool] = False
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("Ready", ".status.conditions[?(@.type=='Ready')].status"),
+        Column("OS", ".status.facts.os"),
+        Column("Arch", ".status.facts.architecture"),
+        Column("Lanes", ".status.lanes[*].engine"),
+        Column("Version", ".status.version"),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+        Column("Reason", ".status.conditions[?(@.type=='Ready')].reason", wide=True),
+    )
+
+    kind: str = "Node"
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()

@@ -1,0 +1,139 @@
+"""Placement: the wish. Serve this Model, so many replicas, under these constraints."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from covey_api.engines import EngineName, KvCacheType
+from covey_api.kinds import Column, Kind, Scale, cel
+from covey_api.meta import LabelValue, Message, Name, Status
+from covey_api.reasons import FailureCause, RefusalReason
+
+
+class RolloutStrategy(StrEnum):
+    SURGE = "Surge"
+    """Start the new revision beside the old one when memory allows, else as Recreate."""
+    RECREATE = "Recreate"
+    """Drain and stop the old revision, then start the new one."""
+
+
+class ModelReference(Message):
+    name: Name
+
+
+class NodeChoice(Message):
+    """Which nodes may run it. Every part given must hold."""
+
+    selector: Annotated[dict[Annotated[str, Field(max_length=128)], LabelValue], Field(max_length=16)] = Field(
+        default={}
+    )
+    """Labels that a node must carry."""
+    include: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
+    """Only these nodes, if any are named."""
+    exclude: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
+    """Never these nodes."""
+
+
+class ContextWish(Message):
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "!has(self.tokens) || !has(self.minTokens) || self.minTokens <= self.tokens",
+                "minTokens must be at most tokens",
+            )
+        )
+    )
+
+    tokens: Annotated[int, Field(ge=256, le=1 << 30)] | None = None
+    """The window of one slot. When absent: the largest that fits, at most the model's own."""
+    min_tokens: Annotated[int, Field(ge=256, le=1 << 30)] | None = None
+    """Not placed where less than this fits."""
+
+
+class KvCacheWish(Message):
+    type: KvCacheType | None = None
+    """Element type of keys and values; when absent the Fleet's default."""
+
+
+class Rollout(Message):
+    strategy: RolloutStrategy = RolloutStrategy.SURGE
+    drain_seconds: Annotated[int, Field(ge=0, le=86_400)] = 60
+    """Longest wait for requests in flight before an instance is stopped."""
+
+
+class Timeouts(Message):
+    startup_seconds: Annotated[int, Field(ge=5, le=86_400)] = 300
+    """From the engine's start to its first token."""
+
+
+class PlacementSpec(Message):
+    model_ref: ModelReference
+    replicas: Annotated[int, Field(ge=0, le=64)] = 1
+    engines: Annotated[tuple[EngineName, ...], Field(max_length=8)] = ()
+    """Only these engines, best first. When empty: what the variant lists."""
+    nodes: NodeChoice = NodeChoice()
+    context: ContextWish = ContextWish()
+    concurrency: Annotated[int, Field(ge=1, le=64)] = 4
+    """Sequences that one instance runs at a time: its slots."""
+    kv_cache: KvCacheWish = KvCacheWish()
+    rollout: Rollout = Rollout()
+    timeouts: Timeouts = Timeouts()
+    suspend: bool = False
+    """True: drain and stop every instance, keep the wish."""
+
+
+class Failure(Message):
+    """One entry of the breaker's memory: this revision failed on this node."""
+
+    node: str
+    engine: EngineName
+    revision: str
+    cause: FailureCause
+    message: Annotated[str, Field(max_length=1024)] = ""
+
+
+class ReasonCount(Message):
+    reason: RefusalReason
+    nodes: int
+
+
+class PlacementStatus(Status):
+    replicas: int = 0
+    ready_replicas: int = 0
+    selector: Annotated[str, Field(max_length=256)] = ""
+    """For the scale subresource: `covey.dev/placement=<name>`."""
+    revision: Annotated[str, Field(max_length=64)] = ""
+    ready: Annotated[str, Field(max_length=16)] = ""
+    """`1/2`: ready of wished, for the printer column."""
+    engine: Annotated[str, Field(max_length=64)] = ""
+    """Lanes in use, e.g. `LlamaServer/Cpu`."""
+    context_tokens: int = 0
+    """Smallest window among its instances."""
+    nodes: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    refusals: Annotated[tuple[ReasonCount, ...], Field(max_length=16)] = ()
+    closest_refusal: Annotated[str, Field(max_length=1024)] = ""
+    """The refusal that is nearest to a fit, in bytes."""
+    failures: Annotated[tuple[Failure, ...], Field(max_length=64)] = ()
+
+
+class Placement(Kind):
+    """The wish: serve this Model, so many replicas, under these constraints."""
+
+    PLURAL: ClassVar[str] = "placements"
+    SINGULAR: ClassVar[str] = "placement"
+    SHORT_NAMES: ClassVar[tuple[str, ...]] = ("plc",)
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("Model", ".spec.modelRef.name"),
+        Column("Ready", ".status.ready"),
+        Column("Context", ".status.contextTokens", "integer"),
+        Column("Engine", ".status.engine"),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+        Column("Nodes", ".status.nodes", wide=True),
+        Column("Reason", ".status.conditions[?(@.type=='Ready')].reason", wide=True),
+    )
+    SCALE: ClassVar[Scale | None] = Scale()
+
+    kind: str = "Placement"
+    spec: PlacementSpec
+    status: PlacementStatus = PlacementStatus()

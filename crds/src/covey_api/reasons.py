@@ -1,0 +1,112 @@
+"""Every reason that appears in a condition, a refusal or an error: one enum per place, a line each.
+
+Reasons are for machines, the message beside them for people. Each has a section in `docs/reference/errors.md`.
+"""
+
+from enum import StrEnum
+
+
+class ReadyReason(StrEnum):
+    """Reasons of the `Ready` condition of Placement and Instance."""
+
+    SERVING = "Serving"
+    """As many ready replicas as wished."""
+    PARTLY_SERVING = "PartlyServing"
+    """Some replicas serve; the message says why the rest don't."""
+    SCALED_TO_ZERO = "ScaledToZero"
+    """No replica is wished (`replicas: 0`, or suspended): healthy."""
+    MODEL_NOT_FOUND = "ModelNotFound"
+    """`spec.modelRef.name` names no Model in the Placement's namespace."""
+    GEOMETRY_PENDING = "GeometryPending"
+    """A node is reading the artifact's header."""
+    GEOMETRY_UNAVAILABLE = "GeometryUnavailable"
+    """No node could read the artifact's header; the message has the cause."""
+    FACTS_PENDING = "FactsPending"
+    """No node has reported its facts yet."""
+    NOT_PLACED = "NotPlaced"
+    """Every node was refused; the message has the closest refusal."""
+    ARTIFACTS_PENDING = "ArtifactsPending"
+    """Model or engine are being fetched."""
+    ENGINE_STARTING = "EngineStarting"
+    """The engine loads the weights or warms up."""
+    ROLLING_OUT = "RollingOut"
+    """A new revision is on its way; the old one serves."""
+    ENGINE_FAILED = "EngineFailed"
+    """The engine ended or never became ready; the message has the cause."""
+    DRAINING = "Draining"
+    """No new requests; in-flight ones finish."""
+    NODE_UNKNOWN = "NodeUnknown"
+    """The node has been silent; what it runs may still serve."""
+
+
+class RefusalReason(StrEnum):
+    """Why one node is not chosen for one Placement."""
+
+    CORDONED = "Cordoned"
+    """`spec.unschedulable` is true."""
+    NOT_SELECTED = "NotSelected"
+    """`spec.nodes.selector` or `include` of the Placement leaves it out."""
+    EXCLUDED = "Excluded"
+    """`spec.nodes.exclude` of the Placement names it."""
+    NODE_UNKNOWN = "NodeUnknown"
+    """It is silent."""
+    FACTS_PENDING = "FactsPending"
+    """It has not reported its facts yet."""
+    NO_USABLE_ENGINE = "NoUsableEngine"
+    """It offers no lane that can run a variant of the Model."""
+    INSUFFICIENT_MEMORY = "InsufficientMemory"
+    """Weights and fixed costs do not fit beside what is reserved."""
+    CONTEXT_TOO_SMALL = "ContextTooSmall"
+    """The window that fits is smaller than the Placement asks for."""
+    RECENT_FAILURE = "RecentFailure"
+    """This revision failed on it (`status.failures`)."""
+
+
+class FailureCause(StrEnum):
+    """Why a member of an Instance ended or was refused, as agent and keeper saw it."""
+
+    EXITED = "Exited"
+    """The engine exited by itself with a code."""
+    KILLED = "Killed"
+    """The engine was ended by a signal that Covey didn't send."""
+    OUT_OF_MEMORY = "OutOfMemory"
+    """The kernel or the engine itself ended for lack of memory."""
+    NOT_READY_IN_TIME = "NotReadyInTime"
+    """No token before the start-up deadline."""
+    INSUFFICIENT_MEMORY = "InsufficientMemory"
+    """The agent's check against fresh memory refused to spawn it."""
+    ARTIFACT_UNAVAILABLE = "ArtifactUnavailable"
+    """A source can't be reached or doesn't have the file."""
+    ARTIFACT_CORRUPT = "ArtifactCorrupt"
+    """A digest, size or checksum differs; nothing was installed."""
+    NO_USABLE_ENGINE = "NoUsableEngine"
+    """The engine can't be provisioned here; the message has the install line."""
+    MISSING_LIBRARY = "MissingLibrary"
+    """The engine can't load a shared library; the message names the package."""
+    DISK_FULL = "DiskFull"
+    """There is no room for the artifact."""
+    NEVER_REPORTED = "NeverReported"
+    """The agent did not report the member within the deadline."""
+    KEEPER_LOST = "KeeperLost"
+    """The keeper ended without an exit record."""
+
+
+class ErrorCode(StrEnum):
+    """`error.code` in the gateway's answers, whatever the wire format."""
+
+    MODEL_NOT_FOUND = "model_not_found"
+    MODEL_LOADING = "model_loading"
+    MODEL_UNAVAILABLE = "model_unavailable"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    INVALID_API_KEY = "invalid_api_key"
+    FORBIDDEN_ORIGIN = "forbidden_origin"
+    INVALID_REQUEST = "invalid_request"
+    REQUEST_TOO_LARGE = "request_too_large"
+    UNSUPPORTED_FIELD = "unsupported_field"
+    TASK_NOT_SUPPORTED = "task_not_supported"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    UPSTREAM_UNAVAILABLE = "upstream_unavailable"
+    UPSTREAM_ENDED = "upstream_ended"
+    UPSTREAM_TIMEOUT = "upstream_timeout"
+    OVERLOADED = "overloaded"

@@ -1,0 +1,110 @@
+"""Ports of the agent: what the supervisor's shell needs of the outside. Adapters implement; `main` composes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from covey_api.engines import EngineName, Lane
+from covey_api.instance import Instance
+from covey_api.messages import PoolReading
+from covey_api.model import Geometry, ResolvedArtifact
+from covey_api.node import NodeFacts, NodeSpec
+from covey_api.reasons import FailureCause
+
+
+class AgentError(Exception):
+    """Something a person can act on: a cause for machines, words for people."""
+
+    def __init__(self, cause: FailureCause, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Progress of one fetch."""
+
+    done_bytes: int
+    total_bytes: int
+    bytes_per_second: int
+
+
+OnTransfer = Callable[[Transfer], None]
+
+
+class Artifacts(Protocol):
+    """The content-addressed cache and its sources. All raise AgentError; every wait has a deadline."""
+
+    async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
+        """Resolve a source and read its header by ranges: a bounded number of bytes, nothing fetched whole."""
+        ...
+
+    async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
+        """The verified file on this disk; fetched when it isn't there. One download per digest however many ask."""
+        ...
+
+    def digests(self) -> tuple[str, ...]:
+        """`ResolvedArtifact.digest` of all that is in the cache, sorted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProgram:
+    """An engine that can be started: absolute path and the environment it needs beyond a clean one."""
+
+    path: Path
+    environment: dict[str, str]
+    version: str
+    digest: str
+
+
+class Engines(Protocol):
+    """Which engines this node has or can have."""
+
+    async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
+        """Lanes offered now. A probe that hangs is abandoned in two seconds."""
+        ...
+
+    async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
+        """The engine, provisioned if needed."""
+        ...
+
+
+class Facts(Protocol):
+    """What this machine is; each call is bounded and never blocks serving."""
+
+    async def observe_facts(self) -> NodeFacts: ...
+
+    def observe_readings(self) -> tuple[PoolReading, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How one engine process is started: what an adapter renders."""
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    files: tuple[tuple[str, str], ...]
+    """(relative path, content) written 0600 into the member's folder before the start."""
+
+
+class EngineAdapter(Protocol):
+    """The code that runs one engine: small and declarative."""
+
+    engine: EngineName
+
+    def render(
+        self, program: EngineProgram, instance: Instance, weights: Path, folder: Path, port: int, key: str
+    ) -> Launch:
+        """Pure. Every option that costs memory or context is rendered from the stamp (`instance.spec.options`)."""
+        ...
+
+    async def is_ready(self, port: int, key: str) -> bool:
+        """True once the engine completed the smallest request of its task. One bounded try; never raises."""
+        ...
+
+    def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
+        """Pure. Cause and words from exit status (negative: signal) and the last lines of output."""
+        ...

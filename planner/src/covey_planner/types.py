@@ -1,0 +1,124 @@
+"""What the planner is asked and what it answers. Everything is a value; an unsatisfiable wish is one too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from covey_api.engines import ArtifactFormat, EngineName, KvCacheType, Lane
+from covey_api.instance import Costs, EngineOptions
+from covey_api.model import Geometry, ResolvedArtifact
+from covey_api.reasons import RefusalReason
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One memory pool of a node. `reserved_bytes`: what Instances (known or reported) hold, from the decision on."""
+
+    name: str
+    total_bytes: int
+    reserve_bytes: int
+    reserved_bytes: int
+
+    @property
+    def unreserved_bytes(self) -> int:
+        return self.total_bytes - self.reserve_bytes - self.reserved_bytes
+
+
+class NodeState(StrEnum):
+    READY = "Ready"
+    UNKNOWN = "Unknown"
+    """Silent."""
+    FACTS_PENDING = "FactsPending"
+    """Known, but it has not reported its facts yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node as the planner sees it."""
+
+    name: str
+    state: NodeState
+    schedulable: bool
+    labels: Mapping[str, str]
+    lanes: tuple[Lane, ...]
+    pools: tuple[Pool, ...]
+    cpu_cores: int
+    cached: frozenset[str]
+    """Digests of artifacts on its disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class VariantView:
+    """One variant of the Model; `geometry` and `artifact` are None until a node has read the header."""
+
+    name: str
+    format: ArtifactFormat
+    engines: tuple[EngineName, ...]
+    geometry: Geometry | None
+    artifact: ResolvedArtifact | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one Placement asks for, with the Model's and the Fleet's defaults filled in."""
+
+    placement: str
+    model: str
+    variants: tuple[VariantView, ...]
+    engines: tuple[EngineName, ...]
+    """Preference of the Placement; empty: the variant's own."""
+    selector: Mapping[str, str]
+    include: frozenset[str]
+    exclude: frozenset[str]
+    failed: frozenset[tuple[str, EngineName]]
+    """(node, engine) on which this revision failed."""
+    context_tokens: int | None
+    min_context_tokens: int | None
+    model_context_tokens: int | None
+    """`spec.contextTokens` of the Model: a cap."""
+    slots: int
+    kv_cache_type: KvCacheType
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One replica: where it goes and all that is stamped on its Instance."""
+
+    node: str
+    variant: str
+    lane: Lane
+    artifact: ResolvedArtifact
+    options: EngineOptions
+    costs: tuple[Costs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why one node can't take one replica. `short_bytes`: how much is missing, where memory is the reason."""
+
+    node: str
+    reason: RefusalReason
+    message: str
+    short_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The answer is not known yet: `ReadyReason.GEOMETRY_PENDING`, `GEOMETRY_UNAVAILABLE` or `FACTS_PENDING`."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer for `count` new replicas of one wish. len(chosen) <= count; the rest is explained."""
+
+    chosen: tuple[Chosen, ...]
+    pending: Pending | None
+    counts: tuple[tuple[RefusalReason, int], ...]
+    """Nodes refused, by reason, sorted by reason; for the replica that found no place."""
+    closest: Refusal | None
+    """The refusal nearest to a fit, for the replica that found no place."""
