@@ -51,26 +51,29 @@ def parse_documents(files: Mapping[str, bytes]) -> tuple[ParsedDocument, ...]:
     """Every object in the files, in order of file name and line. InvalidSet has every error found, at most 50."""
     errors: list[SourceError] = []
     parsed: dict[ObjectKey, ParsedDocument] = {}
-    for file in sorted(files):
-        if len(errors) >= MAX_ERRORS:
-            break
-        for item in _read_items(file, files[file], errors):
-            document = _parse_item(item, errors)
-            if document is None:
-                continue
-            first = parsed.setdefault(document.key, document)
-            if first is not document:
-                errors.append(_refuse_twice(first, document))
+    for item in _read_items(files, errors):
+        document = _parse_item(item, errors)
+        if document is None:
+            continue
+        first = parsed.setdefault(document.key, document)
+        if first is not document:
+            errors.append(_refuse_twice(first, document))
     if errors:
+        errors.sort(key=lambda error: (error.file, error.line))
         raise InvalidSet(tuple(errors[:MAX_ERRORS]))
     return tuple(parsed.values())
 
 
-def _read_items(file: str, data: bytes, errors: list[SourceError]) -> Iterator[_Item]:
-    source = parse_yaml(data)
-    for node in source.documents:
-        yield from _expand(_Item(file, node))
-    errors.extend(SourceError(file, it.line, render_path(it.path), it.found, it.message) for it in source.problems)
+def _read_items(files: Mapping[str, bytes], errors: list[SourceError]) -> Iterator[_Item]:
+    """Documents in order, until there are enough errors to show."""
+    for file in sorted(files):
+        source = parse_yaml(files[file])
+        errors.extend(SourceError(file, it.line, render_path(it.path), it.found, it.message) for it in source.problems)
+        for node in source.documents:
+            for item in _expand(_Item(file, node)):
+                if len(errors) >= MAX_ERRORS:
+                    return
+                yield item
 
 
 def _expand(item: _Item) -> Iterator[_Item]:
@@ -95,7 +98,7 @@ def _parse_item(item: _Item, errors: list[SourceError]) -> ParsedDocument | None
     filled, problems = check_document(document, kind)
     problems = (*problems, *_check_scope(filled, kind))
     if problems:
-        errors.extend(sorted((_place(item, problem) for problem in problems), key=lambda error: error.line))
+        errors.extend(_place(item, problem) for problem in problems)
         return None
     parsed = _make_object(filled, kind)
     return ParsedDocument(parsed.key, parsed, document, item.file, item.node.line)

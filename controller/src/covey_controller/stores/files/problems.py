@@ -123,12 +123,13 @@ def render_problems(error: ValidationError) -> Iterator[Problem]:
 def _render_unknown(path: Path, value: dict[str, Any], properties: dict[str, Any]) -> Iterator[Problem]:
     place = f"`{render_path(path)}`" if path else "the document"
     for name in (name for name in value if name not in properties):
-        known = [*properties][:_MAX_NAMED]
-        hint = (
-            suggest(name, properties) or f"; it has {quote_all(known)}{', …' if len(known) < len(properties) else ''}"
-        )
+        hint = suggest(name, properties) or f"; it has {_list_fields(properties)}"
         message = f"`{render_path((*path, name))}` must not be given: {place} has no such field{hint}"
         yield Problem((*path, name), _shorten(name), message, at_key=True)
+
+
+def _list_fields(properties: dict[str, Any]) -> str:
+    return quote_all([*properties][:_MAX_NAMED]) + (", …" if len(properties) > _MAX_NAMED else "")
 
 
 def _render_rule(keyword: str, value: Any, schema: dict[str, Any]) -> str:
