@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from covey_controller.serving.protocol import FleetProtocol
+from covey_controller.serving.protocol import BoundedProtocol
 
 # An agent and a gateway hold about three connections each: room for a thousand of them.
 MAX_CONNECTIONS = 4096
@@ -38,7 +38,7 @@ async def serve(
     config = uvicorn.Config(
         app,
         interface="asgi3",
-        http=FleetProtocol,
+        http=BoundedProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -51,8 +51,8 @@ async def serve(
     state = ServerState()
     loop = asyncio.get_running_loop()
 
-    def open_connection() -> FleetProtocol:
-        return FleetProtocol(config, state, {}, loop)
+    def open_connection() -> BoundedProtocol:
+        return BoundedProtocol(config, state, {}, loop)
 
     handshake_seconds = HANDSHAKE_SECONDS if tls is not None else None
     if bound.family == socket.AF_UNIX:

@@ -45,7 +45,7 @@ def connection_of(scope: Scope) -> Connection:
     return scope["extensions"][_EXTENSION]
 
 
-class FleetProtocol(HttpToolsProtocol):
+class BoundedProtocol(HttpToolsProtocol):
     """One connection. A head has `HEAD_SECONDS` from its first byte (the first one from the connection's begin)."""
 
     def __init__(
