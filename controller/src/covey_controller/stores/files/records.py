@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from covey_controller.ports import Conflict, Event
 from covey_controller.stores.files.database import Database, StoreDamaged
 from covey_controller.stores.files.events import RecordedEvent, list_events, record_event
+from covey_controller.stores.files.rest import Choice
 from covey_controller.stores.files.stored_metadata import (
     AnyObject,
     ObjectT,
@@ -32,7 +33,6 @@ from covey_controller.stores.files.stored_metadata import (
     transition_faults,
     without_document,
 )
-from covey_controller.stores.files.rest import Choice
 from covey_controller.stores.files.writing import FileChange
 
 # Terms travel in JSON, where integers are exact up to here. Nobody gets there by counting.

@@ -148,7 +148,7 @@ class FolderSource:
             log.warning("finished an edit of the source that was cut off; files changed since: %s", left or "none")
         running, self._applied = await leadership.on_records(lambda records: (records.documented, records.applied))
         scan = await self._off_loop(partial(scan_source, self._source))
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         # A source that nobody touched for long has rested already; a clock that is wrong costs one rest.
         age = self._utc_now().timestamp() - scan.newest_seconds
         stirred_at = now - (0.0 if scan.is_missing else max(0.0, age))
@@ -158,7 +158,7 @@ class FolderSource:
     async def _turn(self, leadership: Leadership) -> None:
         """Look once, and do what is due."""
         scan = await self._off_loop(partial(scan_source, self._source))
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         if scan != self._scan:
             self._stir(scan, now)
         due_at = self._rest.due_at
@@ -174,7 +174,7 @@ class FolderSource:
             if self._rest.read is not None and self._next_request():
                 return
             if self._rest.due_at is not None:
-                delay = min(delay, self._rest.due_at - asyncio.get_running_loop().time())
+                delay = min(delay, self._rest.due_at - self._now())
         try:
             async with asyncio.timeout(max(0.0, delay)):
                 await self._wake.wait()
@@ -235,12 +235,14 @@ class FolderSource:
             results = await self._edit(leadership, request.asked)
         except SourceChanged:
             # It stays first, and is planned anew when the source has rested again.
-            self._stir(None, asyncio.get_running_loop().time())
+            self._stir(None, self._now())
             return
         except Exception as error:
             self._requests.remove(request)
             _deliver(request, error)
             if isinstance(error, (StoreFault, LeaseLost)):
+                # Files may be written of which the records know nothing: read them as anybody's.
+                self._stir(None, self._now())
                 raise
             return
         self._requests.remove(request)
@@ -262,7 +264,7 @@ class FolderSource:
                 self._look_at(after.scan)
         if planned.changes or planned.deleted:
             written = SetWritten(planned.after, planned.deleted)
-            rest, choice = step(self._rest, written, asyncio.get_running_loop().time())
+            rest, choice = step(self._rest, written, self._now())
             await self._put_in_force(leadership, rest, choice, planned.deleted)
         return planned.results
 

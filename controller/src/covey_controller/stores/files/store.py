@@ -244,7 +244,11 @@ class FilesStore:
             )
             log.error("%s", self._moved[0])
             records, database = await loop.run_in_executor(self._threads, open_records)
-        term = await loop.run_in_executor(self._threads, records.raise_term, self._last_term)
+        try:
+            term = await loop.run_in_executor(self._threads, records.raise_term, self._last_term)
+        except BaseException:
+            records.close()
+            raise
         lease = Lease(term, holder, asyncio.Event())
         return Holding(lock, records, self._threads, lease, is_leading_of(database), self._source.wake)
 

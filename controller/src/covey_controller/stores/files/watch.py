@@ -48,6 +48,8 @@ class Watch:
 
     async def run(self) -> None:
         """Signal until cancelled."""
+        # It tells every change at INFO, among them those that are none to us.
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)
         while True:
             self._moved.clear()
             try:
