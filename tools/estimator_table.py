@@ -3,11 +3,12 @@
     PYTHONPATH=tests python tools/estimator_table.py --server PATH/llama-server --model PATH/model.gguf [--model …]
 
 Each load starts the engine with the arguments that Covey gives it, runs one prompt that fills a micro batch, and reads
-the engine's own buffer sizes and the peak of its resident memory. Made-up models (right geometry, weights of zeros) widen
-the table to architectures that have no small file. One thread, one engine at a time.
+the engine's own buffer sizes and the peak of its resident memory. Made-up models (right geometry, weights of zeros)
+widen the table to architectures that have no small file. One thread, one engine at a time.
 """
 
 import argparse
+import http.client
 import json
 import os
 import re
@@ -16,9 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -134,7 +133,7 @@ def read_geometry(model: Path) -> Geometry:
 @contextmanager
 def running(
     server: Path, model: Path, options: EngineOptions, output: str
-) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+) -> Generator[tuple[subprocess.Popen[bytes], int]]:
     """The engine, ready on a port of its own; ended whatever happens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -163,21 +162,32 @@ def wait_ready(process: subprocess.Popen[bytes], port: int, output: str) -> None
         if process.poll() is not None:
             raise SystemExit(f"the engine ended with {process.returncode}:\n{Path(output).read_text()[-2000:]}")
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            if call(port, "GET", "/health", None, timeout_seconds=5) == 200:
                 return
-        except (urllib.error.URLError, TimeoutError):
-            time.sleep(0.1)
+        except OSError:
+            pass
+        time.sleep(0.1)
     raise SystemExit(f"the engine was not ready within {READY_SECONDS} s")
 
 
 def prompt(port: int, tokens: int) -> None:
     """One prompt of numbered tokens, one token back."""
     body = json.dumps({"prompt": [300 + index % 600 for index in range(tokens)], "n_predict": 1}).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/completion", body, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=PROMPT_SECONDS) as answer:
+    status = call(port, "POST", "/completion", body, timeout_seconds=PROMPT_SECONDS)
+    if status != 200:
+        raise SystemExit(f"the engine must complete a prompt of {tokens} tokens; got status {status}")
+
+
+def call(port: int, method: str, path: str, body: bytes | None, timeout_seconds: float) -> int:
+    """Status of one request whose answer was read whole."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_seconds)
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
         answer.read()
+        return answer.status
+    finally:
+        connection.close()
 
 
 def buffers(text: str, kind: str) -> int:

@@ -55,7 +55,7 @@ def render_loads(loads: Sequence[Load]) -> str:
 def render_table(loads: Sequence[Load]) -> str:
     """Markdown: estimated over reported for each component, in MiB."""
     rows = [
-        "| model | window × slots | KV type | micro batch | weights | KV cache | compute | total | peak | total ÷ peak |",
+        "| model | window x slots | KV | micro batch | weights | KV cache | compute | total | peak | total / peak |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for load in loads:
@@ -67,7 +67,7 @@ def render_table(loads: Sequence[Load]) -> str:
         )
         cells = [f"{estimated / MIB:.1f} / {reported / MIB:.1f}" for estimated, reported in pairs]
         rows.append(
-            f"| {load.model} | {options.context_tokens} × {options.slots} | {options.kv_cache_type} "
+            f"| {load.model} | {options.context_tokens} x {options.slots} | {options.kv_cache_type} "
             f"| {options.micro_batch_tokens} | {' | '.join(cells)} | {costs.total_bytes / MIB:.0f} "
             f"| {load.peak_bytes / MIB:.0f} | {costs.total_bytes / load.peak_bytes:.2f} |"
         )

@@ -20,9 +20,8 @@ def check_costs(costs: Sequence[Costs], available: Mapping[str, int]) -> str:
         if free is None:
             refusals.append(f"pool '{pool}' has no reading, and {_exactly(wanted)} must be free in it")
         elif wanted > free:
-            refusals.append(
-                f"pool '{pool}' must have {_exactly(wanted)} free; got {_exactly(free)}: {_exactly(wanted - free)} short"
-            )
+            short = f"{_exactly(wanted - free)} short"
+            refusals.append(f"pool '{pool}' must have {_exactly(wanted)} free; got {_exactly(free)}: {short}")
     return "; ".join(refusals)
 
 

@@ -1,12 +1,12 @@
 """The one estimator: bytes that an engine process takes, from the model's geometry and the stamped options.
 
-The numbers are llama.cpp's, and hold under the arguments in `fit.options.ASSUMED_ARGUMENTS`. They are upper bounds, kept
-within 15 % of what the real engine reports (docs/reference/estimator.md; the fixture beside the tests holds them there).
+The numbers are llama.cpp's, and hold under the arguments in `fit.options.ASSUMED_ARGUMENTS`. They are upper bounds, at
+most 15 % above what the real engine reports (docs/reference/estimator.md; a test holds them against measured loads).
 Everything is a function of the window, because the planner searches for the window that fits: `CostFormula` has what
 doesn't depend on it, computed once.
 
 Alternatives: asking the engine itself (`--fit`, a dry load) needs the weights on the node before the decision; factors
-on the file size (1.1 × weights, 128 elements a head) were off by 2 × on small models and on grouped heads.
+on the file size (1.1 for the weights, 128 elements a head) were off by a factor of two on small models and on grouped heads.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,11 @@ _KV_BLOCK_BYTES = {KvCacheType.F16: 64, KvCacheType.Q8_0: 34, KvCacheType.Q4_0: 
 _KV_BLOCK_ELEMENTS = 32
 # The engine rounds the cells of each slot up to this.
 CELL_STEP = 256
-# The engine's process without a model: code, threads, scratch (measured 27 to 35 MiB), and requests in flight.
-_PROCESS_BYTES = 48 * 2**20
+# The engine's process without a model: code, threads, scratch (measured 27 to 36 MiB).
+_PROCESS_BYTES = 40 * 2**20
+# A request in each slot: texts, buffers, the sampler's row of candidates (measured: 28 MiB for 12 long requests).
+_REQUEST_BYTES = 2 * 2**20
+_CANDIDATE_BYTES = 16
 # Its vocabulary in memory, per token: text, score and the two indexes over it (measured 160 to 200 bytes).
 _VOCABULARY_BYTES_PER_TOKEN = 224
 _FLOAT_BYTES = 4
@@ -81,9 +84,7 @@ class CostFormula:
         )
 
 
-def estimate_costs(
-    geometry: Geometry, lane: Lane, options: EngineOptions, workspace_bytes: int
-) -> tuple[Costs, ...]:
+def estimate_costs(geometry: Geometry, lane: Lane, options: EngineOptions, workspace_bytes: int) -> tuple[Costs, ...]:
     """Bytes per pool of one engine process with these options. Every engine of today fills its lane's pool alone."""
     return (cost_formula(geometry, lane, options, workspace_bytes).costs(options.context_tokens, lane.pool),)
 
@@ -97,7 +98,7 @@ def cost_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspa
     window_cells = _round_up(geometry.sliding_window_tokens + options.micro_batch_tokens) if sliding else 0
     return CostFormula(
         weights_bytes=geometry.weights_bytes + geometry.repack_bytes,
-        floor_bytes=_PROCESS_BYTES + _VOCABULARY_BYTES_PER_TOKEN * geometry.vocabulary_size,
+        floor_bytes=_floor_bytes(geometry, options),
         host_cache_bytes=options.host_cache_mib * 2**20,
         workspace_bytes=workspace_bytes,
         graph_bytes=_graph_bytes(geometry, lane, options),
@@ -108,6 +109,11 @@ def cost_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspa
         mask_bytes_per_cell=_MASK_BYTES * options.micro_batch_tokens,
         checkpoints=options.context_checkpoints,
     )
+
+
+def _floor_bytes(geometry: Geometry, options: EngineOptions) -> int:
+    requests = options.slots * (_REQUEST_BYTES + _CANDIDATE_BYTES * geometry.vocabulary_size)
+    return _PROCESS_BYTES + _VOCABULARY_BYTES_PER_TOKEN * geometry.vocabulary_size + requests
 
 
 def _graph_bytes(geometry: Geometry, lane: Lane, options: EngineOptions) -> int:

@@ -6,7 +6,7 @@ from covey_api.model import Geometry
 
 # What the estimator takes for granted beside the stamped options; the adapter passes these to every llama-server.
 #   no mmap: an engine that lays matrices out anew for the CPU would keep the mapped file and its copy
-#   flash attention: without it the buffers grow with window × micro batch × heads
+#   flash attention: without it the buffers grow with window by micro batch by heads
 #   no unified cache: every slot has its own window, so one conversation can't end another's
 #   no fitting: the engine must not shrink what was stamped
 ASSUMED_ARGUMENTS: tuple[str, ...] = ("--load-mode", "none", "--flash-attn", "on", "--no-kv-unified", "--fit", "off")
@@ -26,8 +26,8 @@ def stamp_options(
 ) -> EngineOptions:
     """All options that cost memory or context.
 
-    The host prompt cache is off: a slot keeps its own last prompt anyway, and what the cache adds grows with use up to a
-    limit that would have to be reserved whole.
+    The host prompt cache is off: a slot keeps its own last prompt anyway, and what the cache adds grows with use up to
+    a limit that would have to be reserved whole.
     """
     return EngineOptions(
         context_tokens=context_tokens,
@@ -42,5 +42,5 @@ def stamp_options(
 
 
 def choose_threads(cpu_cores: int) -> int:
-    """One thread per two logical cores (a core has two), at least one: on two cores a second thread starves the rest."""
+    """One thread per two logical cores, at least one: on two cores a second thread starves everything else."""
     return max(1, min(cpu_cores // 2, _MAX_THREADS))

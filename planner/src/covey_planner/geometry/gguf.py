@@ -1,7 +1,7 @@
 """Geometry from the header of a GGUF file: everything that memory depends on, and nothing of its data.
 
-It owns what llama.cpp's header keys mean. The rule to keep: where a header says something that this module doesn't know,
-the answer is either the larger memory (full attention) or a refusal, never a smaller number.
+It owns what llama.cpp's header keys mean. The rule to keep: where a header says something that this module doesn't
+know, the answer is either the larger memory (full attention) or a refusal, never a smaller number.
 
 Our own reader, not PyPI's `gguf`: that one needs numpy, maps a whole file, and trusts every count in it.
 """
@@ -46,7 +46,7 @@ def parse_gguf_geometry(prefix: bytes | memoryview, file_bytes: int) -> Geometry
 def _refuse_split(metadata: Metadata) -> None:
     count = metadata.integer("split.count", 0, 1 << 16, default=0)
     if count > 1:
-        raise HeaderInvalid(f"`split.count` must be at most 1: files in several parts are not supported yet; got {count}")
+        raise HeaderInvalid(f"`split.count` must be at most 1 (several files are not supported yet); got {count}")
 
 
 def _require_data(reader: Reader, metadata: Metadata, sums: TensorSums) -> None:

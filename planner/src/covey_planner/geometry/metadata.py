@@ -11,7 +11,7 @@ from covey_planner.geometry.reader import HeaderInvalid, Reader, at
 
 # Real headers have under a hundred keys.
 MAX_KEYS = 4096
-# All texts in all arrays of one header; the largest known vocabulary with its merges has 0.8 million. It bounds the time.
+# All texts in all arrays of one header, which bounds the time; the largest known vocabulary has 0.8 million with merges.
 MAX_ARRAY_TEXTS = 1 << 22
 # Longest array that is kept: one number per layer. `Geometry` allows as many layers.
 MAX_LAYERS = 4096
@@ -65,9 +65,8 @@ class Metadata:
         if default is not None and key not in self._values:
             return default
         value = self._required(key)
-        if value.type not in _INTEGERS:
+        if value.type not in _INTEGERS or not isinstance(value.content, int):
             raise HeaderInvalid(f"`{key}` must be an integer; got {_describe(value)}{at(value.offset)}")
-        assert isinstance(value.content, int)
         return _checked(key, value, value.content, low, high)
 
     def per_layer(self, key: str, layers: int, low: int, high: int) -> tuple[int, ...] | None:
@@ -80,7 +79,10 @@ class Metadata:
         if value.element_type not in _INTEGERS | {_BOOLEAN}:
             raise HeaderInvalid(f"`{key}` must be an array of integers; got {_describe(value)}{at(value.offset)}")
         if value.count != layers or not isinstance(value.content, tuple):
-            raise HeaderInvalid(f"`{key}` must have {layers} entries, one per layer; got {value.count}{at(value.offset)}")
+            raise HeaderInvalid(
+                f"`{key}` must have one entry per layer ({layers}); got {value.count}{at(value.offset)}"
+            )
+
         return tuple(_checked(key, value, int(entry), low, high) for entry in value.content)
 
     def is_array(self, key: str) -> bool:

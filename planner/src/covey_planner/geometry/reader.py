@@ -1,8 +1,8 @@
 """A bounds-checked cursor over the first bytes of a file, and the two ways in which a header can be unusable.
 
-It owns the limits that make reading a hostile header cheap: no allocation by a number that was read, no loop longer than
-the limits below. It must not know what the fields mean. A cursor over one buffer was preferred to a stream: the caller
-reads ranges over a network, so the parser can only ask for a longer prefix and start again.
+It owns the limits that make reading a hostile header cheap: no allocation by a number that was read, no loop longer
+than the limits below. It must not know what the fields mean. A cursor over one buffer was preferred to a stream: the
+caller reads ranges over a network, so the parser can only ask for a longer prefix and start again.
 """
 
 import struct
@@ -110,9 +110,10 @@ class Reader:
         self.skip(count * element_bytes, field)
 
     def _refuse_beyond_file(self, least_bytes: int, field: str) -> None:
-        if self.position + least_bytes > min(self.file_bytes, MAX_HEADER_BYTES):
-            limit = min(self.file_bytes, MAX_HEADER_BYTES)
-            raise HeaderInvalid(f"{field} must end within the first {limit} bytes; got {least_bytes}{at(self.position)}")
+        limit = min(self.file_bytes, MAX_HEADER_BYTES)
+        if self.position + least_bytes > limit:
+            found = f"at least {least_bytes} bytes{at(self.position)}"
+            raise HeaderInvalid(f"{field} must end within the first {limit} bytes; got {found}")
 
 
 def at(offset: int) -> str:
