@@ -5,8 +5,8 @@ most 15 % above what the real engine reports (docs/reference/estimator.md; a tes
 Everything is a function of the window, because the planner searches for the window that fits: `CostFormula` has what
 doesn't depend on it, computed once.
 
-Alternatives: asking the engine itself (`--fit`, a dry load) needs the weights on the node before the decision; factors
-on the file size (1.1 for the weights, 128 elements a head) were off by a factor of two on small models and on grouped heads.
+Alternatives: asking the engine itself (`--fit`, a dry load) needs the weights on the node before the decision; flat
+factors (1.1 for weights, 128 elements a head) are off by half and more on small models and on grouped heads.
 """
 
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from covey_planner.geometry.reader import HeaderInvalid, Reader, at
 
 # Real headers have under a hundred keys.
 MAX_KEYS = 4096
-# All texts in all arrays of one header, which bounds the time; the largest known vocabulary has 0.8 million with merges.
+# All texts in all arrays of one header, which bounds the time; the largest known one has 0.8 million with its merges.
 MAX_ARRAY_TEXTS = 1 << 22
 # Longest array that is kept: one number per layer. `Geometry` allows as many layers.
 MAX_LAYERS = 4096
