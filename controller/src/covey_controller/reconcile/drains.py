@@ -19,7 +19,7 @@ from covey_planner.types import NodeState
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import ENDED, MemberSight, Sight, is_live, is_running_on, routed_ids
-from covey_controller.reconcile.world import Drain
+from covey_controller.reconcile.world import Drain, GatewayView
 
 # How long a silent node may stay silent before what it runs is replaced, and what drains on it is forgotten.
 NODE_GRACE_SECONDS = 60.0
@@ -101,13 +101,17 @@ def why_quiet(draft: Draft, sight: Sight, drain: Drain) -> str | None:
     if not live:
         draft.wake_at(drain.since + NO_GATEWAY_SECONDS)
         return "no gateway is there to send requests" if draft.now >= drain.since + NO_GATEWAY_SECONDS else None
-    for gateway in live:
-        applied = gateway.demand.applied if gateway.demand else None
-        if drain.left is None or applied is None or drain.left.is_after(applied):
-            return None
-        if any(e.instance_id == sight.id and e.in_flight > 0 for e in gateway.demand.endpoints if gateway.demand):
-            return None
+    if not all(_is_quiet(gateway, sight.id, drain.left) for gateway in live):
+        return None
     return "every gateway has the table without it and no request on it"
+
+
+def _is_quiet(gateway: GatewayView, instance_id: str, left: Order | None) -> bool:
+    """Whether this gateway routes by a table without the Instance and has no request on it."""
+    demand = gateway.demand
+    if left is None or demand is None or demand.applied is None or left.is_after(demand.applied):
+        return False
+    return not any(each.instance_id == instance_id and each.in_flight > 0 for each in demand.endpoints)
 
 
 def why_ended(draft: Draft, sight: Sight) -> str | None:

@@ -22,6 +22,7 @@ from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Placement
 from covey_api.reasons import EventReason
+from covey_planner.types import NodeState
 
 from covey_controller.reconcile.adoption import observe_strays, plan_adoption
 from covey_controller.reconcile.asks import plan_answers, plan_asks
@@ -118,7 +119,7 @@ def _begin(world: World, stored: dict[ObjectKey, Kind], now: float) -> Draft:
     draft.complete = memory.complete or _is_complete(draft, memory.expected)
     for node in sights.values():
         draft.wake_at(node.unknown_since)
-        if node.node is None and node.report is not None:
+        if node.node is None and node.report is not None and node.state is not NodeState.UNKNOWN:
             _join(draft, node)
     return draft
 
