@@ -108,6 +108,8 @@ class FakeAgent:
     started: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     seen: float = 0.0
     unreadable: bool = False
+    deaf: bool = False
+    """Reports, and follows nothing."""
 
     def follow(self, assignments: Assignments) -> None:
         self.applied = assignments.order
@@ -301,7 +303,7 @@ class Worldlet:
     def _follow(self) -> None:
         for name, assignments in self.published.assignments.items():
             agent = self.agents.get(name)
-            if agent is None or agent.paused:
+            if agent is None or agent.paused or agent.deaf:
                 continue
             agent.follow(assignments)
             for ask in assignments.asks:

@@ -9,6 +9,7 @@ from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import ObjectKey
 from covey_api.meta import DEFAULT_NAMESPACE, ObjectMeta
 from covey_api.reasons import EventReason
+from covey_planner.types import NodeState
 
 from covey_controller.reconcile.draft import Draft, node_key
 from covey_controller.reconcile.fleet import ENDED, NodeSight, Sight, observe_instance
@@ -21,11 +22,20 @@ STRAY_SECONDS = 15 * 60.0
 def plan_adoption(draft: Draft) -> None:
     """Take in what nodes hold, before anything is planned."""
     known = {sight.id for sight in draft.sights.values()}
-    found = {i.spec.instance_id: i for node in draft.nodes.values() for i in _unknown_instances(node, known)}
+    found: dict[str, Instance] = {}
+    silent: set[str] = set()
+    for node in draft.nodes.values():
+        for instance in _unknown_instances(node, known):
+            # What a node said before it fell silent may be over: nothing is adopted by it, and no stray is found.
+            if node.state is not NodeState.UNKNOWN or instance.spec.instance_id in draft.strays:
+                found[instance.spec.instance_id] = instance
+            if node.state is NodeState.UNKNOWN:
+                silent.add(instance.spec.instance_id)
     for instance in sorted(found.values(), key=lambda each: each.spec.instance_id):
         owner = ObjectKey("Placement", instance.metadata.namespace or DEFAULT_NAMESPACE, instance.spec.placement)
         placement = draft.placements.get(owner)
-        if placement is not None and placement.metadata.deletion_timestamp is None:
+        is_wished = placement is not None and placement.metadata.deletion_timestamp is None
+        if is_wished and instance.spec.instance_id not in silent:
             _adopt(draft, instance)
         else:
             _keep_stray(draft, instance)

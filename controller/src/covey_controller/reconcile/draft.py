@@ -122,7 +122,13 @@ class Draft:
         self.note(instance.key, reason, message)
 
     def update(self, instance: Instance) -> None:
-        self.actions.append(UpdateInstance(instance))
+        """Replace its spec; one that this plan creates is created that way."""
+        for index, action in enumerate(self.actions):
+            if isinstance(action, CreateInstance) and action.instance.key == instance.key:
+                self.actions[index] = CreateInstance(instance)
+                break
+        else:
+            self.actions.append(UpdateInstance(instance))
         self._put(instance)
 
     def drain(self, sight: Sight, why: str) -> None:
