@@ -19,7 +19,7 @@ TIGHT_BYTES = 2_500_000_000
 def fleet(*nodes: str, replicas: int = 1, total_bytes: int = 8 * builders.GIB, **spec: object) -> Worldlet:
     """Nodes, one gateway, one Model and its Placement, run until it serves."""
     story = Worldlet()
-    story.put(builders.model(), builders.placement(replicas=replicas, **spec))
+    story.put(builders.model(), builders.placement("smollm2", model=None, replicas=replicas, **spec))
     story.add_agents(*(nodes or ("a",)), total_bytes=total_bytes)
     story.gateways["g"] = FakeGateway()
     story.run(15)
@@ -69,7 +69,9 @@ def test_scale_up_and_down_keeps_what_is_healthy() -> None:
 @pytest.mark.parametrize("spec", [{"replicas": 0}, {"suspend": True}])
 def test_no_replica_wished_drains_all_and_is_healthy(spec: dict[str, object]) -> None:
     story = fleet("a", replicas=1)
-    story.put(builders.placement(**spec))
+    wish = story.objects[builders.placement().key]
+    assert isinstance(wish, Placement)
+    story.put(wish.model_copy(update={"spec": wish.spec.model_copy(update=spec)}))
     story.run(10)
     assert story.instances() == []
     assert (ready_condition(story).status, ready_condition(story).reason) == ("True", ReadyReason.SCALED_TO_ZERO)
@@ -185,7 +187,7 @@ def test_revision_that_fits_nowhere_leaves_the_old_one_serving() -> None:
     assert [i.spec for i in story.instances()] == [i.spec for i in old]
     assert story.routed() == ["smollm2-0"]
     assert ready_condition(story).reason == ReadyReason.NOT_PLACED
-    assert placement_status(story).closest_refusal.startswith("a: InsufficientMemory")
+    assert placement_status(story).closest_refusal.startswith("a: ContextTooSmall")
 
 
 def test_roll_never_gives_up_window_to_start_beside_the_old_one() -> None:
@@ -290,7 +292,7 @@ def test_placement_that_fits_nowhere_says_the_closest_refusal_and_does_nothing()
     assert story.instances() == []
     status = placement_status(story)
     assert ready_condition(story).reason == ReadyReason.NOT_PLACED
-    assert [(count.reason, count.nodes) for count in status.refusals] == [("InsufficientMemory", 2)]
+    assert [(count.reason, count.nodes) for count in status.refusals] == [("ContextTooSmall", 2)]
     writes = story.writes
     story.run(300)
     assert story.writes == writes

@@ -51,10 +51,17 @@ def plan_placement(draft: Draft, key: ObjectKey, placement: Placement) -> None:
     replicas = _leave(draft, key, revision, progressing.wanted)
     if model is None or revision is None:
         return
-    wish = render_wish(placement, model, draft.fleet, failed_lanes(progressing.failures))
+    failed = failed_lanes(progressing.failures)
+    wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key))
     maker = _Maker(draft, key, placement, model, revision)
     replicas = _retry_failed(maker, wish, replicas)
     _place_missing(maker, wish, replicas, progressing)
+
+
+def running_instances(draft: Draft, key: ObjectKey) -> list[Instance]:
+    """The Placement's Instances with goal Run whose node is not lost."""
+    sights = [sight for sight in draft.sights_of(key) if sight.id not in draft.lost]
+    return [sight.instance for sight in sights if sight.instance.spec.goal is InstanceGoal.RUN]
 
 
 def observe_replicas(draft: Draft, key: ObjectKey, revision: str | None) -> list[Replica]:
@@ -110,9 +117,10 @@ class _Maker:
     def sight(self, name: str) -> Sight:
         return self.draft.sights[ObjectKey("Instance", self.key.namespace, name)]
 
-    def has_draining(self) -> bool:
-        sights = self.draft.sights_of(self.key)
-        return any(sight.instance.spec.goal is InstanceGoal.DRAIN for sight in sights)
+    def draining(self) -> list[Instance]:
+        """Instances of this Placement that are on their way out, and still hold their memory."""
+        instances = [sight.instance for sight in self.draft.sights_of(self.key)]
+        return [instance for instance in instances if instance.spec.goal is InstanceGoal.DRAIN]
 
     def create(self, chosen: Chosen) -> Instance | None:
         """None when this plan has used up its fresh ids."""
@@ -185,7 +193,7 @@ def _place_missing(maker: _Maker, wish: Wish, replicas: Sequence[Replica], progr
     if count_missing(replicas, wanted) == 0:
         return
     olds = order_of_leaving(replicas)
-    if maker.placement.spec.rollout.strategy is RolloutStrategy.RECREATE and (olds or _old_draining(maker)):
+    if maker.placement.spec.rollout.strategy is RolloutStrategy.RECREATE and (olds or _has_old_draining(maker)):
         _recreate(maker, wish, olds, progressing)
         return
     count = count_creatable(replicas, wanted)
@@ -193,7 +201,8 @@ def _place_missing(maker: _Maker, wish: Wish, replicas: Sequence[Replica], progr
         return
     decision = _choose_with_retries(maker, wish, count)
     progressing.decision = decision if len(decision.chosen) < count else None
-    if olds and decision.pending is None and not _is_room_beside(maker, wish, olds[0], decision):
+    leaving = [*maker.draining(), *(maker.sight(old.name).instance for old in olds[:1])]
+    if leaving and decision.pending is None and not _is_room_beside(maker, wish, leaving, decision):
         _make_room(maker, wish, replicas, olds, progressing)
         return
     for chosen in decision.chosen:
@@ -212,15 +221,17 @@ def _choose_with_retries(maker: _Maker, wish: Wish, count: int) -> Decision:
     return choose(replace(wish, failed=barred), maker.draft.views(), count) if barred != wish.failed else decision
 
 
-def _is_room_beside(maker: _Maker, wish: Wish, old: Replica, decision: Decision) -> bool:
-    """Whether the new revision may start beside the old one: it fits, and not by giving up window for it."""
+def _is_room_beside(maker: _Maker, wish: Wish, leaving: Sequence[Instance], decision: Decision) -> bool:
+    """Whether a new one may start beside those that leave: it fits, and not by giving up window for it.
+
+    A window is stamped once. One that starts in what the others leave free would stay small when they are gone.
+    """
     if not decision.chosen:
         return False
     beside = decision.chosen[0].options.context_tokens
-    sight = maker.sight(old.name)
-    if wish.context_tokens is not None or beside >= sight.instance.spec.options.context_tokens:
+    if wish.context_tokens is not None or beside >= max(i.spec.options.context_tokens for i in leaving):
         return True
-    instead = choose(wish, maker.draft.views_without(sight.instance), 1)
+    instead = choose(wish, maker.draft.views_without(*leaving), 1)
     return not instead.chosen or beside >= instead.chosen[0].options.context_tokens
 
 
@@ -240,7 +251,8 @@ def _make_room(
 ) -> None:
     """Drain one old one, if the new revision then fits; the next one only when what came before serves."""
     is_settling = any(replica.is_current and replica.standing is not Standing.READY for replica in replicas)
-    if maker.has_draining() or is_settling:
+    if maker.draining() or is_settling:
+        progressing.decision = None
         return
     for old in olds:
         sight = maker.sight(old.name)
@@ -251,8 +263,5 @@ def _make_room(
             return
 
 
-def _old_draining(maker: _Maker) -> bool:
-    return any(
-        sight.instance.spec.goal is InstanceGoal.DRAIN and sight.instance.spec.revision != maker.revision
-        for sight in maker.draft.sights_of(maker.key)
-    )
+def _has_old_draining(maker: _Maker) -> bool:
+    return any(instance.spec.revision != maker.revision for instance in maker.draining())

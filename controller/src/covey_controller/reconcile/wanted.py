@@ -1,9 +1,11 @@
 """What a Placement wishes: how many replicas, of which revision, and the Wish that the planner is asked with."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from covey_api.engines import EngineName, KvCacheType
 from covey_api.fleet import Fleet
+from covey_api.instance import Instance
 from covey_api.kinds import ObjectKey
 from covey_api.model import Model, Variant, VariantStatus
 from covey_api.placement import Failure, Placement
@@ -43,9 +45,13 @@ def view_variant(model: Model, variant: Variant) -> VariantView:
 
 
 def render_wish(
-    placement: Placement, model: Model, fleet: Fleet | None, failed: Iterable[tuple[str, EngineName]] = ()
+    placement: Placement,
+    model: Model,
+    fleet: Fleet | None,
+    failed: Iterable[tuple[str, EngineName]],
+    running: Iterable[Instance],
 ) -> Wish:
-    """The Placement with the Model's and the Fleet's defaults filled in."""
+    """The Placement with the Model's and the Fleet's defaults filled in. `running`: its Instances with goal Run."""
     spec = placement.spec
     default_type = fleet.spec.kv_cache.type if fleet else KvCacheType.F16
     return Wish(
@@ -63,6 +69,7 @@ def render_wish(
         slots=spec.concurrency,
         kv_cache_type=spec.kv_cache.type or default_type,
         workspace_bytes=parse_quantity(model.spec.memory.workspace),
+        placed=dict(Counter(node for instance in running for node in {m.node: None for m in instance.spec.members})),
     )
 
 
