@@ -8,7 +8,7 @@ from covey_api.model import Model, ModelStatus
 from covey_api.node import Node, NodeReserve, NodeSpec
 from covey_api.placement import ContextWish, Placement, PlacementStatus, Rollout, RolloutStrategy
 from covey_api.reasons import EventReason, FailureCause, ReadyReason
-from covey_controller.reconcile.plan import FIRST_REPORTS_SECONDS
+from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
 from kit import builders
 from kit.worlds import FakeGateway, Worldlet
 

@@ -10,27 +10,20 @@ Order of one plan:
 4. Asks; assignments; the endpoints table (when complete); statuses.
 """
 
-from collections.abc import Iterable
-from typing import TypeVar
 
-from covey_api.access_key import AccessKey
-from covey_api.fleet import Fleet
-from covey_api.instance import Instance
-from covey_api.kinds import Kind, ObjectKey
+from covey_api.kinds import ObjectKey
 from covey_api.meta import ObjectMeta
-from covey_api.model import Model
 from covey_api.node import Node
-from covey_api.placement import Placement
 from covey_api.reasons import EventReason
 from covey_planner.types import NodeState
 
 from covey_controller.reconcile.adoption import observe_strays, plan_adoption
 from covey_controller.reconcile.asks import plan_answers, plan_asks
 from covey_controller.reconcile.assignments import plan_assignments
+from covey_controller.reconcile.begin import begin_draft, expected_nodes
 from covey_controller.reconcile.draft import Draft, node_key, sort_key
 from covey_controller.reconcile.drains import observe_losses, plan_drains
 from covey_controller.reconcile.failures import observe_absence
-from covey_controller.reconcile.fleet import NodeSight, observe_instance, observe_nodes
 from covey_controller.reconcile.instances import plan_placement
 from covey_controller.reconcile.judge import judge_placement
 from covey_controller.reconcile.outcomes import CreateNode, DeleteObject, Plan
@@ -38,22 +31,15 @@ from covey_controller.reconcile.status import is_deletable_node, plan_statuses
 from covey_controller.reconcile.table import plan_table
 from covey_controller.reconcile.world import Memory, World
 
-# How long known nodes may take to report to a new leader before it goes on without them.
-FIRST_REPORTS_SECONDS = 10.0
-# With no node known the store is new, or was lost: whoever runs already is back within this.
-UNKNOWN_FLEET_SECONDS = 3.0
-# A plan this long after the last one: the leader was paused, and heard nobody meanwhile.
-PAUSE_SECONDS = 10.0
-# The longest sleep: well below PAUSE_SECONDS.
+# The longest sleep: well below `PAUSE_SECONDS`.
 MAX_SLEEP_SECONDS = 5.0
-
-K = TypeVar("K", bound=Kind)
 
 
 def plan(world: World, now: float) -> Plan:
     """What to do now, and why."""
     stored = {item.key: item for item in sorted(world.objects, key=lambda item: sort_key(item.key))}
-    draft = _begin(world, stored, now)
+    draft = begin_draft(world, stored, now)
+    _plan_nodes(draft)
     plan_answers(draft)
     plan_adoption(draft)
     strays = observe_strays(draft)
@@ -82,76 +68,13 @@ def plan(world: World, now: float) -> Plan:
     )
 
 
-def _of_kind(objects: Iterable[Kind], kind: type[K]) -> dict[ObjectKey, K]:
-    return {item.key: item for item in objects if isinstance(item, kind)}
-
-
-def _begin(world: World, stored: dict[ObjectKey, Kind], now: float) -> Draft:
-    memory = world.memory
-    was_paused = memory.planned_at is not None and now - memory.planned_at > PAUSE_SECONDS
-    watched_since = world.led_since if memory.watching_since is None else memory.watching_since
-    watching_since = now if was_paused else watched_since
-    instances = _of_kind(stored.values(), Instance)
-    nodes = _of_kind(stored.values(), Node)
-    sights = observe_nodes(nodes.values(), world.agents, world.led_since, watching_since, now)
-    draft = Draft(
-        world=world,
-        now=now,
-        fleet=next(iter(_of_kind(stored.values(), Fleet).values()), None),
-        models=_of_kind(stored.values(), Model),
-        placements=_of_kind(stored.values(), Placement),
-        keys=tuple(_of_kind(stored.values(), AccessKey).values()),
-        nodes=sights,
-        sights={key: observe_instance(instance, sights) for key, instance in instances.items()},
-        complete=memory.complete,
-        watching_since=watching_since,
-        drains=dict(memory.drains),
-        lost=dict(memory.lost),
-        unreachable=set(memory.unreachable),
-        absent=dict(memory.absent),
-        failed=dict(memory.failed),
-        backoffs=dict(memory.backoffs),
-        asks=dict(memory.asks),
-        searches=dict(memory.searches),
-        strays=dict(memory.strays),
-        retries=dict(memory.retries),
-    )
-    draft.complete = memory.complete or _is_complete(draft, memory.expected)
-    for node in sights.values():
-        draft.wake_at(node.unknown_since)
+def _plan_nodes(draft: Draft) -> None:
+    """A Node for each agent that reports and has none. One that was deleted does not come back by an old report."""
+    for node in draft.nodes.values():
         if node.node is None and node.report is not None and node.state is not NodeState.UNKNOWN:
-            _join(draft, node)
-    return draft
-
-
-def _is_complete(draft: Draft, expected: frozenset[str] | None) -> bool:
-    """Whether enough of the fleet has been seen to decide about what runs.
-
-    1. `FIRST_REPORTS_SECONDS` have passed: yes, whoever is missing.
-    2. Nodes were known: when each has reported whole.
-    3. None was known: when somebody has reported and `UNKNOWN_FLEET_SECONDS` have passed.
-    """
-    led_since, now = draft.world.led_since, draft.now
-    draft.wake_at(led_since + FIRST_REPORTS_SECONDS)
-    if now >= led_since + FIRST_REPORTS_SECONDS:
-        return True
-    reported = {n.name for n in draft.nodes.values() if n.report is not None and n.report.members is not None}
-    known = _expected(draft, expected)
-    if known:
-        return known <= reported
-    draft.wake_at(led_since + UNKNOWN_FLEET_SECONDS)
-    return bool(reported) and now >= led_since + UNKNOWN_FLEET_SECONDS
-
-
-def _expected(draft: Draft, expected: frozenset[str] | None) -> frozenset[str]:
-    """Nodes that the store knew at this leader's first look."""
-    known = frozenset(node.name for node in draft.nodes.values() if node.node is not None)
-    return known if expected is None else expected
-
-
-def _join(draft: Draft, node: NodeSight) -> None:
-    draft.actions.append(CreateNode(Node(metadata=ObjectMeta(name=node.name))))
-    draft.note(node_key(node.name), EventReason.NODE_JOINED, "its agent reported: a Node with an empty spec was made")
+            draft.actions.append(CreateNode(Node(metadata=ObjectMeta(name=node.name))))
+            message = "its agent reported: a Node with an empty spec was made"
+            draft.note(node_key(node.name), EventReason.NODE_JOINED, message)
 
 
 def _drain_orphans(draft: Draft) -> None:
@@ -177,7 +100,7 @@ def _remember(draft: Draft) -> Memory:
     placements = draft.placements.keys()
     return Memory(
         complete=draft.complete,
-        expected=_expected(draft, draft.world.memory.expected),
+        expected=expected_nodes(draft, draft.world.memory.expected),
         planned_at=draft.now,
         watching_since=draft.watching_since,
         drains=draft.drains,
