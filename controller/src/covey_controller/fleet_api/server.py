@@ -17,17 +17,13 @@ from covey_controller.denials import Denials
 from covey_controller.fleet_api.app import build_fleet_app
 from covey_controller.ports import Board
 from covey_controller.private_files import write_private
-from covey_controller.serving.listener import BACKLOG, serve
+from covey_controller.serving.listener import BACKLOG, ListenFailed, serve
 from covey_controller.tokens import Tokens
 
 # The wall clock is looked at this often, so that a machine that slept for months is right within the hour.
 _CHECK_SECONDS = 3600.0
 _RENEWAL_SECONDS = CERTIFICATE_LIFETIME.total_seconds() / 3
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-class ListenFailed(Exception):
-    """The address can't be bound; the words say what to do."""
 
 
 async def serve_fleet(

@@ -26,6 +26,10 @@ DRAIN_SECONDS = 1.0
 _CUT_SECONDS = 0.5
 
 
+class ListenFailed(Exception):
+    """The address can't be bound; the words say what to do."""
+
+
 async def serve(
     app: ASGIApp,
     bound: socket.socket,
