@@ -10,7 +10,6 @@ Order of one plan:
 4. Asks; assignments; the endpoints table (when complete); statuses.
 """
 
-
 from covey_api.kinds import ObjectKey
 from covey_api.meta import ObjectMeta
 from covey_api.node import Node

@@ -1,4 +1,4 @@
-"""Why something is as it is: computed when asked, by the functions that decide, from the world of the last plan. Pure."""
+"""Why something is as it is: computed when asked, by the functions that decide, from the last plan's world. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
