@@ -141,6 +141,8 @@ class AgentSession:
 
     node: str
     connected: bool = False
+    disconnected_at: float | None = None
+    """Since when its stream is broken; None while it is open, or was never opened."""
     last_seen: float = 0.0
     report: Report | None = None
     """Merged: every section that any report of this boot carried."""
