@@ -409,6 +409,7 @@ async def _is_cut_off_when_its_head_dribbles(rig: Rig) -> None:
     while not await _is_ended(reader) and time.monotonic() - begun < HEAD_SECONDS + 5:
         writer.write(b"y")
     assert time.monotonic() - begun == pytest.approx(HEAD_SECONDS, abs=3)
+    writer.transport.abort()
 
 
 async def _is_ended(reader: asyncio.StreamReader) -> bool:
@@ -627,3 +628,4 @@ async def test_a_head_that_never_ends_is_cut_off_at_its_bound(tmp_path: Path) ->
             sent += 8005
             await asyncio.sleep(0.005)
         assert MAX_HEAD_BYTES <= sent < 20 * MAX_HEAD_BYTES
+        writer.transport.abort()
