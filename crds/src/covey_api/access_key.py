@@ -12,6 +12,8 @@ KEY_HASH_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 
 class AccessKeySpec(Message):
+    """The hash of the key and how long it is valid."""
+
     hash: Annotated[str, Field(pattern=KEY_HASH_PATTERN, max_length=71)]
     """`sha256:` and the hex digest of the whole key."""
     expiry: (

@@ -2,17 +2,23 @@
 
 from typing import ClassVar
 
+from pydantic import ConfigDict
+
 from covey_api.engines import KvCacheType
-from covey_api.kinds import Column, Kind
+from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Status
 
 
 class FleetKvCache(Message):
+    """How keys and values are stored where a Placement does not say."""
+
     type: KvCacheType = KvCacheType.F16
     """Element type where the Placement names none."""
 
 
 class FleetSpec(Message):
+    """Settings of the whole fleet."""
+
     kv_cache: FleetKvCache = FleetKvCache()
 
 
@@ -22,6 +28,10 @@ class FleetStatus(Status):
 
 class Fleet(Kind):
     """The one cluster-wide settings object, named `default`."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel(("self.metadata.name == 'default'", "`metadata.name` of the Fleet must be 'default'"))
+    )
 
     PLURAL: ClassVar[str] = "fleets"
     SINGULAR: ClassVar[str] = "fleet"
