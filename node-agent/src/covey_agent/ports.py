@@ -137,7 +137,7 @@ class EngineExit:
 
 
 class Keepers(Protocol):
-    """The keepers of this node's members, by `instanceId`. All raise AgentError; every wait but `wait_exit` is bounded."""
+    """The keepers of this node's members, by `instanceId`. All raise AgentError; only `wait_exit` has no deadline."""
 
     def observe_living(self) -> dict[str, str]:
         """Members whose keeper holds its lock, with the text of their `assignment.json` (empty: none readable)."""

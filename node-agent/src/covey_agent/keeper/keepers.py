@@ -15,20 +15,20 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from covey_api.reasons import FailureCause
+from covey_fleet_client.files import ensure_private_folder, write_private
 
-from covey_agent.files import write_private
 from covey_agent.keeper import keeper
 from covey_agent.keeper.link import KeeperLink, LinkError, connect
+from covey_agent.keeper.records import ExitRecord, KeeperRecord, read_record, read_text
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
 
 # The launcher's own limit is `keeper.LAUNCH_SECONDS`; this adds the start of an interpreter on a busy machine.
 START_SECONDS = 20.0
 # A keeper that holds its lock and doesn't answer for this long is taken for stopped, and killed with its engine.
 FIND_SECONDS = 30.0
-# A process that was killed, or a keeper that was told to end, is gone in milliseconds; this is for a machine that swaps.
+# What was killed or told to end is gone in milliseconds; this is for a machine that swaps.
 END_SECONDS = 10.0
 # How often a wait for another process looks again.
 LOOK_SECONDS = 0.02
@@ -64,14 +64,14 @@ class ProcessKeepers:
     async def _claim(self, instance_id: str) -> EngineProcess:
         """LinkError when the keeper isn't there yet, not any more, or not the recorded one."""
         folder = self._folder / instance_id
-        record = read_record(folder / "keeper.json")
-        if not record or keeper.observe_start_time(record["pid"]) != record["startTime"]:
+        record = read_record(folder / "keeper.json", KeeperRecord)
+        if record is None or keeper.observe_start_time(record.pid) != record.start_time:
             raise LinkError("the lock's holder is not the recorded keeper")
         link = await connect(folder)
         try:
             status = await link.ask("claim")
-            if (status["instanceId"], status["pid"]) != (instance_id, record["pid"]):
-                raise LinkError(f"the socket belongs to a keeper of instance '{status['instanceId']}'")
+            if (status.get("instanceId"), status.get("pid")) != (instance_id, record.pid):
+                raise LinkError(f"the socket belongs to a keeper of instance '{status.get('instanceId')}'")
         except LinkError:
             link.close()
             raise
@@ -80,13 +80,14 @@ class ProcessKeepers:
         if previous := self._links.pop(instance_id, None):
             previous.close()
         self._links[instance_id] = link
-        return parse_process(status)
+        return record.process
 
     async def start(self, instance_id: str, attempt: int, port: int, launch: Launch) -> EngineProcess:
         if running := await self._clear(instance_id):
             return running
         folder = self._folder / instance_id
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ensure_private_folder(self._folder)
+        ensure_private_folder(folder)
         spec = {
             "instanceId": instance_id,
             "attempt": attempt,
@@ -96,7 +97,7 @@ class ProcessKeepers:
             "orphanGraceSeconds": self._orphan_grace_seconds,
         }
         for name, content in (*launch.files, ("launch.json", json.dumps(spec))):
-            write_private(folder / name, content.encode())
+            write_private(folder / name, content)
         await launch_keeper(folder)
         try:
             return await self._claim(instance_id)
@@ -117,7 +118,7 @@ class ProcessKeepers:
         while link := self._links.get(instance_id):
             record = await asyncio.shield(link.exit)
             if record is not None:
-                return parse_exit(record)
+                return ExitRecord.model_validate(record).exit
             # The connection ended without a word: the keeper is dead, or it dropped this one connection.
             found = await self.find(instance_id)
             if isinstance(found, EngineExit):
@@ -159,27 +160,35 @@ class ProcessKeepers:
     def forget(self, instance_id: str) -> None:
         shutil.rmtree(self._folder / instance_id, ignore_errors=True)
 
+    def close(self) -> None:
+        """Give up every claim: the keepers run on, for their grace."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
     async def _kill_keeper(self, instance_id: str) -> None:
         """SIGKILL to the recorded keeper, if it still is that process; its engine dies with it."""
         folder = self._folder / instance_id
-        record = read_record(folder / "keeper.json")
-        if record and keeper.observe_start_time(record["pid"]) == record["startTime"]:
-            os.kill(record["pid"], signal.SIGKILL)
+        record = read_record(folder / "keeper.json", KeeperRecord)
+        if record is not None and keeper.observe_start_time(record.pid) == record.start_time:
+            os.kill(record.pid, signal.SIGKILL)
         if not await wait_until(lambda: not keeper.is_locked(str(folder))):
-            message = f"the lock '{folder}/keeper.lock' is held by a process that is no keeper: end it, or restart the node"
+            message = (
+                f"the lock '{folder}/keeper.lock' is held by a process that is no keeper: end it, or restart the node"
+            )
             raise AgentError(FailureCause.KEEPER_LOST, message)
 
     async def _sweep(self, instance_id: str) -> EngineExit | None:
         """What a dead keeper left: its exit record, or nothing but an engine that has to end."""
         folder = self._folder / instance_id
-        if record := read_record(folder / "exit.json"):
-            return parse_exit(record)
-        record = read_record(folder / "keeper.json")
-        if not record:
+        if ended := read_record(folder / "exit.json", ExitRecord):
+            return ended.exit
+        record = read_record(folder / "keeper.json", KeeperRecord)
+        if record is None:
             return None
-        await end_engine(record["enginePid"], record["engineStartTime"])
+        await end_engine(record.engine_pid, record.engine_start_time)
         tail = await asyncio.to_thread(keeper.read_tail, str(folder), keeper.EXIT_TAIL_BYTES)
-        return EngineExit(record["attempt"], None, "", False, tail)
+        return EngineExit(record.attempt, None, "", False, tail)
 
 
 async def launch_keeper(folder: Path) -> None:
@@ -228,34 +237,3 @@ async def wait_until(is_done: Callable[[], bool]) -> bool:
             return False
         await asyncio.sleep(LOOK_SECONDS)
     return True
-
-
-def parse_process(record: dict[str, Any]) -> EngineProcess:
-    pid: int = record["enginePid"]
-    return EngineProcess(record["attempt"], record["port"], pid, f"{pid}@{record['engineStartTime']}")
-
-
-def parse_exit(record: dict[str, Any]) -> EngineExit:
-    return EngineExit(
-        attempt=record["attempt"],
-        status=record["status"],
-        ended_by=record["endedBy"],
-        out_of_memory=record["outOfMemory"],
-        tail=record["tail"],
-    )
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """A JSON object; empty when it is missing or broken (a machine that lost power may leave half a file)."""
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
