@@ -34,8 +34,8 @@ class KeeperLink(asyncio.Protocol):
         self._unread = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)  # noqa: S101 narrows what asyncio's signature widens
-        self._transport = transport
+        if isinstance(transport, asyncio.WriteTransport):  # always: asyncio's signature is wider than its socket
+            self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         *lines, self._unread = (self._unread + data).split(b"\n")
