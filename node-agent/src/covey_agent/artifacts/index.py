@@ -1,8 +1,8 @@
 """The package index: the machine's own settings for it, and its pages. No HTTP here.
 
 The settings are those of pip and uv, so that a mirror or a private index needs to be named once. Pages are PEP 691
-JSON, or PEP 503 HTML where an index speaks only that. A file without a sha256 on its page is refused: the digest of the index
-is what everything that is fetched is verified against.
+JSON, or PEP 503 HTML where an index speaks only that. A file without a sha256 on its page is refused: the digest of the
+index is what everything that is fetched is verified against.
 
 Credentials are cut out of a URL before it is kept, and live in `Login` alone, which doesn't print them.
 """
