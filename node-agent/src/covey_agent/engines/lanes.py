@@ -43,8 +43,8 @@ class EngineDevice:
 def parse_devices(text: str) -> tuple[EngineDevice, ...]:
     """Devices in the output of `--list-devices` that have memory and an own compute.
 
-    Integrated GPUs are left out (`uma: 1`): what they fill is the host's memory, which a pool of their own would promise
-    twice. Metal is the exception: there the engine is made for it, and the pool is the host's.
+    Integrated GPUs are left out (`uma: 1`): what they fill is the host's memory, which a pool of their own would
+    promise twice. Metal is the exception: there the engine is made for it, and the pool is the host's.
     """
     unified = {f"Vulkan{number}" for number in _UNIFIED.findall(text)}
     found: list[EngineDevice] = []

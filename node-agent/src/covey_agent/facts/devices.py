@@ -1,6 +1,7 @@
 """Accelerators as the machine's own tools see them, for people and for selection; engines list what they can use.
 
-NVIDIA is asked through `nvidia-smi`; AMD's driver answers in `/sys/class/drm`. A device without a stable id is left out.
+NVIDIA is asked through `nvidia-smi`; AMD's driver answers in `/sys/class/drm`. A device without a stable id is
+left out.
 """
 
 import csv
@@ -49,19 +50,20 @@ def observe_amd(root: Path) -> tuple[Device, ...]:
         if "-" in card.name or _read(device / "vendor") != _AMD_VENDOR:
             continue
         total = _read(device / "mem_info_vram_total")
-        address = next(
-            (
-                line.removeprefix("PCI_SLOT_NAME=")
-                for line in _read(device / "uevent").splitlines()
-                if "PCI_SLOT" in line
-            ),
-            "",
-        )
+        address = _pci_address(_read(device / "uevent"))
         if not address or not total.isdigit():
             continue
         name = _read(device / "product_name") or f"AMD GPU {_read(device / 'device')}"
         found.append(Device(id=f"pci-{address}"[:128], name=name[:128], compute=Compute.ROCM, total_bytes=int(total)))
     return tuple(found[:_MAX_DEVICES])
+
+
+def _pci_address(uevent: str) -> str:
+    for line in uevent.splitlines():
+        name, _, value = line.partition("=")
+        if name == "PCI_SLOT_NAME":
+            return value
+    return ""
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""What the host is: processor, memory, C library. Each reader takes the root it reads below and leaves out what it can't.
+"""What the host is: processor, memory, C library. Each reader takes the root it reads below and
+leaves out what it can't.
 
 Limits of the control group count before those of the machine: an agent in a container that plans with the machine's
 memory has its engines killed.
@@ -11,8 +12,6 @@ import sys
 from pathlib import Path
 
 import psutil
-
-from covey_agent.engines.managed import observe_glibc
 
 # cgroup v1 says "no limit" with a number near 2^63.
 _NO_LIMIT_BYTES = 1 << 60
@@ -27,6 +26,16 @@ def observe_os_version(root: Path) -> str:
         if name == "PRETTY_NAME":
             return value.strip("\"'")[:128]
     return platform.release()[:128]
+
+
+def observe_glibc() -> tuple[int, int] | None:
+    """Version of the C library, if it is glibc."""
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        major, minor = (int(part) for part in version.split(".")[:2])
+    except (AttributeError, OSError, ValueError):
+        return None
+    return (major, minor) if name == "glibc" else None
 
 
 def observe_libc() -> str:
@@ -61,14 +70,11 @@ def observe_memory_bytes(root: Path) -> tuple[int, int]:
     machine = psutil.virtual_memory()
     total_bytes, available_bytes = machine.total, machine.available
     for folder in _groups(root, "memory"):
-        limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
-        reclaimable = _statistic(folder, "inactive_file")
-        if not limit:
-            limit, used = (
-                _read(folder / "memory.limit_in_bytes").strip(),
-                _read(folder / "memory.usage_in_bytes").strip(),
-            )
-            reclaimable = _statistic(folder, "total_inactive_file")
+        names = ("memory.max", "memory.current", "inactive_file")
+        if not (folder / names[0]).exists():
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        limit, used = (_read(folder / name).strip() for name in names[:2])
+        reclaimable = _statistic(folder, names[2])
         if limit.isdigit() and int(limit) < _NO_LIMIT_BYTES:
             total_bytes = min(total_bytes, int(limit))
             if used.isdigit():
