@@ -19,6 +19,7 @@ from pathlib import Path
 
 from covey_api.messages import CertificateRole
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -58,9 +59,8 @@ class Authority:
     def bundle_pem(self) -> str:
         return "".join(_to_pem(certificate) for certificate in self.bundle)
 
-    def issue_client(self, signing_request: str, role: CertificateRole, name: str, now: float) -> str:
-        """PEM certificate for the request's key. InvalidSigningRequest if the key isn't proven or not P-256."""
-        public_key = _parse_signing_request(signing_request)
+    def issue_client(self, public_key: ec.EllipticCurvePublicKey, role: CertificateRole, name: str, now: float) -> str:
+        """PEM certificate of an agent or gateway whose key `parse_signing_request` proved."""
         uri = x509.UniformResourceIdentifier(f"covey://{role}/{name}")
         return self._issue(public_key, name, [uri], ExtendedKeyUsageOID.CLIENT_AUTH, now)
 
@@ -174,12 +174,13 @@ def _make_authority(certificate_path: Path, key_path: Path, now: float) -> Autho
     return Authority(key, (certificate,))
 
 
-def _parse_signing_request(text: str) -> ec.EllipticCurvePublicKey:
+def parse_signing_request(text: str) -> ec.EllipticCurvePublicKey:
+    """The key of a PEM request. InvalidSigningRequest if its possession isn't proven, or it isn't ECDSA P-256."""
     try:
         request = x509.load_pem_x509_csr(text.encode())
         key = request.public_key()
         is_proven = request.is_signature_valid
-    except Exception as error:  # the parser and the key loader raise several unrelated types
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidSigningRequest(f"`signingRequest` must be a PEM certificate signing request: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise InvalidSigningRequest("`signingRequest` must carry an ECDSA P-256 key")

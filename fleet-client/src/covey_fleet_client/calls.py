@@ -168,15 +168,14 @@ def _explain(error: httpx.HTTPError, where: str) -> FleetError:
             f"{where} shows a certificate that the pinned authority doesn't vouch for ({cause.verify_message}). "
             "Another process may have its address; if the fleet was made anew, join again with a new token.",
         )
-    if cause is not None and "ALERT" in (cause.reason or ""):
+    if isinstance(error, httpx.ConnectError):
         return FleetError(
-            FleetErrorKind.DENIED,
-            f"{where} refused this process's certificate ({cause.reason}). Join again with a new token.",
+            FleetErrorKind.UNREACHABLE,
+            f"{where} can't be reached ({cause or error}). Check that it runs and that the address is right.",
         )
-    found = str(cause or error) or type(error).__name__
+    # A server that refuses a certificate in the handshake looks the same: its alert rarely arrives before the reset.
     return FleetError(
-        FleetErrorKind.UNREACHABLE,
-        f"{where} can't be reached ({found}). Check that it runs and that the address is right.",
+        FleetErrorKind.UNREACHABLE, f"{where} broke the connection off ({str(error) or type(error).__name__})"
     )
 
 

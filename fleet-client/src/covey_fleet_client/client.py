@@ -24,7 +24,7 @@ from covey_fleet_client.calls import (
     parse_controller_url,
     read_lines,
 )
-from covey_fleet_client.errors import FleetError
+from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import Identity
 from covey_fleet_client.join import log_skew, trusting_context
 
@@ -59,6 +59,7 @@ class FleetClient:
         Ends only by an error (a clean end of the body is one too: UNREACHABLE). Who leaves it early closes it with
         `contextlib.aclosing`.
         """
+        self._check_expiry()
         with explain_failures(self._http.base_url):
             async with self._http.stream("GET", path) as response:
                 await check_status(response)
@@ -68,9 +69,11 @@ class FleetClient:
                             yield line
 
     async def post(self, path: str, message: Message, answer: type[Answer]) -> Answer:
+        self._check_expiry()
         return parse_answer(await call(self._http, "POST", path, body=message), answer, path)
 
     async def put(self, path: str, message: Message) -> None:
+        self._check_expiry()
         await call(self._http, "PUT", path, body=message)
 
     async def watch_certificate(self) -> None:
@@ -85,6 +88,15 @@ class FleetClient:
             except FleetError as error:
                 _log.warning("the certificate could not be renewed, next try in a minute: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
+
+    def _check_expiry(self) -> None:
+        """An expired certificate ends in a broken handshake, which doesn't say why: so it is said here."""
+        if time.time() >= self._identity.expires_at:
+            raise FleetError(
+                FleetErrorKind.DENIED,
+                f"the certificate in '{self._identity.certificate_path}' has expired. Join again with a new token; "
+                "if it can't be, check this machine's clock.",
+            )
 
     async def _renew(self) -> None:
         identity = self._identity

@@ -9,7 +9,7 @@ class FleetErrorKind(StrEnum):
     REFUSED = "Refused"
     """The controller took the call and says no to its content (other 4xx)."""
     DENIED = "Denied"
-    """The controller doesn't take this token or certificate (401, 403, or a TLS alert)."""
+    """The controller doesn't take this token or certificate (401, 403), or the certificate has expired."""
     INVALID = "Invalid"
     """What came back is not what must: another authority, a line too long, an answer that doesn't parse."""
 
