@@ -2,10 +2,8 @@
 
 from typing import ClassVar
 
-from pydantic import ConfigDict
-
 from covey_api.engines import KvCacheType
-from covey_api.kinds import Column, Kind, cel
+from covey_api.kinds import Column, Kind
 from covey_api.meta import Message, Status
 
 
@@ -29,13 +27,10 @@ class FleetStatus(Status):
 class Fleet(Kind):
     """The one cluster-wide settings object, named `default`."""
 
-    model_config = ConfigDict(
-        json_schema_extra=cel(("self.metadata.name == 'default'", "`metadata.name` of the Fleet must be 'default'"))
-    )
-
     PLURAL: ClassVar[str] = "fleets"
     SINGULAR: ClassVar[str] = "fleet"
     NAMESPACED: ClassVar[bool] = False
+    ONLY_NAME: ClassVar[str] = "default"
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("KVCache", ".spec.kvCache.type"),
         Column("Age", ".metadata.creationTimestamp", "date"),

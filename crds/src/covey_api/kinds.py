@@ -58,6 +58,8 @@ class Kind(Message):
     SHORT_NAMES: ClassVar[tuple[str, ...]] = ()
     NAMESPACED: ClassVar[bool] = True
     MAX_NAME_LENGTH: ClassVar[int] = MAX_NAME_LENGTH
+    ONLY_NAME: ClassVar[str] = ""
+    """The one name that an object of this kind may have; empty for all kinds but Fleet."""
     COLUMNS: ClassVar[tuple[Column, ...]] = ()
     SCALE: ClassVar[Scale | None] = None
 

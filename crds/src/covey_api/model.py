@@ -10,6 +10,8 @@ from covey_api.meta import Message, Name, Sha256, Status
 from covey_api.source import SOURCE_PATTERN
 from covey_api.units import Quantity
 
+ALIAS_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9/:._-]*$"
+
 
 class Geometry(Message):
     """What the memory of a model depends on, per layer where layers differ. Read from the artifact's own header.
@@ -84,7 +86,7 @@ class ModelSpec(Message):
     )
 
     aliases: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9/:._-]*$", max_length=128)], ...],
+        tuple[Annotated[str, Field(pattern=ALIAS_PATTERN, max_length=128)], ...],
         Field(max_length=16),
     ] = ()
     """Other names that clients may use; may hold `/ : .`."""

@@ -89,13 +89,18 @@ def render_schema(kind: type[Kind]) -> JsonSchema:
     properties["apiVersion"] = {"type": "string"}
     properties["kind"] = {"type": "string"}
     # ObjectMeta is Kubernetes' own; a CRD may restrict the name and nothing else.
-    name = {"type": "string", "pattern": NAME_PATTERN, "maxLength": kind.MAX_NAME_LENGTH}
-    properties["metadata"] = {"type": "object", "properties": {"name": name}}
+    properties["metadata"] = {"type": "object", "properties": {"name": _render_name(kind)}}
     # Status is written whole by its controller: a default inside it would speak where nobody has looked yet.
     properties["status"] = _order(_drop_defaults(properties["status"]) | {"default": dict(UNSEEN_STATUS)}, "status")
     # Kubernetes asks for metadata by itself; an empty `required` is none.
     required = [field for field in root.pop("required") if field != "metadata"]
     return _order(root | ({"required": required} if required else {}), "")
+
+
+def _render_name(kind: type[Kind]) -> JsonSchema:
+    if kind.ONLY_NAME:
+        return {"type": "string", "enum": [kind.ONLY_NAME]}
+    return {"type": "string", "pattern": NAME_PATTERN, "maxLength": kind.MAX_NAME_LENGTH}
 
 
 def _render_columns(kind: type[Kind]) -> list[dict[str, Any]]:
