@@ -308,8 +308,6 @@ def test_restarted_agent_takes_a_ready_engine_for_ready_without_a_probe() -> Non
 def test_restarted_agent_without_its_file_finds_what_runs_and_calls_it_a_stray() -> None:
     world = ready_world()
     world.kept = Kept()
-        State()
-    )
     world.restart_agent()
     world.settle()
     assert world.member().phase is MemberPhase.READY
