@@ -49,6 +49,10 @@ class Geometry(Message):
     """Indexes of the layers that see only `slidingWindowTokens`."""
     token_embedding_bytes: Annotated[int, Field(ge=0)] = 0
     """Bytes of the token embedding table, kept on the host by llama.cpp."""
+    repack_bytes: Annotated[int, Field(ge=0)] = 0
+    """What an engine may add to the weights when it lays matrices out for the CPU: an upper bound."""
+    experts_used: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Experts that one token passes through; zero: no experts. `feedForwardLength` is then the sum over them."""
 
 
 class Variant(Message):
