@@ -126,6 +126,8 @@ class EngineExit:
     """How an engine ended, as its keeper recorded it."""
 
     attempt: int
+    identity: str
+    """Of the `EngineProcess` that it was; empty when nothing says."""
     status: int | None
     """Exit status, negative for a signal; None: the keeper ended without an exit record."""
     ended_by: str

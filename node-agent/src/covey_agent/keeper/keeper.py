@@ -338,6 +338,8 @@ class Keeper:
         self.exit = {
             "instanceId": self.launch["instanceId"],
             "attempt": self.launch["attempt"],
+            "enginePid": self.record["enginePid"],
+            "engineStartTime": self.record["engineStartTime"],
             "status": status,
             "endedBy": self.stop_reason or "Engine",
             "outOfMemory": status == -signal.SIGKILL

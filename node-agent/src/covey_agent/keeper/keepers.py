@@ -125,7 +125,7 @@ class ProcessKeepers:
                 return found
             if found is None:
                 break
-        return EngineExit(0, None, "", False, "")
+        return EngineExit(0, "", None, "", False, "")
 
     async def stop(self, instance_id: str, grace_seconds: float) -> None:
         if link := self._links.get(instance_id):
@@ -188,7 +188,7 @@ class ProcessKeepers:
             return None
         await end_engine(record.engine_pid, record.engine_start_time)
         tail = await asyncio.to_thread(keeper.read_tail, str(folder), keeper.EXIT_TAIL_BYTES)
-        return EngineExit(record.attempt, None, "", False, tail)
+        return EngineExit(record.attempt, record.identity, None, "", False, tail)
 
 
 async def launch_keeper(folder: Path) -> None:

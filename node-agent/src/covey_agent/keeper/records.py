@@ -22,13 +22,19 @@ class KeeperRecord(Message):
 
     @property
     def process(self) -> EngineProcess:
-        return EngineProcess(self.attempt, self.port, self.engine_pid, f"{self.engine_pid}@{self.engine_start_time}")
+        return EngineProcess(self.attempt, self.port, self.engine_pid, self.identity)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.engine_pid}@{self.engine_start_time}"
 
 
 class ExitRecord(Message):
     """How the engine ended."""
 
     attempt: int
+    engine_pid: int
+    engine_start_time: str
     status: int
     ended_by: str
     out_of_memory: bool
@@ -36,7 +42,8 @@ class ExitRecord(Message):
 
     @property
     def exit(self) -> EngineExit:
-        return EngineExit(self.attempt, self.status, self.ended_by, self.out_of_memory, self.tail)
+        identity = f"{self.engine_pid}@{self.engine_start_time}"
+        return EngineExit(self.attempt, identity, self.status, self.ended_by, self.out_of_memory, self.tail)
 
 
 Record = TypeVar("Record", bound=Message)

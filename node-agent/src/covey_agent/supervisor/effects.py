@@ -103,16 +103,7 @@ class Forget:
     instance_id: str
 
 
-Effect = (
-    Keep
-    | FindKeeper
-    | FetchArtifact
-    | EnsureEngine
-    | CheckFit
-    | StartKeeper
-    | Probe
-    | StopKeeper
-    | ReleaseKeeper
-    | CancelWork
-    | Forget
-)
+Slow = FindKeeper | FetchArtifact | EnsureEngine | CheckFit | StartKeeper | Probe | StopKeeper | ReleaseKeeper
+"""Carried out by a task of its own."""
+
+Effect = Keep | CancelWork | Forget | Slow
