@@ -1,13 +1,14 @@
 """Ports of the agent: what the supervisor's shell needs of the outside. Adapters implement; `main` composes."""
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from covey_api.engines import EngineName, Lane
 from covey_api.instance import Instance
 from covey_api.messages import PoolReading
+from covey_api.meta import Message
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import NodeFacts, NodeSpec
 from covey_api.reasons import FailureCause
@@ -172,3 +173,18 @@ class Keepers(Protocol):
     def forget(self, instance_id: str) -> None:
         """Remove all that a dead keeper left."""
         ...
+
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+class Fleet(Protocol):
+    """The controller, as `covey_fleet_client.FleetClient` reaches it. Paths below `/fleet/v1`. All raise FleetError."""
+
+    def stream(self, path: str) -> AsyncGenerator[bytes]:
+        """Lines, until it breaks."""
+        ...
+
+    async def post(self, path: str, message: Message, answer: type[Answer]) -> Answer: ...
+
+    async def put(self, path: str, message: Message) -> None: ...
