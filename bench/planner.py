@@ -1,0 +1,122 @@
+"""How long the planner takes to place every Placement of a fleet, one after the other. One JSON line a figure.
+
+Each decision's reservation is in the node's view before the next one, as the reconciler does it.
+"""
+
+import gc
+import json
+import statistics
+import time
+from dataclasses import replace
+
+from covey_api.engines import ArtifactFormat, Compute, EngineName, KvCacheType, Lane, LaneState
+from covey_api.model import Geometry, ResolvedArtifact
+from covey_planner.choice import choose
+from covey_planner.types import Chosen, NodeState, NodeView, Pool, VariantView, Wish
+
+GIB = 2**30
+REPEATS = 7
+
+
+def make_nodes(count: int) -> list[NodeView]:
+    """Nodes of mixed sizes, three zones, some cordoned or silent."""
+    return [
+        NodeView(
+            name=f"node-{index:04}",
+            state=NodeState.UNKNOWN if index % 29 == 7 else NodeState.READY,
+            schedulable=index % 23 != 5,
+            labels={"zone": f"z{index % 3}"},
+            lanes=(
+                Lane(
+                    engine=EngineName.LLAMA_SERVER,
+                    compute=Compute.CPU,
+                    state=LaneState.INSTALLED if index % 2 else LaneState.INSTALLABLE,
+                    digest="0" * 64,
+                ),
+            ),
+            pools=(Pool("Host", (16, 32, 64, 128, 256)[index % 5] * GIB, GIB, 0),),
+            cpu_cores=16,
+            cached=frozenset({f"{index % 7:064x}"}),
+        )
+        for index in range(count)
+    ]
+
+
+def make_wish(index: int) -> Wish:
+    """Models of 1 to 28 GiB, every third bound to a zone."""
+    layers = 16 + index % 4 * 16
+    geometry = Geometry(
+        architecture="llama",
+        weights_bytes=(1 + index % 7 * 4) * GIB,
+        layer_count=layers,
+        context_tokens=131_072,
+        embedding_length=4096,
+        feed_forward_length=14_336,
+        head_count=32,
+        vocabulary_size=128_256,
+        kv_head_counts=(8,) * layers,
+        key_length=128,
+        value_length=128,
+    )
+    digest = f"{index % 7:064x}"
+    artifact = ResolvedArtifact(source=f"file:///{index}", name="m.gguf", size_bytes=GIB, sha256=digest)
+    return Wish(
+        placement=f"placement-{index:04}",
+        model=f"model-{index:04}",
+        variants=(VariantView("gguf", ArtifactFormat.GGUF, (EngineName.LLAMA_SERVER,), geometry, artifact),),
+        engines=(),
+        selector={"zone": f"z{index % 3}"} if index % 3 == 0 else {},
+        include=frozenset(),
+        exclude=frozenset(),
+        failed=frozenset(),
+        context_tokens=8192 if index % 2 else None,
+        min_context_tokens=None,
+        model_context_tokens=32_768,
+        slots=4,
+        kv_cache_type=KvCacheType.F16,
+        workspace_bytes=0,
+    )
+
+
+def reserve(node: NodeView, chosen: Chosen) -> NodeView:
+    """The node's view with a new replica on it."""
+    (pool,) = node.pools
+    taken = sum(costs.total_bytes for costs in chosen.costs)
+    return replace(node, pools=(replace(pool, reserved_bytes=pool.reserved_bytes + taken),))
+
+
+def place_all(nodes: list[NodeView], wishes: list[Wish]) -> int:
+    """Decide every wish in sequence; the number of replicas that found a place."""
+    positions = {node.name: index for index, node in enumerate(nodes)}
+    placed = 0
+    for wish in wishes:
+        for chosen in choose(wish, nodes, 1).chosen:
+            index = positions[chosen.node]
+            nodes[index] = reserve(nodes[index], chosen)
+            placed += 1
+    return placed
+
+
+def main() -> None:
+    for node_count, placement_count in ((200, 100), (1000, 300)):
+        nodes, wishes = make_nodes(node_count), [make_wish(index) for index in range(placement_count)]
+        seconds: list[float] = []
+        placed = 0
+        for _ in range(REPEATS):
+            gc.collect()
+            start = time.process_time()
+            placed = place_all(list(nodes), wishes)
+            seconds.append(time.process_time() - start)
+        figure = {
+            "figure": "planner.choose",
+            "nodes": node_count,
+            "placements": placement_count,
+            "placed": placed,
+            "minCpuSeconds": round(min(seconds), 4),
+            "medianCpuSeconds": round(statistics.median(seconds), 4),
+        }
+        print(json.dumps(figure), flush=True)
+
+
+if __name__ == "__main__":
+    main()

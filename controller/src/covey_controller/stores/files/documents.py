@@ -1,0 +1,173 @@
+"""Documents as people write them, parsed whole or refused whole, with file and line of every error.
+
+Owns what the API server does at its door with `fieldValidation=Strict`: which kinds there are, what metadata may say,
+the kind's schema, defaults and rules. It reads no files: bytes come in, so that a folder, a commit and a request are
+the same. Both modes must accept and refuse the same documents at the same field; what only this door refuses is what
+Kubernetes keeps elsewhere (Secrets), or lets only the controller write (Instances).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from covey_api.kinds import Kind, ObjectKey
+from covey_api.meta import API_VERSION, DEFAULT_NAMESPACE
+from covey_api.registry import KINDS, WRITABLE_KINDS
+
+from covey_controller.ports import InvalidSet, SourceError
+from covey_controller.stores.files.problems import Problem, quote_all, render_path, show, suggest
+from covey_controller.stores.files.strict import check_document
+from covey_controller.stores.files.yaml_positions import YamlNode, parse_yaml
+
+# More errors than a person reads at a time help nobody; the next attempt shows the rest.
+MAX_ERRORS = 50
+_KIND_NAMES = tuple(name for name in KINDS if name in WRITABLE_KINDS)
+# Metadata that people write; the rest is the server's.
+_WRITTEN_METADATA = ("name", "namespace", "labels", "annotations")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedDocument:
+    """One object of a set and where it is written."""
+
+    key: ObjectKey
+    object: Kind
+    """With defaults filled in; without status and without metadata that the server owns."""
+    raw: dict[str, Any]
+    """As written."""
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One document, or one entry of a `List`, with its place."""
+
+    file: str
+    node: YamlNode
+
+
+def parse_documents(files: Mapping[str, bytes]) -> tuple[ParsedDocument, ...]:
+    """Every object in the files, in order of file name and line. InvalidSet has every error found, at most 50."""
+    errors: list[SourceError] = []
+    parsed: dict[ObjectKey, ParsedDocument] = {}
+    for item in _read_items(files, errors):
+        document = _parse_item(item, errors)
+        if document is None:
+            continue
+        first = parsed.setdefault(document.key, document)
+        if first is not document:
+            errors.append(_refuse_twice(first, document))
+    if errors:
+        errors.sort(key=lambda error: (error.file, error.line))
+        raise InvalidSet(tuple(errors[:MAX_ERRORS]))
+    return tuple(parsed.values())
+
+
+def _read_items(files: Mapping[str, bytes], errors: list[SourceError]) -> Iterator[_Item]:
+    """Documents in order, until there are enough errors to show."""
+    for file in sorted(files):
+        source = parse_yaml(files[file])
+        errors.extend(SourceError(file, it.line, render_path(it.path), it.found, it.message) for it in source.problems)
+        for node in source.documents:
+            for item in _expand(_Item(file, node)):
+                if len(errors) >= MAX_ERRORS:
+                    return
+                yield item
+
+
+def _expand(item: _Item) -> Iterator[_Item]:
+    """The entries of a `v1` List, as kubectl takes them; any other document as it is."""
+    fields = item.node.fields
+    is_list = [fields[name].value for name in ("apiVersion", "kind") if name in fields] == ["v1", "List"]
+    entries = fields.get("items")
+    if not is_list or entries is None or not isinstance(entries.value, list):
+        yield item
+        return
+    for entry in entries.entries:
+        yield from _expand(_Item(item.file, entry))
+
+
+def _parse_item(item: _Item, errors: list[SourceError]) -> ParsedDocument | None:
+    document: Any = item.node.value
+    problem = _check_type(document)
+    if problem:
+        errors.append(_place(item, problem))
+        return None
+    kind = KINDS[document["kind"]]
+    filled, problems = check_document(document, kind)
+    problems = (*problems, *_check_scope(filled, kind))
+    if problems:
+        errors.extend(_place(item, problem) for problem in problems)
+        return None
+    parsed = _make_object(filled, kind)
+    return ParsedDocument(parsed.key, parsed, document, item.file, item.node.line)
+
+
+def _place(item: _Item, problem: Problem) -> SourceError:
+    line = item.node.line_of(problem.path, key=problem.at_key)
+    return SourceError(item.file, line, render_path(problem.path), problem.found, problem.message)
+
+
+def _check_type(value: Any) -> Problem | None:
+    """Is it an object of a kind that people may write?
+
+    1. No mapping: not an object at all.
+    2. A Secret: refused, and its content is never shown.
+    3. `apiVersion` missing or unknown.
+    4. An Instance: known, but the controller's.
+    5. `kind` missing or unknown.
+    """
+    if not isinstance(value, dict):  # 1
+        message = "a document must be a mapping with `apiVersion`, `kind` and `metadata`"
+        return Problem((), show(value), f"{message}; got {show(value)}")
+    document = cast("dict[str, Any]", value)
+    api_version, kind = document.get("apiVersion"), document.get("kind")
+    if kind == "Secret":  # 2
+        message = (
+            "`kind` must not be 'Secret': a secret must not be in the source in plain text. Remove the document, and "
+            "replace the secret if others could read it here"
+        )
+        return Problem(("kind",), "'Secret'", message)
+    if api_version != API_VERSION:  # 3
+        return _refuse_choice("apiVersion", api_version, (API_VERSION,))
+    if kind == "Instance":  # 4
+        message = "`kind` must not be 'Instance': the controller writes Instances. Write a Placement instead"
+        return Problem(("kind",), "'Instance'", message)
+    if kind not in _KIND_NAMES:  # 5
+        return _refuse_choice("kind", kind, _KIND_NAMES)
+    return None
+
+
+def _refuse_choice(field: str, value: Any, choices: tuple[str, ...]) -> Problem:
+    if value is None:
+        return Problem((field,), "", f"`{field}` must be given: {quote_all(choices)}")
+    hint = suggest(value, choices) if isinstance(value, str) else ""
+    rule = f"must be one of {quote_all(choices)}" if len(choices) > 1 else f"must be {quote_all(choices)}"
+    return Problem((field,), show(value), f"`{field}` {rule}; got {show(value)}{hint}")
+
+
+def _check_scope(document: dict[str, Any], kind: type[Kind]) -> tuple[Problem, ...]:
+    """Objects that belong to the whole cluster must not name a namespace."""
+    metadata: Any = document.get("metadata")
+    namespace = cast("dict[str, Any]", metadata).get("namespace") if isinstance(metadata, dict) else None
+    if kind.NAMESPACED or not namespace:
+        return ()
+    message = f"`metadata.namespace` must not be given: a {kind.__name__} is cluster-scoped; got {show(namespace)}"
+    return (Problem(("metadata", "namespace"), show(namespace), message),)
+
+
+def _make_object(document: dict[str, Any], kind: type[Kind]) -> Kind:
+    metadata = {name: document["metadata"][name] for name in _WRITTEN_METADATA if name in document["metadata"]}
+    if kind.NAMESPACED:
+        metadata["namespace"] = metadata.get("namespace") or DEFAULT_NAMESPACE
+    return kind.model_validate({**document, "metadata": metadata, "status": {}})
+
+
+def _refuse_twice(first: ParsedDocument, second: ParsedDocument) -> SourceError:
+    key = second.key
+    name = f"{key.namespace}/{key.name}" if key.namespace else key.name
+    message = (
+        f"{key.kind} '{name}' must be given once; got it at {first.file}:{first.line} and {second.file}:{second.line}"
+    )
+    return SourceError(second.file, second.line, "metadata.name", f"'{key.name}'", message)

@@ -1,0 +1,139 @@
+"""One node against one wish: the best offer it can make for one more replica, or why it can make none.
+
+Both the choice and the explanation go through `evaluate_node`, so the text about a node is never another opinion.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from covey_api.engines import Compute, Lane, LaneState
+from covey_api.reasons import RefusalReason
+
+from covey_planner.choice.ways import Question, Way
+from covey_planner.fit.estimate import CELL_STEP
+from covey_planner.types import NodeState, NodeView, Pool
+
+# Among lanes of one engine: accelerators first.
+_COMPUTE_ORDER = {Compute.CUDA: 0, Compute.ROCM: 1, Compute.METAL: 2, Compute.VULKAN: 3, Compute.CPU: 4}
+
+# (way, compute, replicas here, not cached, not installed, minus bytes left, name): the smallest is preferred.
+OfferOrder = tuple[int, int, int, bool, bool, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The best place for one more replica on one node."""
+
+    order: OfferOrder
+    node: NodeView
+    way: Way
+    lane: Lane
+    least: tuple[tuple[str, int], ...]
+    """(pool, bytes) that the replica takes at its least window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why a node takes no replica. Where memory is the reason: of which way, on which lane, and how much is missing."""
+
+    reason: RefusalReason
+    node: NodeView
+    short_bytes: int = 0
+    way: Way | None = None
+    lane: Lane | None = None
+    pool: str = ""
+    taken: Mapping[str, int] | None = None
+
+
+def evaluate_node(question: Question, node: NodeView, taken: Mapping[str, int], replicas_here: int) -> Offer | Miss:
+    """The node's answer when this decision has already taken `taken` bytes per pool of it.
+
+    1. The operator's and the Placement's filters: cordon, selector, include, exclude.
+    2. Whether the node is known well enough: not silent, facts there.
+    3. Ways in their order: the first whose least window fits, on the best lane for it.
+    4. Else the reason that came nearest to a fit.
+    """
+    reason = _filter(question, node)  # 1, 2
+    if reason is not None:
+        return Miss(reason, node)
+    if question.blocked is not None:
+        return Miss(question.blocked[0], node)
+    nearest: Miss | None = None
+    failed = question.wish.failed
+    for way in question.ways:  # 3
+        best: Offer | None = None
+        for lane in node.lanes:
+            if lane.engine is not way.engine or (failed and (node.name, way.engine) in failed):
+                continue
+            if way.span.refusal:
+                nearest = nearest or Miss(RefusalReason.CONTEXT_TOO_SMALL, node, 0, way, lane)
+                continue
+            least = question.price(way, lane).least
+            pool, left = _tightest(node, least, taken)
+            if left >= 0:
+                offer = Offer(_order(question, node, way, lane, replicas_here, left), node, way, lane, least)
+                best = offer if best is None or offer.order < best.order else best
+            elif nearest is None or not 0 < nearest.short_bytes <= -left:
+                reason = _memory_reason(question, way, lane, pool, -left)
+                nearest = Miss(reason, node, -left, way, lane, pool, taken)
+        if best is not None:
+            return best
+    return nearest or _no_lane(question, node)  # 4
+
+
+def find_pool(node: NodeView, name: str) -> Pool | None:
+    for pool in node.pools:
+        if pool.name == name:
+            return pool
+    return None
+
+
+def _filter(question: Question, node: NodeView) -> RefusalReason | None:
+    wish = question.wish
+    if not node.schedulable:
+        return RefusalReason.CORDONED
+    if wish.exclude and node.name in wish.exclude:
+        return RefusalReason.EXCLUDED
+    if wish.include and node.name not in wish.include:
+        return RefusalReason.NOT_SELECTED
+    if wish.selector and any(node.labels.get(key) != value for key, value in wish.selector.items()):
+        return RefusalReason.NOT_SELECTED
+    if node.state is NodeState.READY:
+        return None
+    return RefusalReason.NODE_UNKNOWN if node.state is NodeState.UNKNOWN else RefusalReason.FACTS_PENDING
+
+
+def _order(question: Question, node: NodeView, way: Way, lane: Lane, replicas_here: int, left: int) -> OfferOrder:
+    """Preferred lanes, then nodes with fewer replicas, then what is there already, then the most memory left."""
+    replicas = replicas_here + question.wish.placed.get(node.name, 0)
+    uncached = way.digest not in node.cached
+    uninstalled = lane.state is not LaneState.INSTALLED
+    return (way.rank, _COMPUTE_ORDER[lane.compute], replicas, uncached, uninstalled, -left, node.name)
+
+
+def _memory_reason(question: Question, way: Way, lane: Lane, pool: str, short_bytes: int) -> RefusalReason:
+    """Too little even for the smallest window, or only for the one that is asked for."""
+    least, smallest = way.span.least, min(CELL_STEP, way.span.least)
+    formula = next(formula for formula in question.price(way, lane).formulas if formula.pool == pool)
+    saved = formula.total_bytes(least) - formula.total_bytes(smallest)
+    return RefusalReason.CONTEXT_TOO_SMALL if short_bytes <= saved else RefusalReason.INSUFFICIENT_MEMORY
+
+
+def _no_lane(question: Question, node: NodeView) -> Miss:
+    offered = {lane.engine for lane in node.lanes}
+    usable = any(engine in offered for engine in question.engines)
+    return Miss(RefusalReason.RECENT_FAILURE if usable else RefusalReason.NO_USABLE_ENGINE, node)
+
+
+def _tightest(node: NodeView, least: tuple[tuple[str, int], ...], taken: Mapping[str, int]) -> tuple[str, int]:
+    """The pool with the fewest bytes left after the replica, and how many; negative: it does not fit."""
+    tightest, fewest = "", 0
+    for name, needed in least:
+        left = -needed
+        for pool in node.pools:
+            if pool.name == name:
+                left += pool.total_bytes - pool.reserve_bytes - pool.reserved_bytes - taken.get(name, 0)
+                break
+        if not tightest or left < fewest:
+            tightest, fewest = name, left
+    return tightest, fewest

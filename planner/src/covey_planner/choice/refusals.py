@@ -1,0 +1,136 @@
+"""Refusals in words: what was needed, what there is, what to do. Bytes come from totals and reservations only."""
+
+from collections.abc import Sequence
+
+from covey_api.instance import Costs
+from covey_api.reasons import RefusalReason
+from covey_api.units import format_bytes
+
+from covey_planner.choice.nodes import Miss, find_pool
+from covey_planner.choice.ways import Question, Way
+from covey_planner.choice.window import Span, Tenant, widest_window
+from covey_planner.fit.estimate import CostFormula
+from covey_planner.types import Refusal
+from covey_planner.words import render_exactly
+
+# How near a refusal is to a fit: the further down the filters, the nearer. Missing bytes decide within the first two.
+_NEARNESS = {
+    reason: index
+    for index, reason in enumerate(
+        (
+            RefusalReason.CONTEXT_TOO_SMALL,
+            RefusalReason.INSUFFICIENT_MEMORY,
+            RefusalReason.RECENT_FAILURE,
+            RefusalReason.NO_USABLE_ENGINE,
+            RefusalReason.FACTS_PENDING,
+            RefusalReason.NODE_UNKNOWN,
+            RefusalReason.CORDONED,
+            RefusalReason.EXCLUDED,
+            RefusalReason.NOT_SELECTED,
+        )
+    )
+}
+
+
+def count_reasons(misses: Sequence[Miss]) -> tuple[tuple[RefusalReason, int], ...]:
+    counts: dict[RefusalReason, int] = {}
+    for miss in misses:
+        counts[miss.reason] = counts.get(miss.reason, 0) + 1
+    return tuple(sorted(counts.items()))
+
+
+def closest_miss(misses: Sequence[Miss]) -> Miss | None:
+    """The fewest missing bytes; without any, the one that passed the most filters; ties by name."""
+    return min(
+        misses,
+        key=lambda miss: (not miss.short_bytes, miss.short_bytes, _NEARNESS[miss.reason], miss.node.name),
+        default=None,
+    )
+
+
+def explain_miss(question: Question, miss: Miss) -> Refusal:
+    return Refusal(miss.node.name, miss.reason, _message(question, miss), miss.short_bytes)
+
+
+def _message(question: Question, miss: Miss) -> str:
+    wish = question.wish
+    match miss.reason:
+        case RefusalReason.CORDONED:
+            return "`spec.unschedulable` of the Node is true"
+        case RefusalReason.EXCLUDED:
+            return "`spec.nodes.exclude` names it"
+        case RefusalReason.NOT_SELECTED:
+            return _not_selected(question, miss)
+        case RefusalReason.NODE_UNKNOWN:
+            return "it is silent"
+        case RefusalReason.FACTS_PENDING:
+            return question.blocked[1] if question.blocked else "it has not reported its facts yet"
+        case RefusalReason.NO_USABLE_ENGINE:
+            return question.blocked[1] if question.blocked else _no_engine(question, miss)
+        case RefusalReason.RECENT_FAILURE:
+            engines = sorted(engine for node, engine in wish.failed if node == miss.node.name)
+            return f"this revision failed on it with {', '.join(engines)}; annotate `covey.dev/retry` to try it again"
+        case RefusalReason.INSUFFICIENT_MEMORY | RefusalReason.CONTEXT_TOO_SMALL:
+            return _memory(question, miss)
+
+
+def _not_selected(question: Question, miss: Miss) -> str:
+    wish = question.wish
+    if wish.include and miss.node.name not in wish.include:
+        return "`spec.nodes.include` does not name it"
+    missing = sorted(f"{key}={value}" for key, value in wish.selector.items() if miss.node.labels.get(key) != value)
+    return f"`spec.nodes.selector` asks for labels that it lacks: {', '.join(missing)}"
+
+
+def _no_engine(question: Question, miss: Miss) -> str:
+    offered = sorted(f"{lane.engine}/{lane.compute}" for lane in miss.node.lanes)
+    return f"it offers {', '.join(offered) or 'no lane'}; the model needs {' or '.join(question.engines)}"
+
+
+def _memory(question: Question, miss: Miss) -> str:
+    way, lane = miss.way, miss.lane
+    if way is None or lane is None or way.span.refusal:
+        return way.span.refusal if way else ""
+    pool = find_pool(miss.node, miss.pool)
+    if pool is None:
+        return f"it has no memory pool '{miss.pool}', which {lane.engine}/{lane.compute} fills"
+    formulas = question.price(way, lane).formulas
+    formula = next(formula for formula in formulas if formula.pool == miss.pool)
+    taken = (miss.taken or {}).get(miss.pool, 0)
+    free = pool.unreserved_bytes - taken
+    costs = formula.costs(way.span.least)
+    text = (
+        f"a window of {way.span.least} tokens x {question.wish.slots} slots needs {render_exactly(costs.total_bytes)}"
+        f" in pool '{pool.name}' ({_parts(costs)}); {render_exactly(max(free, 0))} of"
+        f" {render_exactly(pool.total_bytes)} are unreserved ({format_bytes(pool.reserve_bytes)} reserve,"
+        f" {format_bytes(pool.reserved_bytes + taken)} reserved): {render_exactly(miss.short_bytes)} short"
+    )
+    if miss.reason is RefusalReason.CONTEXT_TOO_SMALL:
+        return f"{text}; {_room(question, way, miss, formulas)}"
+    return f"{text}. Lower `spec.concurrency`, choose a smaller variant, or add memory"
+
+
+def _room(question: Question, way: Way, miss: Miss, formulas: tuple[CostFormula, ...]) -> str:
+    """The window that would fit if less were asked for."""
+    taken = miss.taken or {}
+    free = {pool.name: pool.unreserved_bytes - taken.get(pool.name, 0) for pool in miss.node.pools}
+    fits = widest_window((Tenant(Span(0, way.span.most), formulas),), free)
+    if not fits:
+        return "lower `spec.concurrency` or add memory"
+    wish = question.wish
+    field = "`spec.context.tokens`" if wish.context_tokens is not None else "`spec.context.minTokens`"
+    return f"a window of {fits} tokens would fit. Set {field} to at most that, or lower `spec.concurrency`"
+
+
+def _parts(costs: Costs) -> str:
+    """The parts that aren't zero, in words."""
+    parts = (
+        ("weights", costs.weights_bytes),
+        ("KV cache", costs.kv_cache_bytes),
+        ("compute buffers", costs.compute_bytes),
+        ("host cache", costs.host_cache_bytes),
+        ("checkpoints", costs.checkpoint_bytes),
+        ("workspace", costs.workspace_bytes),
+        ("engine floor", costs.floor_bytes),
+    )
+    return ", ".join(f"{name} {format_bytes(count)}" for name, count in parts if count)

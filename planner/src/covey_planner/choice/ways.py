@@ -1,0 +1,120 @@
+"""The ways to run a wish: each variant on each engine, in the order in which they are preferred, priced once."""
+
+from dataclasses import dataclass
+
+from covey_api.engines import Compute, EngineName, Lane
+from covey_api.instance import EngineOptions
+from covey_api.model import Geometry, ResolvedArtifact
+from covey_api.reasons import ReadyReason, RefusalReason
+
+from covey_planner.choice.window import Span, window_span
+from covey_planner.fit.estimate import CostFormula, cost_formulas
+from covey_planner.fit.options import stamp_options
+from covey_planner.types import Pending, VariantView, Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One variant on one engine. `rank`: 0 is preferred."""
+
+    rank: int
+    variant: str
+    engine: EngineName
+    geometry: Geometry
+    artifact: ResolvedArtifact
+    digest: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one way takes on one kind of lane."""
+
+    formulas: tuple[CostFormula, ...]
+    least: tuple[tuple[str, int], ...]
+    """(pool, bytes) at the least window."""
+
+
+class Question:
+    """One wish, prepared for many nodes: its ways, and what each costs on each kind of lane.
+
+    Costs depend on a lane only through compute, pool and whether its build is known: nodes of a kind share them.
+    """
+
+    __slots__ = ("_prices", "blocked", "engines", "ways", "wish")
+
+    def __init__(self, wish: Wish) -> None:
+        self.wish = wish
+        self.ways = list_ways(wish)
+        self.engines = tuple(dict.fromkeys(way.engine for way in self.ways))
+        self.blocked = None if self.ways else blocked_reason(wish)
+        self._prices: dict[tuple[int, Compute, str, bool], Price] = {}
+
+    def price(self, way: Way, lane: Lane) -> Price:
+        key = (way.rank, lane.compute, lane.pool, bool(lane.digest))
+        found = self._prices.get(key)
+        if found is None:
+            options = self.options(way, cpu_cores=1, window=way.span.least)
+            formulas = cost_formulas(way.geometry, lane, options, self.wish.workspace_bytes)
+            least = tuple((formula.pool, formula.total_bytes(way.span.least)) for formula in formulas)
+            found = self._prices[key] = Price(formulas, least)
+        return found
+
+    def options(self, way: Way, *, cpu_cores: int, window: int) -> EngineOptions:
+        return stamp_options(
+            way.geometry,
+            cpu_cores=cpu_cores,
+            context_tokens=window,
+            slots=self.wish.slots,
+            kv_cache_type=self.wish.kv_cache_type,
+        )
+
+
+def list_ways(wish: Wish) -> tuple[Way, ...]:
+    """Preferred first: the Placement's engines in their order, each with the variants in theirs; without any, the
+    variants in their order, each with its own engines. Variants without a known header are left out."""
+    if wish.engines:
+        pairs = [(variant, engine) for engine in wish.engines for variant in wish.variants if engine in variant.engines]
+    else:
+        pairs = [(variant, engine) for variant in wish.variants for engine in variant.engines]
+    ways: list[Way] = []
+    for variant, engine in pairs:
+        if variant.geometry is None or variant.artifact is None:
+            continue
+        span = window_span(wish, variant.geometry)
+        digest = variant.artifact.digest
+        ways.append(Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span))
+    return tuple(ways)
+
+
+def pending_geometry(wish: Wish) -> Pending | None:
+    """Not None while a variant's header is still being read, or when none could be read.
+
+    A variant that is still being read may be the preferred one, so the choice waits for it.
+    """
+    unread = [variant for variant in wish.variants if variant.geometry is None or variant.artifact is None]
+    waiting = [variant.name for variant in unread if not variant.error]
+    if waiting:
+        return Pending(ReadyReason.GEOMETRY_PENDING, f"the header of {_quoted(waiting)} is being read")
+    if len(unread) == len(wish.variants):
+        return Pending(ReadyReason.GEOMETRY_UNAVAILABLE, _errors(unread) or f"model '{wish.model}' has no variant")
+    return None
+
+
+def blocked_reason(wish: Wish) -> tuple[RefusalReason, str]:
+    """Why there is no way at all, for the text about each node."""
+    pending = pending_geometry(wish)
+    if pending is None:
+        engines = ", ".join(wish.engines)
+        return RefusalReason.NO_USABLE_ENGINE, f"no variant of model '{wish.model}' runs on `spec.engines` ({engines})"
+    if pending.reason == ReadyReason.GEOMETRY_PENDING:
+        return RefusalReason.FACTS_PENDING, pending.message
+    return RefusalReason.NO_USABLE_ENGINE, pending.message
+
+
+def _errors(variants: list[VariantView]) -> str:
+    return "; ".join(f"header of variant '{variant.name}': {variant.error}" for variant in variants)
+
+
+def _quoted(names: list[str]) -> str:
+    return ("variant " if len(names) == 1 else "variants ") + ", ".join(f"'{name}'" for name in names)

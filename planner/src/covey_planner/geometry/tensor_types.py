@@ -1,0 +1,54 @@
+"""How ggml stores tensors: elements and bytes per block, and what rearranging a matrix for the CPU adds.
+
+An unknown number is refused by name, so a new type can't be counted as nothing.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """One storage type. A block of `elements` takes `bytes`."""
+
+    name: str
+    elements: int
+    bytes: int
+    repack_bytes: int = 0
+    """Bytes per block that an engine adds when it lays the matrix out for AMX (sums of a block, unpacked scales)."""
+
+
+TENSOR_TYPES: dict[int, TensorType] = {
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
+    8: TensorType("Q8_0", 32, 34, 4),
+    9: TensorType("Q8_1", 32, 36),
+    10: TensorType("Q2_K", 256, 84),
+    11: TensorType("Q3_K", 256, 110),
+    12: TensorType("Q4_K", 256, 144, 4),
+    13: TensorType("Q5_K", 256, 176, 4),
+    14: TensorType("Q6_K", 256, 210),
+    15: TensorType("Q8_K", 256, 292),
+    16: TensorType("IQ2_XXS", 256, 66),
+    17: TensorType("IQ2_XS", 256, 74),
+    18: TensorType("IQ3_XXS", 256, 98),
+    19: TensorType("IQ1_S", 256, 50),
+    20: TensorType("IQ4_NL", 32, 18),
+    21: TensorType("IQ3_S", 256, 110),
+    22: TensorType("IQ2_S", 256, 82),
+    23: TensorType("IQ4_XS", 256, 136, 2),
+    24: TensorType("I8", 1, 1),
+    25: TensorType("I16", 1, 2),
+    26: TensorType("I32", 1, 4),
+    27: TensorType("I64", 1, 8),
+    28: TensorType("F64", 1, 8),
+    29: TensorType("IQ1_M", 256, 56),
+    30: TensorType("BF16", 1, 2),
+    34: TensorType("TQ1_0", 256, 54),
+    35: TensorType("TQ2_0", 256, 66),
+    39: TensorType("MXFP4", 32, 17),
+    40: TensorType("NVFP4", 64, 36),
+}

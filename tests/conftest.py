@@ -1,0 +1,66 @@
+"""What every test may use: golden files, and the rule that no test leaves a child process behind."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+GOLDEN_FILES = Path(__file__).parent / "golden" / "files"
+# Children that were told to end get this long; a busy machine needs it.
+CHILDREN_END_SECONDS = 5.0
+
+Golden = Callable[[str, str], None]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden-refresh", action="store_true", help="rewrite golden files")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """`golden(name, text)` compares the text with `tests/golden/files/<name>`; `make golden` rewrites it."""
+    is_refreshed = bool(request.config.getoption("--golden-refresh"))
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN_FILES / name
+        if is_refreshed:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"golden file '{name}' must exist; `make golden` writes it"
+        assert text == path.read_text(encoding="utf-8"), f"'{name}' differs; if that is wanted, run `make golden`"
+
+    return compare
+
+
+@pytest.fixture(autouse=True)
+def children_end_with_their_test() -> Iterator[None]:
+    """Fails a test that leaves a child process running, and ends the child. Longer-lived fixtures may keep theirs."""
+    before = _observe_children()
+    yield
+    deadline = time.monotonic() + CHILDREN_END_SECONDS
+    while left := _observe_children() - before:
+        if time.monotonic() > deadline:
+            found = ", ".join(f"{child.pid} ({' '.join(child.cmdline())[:80]})" for child in left)
+            for child in left:
+                child.kill()
+            pytest.fail(f"a test must end every process that it starts; still running: {found}")
+        time.sleep(0.05)
+
+
+def _observe_children() -> set[psutil.Process]:
+    """Running children of this process. One system call when there are none, which is nearly always."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return set()
+    return {child for child in psutil.Process().children() if _is_running(child)}
+
+
+def _is_running(child: psutil.Process) -> bool:
+    try:
+        return child.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
