@@ -1,0 +1,136 @@
+"""Who may call what: the certificate's role and name decide, nothing in a path or body does.
+
+Join is the one call without a certificate; its proof is a token, and wrong ones are made slow.
+"""
+
+import asyncio
+import re
+import time
+
+from covey_api.messages import CertificateRole, JoinAnswer, JoinRequest
+from cryptography.hazmat.primitives.asymmetric import ec
+from starlette.requests import Request
+
+from covey_controller.authority import Authority, InvalidSigningRequest, parse_signing_request
+from covey_controller.denials import Denials
+from covey_controller.serving.answers import ApiError, ApiReason
+from covey_controller.serving.protocol import Peer, connection_of
+from covey_controller.tokens import TokenRefusal, TokenRefused, Tokens
+
+# A guesser of 256-bit secrets gets 16 tries a second; an agent with a mistyped token doesn't notice the wait.
+REFUSAL_SECONDS = 0.5
+MAX_REFUSALS_AT_ONCE = 8
+# A DNS name in lower case, as Kubernetes names nodes.
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_BEARER = "bearer "
+
+
+class Admission:
+    """One event loop, no locks."""
+
+    def __init__(self, authority: Authority, tokens: Tokens, denials: Denials) -> None:
+        self._authority = authority
+        self._tokens = tokens
+        self._denials = denials
+        self._refusals = 0
+
+    def admit(self, request: Request) -> Peer:
+        """Whoever holds a certificate of this fleet that isn't denied. ApiError 401 or 403."""
+        peer = connection_of(request.scope).peer
+        if peer is None:
+            raise ApiError(
+                401,
+                ApiReason.NO_CERTIFICATE,
+                f"'{request.url.path}' needs a client certificate of this fleet; join with a token to get one",
+            )
+        if self._denials.is_denied(peer.serial):
+            raise ApiError(
+                403,
+                ApiReason.CERTIFICATE_DENIED,
+                f"the certificate of {peer.role} '{peer.name}' is refused: it was removed from the fleet. "
+                "Join again with a new token.",
+            )
+        return peer
+
+    def admit_agent(self, request: Request) -> Peer:
+        """The agent of the node in the path, and nobody else."""
+        peer = self.admit(request)
+        node = request.path_params["node"]
+        if peer.role is not CertificateRole.AGENT or peer.name != node:
+            raise ApiError(
+                403,
+                ApiReason.FORBIDDEN,
+                f"only the agent of node '{node}' may call this; the certificate is of {peer.role} '{peer.name}'",
+            )
+        return peer
+
+    def admit_gateway(self, request: Request) -> Peer:
+        peer = self.admit(request)
+        if peer.role is not CertificateRole.GATEWAY:
+            raise ApiError(
+                403,
+                ApiReason.FORBIDDEN,
+                f"only gateways may call this; the certificate is of {peer.role} '{peer.name}'",
+            )
+        return peer
+
+    async def join(self, request: Request, wish: JoinRequest) -> JoinAnswer:
+        """Redeem the bearer's token for a certificate. Nothing is redeemed for a request that can't be signed."""
+        if self._refusals >= MAX_REFUSALS_AT_ONCE:
+            raise ApiError(
+                429,
+                ApiReason.TOO_MANY_JOINS,
+                "too many join tokens are being refused; try again in a second",
+                headers={"retry-after": "1"},
+            )
+        key = _parse_key(wish)
+        try:
+            self._tokens.redeem(_parse_bearer(request), wish.role, time.time())
+        except TokenRefused as refused:
+            await self._delay_refusal()
+            status = 403 if refused.refusal is TokenRefusal.WRONG_ROLE else 401
+            raise ApiError(status, refused.refusal, refused.message) from None
+        return self._issue(wish, key)
+
+    def renew(self, peer: Peer, wish: JoinRequest) -> JoinAnswer:
+        """A new certificate for the same role and name."""
+        if (wish.role, wish.name) != (peer.role, peer.name):
+            raise ApiError(
+                403,
+                ApiReason.FORBIDDEN,
+                f"a renewal must be for {peer.role} '{peer.name}' as the certificate says; "
+                f"got {wish.role} '{wish.name[:64]}'",
+            )
+        return self._issue(wish, _parse_key(wish))
+
+    def _issue(self, wish: JoinRequest, key: ec.EllipticCurvePublicKey) -> JoinAnswer:
+        now = time.time()
+        certificate = self._authority.issue_client(key, wish.role, wish.name, now)
+        return JoinAnswer(certificate=certificate, authorities=self._authority.bundle_pem, now=now)
+
+    async def _delay_refusal(self) -> None:
+        self._refusals += 1
+        try:
+            await asyncio.sleep(REFUSAL_SECONDS)
+        finally:
+            self._refusals -= 1
+
+
+def _parse_key(wish: JoinRequest) -> ec.EllipticCurvePublicKey:
+    """The key to sign, once the name is one that a node may have. ApiError 400."""
+    if not _NAME.fullmatch(wish.name):
+        raise ApiError(
+            400,
+            ApiReason.INVALID_NAME,
+            "`name` must be lower-case letters, digits, '-' and '.', at most 253, and begin and end with a letter "
+            f"or digit; got '{wish.name[:64]}'",
+        )
+    try:
+        return parse_signing_request(wish.signing_request)
+    except InvalidSigningRequest as error:
+        raise ApiError(400, ApiReason.INVALID_SIGNING_REQUEST, str(error)) from None
+
+
+def _parse_bearer(request: Request) -> str:
+    value = request.headers.get("authorization", "")
+    return value[len(_BEARER) :].strip() if value.lower().startswith(_BEARER) else ""

@@ -1,0 +1,107 @@
+"""Routes of the fleet API: each admits its caller, reads a bounded body, and hands it to the board.
+
+What flows down is whole state in streams of JSON lines, so a lost connection costs nothing but the time to dial again.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from covey_api.messages import FLEET_PREFIX, MAX_BODY_BYTES, AskAnswer, Demand, DemandAnswer, JoinRequest, Report
+from covey_api.meta import Message
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from covey_controller.authority import Authority
+from covey_controller.denials import Denials
+from covey_controller.fleet_api.admission import Admission
+from covey_controller.ports import Board
+from covey_controller.serving.answers import ApiError, ApiReason, error_renderers, read_message, render_message
+from covey_controller.serving.lines import LineStream, render_snapshots
+from covey_controller.serving.protocol import Peer
+from covey_controller.tokens import Tokens
+
+# A signing request of 16 KiB with its JSON; this body is read from anybody.
+MAX_JOIN_BYTES = 64 * 1024
+
+
+class FleetRoutes:
+    def __init__(
+        self, board: Board, authority: Authority, tokens: Tokens, denials: Denials, closing: asyncio.Event
+    ) -> None:
+        self._board = board
+        self._authority = authority
+        self._admission = Admission(authority, tokens, denials)
+        self._denials = denials
+        self._closing = closing
+
+    async def authority(self, _: Request) -> Response:
+        """The bundle, for anybody: a joiner checks it against its token before it trusts it."""
+        return PlainTextResponse(self._authority.bundle_pem, media_type="application/x-pem-file")
+
+    async def join(self, request: Request) -> Response:
+        wish = await read_message(request, JoinRequest, MAX_JOIN_BYTES)
+        return render_message(await self._admission.join(request, wish))
+
+    async def renew(self, request: Request) -> Response:
+        peer = self._admission.admit(request)
+        wish = await read_message(request, JoinRequest, MAX_JOIN_BYTES)
+        return render_message(self._admission.renew(peer, wish))
+
+    async def assignments(self, request: Request) -> Response:
+        peer = self._admission.admit_agent(request)
+        return self._stream(peer, self._board.watch_assignments(peer.name))
+
+    async def report(self, request: Request) -> Response:
+        peer = self._admission.admit_agent(request)
+        report = await read_message(request, Report, MAX_BODY_BYTES)
+        return render_message(self._board.on_report(peer.name, report))
+
+    async def answer(self, request: Request) -> Response:
+        peer = self._admission.admit_agent(request)
+        answer = await read_message(request, AskAnswer, MAX_BODY_BYTES)
+        if answer.id != request.path_params["ask"]:
+            raise ApiError(400, ApiReason.INVALID_BODY, "`id` must be the id of the ask in the path")
+        self._board.on_answer(peer.name, answer)
+        return Response(status_code=204)
+
+    async def endpoints(self, request: Request) -> Response:
+        peer = self._admission.admit_gateway(request)
+        return self._stream(peer, self._board.watch_endpoints(peer.name))
+
+    async def demand(self, request: Request) -> Response:
+        peer = self._admission.admit_gateway(request)
+        demand = await read_message(request, Demand, MAX_BODY_BYTES)
+        if demand.gateway != peer.name:
+            raise ApiError(
+                403,
+                ApiReason.FORBIDDEN,
+                f"`gateway` must be '{peer.name}' as the certificate says; got '{demand.gateway[:64]}'",
+            )
+        order = self._board.on_demand(peer.name, demand)
+        return render_message(DemandAnswer(term=order.term, serial=order.serial))
+
+    def _stream(self, peer: Peer, snapshots: AsyncIterator[Message | None]) -> Response:
+        return LineStream(
+            render_snapshots(snapshots), self._closing.wait, lambda: self._denials.wait_denied(peer.serial)
+        )
+
+
+def build_fleet_app(
+    board: Board, authority: Authority, tokens: Tokens, denials: Denials, closing: asyncio.Event
+) -> Starlette:
+    routes = FleetRoutes(board, authority, tokens, denials, closing)
+    return Starlette(
+        routes=[
+            Route(f"{FLEET_PREFIX}/authority", routes.authority),
+            Route(f"{FLEET_PREFIX}/join", routes.join, methods=["POST"]),
+            Route(f"{FLEET_PREFIX}/renew", routes.renew, methods=["POST"]),
+            Route(f"{FLEET_PREFIX}/nodes/{{node}}/assignments", routes.assignments),
+            Route(f"{FLEET_PREFIX}/nodes/{{node}}/report", routes.report, methods=["POST"]),
+            Route(f"{FLEET_PREFIX}/nodes/{{node}}/asks/{{ask}}", routes.answer, methods=["PUT"]),
+            Route(f"{FLEET_PREFIX}/endpoints", routes.endpoints),
+            Route(f"{FLEET_PREFIX}/demand", routes.demand, methods=["POST"]),
+        ],
+        exception_handlers=error_renderers(),
+    )

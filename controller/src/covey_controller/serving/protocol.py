@@ -1,0 +1,118 @@
+"""HTTP/1.1 with bounds that uvicorn's own protocol class lacks, and the connection made visible to the app.
+
+uvicorn limits neither the length of a request's head nor the time it may take, so a peer that sends a byte a minute
+would hold a connection for ever. And it gives an app no peer certificate and no way to cut a reader off that stopped
+reading; `scope["extensions"]["covey.connection"]` has both.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from covey_api.messages import CertificateRole
+from starlette.types import Scope
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+# Our own clients send heads of under 1 KiB at once.
+MAX_HEAD_BYTES = 64 * 1024
+HEAD_SECONDS = 10.0
+_EXTENSION = "covey.connection"
+_URI_PREFIX = "covey://"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end, as its certificate says."""
+
+    role: CertificateRole
+    name: str
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    peer: Peer | None
+    """None without a certificate. One of another authority doesn't get this far."""
+    abort: Callable[[], None]
+    """End the connection now; what the peer hasn't read is lost."""
+
+
+def connection_of(scope: Scope) -> Connection:
+    return scope["extensions"][_EXTENSION]
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. A head has `HEAD_SECONDS` from its first byte (the first one from the connection's begin)."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_deadline: asyncio.TimerHandle | None = None
+        self._connection: Connection | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        opened = cast("asyncio.Transport", transport)
+        super().connection_made(opened)
+        self._connection = Connection(_parse_peer(opened), opened.abort)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_arrived()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_deadline is None:
+                self._await_head()
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        scope = cast("dict[str, Any]", self.scope)
+        scope["extensions"] = {_EXTENSION: self._connection}
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        self._head_arrived()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head = True
+
+    def _await_head(self) -> None:
+        self._head_deadline = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _head_arrived(self) -> None:
+        if self._head_deadline is not None:
+            self._head_deadline.cancel()
+            self._head_deadline = None
+
+
+def _parse_peer(transport: asyncio.Transport) -> Peer | None:
+    """Role and name from the certificate that the handshake verified; None if there is none or it isn't one of ours."""
+    tls = cast("ssl.SSLObject | None", transport.get_extra_info("ssl_object"))
+    certificate = tls.getpeercert() if tls is not None else None
+    if not certificate:
+        return None
+    alternatives = cast("tuple[tuple[str, str], ...]", certificate.get("subjectAltName", ()))
+    for kind, value in alternatives:
+        role, _, name = value.removeprefix(_URI_PREFIX).partition("/")
+        if kind == "URI" and value.startswith(_URI_PREFIX) and role in set(CertificateRole):
+            return Peer(CertificateRole(role), name, int(str(certificate["serialNumber"]), 16))
+    return None

@@ -1,0 +1,111 @@
+"""The fleet API's client: one per process, mutual TLS over HTTP/1.1, bounded streams.
+
+A renewed certificate is loaded into the same TLS context: connections that are open keep going, new ones show the new
+certificate, so no stream is dropped for a renewal.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Self
+
+from covey_api.messages import KEEPALIVE, JoinAnswer, JoinRequest
+from covey_api.meta import Message
+
+from covey_fleet_client.calls import (
+    Answer,
+    call,
+    check_status,
+    explain_failures,
+    open_client,
+    parse_answer,
+    parse_controller_url,
+    read_lines,
+)
+from covey_fleet_client.errors import FleetError, FleetErrorKind
+from covey_fleet_client.identity import Identity
+from covey_fleet_client.join import log_skew, trusting_context
+
+# The wall clock is looked at this often: a machine that slept notices within it, and it costs nothing.
+_CHECK_SECONDS = 3600.0
+# Two thirds of a certificate's lifetime remain for these tries.
+_RETRY_SECONDS = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+class FleetClient:
+    """Paths are relative to `/fleet/v1`: `nodes/a/report`. Everything raises FleetError and has a deadline."""
+
+    def __init__(self, identity: Identity, controller_url: str) -> None:
+        """`identity` as `ensure_joined` returned it."""
+        self._identity = identity
+        self._context = trusting_context(identity.authorities)
+        self._context.load_cert_chain(identity.certificate_path, identity.key_path)
+        self._http = open_client(parse_controller_url(controller_url), self._context)
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def stream(self, path: str) -> AsyncGenerator[bytes]:
+        """Lines without their end, keep-alives left out; FleetError when it breaks or is silent for 15 s.
+
+        Ends only by an error (a clean end of the body is one too: UNREACHABLE). Who leaves it early closes it with
+        `contextlib.aclosing`.
+        """
+        self._check_expiry()
+        with explain_failures(self._http.base_url):
+            async with self._http.stream("GET", path) as response:
+                await check_status(response)
+                async with aclosing(read_lines(response)) as lines:
+                    async for line in lines:
+                        if line != KEEPALIVE.strip():
+                            yield line
+
+    async def post(self, path: str, message: Message, answer: type[Answer]) -> Answer:
+        self._check_expiry()
+        return parse_answer(await call(self._http, "POST", path, body=message), answer, path)
+
+    async def put(self, path: str, message: Message) -> None:
+        self._check_expiry()
+        await call(self._http, "PUT", path, body=message)
+
+    async def watch_certificate(self) -> None:
+        """Renew the certificate whenever it is due, until cancelled. Run it in the process's TaskGroup."""
+        while True:
+            remaining_seconds = self._identity.renew_at - time.time()
+            if remaining_seconds > 0:
+                await asyncio.sleep(min(remaining_seconds, _CHECK_SECONDS))
+                continue
+            try:
+                await self._renew()
+            except FleetError as error:
+                _log.warning("the certificate could not be renewed, next try in a minute: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def _check_expiry(self) -> None:
+        """An expired certificate ends in a broken handshake, which doesn't say why: so it is said here."""
+        if time.time() >= self._identity.expires_at:
+            raise FleetError(
+                FleetErrorKind.DENIED,
+                f"the certificate in '{self._identity.certificate_path}' has expired. Join again with a new token; "
+                "if it can't be, check this machine's clock.",
+            )
+
+    async def _renew(self) -> None:
+        identity = self._identity
+        role = identity.role
+        request = JoinRequest(role=role, name=identity.name, signing_request=identity.render_signing_request())
+        answer = await self.post("renew", request, JoinAnswer)
+        now = time.time()
+        log_skew(answer, now)
+        self._identity = identity.accept(answer, role, identity.name, now)
+        self._context.load_verify_locations(cafile=self._identity.authorities_path)
+        self._context.load_cert_chain(self._identity.certificate_path, self._identity.key_path)
+        _log.info("certificate of %s '%s' renewed", role, identity.name)

@@ -1,0 +1,62 @@
+"""Private files: 0600, in folders of mode 0700, written whole.
+
+A reader sees the old content or the new one, never a part, also after a power cut: the bytes go to a temporary file in
+the same folder, reach the disk, and take the name by a rename that reaches the disk too.
+"""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+PRIVATE_FOLDER_MODE = 0o700
+PRIVATE_FILE_MODE = 0o600
+
+
+def ensure_private_folder(path: Path) -> None:
+    """The folder exists, is this user's, and nobody else may enter it.
+
+    PermissionError says what was found: a symlink or another user's folder is refused, for whoever owns it could
+    replace what is inside.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.mkdir(path, PRIVATE_FOLDER_MODE)
+    except FileExistsError:
+        found = os.lstat(path)
+        if stat.S_ISLNK(found.st_mode):
+            raise PermissionError(f"'{path}' must be a folder; found a symlink. Name the folder itself.") from None
+        if not stat.S_ISDIR(found.st_mode):
+            raise PermissionError(f"'{path}' must be a folder; found a file. Remove it or name another.") from None
+        if found.st_uid != os.geteuid():
+            raise PermissionError(
+                f"'{path}' must belong to user id {os.geteuid()}; it belongs to {found.st_uid}. "
+                "Run as its owner or name another folder."
+            ) from None
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            os.chmod(path, PRIVATE_FOLDER_MODE)
+
+
+def write_private(path: Path, content: bytes | str) -> None:
+    """Replace the file as a whole; its folder must exist. Blocks for the disk: a few milliseconds."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        _write_synced(temporary, data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE_FILE_MODE)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
