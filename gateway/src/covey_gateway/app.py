@@ -67,7 +67,7 @@ def _render_model(traffic: Traffic, name: str, model: ServedModel) -> dict[str, 
         "tasks": model.tasks,
         "replicas": model.replicas,
         "readyReplicas": len(targets),
-        "contextTokens": max((target.context_tokens for target in targets), default=None),
+        "contextTokens": max((target.context_tokens or 0 for target in targets), default=0) or None,
         "loading": model.progress.to_wire() if model.progress else None,
     }
     return {"id": name, "object": "model", "created": model.created, "owned_by": model.namespace, "covey": added}

@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 from covey_gateway.app import build_app
 from covey_gateway.connection import ClientConnection
+from covey_gateway.failures import StartError
 from covey_gateway.limits import SWEEP_SECONDS
 from covey_gateway.relay import Relay
 from covey_gateway.traffic import Traffic
@@ -29,17 +30,13 @@ _DRAIN_CHECK_SECONDS = 0.05
 _log = logging.getLogger(__name__)
 
 
-class ListenError(Exception):
-    """The address can't be listened on; the words say why."""
-
-
 def bind_socket(host: str, port: int) -> socket.socket:
-    """ListenError if the address is taken or not this machine's."""
+    """StartError if the address is taken or not this machine's."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise ListenError(f"`--listen` must be HOST:PORT of this machine; '{host}' is no address: {error}") from None
+        raise StartError(f"`--listen` must be HOST:PORT of this machine; '{host}' is no address: {error}") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -51,7 +48,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
             )
         else:
             words = f"{host}:{port} can't be listened on: {error.strerror}"
-        raise ListenError(words) from None
+        raise StartError(words) from None
     return bound
 
 
@@ -74,8 +71,8 @@ class GatewayServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, bound: socket.socket) -> None:
-        self._sweep_once()
         loop = asyncio.get_running_loop()
+        self.check_deadlines(time.time(), loop.time())
         self._server = await loop.create_server(
             lambda: Relay(self._config, self._state, self._traffic, self._engines), sock=bound, backlog=_BACKLOG
         )
@@ -84,13 +81,12 @@ class GatewayServer:
         """Check all deadlines, again and again, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            self._sweep_once()
+            self.check_deadlines(time.time(), asyncio.get_running_loop().time())
 
-    def _sweep_once(self) -> None:
-        wall = time.time()
+    def check_deadlines(self, wall: float, now: float) -> None:
+        """End what is over its time by now; `wall` dates the answers of the next second."""
         self._traffic.set_date(wall)
         self._state.default_headers = [(b"date", self._traffic.date)]
-        now = asyncio.get_running_loop().time()
         for connection in self._connections():
             connection.check_deadlines(now)
         self._engines.close_idle(now)

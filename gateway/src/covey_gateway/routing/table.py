@@ -27,7 +27,7 @@ class Target:
     key: str
     slots: int
     weight: int
-    context_tokens: int
+    context_tokens: int | None
     confirmed: bool
 
 

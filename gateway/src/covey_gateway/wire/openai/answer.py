@@ -16,6 +16,10 @@ from covey_gateway.wire.openai.errors import engine_failed, translate_event_erro
 from covey_gateway.wire.sse import DONE, split_data
 
 
+# `Raw | None` is no type to msgspec: it would take null alone.
+_ABSENT = msgspec.Raw(b"")
+
+
 class _Function(msgspec.Struct):
     name: str | None = None
     arguments: str | None = None
@@ -56,8 +60,8 @@ class _Chunk(msgspec.Struct):
     system_fingerprint: str | None = None
     service_tier: str | None = None
     usage: dict[str, Any] | None = None
-    timings: msgspec.Raw | None = None
-    error: msgspec.Raw | None = None
+    timings: msgspec.Raw = _ABSENT
+    error: Any = None
 
 
 _CHUNK = msgspec.json.Decoder(_Chunk)
@@ -151,7 +155,7 @@ class ChatAnswer:
         self._head = _Chunk()
         self._choices: dict[int, _Choice] = {}
         self._usages: list[dict[str, Any]] = []
-        self._timings: msgspec.Raw | None = None
+        self._timings = _ABSENT
         self._total_bytes = 0
 
     def add(self, events: bytes) -> ApiError | None:
@@ -178,7 +182,7 @@ class ChatAnswer:
             self._choices.setdefault(change.index, _Choice()).add(change)
         if chunk.usage is not None:
             self._usages.append(chunk.usage)
-        if chunk.timings is not None:
+        if chunk.timings != _ABSENT:
             self._timings = chunk.timings
 
     def render(self) -> bytes:
@@ -195,7 +199,7 @@ class ChatAnswer:
             content["system_fingerprint"] = self._head.system_fingerprint
         if self._head.service_tier is not None:
             content["service_tier"] = self._head.service_tier
-        if self._timings is not None:
+        if self._timings != _ABSENT:
             content["timings"] = self._timings
         return msgspec.json.encode(content)
 

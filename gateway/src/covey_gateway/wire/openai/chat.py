@@ -27,9 +27,15 @@ _STREAM_OPTIONS = frozenset(("include_usage", "include_obfuscation", "continuous
 _TOP_LEVEL = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _KNOWN_FIELDS = msgspec.json.Decoder(
     msgspec.defstruct(
-        "KnownFields", [(name, msgspec.Raw | None, None) for name in sorted(_KNOWN)], forbid_unknown_fields=True
+        "KnownFields", [(name, msgspec.Raw, msgspec.Raw(b"")) for name in sorted(_KNOWN)], forbid_unknown_fields=True
     )
 )
+_KINDS: dict[type[Any], tuple[str, msgspec.json.Decoder[Any]]] = {
+    str: ("a string", msgspec.json.Decoder(str | None)),
+    bool: ("true or false", msgspec.json.Decoder(bool | None)),
+    int: ("a whole number", msgspec.json.Decoder(int | None)),
+    dict: ("an object", msgspec.json.Decoder(dict[str, Any] | None)),
+}
 _ENCODE = msgspec.json.Encoder().encode
 _TRUE = msgspec.Raw(b"true")
 # An engine whose answer is put together here is asked to count tokens.
@@ -122,13 +128,11 @@ def _read(fields: dict[str, msgspec.Raw], name: str, kind: type[Any]) -> Any:
     raw = fields.get(name)
     if raw is None:
         return None
+    words, decoder = _KINDS[kind]
     try:
-        return msgspec.json.decode(raw, type=kind | None)
+        return decoder.decode(raw)
     except (msgspec.DecodeError, RecursionError):
-        return invalid_request(f"`{name}` must be {_KINDS[kind]}", name)
-
-
-_KINDS = {str: "a string", bool: "true or false", int: "a whole number", dict: "an object"}
+        return invalid_request(f"`{name}` must be {words}", name)
 
 
 def _check_messages(raw: msgspec.Raw | None) -> ApiError | None:
