@@ -62,7 +62,8 @@ async def read_content(read_at: ReadAt, member: Member) -> AsyncGenerator[bytes]
     inflater = Inflater(member.entry, CHUNK_BYTES)
     at, end = member.data_offset, member.data_offset + member.entry.compressed_bytes
     while at < end:
-        data = await read_at(at, min(_RANGE_BYTES, end - at))
+        if not (data := await read_at(at, min(_RANGE_BYTES, end - at))):
+            raise ArchiveInvalid(f"it is cut off at byte {at}")
         at += len(data)
         for piece in inflater.feed(data):
             yield piece
