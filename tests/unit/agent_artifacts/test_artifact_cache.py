@@ -3,10 +3,12 @@
 import asyncio
 import errno
 import hashlib
+import time
 from pathlib import Path
 
 import pytest
-from covey_agent.artifacts.cache import Cache, hold_partial, run_to_end, write_atomically
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.disk import hold_partial, run_to_end, write_atomically
 from covey_agent.ports import AgentError
 from covey_api.reasons import FailureCause
 from kit.builders import artifact
@@ -123,8 +125,6 @@ def test_a_holder_that_writes_nothing_is_not_waited_for_for_ever(tmp_path: Path)
 
 
 def test_a_cancelled_caller_waits_for_its_thread(tmp_path: Path) -> None:
-    import time
-
     done: list[bool] = []
 
     def slow() -> None:

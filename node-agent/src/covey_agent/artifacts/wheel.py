@@ -21,8 +21,8 @@ from covey_agent.artifacts.archive import (
     parse_end,
     parse_local,
 )
-from covey_agent.artifacts.cache import run_to_end
-from covey_agent.artifacts.download import CHUNK_BYTES
+from covey_agent.artifacts.disk import run_to_end
+from covey_agent.artifacts.partial import CHUNK_BYTES
 from covey_agent.artifacts.web import Transient, Web, corrupt, persist, unavailable
 
 # (offset, length) -> exactly those bytes.
