@@ -23,6 +23,7 @@ from covey_controller.stores.files.folder import Scan, digest_of, read_source, s
 from covey_controller.stores.files.records import LeaseLost, Records
 from covey_controller.stores.files.request import Apply, Delete, PlannedEdit, plan_request
 from covey_controller.stores.files.rest import (
+    REST_SECONDS,
     Choice,
     ParseDocuments,
     ReadSet,
@@ -82,6 +83,7 @@ class FolderSource:
         self._rest = Rest(allow_empty=allow_empty, running=frozenset(), stirred_at=0.0, unrest_since=0.0)
         self._read = ReadSet("")
         self._applied = ""
+        self._verify_at: float | None = None
         self._fault = ""
         self._notices: tuple[str, ...] = ()
         self.wake = self._wake.set
@@ -161,8 +163,9 @@ class FolderSource:
         now = self._now()
         if scan != self._scan:
             self._stir(scan, now)
-        due_at = self._rest.due_at
+        due_at = self._due_at()
         if due_at is not None and now >= due_at:
+            self._verify_at = None
             await self._read_set(leadership, now)
         elif self._rest.read is not None and (request := self._next_request()):
             await self._serve(leadership, request)
@@ -173,14 +176,19 @@ class FolderSource:
         if not self._fault:
             if self._rest.read is not None and self._next_request():
                 return
-            if self._rest.due_at is not None:
-                delay = min(delay, self._rest.due_at - self._now())
+            if (due_at := self._due_at()) is not None:
+                delay = min(delay, due_at - self._now())
         try:
             async with asyncio.timeout(max(0.0, delay)):
                 await self._wake.wait()
         except TimeoutError:
             pass
         self._wake.clear()
+
+    def _due_at(self) -> float | None:
+        """When the source must be read next."""
+        due = [at for at in (self._rest.due_at, self._verify_at) if at is not None]
+        return min(due, default=None)
 
     def _look_at(self, scan: Scan) -> None:
         self._scan = scan
@@ -253,7 +261,7 @@ class FolderSource:
         """Plan, write, put in force. SourceChanged when somebody else edits the source meanwhile."""
         read = self._rest.read
         snapshot = await self._off_loop(partial(read_source, self._source))
-        if read is None or snapshot is None or snapshot.scan != self._scan:
+        if read is None or snapshot is None or digest_of(snapshot.files, snapshot.errors) != read.digest:
             raise SourceChanged
         present = await leadership.on_records(_deletable)
         planned = await self._off_loop(partial(plan_request, asked, self._source, snapshot, read, present, self._parse))
@@ -262,6 +270,8 @@ class FolderSource:
             after = await self._off_loop(partial(read_source, self._source))
             if after is not None and after.files == planned.files:
                 self._look_at(after.scan)
+            # A save in the same tick of the file system's clock as ours looks like ours: read once more after a rest.
+            self._verify_at = self._now() + REST_SECONDS
         if planned.changes or planned.deleted:
             written = SetWritten(planned.after, planned.deleted)
             rest, choice = step(self._rest, written, self._now())

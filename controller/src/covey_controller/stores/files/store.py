@@ -116,7 +116,8 @@ class FilesStore:
                 while True:
                     await self._has_led.wait()
                     self._has_led.clear()
-                    await self._source.follow(self._require_holding())
+                    if self._holding is not None:
+                        await self._source.follow(self._holding)
         finally:
             self._close()
 
@@ -215,8 +216,8 @@ class FilesStore:
         return await self._source.ask(Delete(keys))
 
     def _require_holding(self) -> Holding:
-        if self._holding is None:
-            raise LeaseLost("this process doesn't lead; the lease comes first")
+        if self._holding is None or self._holding.is_lost():
+            raise LeaseLost("this process doesn't lead any more, or not yet: take the lease first")
         return self._holding
 
     async def _open(self, lock: LeaderLock, holder: str) -> Holding:
