@@ -68,16 +68,21 @@ class Deleted:
 
 Edit = Written | Broken | Removed | Renamed | Applied | Deleted
 OBJECTS = st.lists(
-    st.tuples(st.sampled_from(NAMES), st.integers(1, 3)), max_size=3, unique_by=lambda pair: pair[0]
+    st.tuples(st.sampled_from(NAMES), st.integers(1, 3)), min_size=1, max_size=3, unique_by=lambda pair: pair[0]
 ).map(tuple)
 FILE = st.sampled_from(FILES)
 EDITS = st.one_of(
     st.builds(Written, FILE, OBJECTS),
-    st.builds(Broken, FILE),
     st.builds(Removed, FILE),
     st.builds(Renamed, FILE, FILE),
     st.builds(Applied, st.sampled_from(NAMES), st.integers(1, 3)),
     st.builds(Deleted, st.sampled_from(NAMES)),
+    st.builds(Written, FILE, st.just(())),
+    st.builds(Broken, FILE),
+)
+BEGINNING: tuple[tuple[float, Edit], ...] = (
+    (1.0, Written("one.yaml", (("a", 1), ("b", 1)))),
+    (0.0, Written("two.yaml", (("c", 1),))),
 )
 PAUSES = st.sampled_from((0.0, 0.1, 0.4, 0.7, 1.9, 2.5, 8.0))
 
@@ -150,14 +155,16 @@ def specs(objects: Mapping[ObjectKey, Kind]) -> dict[ObjectKey, object]:
     return {key: found.model_dump()["spec"] for key, found in objects.items()}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.tuples(PAUSES, EDITS), max_size=10))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(PAUSES, EDITS), min_size=6, max_size=12))
 def test_any_edits_end_where_a_fresh_start_on_the_final_folder_does(steps: list[tuple[float, Edit]]) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "source"
         folder.mkdir()
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            objects, wanted, is_valid = runner.run(follow(folder, Path(temporary) / "first.sqlite", True, steps))
+            objects, wanted, is_valid = runner.run(
+                follow(folder, Path(temporary) / "first.sqlite", True, [*BEGINNING, *steps])
+            )
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             fresh, fresh_wanted, _ = runner.run(follow(folder, Path(temporary) / "second.sqlite", True, []))
         assert wanted == fresh_wanted
