@@ -18,6 +18,7 @@ from covey_api.kinds import ObjectKey
 from covey_controller.ports import Applied, SourceState
 from covey_controller.stores.files.database import StoreFault
 from covey_controller.stores.files.edit_queue import EditQueue, Request, refusal
+from covey_controller.stores.files.file_memory import FileMemory
 from covey_controller.stores.files.folder import Scan, digest_of, read_source, scan_source
 from covey_controller.stores.files.notices import LOOK_SECONDS, render_notices
 from covey_controller.stores.files.records import LeaseLost, Records
@@ -58,6 +59,7 @@ class FolderSource:
     ) -> None:
         self._source = source
         self._parse = parse
+        self._parse_whole = FileMemory(parse)
         self._allow_empty = allow_empty
         self._utc_now = utc_now
         self._disk = disk
@@ -179,7 +181,9 @@ class FolderSource:
         digest = digest_of(snapshot.files, snapshot.errors)
         read = self._rest.read
         if read is None or read.digest != digest:
-            work = partial(parse_set, digest, snapshot.files, self._parse, snapshot.errors, snapshot.scan.is_missing)
+            work = partial(
+                parse_set, digest, snapshot.files, self._parse_whole, snapshot.errors, snapshot.scan.is_missing
+            )
             read = await self._off_loop(work)
         await self._put_in_force(leadership, *step(self._rest, SetRead(read), now))
 
@@ -225,7 +229,8 @@ class FolderSource:
         if read is None or snapshot is None or digest_of(snapshot.files, snapshot.errors) != read.digest:
             raise SourceChanged
         present = await leadership.on_records(_deletable)
-        planned = await self._off_loop(partial(plan_request, asked, self._source, snapshot, read, present, self._parse))
+        work = partial(plan_request, asked, self._source, snapshot, read, present, self._parse, self._parse_whole)
+        planned = await self._off_loop(work)
         if planned.changes:
             await self._write(leadership, planned)
             after = await self._off_loop(partial(read_source, self._source))
