@@ -4,7 +4,7 @@ import pytest
 from covey_api.engines import Compute, KvCacheType
 from covey_api.instance import EngineOptions
 from covey_planner.fit.estimate import cost_formulas, estimate_costs
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.builders import geometry, lane
 from kit.measured import DOCUMENT, FIXTURE, LANE, MIB, Load, parse_loads, render_table, replace_table
@@ -124,6 +124,7 @@ def test_build_that_the_operator_brought_is_counted_as_an_older_one() -> None:
     assert brought.compute_bytes - known.compute_bytes >= (512 - 4) * 49_152 * 4
 
 
+@settings(deadline=None)
 @given(
     window=st.integers(1, 1 << 20),
     more=st.integers(0, 1 << 16),
