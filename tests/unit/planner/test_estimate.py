@@ -93,7 +93,7 @@ def test_every_stamped_option_that_costs_memory_is_counted() -> None:
     cached = estimate_costs(sliding, LANE, OPTIONS.model_copy(update={"host_cache_mib": 100}), 0)[0]
     assert cached.host_cache_bytes == cached.total_bytes - plain.total_bytes == 100 * MIB
     kept = estimate_costs(sliding, LANE, OPTIONS.model_copy(update={"context_checkpoints": 3}), 0)[0]
-    assert kept.checkpoint_bytes == kept.total_bytes - plain.total_bytes == 3 * 4 * 20 * 3 * 128 * 2 * 1024
+    assert kept.checkpoint_bytes == kept.total_bytes - plain.total_bytes == 3 * 4 * 20 * 3 * 128 * 2 * 768
     roomy = estimate_costs(sliding, LANE, OPTIONS, 5 * MIB)[0]
     assert roomy.workspace_bytes == roomy.total_bytes - plain.total_bytes == 5 * MIB
 

@@ -48,10 +48,10 @@ def test_options_leave_nothing_to_the_engine() -> None:
     }
 
 
-def test_models_with_sliding_layers_get_a_checkpoint() -> None:
+def test_models_with_sliding_layers_get_two_checkpoints() -> None:
     sliding = geometry(sliding_window_tokens=512, sliding_layers=(0,))
     options = stamp_options(sliding, cpu_cores=2, context_tokens=4096, slots=3, kv_cache_type=KvCacheType.F16)
-    assert options.context_checkpoints == 1
+    assert options.context_checkpoints == 2
 
 
 def test_threads_are_half_of_the_cores_between_one_and_sixteen() -> None:
