@@ -210,6 +210,12 @@ def test_array_that_claims_more_than_the_file_holds_is_refused_before_it_is_walk
     assert "must end within the file's" in refusal(GgufFile(numbers, claims.file_bytes, 0))
 
 
+def test_text_that_runs_beyond_the_file_is_named_by_its_array() -> None:
+    file = build(minimal() | {"tokenizer.ggml.tokens": texts(["word"])}, tensors())
+    broken = file.header.replace(struct.pack("<Q", 4) + b"word", struct.pack("<Q", 2**50) + b"word")
+    assert "`tokenizer.ggml.tokens` must end within the file's" in refusal(GgufFile(broken, file.file_bytes, 0))
+
+
 def test_most_texts_that_a_header_may_have_take_bounded_time() -> None:
     empty = build(minimal() | {"tokenizer.ggml.tokens": texts([])}, tensors())
     cut = empty.header.index(struct.pack("<IQ", 8, 0))
