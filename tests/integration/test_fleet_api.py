@@ -29,8 +29,9 @@ from covey_api.messages import (
 )
 from covey_controller.authority import ensure_authority
 from covey_controller.private_files import write_private
+from covey_controller.serving.answers import BODY_SECONDS
 from covey_controller.serving.lines import SEND_SECONDS
-from covey_controller.serving.protocol import MAX_HEAD_BYTES
+from covey_controller.serving.protocol import HEAD_SECONDS, MAX_HEAD_BYTES
 from covey_fleet_client.client import FleetClient
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import Identity, load_identity
@@ -63,6 +64,15 @@ def raw_client(rig: Rig, identity: Identity | None = None) -> httpx.AsyncClient:
     if identity is not None:
         context.load_cert_chain(identity.certificate_path, identity.key_path)
     return httpx.AsyncClient(base_url=f"{rig.url}/fleet/v1/", verify=context, trust_env=False, timeout=20)
+
+
+async def _connect(rig: Rig, identity: Identity | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A TLS connection for bytes that no HTTP client would send."""
+    context = ssl.create_default_context(cadata=rig.authority.bundle_pem)
+    if identity is not None:
+        context.load_cert_chain(identity.certificate_path, identity.key_path)
+    port = int(rig.url.rsplit(":", 1)[1])
+    return await asyncio.open_connection("127.0.0.1", port, ssl=context, limit=4096)
 
 
 # Joining
@@ -379,10 +389,7 @@ async def _gives_up_on_silence(url: str, identity: Identity) -> None:
 
 
 async def _is_cut_off_when_it_stops_reading(rig: Rig, identity: Identity) -> None:
-    context = ssl.create_default_context(cadata=rig.authority.bundle_pem)
-    context.load_cert_chain(identity.certificate_path, identity.key_path)
-    port = int(rig.url.rsplit(":", 1)[1])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, limit=4096)
+    reader, writer = await _connect(rig, identity)
     writer.write(b"GET /fleet/v1/nodes/stalled/assignments HTTP/1.1\r\nhost: x\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
     assert "stalled" in rig.board.readers
@@ -395,10 +402,37 @@ async def _is_cut_off_when_it_stops_reading(rig: Rig, identity: Identity) -> Non
     writer.transport.abort()
 
 
-async def test_a_silent_sender_is_given_up_a_quiet_one_is_not_and_a_reader_that_stops_is_cut_off(
-    tmp_path: Path,
-) -> None:
-    """One test because each takes the real fifteen seconds."""
+async def _is_cut_off_when_its_head_dribbles(rig: Rig) -> None:
+    reader, writer = await _connect(rig)
+    writer.write(b"GET / HTTP/1.1\r\nx: ")
+    begun = time.monotonic()
+    while not await _is_ended(reader) and time.monotonic() - begun < HEAD_SECONDS + 5:
+        writer.write(b"y")
+    assert time.monotonic() - begun == pytest.approx(HEAD_SECONDS, abs=3)
+    writer.transport.abort()
+
+
+async def _is_ended(reader: asyncio.StreamReader) -> bool:
+    try:
+        async with asyncio.timeout(0.2):
+            return await reader.read(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+async def _is_answered_408_when_its_body_dribbles(rig: Rig) -> None:
+    reader, writer = await _connect(rig)
+    writer.write(b"POST /fleet/v1/join HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    async with asyncio.timeout(BODY_SECONDS + 5):
+        head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408")
+    writer.transport.abort()
+
+
+async def test_who_is_silent_or_slow_beyond_its_deadline_is_given_up_and_who_is_quiet_is_not(tmp_path: Path) -> None:
+    """One test because each waits for the real deadline, ten or fifteen seconds."""
     silent = ensure_authority(tmp_path / "silent", time.time())
     body = b'HTTP/1.1 200 OK\r\n\r\n{"term":1}\n'
     async with (
@@ -413,6 +447,8 @@ async def test_a_silent_sender_is_given_up_a_quiet_one_is_not_and_a_reader_that_
         group.create_task(_reads_through_silence(client, quiet.board))
         group.create_task(_gives_up_on_silence(url, trusting))
         group.create_task(_is_cut_off_when_it_stops_reading(large, stalled))
+        group.create_task(_is_cut_off_when_its_head_dribbles(quiet))
+        group.create_task(_is_answered_408_when_its_body_dribbles(quiet))
 
 
 async def test_the_server_ends_within_two_seconds_though_streams_are_open(tmp_path: Path) -> None:
@@ -431,9 +467,7 @@ async def test_the_server_ends_within_two_seconds_though_streams_are_open(tmp_pa
 
 async def test_the_server_ends_within_two_seconds_though_a_request_hangs(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
-        context = ssl.create_default_context(cadata=rig.authority.bundle_pem)
-        port = int(rig.url.rsplit(":", 1)[1])
-        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        _, writer = await _connect(rig)
         writer.write(b"POST /fleet/v1/join HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nhalf")
         await writer.drain()
         await asyncio.sleep(0.1)
@@ -556,9 +590,7 @@ MALFORMED = [
 
 async def _exchange(rig: Rig, content: bytes) -> bytes:
     """What comes back within a moment; empty when the connection was ended without an answer."""
-    context = ssl.create_default_context(cadata=rig.authority.bundle_pem)
-    port = int(rig.url.rsplit(":", 1)[1])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    reader, writer = await _connect(rig)
     try:
         writer.write(content)
         async with asyncio.timeout(0.3):
@@ -588,9 +620,7 @@ async def test_no_bytes_get_more_than_a_refusal_or_harm_the_next_call(tmp_path: 
 
 async def test_a_head_that_never_ends_is_cut_off_at_its_bound(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
-        context = ssl.create_default_context(cadata=rig.authority.bundle_pem)
-        port = int(rig.url.rsplit(":", 1)[1])
-        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        _, writer = await _connect(rig)
         writer.write(b"GET / HTTP/1.1\r\n")
         sent = 0
         while not writer.is_closing() and sent < 100 * MAX_HEAD_BYTES:
@@ -598,3 +628,4 @@ async def test_a_head_that_never_ends_is_cut_off_at_its_bound(tmp_path: Path) ->
             sent += 8005
             await asyncio.sleep(0.005)
         assert MAX_HEAD_BYTES <= sent < 20 * MAX_HEAD_BYTES
+        writer.transport.abort()

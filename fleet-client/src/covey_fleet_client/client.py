@@ -85,7 +85,7 @@ class FleetClient:
                 continue
             try:
                 await self._renew()
-            except FleetError as error:
+            except (FleetError, OSError) as error:
                 _log.warning("the certificate could not be renewed, next try in a minute: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
 

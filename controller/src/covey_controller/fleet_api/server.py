@@ -6,6 +6,7 @@ of its life has passed, into the same TLS context: open streams don't notice.
 
 import asyncio
 import ipaddress
+import logging
 import socket
 import ssl
 import time
@@ -17,17 +18,15 @@ from covey_controller.denials import Denials
 from covey_controller.fleet_api.app import build_fleet_app
 from covey_controller.ports import Board
 from covey_controller.private_files import write_private
-from covey_controller.serving.listener import BACKLOG, serve
+from covey_controller.serving.listener import BACKLOG, ListenFailed, serve
 from covey_controller.tokens import Tokens
 
 # The wall clock is looked at this often, so that a machine that slept for months is right within the hour.
 _CHECK_SECONDS = 3600.0
 _RENEWAL_SECONDS = CERTIFICATE_LIFETIME.total_seconds() / 3
+_log = logging.getLogger(__name__)
+
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-class ListenFailed(Exception):
-    """The address can't be bound; the words say what to do."""
 
 
 async def serve_fleet(
@@ -84,8 +83,13 @@ async def _renew_certificate(
     issued_at = time.time()
     while True:
         await asyncio.sleep(_CHECK_SECONDS)
-        if time.time() - issued_at >= _RENEWAL_SECONDS:
+        if time.time() - issued_at < _RENEWAL_SECONDS:
+            continue
+        try:
             _load_certificate(context, authority, names, folder)
+        except OSError as error:
+            _log.warning("the fleet API's certificate could not be renewed, next try in an hour: %s", error)
+        else:
             issued_at = time.time()
 
 
@@ -100,7 +104,8 @@ def _observe_names(host: str) -> tuple[str, ...]:
     hostname = socket.gethostname().lower()
     names = [*_LOOPBACK, hostname, hostname.split(".")[0]]
     names += _observe_addresses() if _is_wildcard(host) else [host]
-    return tuple(name for name in names if name)
+    # A certificate takes no other names; such a machine is dialled by its address.
+    return tuple(name for name in names if name and name.isascii())
 
 
 def _is_wildcard(host: str) -> bool:

@@ -50,6 +50,8 @@ class ApiReason(StrEnum):
     """An object of that name is there already."""
     INVALID_SET = "InvalidSet"
     """The source would not be valid with it; `errors` has each thing wrong, and nothing was changed."""
+    SOURCE_NOT_WRITABLE = "SourceNotWritable"
+    """The source's files can't be written; the message says which."""
     NOT_READY = "NotReady"
     """The controller doesn't lead yet, or hasn't listed its store."""
     BAD_REQUEST = "BadRequest"

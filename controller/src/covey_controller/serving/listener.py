@@ -26,6 +26,10 @@ DRAIN_SECONDS = 1.0
 _CUT_SECONDS = 0.5
 
 
+class ListenFailed(Exception):
+    """The address can't be bound; the words say what to do."""
+
+
 async def serve(
     app: ASGIApp,
     bound: socket.socket,
@@ -75,10 +79,10 @@ async def _end_connections(state: ServerState) -> None:
         connection.shutdown()
     if state.tasks:
         await asyncio.wait(list(state.tasks), timeout=DRAIN_SECONDS)
-    for task in state.tasks:
-        task.cancel()
     for connection in list(state.connections):
         connection.transport.abort()
-    # What was cut notices at the loop's next turns.
+    # Who waits for the peer sees it gone and ends by itself; what hangs in something else is cancelled.
     if state.tasks:
         await asyncio.wait(list(state.tasks), timeout=_CUT_SECONDS)
+    for task in list(state.tasks):
+        task.cancel()

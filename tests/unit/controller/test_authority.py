@@ -1,0 +1,152 @@
+import time
+from pathlib import Path
+
+import pytest
+from covey_api.messages import CertificateRole
+from covey_controller.authority import (
+    InvalidSigningRequest,
+    derive_engine_key,
+    ensure_authority,
+    ensure_fleet_secret,
+    parse_signing_request,
+)
+from covey_controller.denials import Denials
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.verification import PolicyBuilder, Store
+from hypothesis import given
+from hypothesis import strategies as st
+
+NOW = time.time()
+DAY = 24 * 3600
+REQUEST = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+
+
+def pem(request: x509.CertificateSigningRequest) -> str:
+    return request.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def test_the_authority_is_made_once(tmp_path: Path) -> None:
+    first = ensure_authority(tmp_path, NOW)
+    again = ensure_authority(tmp_path, NOW + 1)
+    assert again.bundle == first.bundle
+    assert again.digest == first.digest
+    assert again.key.public_key() == first.key.public_key()
+    assert first.certificate.not_valid_after_utc.timestamp() > NOW + 3649 * DAY
+
+
+def test_a_start_that_was_cut_off_before_the_certificate_makes_a_new_authority(tmp_path: Path) -> None:
+    ensure_authority(tmp_path, NOW)
+    (tmp_path / "authority.pem").unlink()
+    assert ensure_authority(tmp_path, NOW).certificate
+
+
+@pytest.mark.parametrize(("file", "content"), [("authority.key", None), ("authority.key", "x"), ("authority.pem", "x")])
+def test_a_damaged_authority_is_for_a_person_to_repair(tmp_path: Path, file: str, content: str | None) -> None:
+    ensure_authority(tmp_path, NOW)
+    (tmp_path / file).unlink()
+    if content is not None:
+        (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match="Restore both"):
+        ensure_authority(tmp_path, NOW)
+
+
+def test_a_key_of_another_authority_is_refused(tmp_path: Path) -> None:
+    ensure_authority(tmp_path / "one", NOW)
+    ensure_authority(tmp_path / "two", NOW)
+    (tmp_path / "two" / "authority.key").replace(tmp_path / "one" / "authority.key")
+    with pytest.raises(ValueError, match="must be the key of"):
+        ensure_authority(tmp_path / "one", NOW)
+
+
+def test_a_bundle_keeps_older_authorities_trusted_while_the_first_signs(tmp_path: Path) -> None:
+    old, new = ensure_authority(tmp_path / "old", NOW), ensure_authority(tmp_path / "new", NOW)
+    path = tmp_path / "new" / "authority.pem"
+    path.write_text(new.bundle_pem + old.bundle_pem)
+    both = ensure_authority(tmp_path / "new", NOW)
+    assert both.bundle == (*new.bundle, *old.bundle)
+    assert both.digest == new.digest
+    key = ec.generate_private_key(ec.SECP256R1()).public_key()
+    issued = both.issue_client(key, CertificateRole.AGENT, "a", NOW)
+    x509.load_pem_x509_certificate(issued.encode()).verify_directly_issued_by(new.certificate)
+
+
+def test_a_client_certificate_says_role_and_name_and_nothing_of_the_request(tmp_path: Path) -> None:
+    authority = ensure_authority(tmp_path, NOW)
+    key = ec.generate_private_key(ec.SECP256R1())
+    key_asked = parse_signing_request(pem(REQUEST.sign(key, hashes.SHA256())))
+    issued = authority.issue_client(key_asked, CertificateRole.GATEWAY, "g" * 253, NOW)
+    certificate = x509.load_pem_x509_certificate(issued.encode())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert names.get_values_for_type(x509.UniformResourceIdentifier) == ["covey://gateway/" + "g" * 253]
+    assert list(usage) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert certificate.not_valid_before_utc.timestamp() == pytest.approx(NOW - DAY, abs=2)
+    assert certificate.not_valid_after_utc.timestamp() == pytest.approx(NOW + 90 * DAY, abs=2)
+    again = x509.load_pem_x509_certificate(
+        authority.issue_client(key_asked, CertificateRole.GATEWAY, "g", NOW).encode()
+    )
+    assert again.serial_number != certificate.serial_number
+
+
+def test_a_strict_verifier_takes_both_kinds_of_certificate(tmp_path: Path) -> None:
+    authority = ensure_authority(tmp_path, NOW)
+    policy = PolicyBuilder().store(Store(list(authority.bundle)))
+    server = x509.load_pem_x509_certificates(authority.issue_server(["127.0.0.1", "host.local"], NOW).encode())[0]
+    policy.build_server_verifier(x509.DNSName("host.local")).verify(server, [])
+    key = ec.generate_private_key(ec.SECP256R1()).public_key()
+    client = x509.load_pem_x509_certificate(authority.issue_client(key, CertificateRole.AGENT, "a", NOW).encode())
+    policy.build_client_verifier().verify(client, [])
+
+
+def test_a_signing_request_must_prove_a_p256_key() -> None:
+    p384 = REQUEST.sign(ec.generate_private_key(ec.SECP384R1()), hashes.SHA256())
+    by_rsa = REQUEST.sign(rsa.generate_private_key(65537, 2048), hashes.SHA256())
+    forged = bytearray(
+        REQUEST.sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+    )
+    forged[-1] ^= 1
+    unproven = x509.load_der_x509_csr(bytes(forged))
+    for request in (p384, by_rsa, unproven):
+        with pytest.raises(InvalidSigningRequest):
+            parse_signing_request(pem(request))
+
+
+@given(st.text(max_size=200))
+def test_no_text_gets_more_out_of_the_parser_than_a_refusal(text: str) -> None:
+    for request in (
+        text,
+        f"-----BEGIN CERTIFICATE REQUEST-----\n{text}\n-----END CERTIFICATE REQUEST-----\n",
+    ):
+        with pytest.raises(InvalidSigningRequest):
+            parse_signing_request(request)
+
+
+def test_the_fleet_secret_is_made_once_and_engine_keys_derive_from_it(tmp_path: Path) -> None:
+    secret = ensure_fleet_secret(tmp_path)
+    assert ensure_fleet_secret(tmp_path) == secret
+    assert derive_engine_key(secret, "i1") == derive_engine_key(secret, "i1")
+    assert derive_engine_key(secret, "i1") != derive_engine_key(secret, "i2")
+    (tmp_path / "fleet.secret").write_text("ab")
+    with pytest.raises(ValueError, match="64 hex digits"):
+        ensure_fleet_secret(tmp_path)
+
+
+def test_denials_are_kept_and_expired_ones_go_with_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "denied.json"
+    denials = Denials(path)
+    denials.deny(2**159, NOW + 10, NOW)
+    denials.deny(7, NOW - 1, NOW)
+    assert Denials(path).is_denied(2**159)
+    assert Denials(path).is_denied(7)
+    denials.deny(9, NOW + 10, NOW + 5)
+    again = Denials(path)
+    assert [again.is_denied(serial) for serial in (2**159, 7, 9)] == [True, False, True]
+
+
+def test_denials_that_cannot_be_read_let_nobody_back_in(tmp_path: Path) -> None:
+    (tmp_path / "denied.json").write_text("{")
+    with pytest.raises(ValueError, match="refused certificates"):
+        Denials(tmp_path / "denied.json")
