@@ -56,6 +56,8 @@ class CostFormula:
     """All checkpoints of one slot, for one cell of its sliding layers."""
     sliding_cells: int = 0
     """Most cells that a sliding layer keeps for one slot."""
+    checkpoint_cells: int = 0
+    """Most cells of a sliding layer in one checkpoint: those that the window still sees."""
 
     def kv_cache_bytes(self, window: int) -> int:
         cells = _round_up(window)
@@ -67,7 +69,7 @@ class CostFormula:
         return self.graph_bytes + self.mask_bytes_per_cell * (cells + min(cells, self.sliding_cells))
 
     def checkpoint_bytes(self, window: int) -> int:
-        return self.slots * self.checkpoint_bytes_per_cell * min(_round_up(window), self.sliding_cells)
+        return self.slots * self.checkpoint_bytes_per_cell * min(_round_up(window), self.checkpoint_cells)
 
     def total_bytes(self, window: int) -> int:
         """The sum of `costs(window)`, without making one: the planner's inner loop."""
@@ -104,7 +106,9 @@ def cost_formulas(
     own = lane.pool != HOST_POOL
     embedding = geometry.token_embedding_bytes if own else 0
     driver = 0 if lane.compute is Compute.CPU else _DRIVER_BYTES
-    full, sliding, sliding_cells = _kv_bytes_per_cell(geometry, options)
+    full, sliding = _kv_bytes_per_cell(geometry, options)
+    window = geometry.sliding_window_tokens
+    sliding_cells, checkpoint_cells = _round_up(window + options.micro_batch_tokens), _round_up(window + 1)
     mask = _MASK_BYTES * options.micro_batch_tokens
     checkpoints = options.context_checkpoints * sliding
     host_cache = options.host_cache_mib * 2**20
@@ -120,7 +124,8 @@ def cost_formulas(
         full_bytes_per_cell=full,
         sliding_bytes_per_cell=sliding,
         checkpoint_bytes_per_cell=0 if own else checkpoints,
-        sliding_cells=sliding_cells,
+        sliding_cells=sliding_cells if sliding else 0,
+        checkpoint_cells=checkpoint_cells,
     )
     if not own:
         return (lane_pool,)
@@ -134,19 +139,19 @@ def cost_formulas(
         mask_bytes_per_cell=mask,
         host_cache_bytes=host_cache,
         checkpoint_bytes_per_cell=checkpoints,
-        sliding_cells=sliding_cells,
+        sliding_cells=sliding_cells if sliding else 0,
+        checkpoint_cells=checkpoint_cells,
     )
     return lane_pool, host_pool
 
 
-def _kv_bytes_per_cell(geometry: Geometry, options: EngineOptions) -> tuple[int, int, int]:
-    """Bytes of one cell in full and in sliding layers, and the most cells of a sliding layer."""
+def _kv_bytes_per_cell(geometry: Geometry, options: EngineOptions) -> tuple[int, int]:
+    """Bytes of one cell in full and in sliding layers."""
     sliding = frozenset(geometry.sliding_layers) if geometry.sliding_window_tokens else frozenset[int]()
     full_heads = sum(heads for layer, heads in enumerate(geometry.kv_head_counts) if layer not in sliding)
     sliding_heads = sum(geometry.kv_head_counts) - full_heads
     head = _row_bytes(geometry.key_length, options) + _row_bytes(geometry.value_length, options)
-    cells = _round_up(geometry.sliding_window_tokens + options.micro_batch_tokens) if sliding else 0
-    return full_heads * head, sliding_heads * head, cells
+    return full_heads * head, sliding_heads * head
 
 
 def _process_bytes(geometry: Geometry, options: EngineOptions) -> int:
