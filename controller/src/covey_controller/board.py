@@ -8,7 +8,7 @@ the wrong place) and a serial per stream (agents and gateways compare one order)
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import contextmanager
 
 from covey_api.messages import (
@@ -141,7 +141,7 @@ class FleetBoard:
             self._observed.answers[answer.id] = answer
             self.wake.set()
 
-    async def watch_assignments(self, node: str) -> AsyncIterator[Assignments | None]:
+    async def watch_assignments(self, node: str) -> AsyncGenerator[Assignments | None]:
         """The newest snapshot now and after each change; None every `KEEPALIVE_SECONDS`."""
         session = self._observed.agents.setdefault(node, AgentSession(node))
         with self._reading("node", node, session) as changed:
@@ -154,7 +154,7 @@ class FleetBoard:
                 elif not await _is_set(changed):
                     yield None
 
-    async def watch_endpoints(self, gateway: str) -> AsyncIterator[Endpoints | None]:
+    async def watch_endpoints(self, gateway: str) -> AsyncGenerator[Endpoints | None]:
         """The newest table now and after each change; None every `KEEPALIVE_SECONDS`."""
         session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
         with self._reading("gateway", gateway, session) as changed:
