@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -122,6 +122,14 @@ def controller() -> Generator[Controller]:
     shutil.rmtree(folder)
 
 
+async def eventually(holds: Callable[[], bool], what: str) -> None:
+    for _ in range(int(SETTLE_SECONDS / 0.05)):
+        if holds():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"not within {SETTLE_SECONDS:.0f} s: {what}")
+
+
 def run_to_end(controller: Controller) -> subprocess.CompletedProcess[str]:
     return subprocess.run(controller.command(), capture_output=True, text=True, timeout=30, check=False)
 
@@ -184,9 +192,7 @@ async def test_line_from_yaml_to_a_routed_endpoint_and_back(controller: Controll
         assert events[0]["reason"] == "InstanceCreated"
         assert len(gateway.routed) == 1
         (controller.source / "placement.yaml").unlink()
-        async with asyncio.timeout(SETTLE_SECONDS):
-            while (await controller.get("objects/instances"))["items"]:  # noqa: ASYNC110 - another process has no event
-                await asyncio.sleep(0.1)
+        await eventually(lambda: not agent.members, "the agent has let go of the member")
         assert not gateway.routed
         assert len(agent.started) == 1
         for task in tasks:
@@ -206,12 +212,13 @@ async def test_killed_controller_converges_and_restarts_no_engine(
         task = group.create_task(live_agent(controller, agent, tmp_path / "agent"))
         await controller.wait_condition("Serving")
         controller.end(signal.SIGKILL)
+        before = agent.applied_term
         if is_store_lost:
             for path in (controller.state / "controller").glob("store-*"):
                 path.unlink()
         controller.listen = controller.url().removeprefix("https://")
         controller.start()
-        await controller.wait_ready()
+        await eventually(lambda: agent.applied_term > before and agent.is_complete, "the agent follows a new term")
         await controller.wait_condition("Serving")
         task.cancel()
     assert len(agent.started) == 1

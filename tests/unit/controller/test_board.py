@@ -179,6 +179,14 @@ def test_highest_term_is_what_anybody_acts_on(board: FleetBoard) -> None:
     assert board.observed.highest_term == 9
 
 
+def test_serial_of_this_term_that_was_never_given_out_counts_as_a_higher_term(board: FleetBoard) -> None:
+    board.publish({"a": assignments()}, None)
+    board.on_report("a", worlds.report(applied=Order(term=3, serial=1)))
+    assert board.observed.highest_term == 3
+    board.on_report("b", worlds.report(applied=Order(term=3, serial=2)))
+    assert board.observed.highest_term == 4
+
+
 def test_answer_is_kept_only_while_its_ask_is_open_on_that_node(board: FleetBoard) -> None:
     board.publish({"a": assignments(asks=(Ask(id="x", kind=AskKind.HEADER),))}, None)
     board.on_answer("b", AskAnswer(id="x", error="not mine"))
