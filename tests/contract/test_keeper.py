@@ -43,9 +43,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def launch(folder: Path, port: int, **knobs: str) -> Launch:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    program = engine_double(folder.parent)
-    environment = {"PATH": os.environ["PATH"]} | {f"DOUBLE_{name.upper()}": value for name, value in knobs.items()}
-    return Launch((str(program), "--port", str(port)), environment, (("engine.key", "k"),))
+    program = engine_double(folder.parent, **knobs)
+    return Launch((str(program), "--port", str(port)), {"PATH": os.environ["PATH"]}, (("engine.key", "k"),))
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
