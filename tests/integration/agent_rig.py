@@ -95,7 +95,7 @@ class AgentRig:
     fleet: Rig
     board: WishBoard
     weights: Path
-    source: str = ""
+    cache: Path
     agent: "subprocess.Popen[bytes] | None" = None
     grace_seconds: float = 60.0
     log: Path = field(init=False)
@@ -118,7 +118,7 @@ class AgentRig:
         token = self.folder / "token"
         if not token.exists():
             token.write_text(self.fleet.token(CertificateRole.AGENT))
-        flags = ["--controller", self.fleet.url, "--token-file", str(token), "--cache", str(self.folder / "cache")]
+        flags = ["--controller", self.fleet.url, "--token-file", str(token), "--cache", str(self.cache)]
         flags += ["--name", NODE, "--orphan-grace-seconds", str(self.grace_seconds), *more]
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(self.command(*flags), stderr=log, start_new_session=True, pass_fds=pass_fds)
@@ -138,7 +138,7 @@ class AgentRig:
     def instance(self, key: str, **spec: object) -> Instance:
         fields: dict[str, object] = {
             "instance_id": key,
-            "artifact": self.artifact(),
+            "artifact": spec.get("artifact") or self.artifact(),
             "options": EngineOptions(context_tokens=512, slots=2),
             "members": (Member(node=NODE, costs=(Costs(weights_bytes=1_000_000),)),),
             "startup_seconds": 60,
@@ -197,17 +197,21 @@ async def running_rig(folder: Path, **knobs: str) -> AsyncGenerator[AgentRig]:
     """A fleet with one node whose engine is the double."""
     weights = folder / "weights.gguf"
     weights.write_bytes(b"GGUF" + bytes(1000))
-    program = engine_double(folder, **knobs)
-    async with running_with(folder, program, weights) as rig:
+    spec = given(engine_double(folder, **knobs))
+    async with running_with(folder, spec, weights, folder / "cache") as rig:
         yield rig
 
 
+def given(program: Path) -> NodeSpec:
+    """The spec of a Node whose operator names the engine's program."""
+    return NodeSpec(engines=(EngineOverride(engine=EngineName.LLAMA_SERVER, path=str(program)),))
+
+
 @asynccontextmanager
-async def running_with(folder: Path, program: Path, weights: Path) -> AsyncGenerator[AgentRig]:
-    spec = NodeSpec(engines=(EngineOverride(engine=EngineName.LLAMA_SERVER, path=str(program)),))
+async def running_with(folder: Path, spec: NodeSpec, weights: Path, cache: Path) -> AsyncGenerator[AgentRig]:
     board = WishBoard(spec)
     async with running_fleet(folder, board) as fleet:
-        rig = AgentRig(folder, fleet, board, weights)
+        rig = AgentRig(folder, fleet, board, weights, cache)
         try:
             yield rig
         finally:
