@@ -61,8 +61,7 @@ class Reporter:
         self._answered = None
         complaint = ""
         while True:
-            # Until it is known what runs, a report would say that nothing does.
-            if not self._runtime.state.is_finding:
+            if not self._runtime.is_finding:
                 try:
                     await self._report(fleet)
                     complaint = ""
