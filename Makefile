@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 UV := $(CURDIR)/.uv/bin/uv
 RUN := $(UV) run --frozen --no-sync
+# Compiled once at setup, so that every start is quick also where Python may not write its caches.
+export UV_COMPILE_BYTECODE := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up test check golden verify bench clean

@@ -52,10 +52,11 @@ def children_end_with_their_test() -> Iterator[None]:
 
 def _observe_children() -> set[psutil.Process]:
     """Running children of this process. One system call when there are none, which is nearly always."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return set()
+    if hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return set()
     return {child for child in psutil.Process().children() if _is_running(child)}
 
 

@@ -7,12 +7,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import AskAnswer, Assignments, Demand, Endpoints, Order, Report, ReportAnswer
 from covey_api.meta import Status
+from covey_api.node import Node
+
+CreatedT = TypeVar("CreatedT", Instance, Node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,8 @@ class Store(Protocol):
         """True when desired objects have changed since the last `list_objects`; False after the timeout."""
         ...
 
-    async def create(self, instance: Instance) -> Instance:
-        """Store a new Instance. Conflict if the name is taken."""
+    async def create(self, instance: CreatedT) -> CreatedT:
+        """Store a new Instance, or the Node of a machine that joined. Conflict if the name is taken."""
         ...
 
     async def update(self, instance: Instance) -> Instance:
@@ -138,6 +141,8 @@ class AgentSession:
 
     node: str
     connected: bool = False
+    disconnected_at: float | None = None
+    """Since when its stream is broken; None while it is open, or was never opened."""
     last_seen: float = 0.0
     report: Report | None = None
     """Merged: every section that any report of this boot carried."""

@@ -39,6 +39,63 @@ class ReadyReason(StrEnum):
     """The node has been silent; what it runs may still serve."""
 
 
+class ModelReason(StrEnum):
+    """Reasons of the conditions of Model."""
+
+    RESOLVED = "Resolved"
+    """Artifact and geometry of every variant are known."""
+    GEOMETRY_PENDING = "GeometryPending"
+    """A node is reading the artifact's header, or none is there to read it."""
+    GEOMETRY_UNAVAILABLE = "GeometryUnavailable"
+    """No node could read the artifact's header; the message has the cause."""
+    ALIAS_CONFLICT = "AliasConflict"
+    """An older Model has the same alias; this one is not reached by it."""
+
+
+class NodeReason(StrEnum):
+    """Reasons of the conditions of Node."""
+
+    REPORTING = "Reporting"
+    """Its agent is connected and reports."""
+    FACTS_PENDING = "FactsPending"
+    """It has not reported its facts yet."""
+    NODE_UNKNOWN = "NodeUnknown"
+    """The node has been silent; what it runs may still serve."""
+    NOT_WISHED = "NotWished"
+    """It runs Instances that no Placement asks for; the message names them."""
+    DELETING = "Deleting"
+    """Its deletion was asked for: what it runs is drained."""
+
+
+class EventReason(StrEnum):
+    """Why the controller did something, as events show it."""
+
+    NODE_JOINED = "NodeJoined"
+    """An agent reported that has no Node yet: one was made, with an empty spec."""
+    CREATED = "InstanceCreated"
+    """A replica found its place."""
+    ADOPTED = "InstanceAdopted"
+    """A node runs an Instance that the store did not know and a Placement asks for."""
+    STRAY_FOUND = "StrayFound"
+    """A node runs an Instance that no Placement asks for."""
+    DRAIN_STARTED = "DrainStarted"
+    """An Instance takes no new request; the message says why."""
+    DRAIN_ENDED = "DrainEnded"
+    """Its members stop; the message says what the wait ended with."""
+    DELETED = "InstanceDeleted"
+    """Its members ended, or their node is lost."""
+    FAILED = "InstanceFailed"
+    """An attempt failed; the message has the cause."""
+    ATTEMPT_STARTED = "AttemptStarted"
+    """A failed Instance is tried again where it was."""
+    LOST = "InstanceLost"
+    """Its node has been silent beyond the grace: a replacement is placed."""
+    HEADER_READ = "HeaderRead"
+    """A node read the artifact's header."""
+    HEADER_UNREAD = "HeaderUnread"
+    """A node could not read the artifact's header."""
+
+
 class RefusalReason(StrEnum):
     """Why one node is not chosen for one Placement."""
 
@@ -107,6 +164,7 @@ class ErrorCode(StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     UPSTREAM_UNAVAILABLE = "upstream_unavailable"
+    UPSTREAM_ERROR = "upstream_error"
     UPSTREAM_ENDED = "upstream_ended"
     UPSTREAM_TIMEOUT = "upstream_timeout"
     OVERLOADED = "overloaded"

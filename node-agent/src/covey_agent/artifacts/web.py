@@ -110,6 +110,8 @@ class Web:
         self.settings = settings
         self.patience = patience
         self._netrc = _read_netrc(settings)
+        # It logs every URL whole, and what an index redirects to may be signed.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
         self._client = httpx.AsyncClient(
             verify=_trust(settings),
             follow_redirects=False,

@@ -55,9 +55,9 @@ def parse_events(text: str) -> Iterator[Any]:
         raise Unreadable(YamlProblem(line, (), "", f"file must be valid YAML: {error.reason}")) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = mark.line if mark else 0
-        source = "".join(text.splitlines()[line : line + 1])
-        raise Unreadable(YamlProblem(line + 1, (), "", _render_syntax_error(error, source))) from None
+        lines = text.splitlines()
+        line = min(mark.line if mark else 0, len(lines) - 1)  # libyaml may point behind the last line
+        raise Unreadable(YamlProblem(line + 1, (), "", _render_syntax_error(error, lines[line]))) from None
 
 
 def _render_syntax_error(error: yaml.MarkedYAMLError, source: str) -> str:

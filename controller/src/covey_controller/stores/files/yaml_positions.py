@@ -36,7 +36,10 @@ class YamlNode:
     entries: list["YamlNode"] = field(default_factory=list["YamlNode"])
 
     def line_of(self, path: Path, *, key: bool = False) -> int:
-        """Line of the value at a path (or of its key), else of the nearest thing above it that is there."""
+        """Line of the value at a path, else of the nearest thing above it that is there.
+
+        A mapping or list below a key begins, for people, at the key.
+        """
         node, line = self, self.line
         for step in path:
             if isinstance(step, int):
@@ -49,7 +52,7 @@ class YamlNode:
                     return line
                 line = node.key_lines[step]
                 node = node.fields[step]
-        return line if key or not path else node.line
+        return line if key or node.depth else node.line
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +141,10 @@ class _Composer:
             value = parse_scalar(text, event.tag, plain=event.implicit[0])
         except ValueError as error:
             self._report(line, path, text[:80], str(error))
-            return None
+            return ""
         if isinstance(value, str) and "\0" in value:
             self._report(line, path, "NUL", "text must not hold the NUL character")
-            return None
+            return ""
         return value
 
     def _compose_list(self, line: int, path: Path) -> YamlNode:

@@ -60,7 +60,7 @@ def parse_plain(text: str) -> JsonScalar:
     numeral = text.replace("_", "")
     if _INTEGER.fullmatch(numeral):
         return _parse_integer(numeral)
-    if _FLOAT.fullmatch(text if text[0] == "." else numeral):
+    if _FLOAT.fullmatch(numeral):
         return _parse_float(numeral)
     return text
 

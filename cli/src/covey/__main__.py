@@ -1,0 +1,5 @@
+"""`python -m covey`."""
+
+from covey.main import main
+
+main()

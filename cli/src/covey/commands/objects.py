@@ -1,0 +1,248 @@
+"""Commands on objects, with kubectl's nouns and flags: get, describe, why, apply, delete, wait."""
+
+import sys
+import time
+from pathlib import Path
+
+import click
+from covey_api.kinds import Kind
+
+from covey.commands.options import (
+    kind_of,
+    namespace_of,
+    namespace_option,
+    open_control,
+    parse_targets,
+    print_results,
+    state_option,
+)
+from covey.control import Control, JsonObject
+from covey.errors import CommandError, ExitCode
+from covey.jsonpath import find_values
+from covey.tables import render_describe, render_json, render_objects, render_yaml
+
+POLL_SECONDS = 0.2
+DOCUMENT_SUFFIXES = {".yaml", ".yml", ".json"}
+
+
+@click.command()
+@click.argument("kinds")
+@click.argument("names", nargs=-1)
+@namespace_option
+@click.option("-A", "--all-namespaces", is_flag=True, help="Objects of every namespace.")
+@click.option("-o", "--output", type=click.Choice(["wide", "yaml", "json", "name"]), help="How to print.")
+@click.option("-w", "--watch", is_flag=True, help="Print again what changes, until interrupted.")
+@state_option
+def get(
+    kinds: str,
+    names: tuple[str, ...],
+    namespace: str,
+    all_namespaces: bool,
+    output: str | None,
+    watch: bool,
+    state: Path,
+) -> None:
+    """List objects: KINDS is one kind or several with commas, e.g. `models,placements,nodes,instances`.
+
+    `covey get source` shows what the source holds and what of it runs.
+    """
+    with open_control(state) as control:
+        if kinds == "source":
+            _print_source(control.get_source(), output)
+            return
+        if "/" in kinds:
+            targets = parse_targets((kinds, *names))
+            wanted = {name for _, name in targets}
+            chosen = list(dict.fromkeys(kind for kind, _ in targets))
+        else:
+            wanted, chosen = set(names), [kind_of(word) for word in kinds.split(",") if word]
+        if watch:
+            _watch_objects(control, chosen, wanted, None if all_namespaces else namespace)
+            return
+        found: list[tuple[type[Kind], list[JsonObject]]] = []
+        for kind in chosen:
+            items = control.list_objects(kind.PLURAL, None if all_namespaces else namespace_of(kind, namespace) or None)
+            found.append((kind, [item for item in items if not wanted or item["metadata"]["name"] in wanted]))
+    missing = wanted - {item["metadata"]["name"] for _, items in found for item in items}
+    _print_objects(found, output, all_namespaces)
+    if missing:
+        where = "" if all_namespaces else f" in namespace '{namespace}'"
+        names_text = ", ".join(f"'{name}'" for name in sorted(missing))
+        raise CommandError(f"no {'/'.join(k.SINGULAR for k in chosen)} {names_text}{where}", ExitCode.NOTHING_MATCHED)
+
+
+def _print_objects(found: list[tuple[type[Kind], list[JsonObject]]], output: str | None, all_namespaces: bool) -> None:
+    everything = [item for _, items in found for item in items]
+    if output in ("json", "yaml"):
+        listed = {"apiVersion": "v1", "kind": "List", "items": everything}
+        click.echo(render_json(listed) if output == "json" else render_yaml(listed))
+        return
+    blocks: list[str] = []
+    for kind, items in found:
+        if output == "name":
+            blocks += [f"{kind.SINGULAR}/{item['metadata']['name']}" for item in items]
+        elif items:
+            table = render_objects(
+                kind, items, wide=output == "wide", all_namespaces=all_namespaces, prefix=len(found) > 1
+            )
+            blocks.append(table)
+        else:
+            click.echo(f"No {kind.PLURAL} found.", err=True)
+    click.echo(("\n" if output == "name" else "\n\n").join(blocks)) if blocks else None
+
+
+def _print_source(source: JsonObject, output: str | None) -> None:
+    if output in ("json", "yaml"):
+        click.echo(render_json(source) if output == "json" else render_yaml(source))
+        return
+    click.echo(f"Source:   {source['source']}")
+    click.echo(f"Running:  set {source['applied'] or '<none>'}")
+    if source["wanted"] != source["applied"]:
+        click.echo(f"Refused:  set {source['wanted']}")
+    for error in source.get("errors", ()):
+        click.echo(f"  {error['file']}:{error['line']}: {error['message']}")
+    for notice in source.get("notices", ()):
+        click.echo(f"Note:     {notice}")
+
+
+def _watch_objects(control: Control, kinds: list[type[Kind]], names: set[str], namespace: str | None) -> None:
+    headed = False
+    by_name = {kind.__name__: kind for kind in kinds}
+    for change in control.watch([kind.PLURAL for kind in kinds]):
+        item = change.get("object")
+        if item is None or (names and item["metadata"]["name"] not in names):
+            continue
+        kind = by_name[item["kind"]]
+        if kind.NAMESPACED and namespace and item["metadata"].get("namespace") != namespace:
+            continue
+        table = render_objects(kind, [item], wide=False, all_namespaces=namespace is None, prefix=len(kinds) > 1)
+        head, row = table.splitlines()
+        click.echo(row if headed and len(kinds) == 1 else f"{head}\n{row}")
+        headed = True
+
+
+@click.command()
+@click.argument("target", nargs=-1, required=True)
+@namespace_option
+@state_option
+def describe(target: tuple[str, ...], namespace: str, state: Path) -> None:
+    """Show objects whole, with conditions and events: KIND NAME, or KIND/NAME."""
+    with open_control(state) as control:
+        blocks: list[str] = []
+        for kind, name in parse_targets(target):
+            place = namespace_of(kind, namespace)
+            item = control.get_object(kind.PLURAL, place, name)
+            blocks.append(render_describe(kind, item, control.list_events(kind.PLURAL, place, name)))
+    click.echo("\n\n".join(blocks))
+
+
+@click.command()
+@click.argument("target", nargs=-1, required=True)
+@namespace_option
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
+@state_option
+def why(target: tuple[str, ...], namespace: str, output: str, state: Path) -> None:
+    """Explain a decision in full, per node and in bytes: KIND NAME, or KIND/NAME."""
+    with open_control(state) as control:
+        answers = [
+            control.explain(kind.PLURAL, namespace_of(kind, namespace), name) for kind, name in parse_targets(target)
+        ]
+    for answer in answers:
+        click.echo(render_json(answer["data"]) if output == "json" else answer["text"].rstrip("\n"))
+
+
+@click.command()
+@click.option("-f", "--filename", required=True, multiple=True, help="File, folder, or `-` for standard input.")
+@state_option
+def apply(filename: tuple[str, ...], state: Path) -> None:
+    """Write documents into the source of the running Covey, as one set that is taken whole or not at all."""
+    text = "\n---\n".join(_read_documents(name) for name in filename)
+    with open_control(state) as control:
+        print_results(control.apply_text(text, ", ".join(filename)))
+
+
+def _read_documents(name: str) -> str:
+    if name == "-":
+        return sys.stdin.read()
+    path = Path(name)
+    try:
+        if path.is_dir():
+            files = sorted(p for p in path.iterdir() if p.suffix in DOCUMENT_SUFFIXES and not p.name.startswith("."))
+            if not files:
+                raise CommandError(f"folder '{name}' holds no .yaml, .yml or .json file", ExitCode.NOTHING_MATCHED)
+            return "\n---\n".join(file.read_text() for file in files)
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"cannot read '{name}': {error}", ExitCode.WRONG_USE) from error
+
+
+@click.command()
+@click.argument("target", nargs=-1)
+@click.option("-f", "--filename", multiple=True, help="Delete the objects that these files name.")
+@namespace_option
+@state_option
+def delete(target: tuple[str, ...], filename: tuple[str, ...], namespace: str, state: Path) -> None:
+    """Remove objects from the source: KIND NAME, KIND/NAME, or -f FILE."""
+    if bool(target) == bool(filename):
+        raise CommandError("give either objects or -f FILE", ExitCode.WRONG_USE)
+    if filename:
+        keys = [key for name in filename for key in _keys_of(_read_documents(name), namespace)]
+    else:
+        keys = [_key(kind, namespace, name) for kind, name in parse_targets(target)]
+    with open_control(state) as control:
+        print_results(control.delete_keys(keys))
+
+
+def _key(kind: type[Kind], namespace: str, name: str) -> JsonObject:
+    return {"kind": kind.__name__, "namespace": namespace_of(kind, namespace), "name": name}
+
+
+def _keys_of(text: str, namespace: str) -> list[JsonObject]:
+    import yaml  # only here: most commands never parse YAML
+
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if document]
+        return [
+            _key(kind_of(d["kind"]), d["metadata"].get("namespace") or namespace, d["metadata"]["name"])
+            for d in documents
+        ]
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise CommandError(f"cannot tell which objects the documents name: {error}", ExitCode.WRONG_USE) from error
+
+
+@click.command()
+@click.argument("target", nargs=-1, required=True)
+@click.option("--for", "wanted", required=True, help="`condition=TYPE[=STATUS]` or `delete`.")
+@click.option("--timeout", "timeout_seconds", type=float, default=60.0, show_default=True, help="Seconds to wait.")
+@namespace_option
+@state_option
+def wait(target: tuple[str, ...], wanted: str, timeout_seconds: float, namespace: str, state: Path) -> None:
+    """Wait until objects have a condition, or are gone."""
+    condition, _, status = wanted.removeprefix("condition=").partition("=")
+    if wanted != "delete" and (not wanted.startswith("condition=") or not condition):
+        raise CommandError(f"--for must be 'condition=TYPE[=STATUS]' or 'delete'; got '{wanted}'", ExitCode.WRONG_USE)
+    deadline = time.monotonic() + timeout_seconds
+    with open_control(state) as control:
+        for kind, name in parse_targets(target):
+            place = namespace_of(kind, namespace)
+            while not _holds(control, kind, place, name, wanted, condition, status or "True"):
+                if time.monotonic() >= deadline:
+                    raise CommandError(f"timed out waiting for {wanted} on {kind.SINGULAR}/{name}", ExitCode.TIMED_OUT)
+                time.sleep(POLL_SECONDS)
+            click.echo(f"{kind.SINGULAR}/{name} {'deleted' if wanted == 'delete' else 'condition met'}")
+
+
+def _holds(
+    control: Control, kind: type[Kind], namespace: str, name: str, wanted: str, condition: str, status: str
+) -> bool:
+    try:
+        item = control.get_object(kind.PLURAL, namespace, name)
+    except CommandError as error:
+        if error.code is ExitCode.NOTHING_MATCHED and wanted == "delete":
+            return True
+        raise
+    if wanted == "delete":
+        return False
+    if item.get("status", {}).get("observedGeneration", -1) < item["metadata"].get("generation", 0):
+        return False
+    return find_values(item, f".status.conditions[?(@.type=='{condition}')].status") == [status]

@@ -1,0 +1,50 @@
+"""Keys of clients and tokens of machines. Each secret is printed once and stored hashed."""
+
+from pathlib import Path
+
+import click
+
+from covey.commands.options import namespace_option, open_control, state_option
+
+
+@click.group()
+def key() -> None:
+    """Keys with which clients call the gateway."""
+
+
+@key.command("create")
+@click.argument("name")
+@click.option("--expiry", help="UTC time after which it is refused, e.g. 2027-01-31T00:00:00Z.")
+@namespace_option
+@state_option
+def create_key(name: str, expiry: str | None, namespace: str, state: Path) -> None:
+    """Make a key; it is shown once. The source gets an AccessKey with its hash."""
+    with open_control(state) as control:
+        click.echo(control.create_key(name, namespace, expiry))
+
+
+@key.command("delete")
+@click.argument("name")
+@namespace_option
+@state_option
+def delete_key(name: str, namespace: str, state: Path) -> None:
+    """Remove a key; it stops working within two seconds."""
+    with open_control(state) as control:
+        control.delete_key(name, namespace)
+    click.echo(f"accesskey/{name} deleted")
+
+
+@click.group()
+def token() -> None:
+    """Tokens with which machines join the fleet."""
+
+
+@token.command("create")
+@click.option("--role", type=click.Choice(["agent", "gateway"]), default="agent", show_default=True)
+@click.option("--uses", type=click.IntRange(1, 1000), default=1, show_default=True, help="How often it may be used.")
+@click.option("--ttl", "ttl_seconds", type=click.IntRange(60, 7 * 86_400), default=3600, show_default=True)
+@state_option
+def create_token(role: str, uses: int, ttl_seconds: int, state: Path) -> None:
+    """Make a join token; it is shown once."""
+    with open_control(state) as control:
+        click.echo(control.create_token(role, uses, ttl_seconds))

@@ -1,0 +1,163 @@
+"""`covey up [SOURCE]`: everything on this machine, in the foreground, until Ctrl-C."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from covey.commands.options import state_option
+from covey.control import Control
+from covey.errors import CommandError, ExitCode
+from covey.paths import CACHE_VARIABLE
+from covey.up.parent import AlreadyRunning, Parent, Settings, hold_state_folder
+from covey.up.progress import Outcome, wait_until_settled
+
+DEFAULT_PORT = 52415
+# Levels at which a part's line is shown to the person in front, beside going to its log.
+SHOWN_LEVELS = (" WARNING ", " ERROR ", " CRITICAL ")
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path), default=Path())
+@click.option("--wait", is_flag=True, help="Show progress until every placement serves, then how to use it.")
+@click.option("--headless", is_flag=True, help="No bars and no colours; each part's log lines as they come.")
+@click.option("--port", type=click.IntRange(1, 65_535), default=DEFAULT_PORT, show_default=True, help="Gateway's port.")
+@click.option("--allow-empty", is_flag=True, help="An empty source deletes everything (else it deletes nothing).")
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar=CACHE_VARIABLE,
+    help=f"Folder for models and engines; also {CACHE_VARIABLE}.",
+)
+@state_option
+def up(source: Path, wait: bool, headless: bool, port: int, allow_empty: bool, cache: Path | None, state: Path) -> None:
+    """Run Covey on this machine as the YAML files in SOURCE (a folder or a file) say."""
+    if not source.exists():
+        raise CommandError(f"source '{source}' must be a folder or a file; there is nothing", ExitCode.WRONG_USE)
+    settings = Settings(
+        source=source.resolve(),
+        state=state.expanduser().absolute(),
+        cache=cache.expanduser().absolute() if cache else None,
+        port=port,
+        allow_empty=allow_empty,
+    )
+    try:
+        with hold_state_folder(settings):
+            _run_to_end(settings, wait=wait, headless=headless)
+    except AlreadyRunning as running:
+        _report_running(running, settings)
+
+
+def _run_to_end(settings: Settings, *, wait: bool, headless: bool) -> None:
+    try:
+        asyncio.run(_run(settings, wait=wait, headless=headless))
+    except* CommandError as errors:
+        raise _first_leaf(errors) from None
+
+
+def _first_leaf(errors: ExceptionGroup[CommandError]) -> CommandError:
+    first = errors.exceptions[0]
+    return _first_leaf(first) if isinstance(first, ExceptionGroup) else first
+
+
+def _report_running(running: AlreadyRunning, settings: Settings) -> None:
+    record = running.record
+    if record.get("source") == str(settings.source):
+        click.echo(f"Covey is already running here (pid {record.get('pid')}): {record.get('gatewayUrl')}")
+        return
+    raise CommandError(
+        f"state folder '{settings.state}' belongs to a running 'covey up' (pid {record.get('pid', 'unknown')}, source "
+        f"'{record.get('source', 'unknown')}'). Stop it, or name another folder with --state."
+    )
+
+
+async def _run(settings: Settings, *, wait: bool, headless: bool) -> None:
+    console = Console(stderr=True, force_terminal=False if headless else None)
+
+    def show_line(part: str, line: str) -> None:
+        if headless or any(level in line for level in SHOWN_LEVELS) or line.startswith("ended "):
+            console.print(f"[{part}] {line}", markup=False, highlight=False, soft_wrap=True)
+
+    stopping = asyncio.Event()
+    parent = Parent(settings, show_line)
+    _watch_signals(stopping, parent, console)
+    try:
+        async with parent.run():
+            console.print(f"Covey runs '{settings.source}' with state in '{settings.state}'.", highlight=False)
+            async with asyncio.TaskGroup() as group:
+                waiting = group.create_task(_report_start(settings, console, wait=wait))
+                await stopping.wait()
+                waiting.cancel()
+            console.print("Stopping: the gateway, the agent with its engines, the controller.", highlight=False)
+    finally:
+        console.print("Stopped; nothing that Covey started is left running.", highlight=False)
+
+
+def _watch_signals(stopping: asyncio.Event, parent: Parent, console: Console) -> None:
+    def on_signal() -> None:
+        if stopping.is_set():
+            console.print("Interrupted again: ending the parts at once.", highlight=False)
+            parent.hurry()
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal)
+
+
+async def _report_start(settings: Settings, console: Console, *, wait: bool) -> None:
+    if not wait:
+        console.print(f"Gateway: {settings.gateway_url}   (Ctrl-C stops everything)", highlight=False)
+        return
+    with Control(settings.state) as control:
+        outcomes = await wait_until_settled(control, console)
+        where = await asyncio.to_thread(_describe_places, control, settings)
+    click.echo("\n".join([*where, *_describe_outcomes(outcomes), *_describe_use(outcomes, settings)]))
+    sys.stdout.flush()
+
+
+def _describe_places(control: Control, settings: Settings) -> list[str]:
+    instances = [
+        f"  {item['metadata']['name']}: {item['spec']['model']} on node '{item['spec']['members'][0]['node']}', "
+        f"{item['spec']['engine']}/{item['spec']['compute']}, window {item['spec']['options']['contextTokens']} tokens"
+        for item in control.list_objects("instances")
+    ]
+    return [
+        f"Source:   {settings.source}",
+        f"State:    {settings.state} (logs in {settings.state / 'log'})",
+        "Instances:" if instances else "Instances: none",
+        *instances,
+    ]
+
+
+def _describe_outcomes(outcomes: list[Outcome]) -> list[str]:
+    return [
+        f"Placement '{outcome.name}' is not serving: {outcome.reason}: {outcome.message}"
+        for outcome in outcomes
+        if not outcome.ready
+    ]
+
+
+def _describe_use(outcomes: list[Outcome], settings: Settings) -> list[str]:
+    ready = [outcome.model for outcome in outcomes if outcome.ready]
+    lines = ["", f"Covey serves at {settings.gateway_url}"]
+    if not ready:
+        return [*lines, "No model is ready; 'covey get placements' says why."]
+    model = ready[0]
+    body = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Say hello."}}]}}'
+    return [
+        *lines,
+        "",
+        f"curl -N {settings.gateway_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        "",
+        "from openai import OpenAI",
+        f'client = OpenAI(base_url="{settings.gateway_url}/v1", api_key="unused-on-this-machine")',
+        'messages = [{"role": "user", "content": "Say hello."}]',
+        f'for chunk in client.chat.completions.create(model="{model}", stream=True, messages=messages):',
+        '    print(chunk.choices[0].delta.content or "", end="", flush=True)',
+        "",
+        "Ctrl-C stops everything.",
+    ]

@@ -1,0 +1,1 @@
+"""`covey up`: the parts as separate processes under one small parent, so that each can die alone."""

@@ -1,0 +1,195 @@
+"""The parent of `covey up`: locks the state folder, starts the parts in order, stops them in order.
+
+The order of starting: the controller, because the others need its address and a token each; then agent and gateway
+together. The order of stopping: gateway (lets streams end) and agent (stops every engine) together, the controller
+last, so that the last states are recorded. Whatever an agent that died could not stop is swept at the end.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey_fleet_client.files import ensure_private_folder, write_private
+
+from covey.control import Control
+from covey.errors import CommandError, ExitCode
+from covey.up.part import Part
+
+CONTROLLER_START_SECONDS = 60.0
+# Gateway and agent get this long, the controller the next; the whole stop stays below 15 s.
+PARTS_STOP_SECONDS = 11.0
+CONTROLLER_STOP_SECONDS = 2.0
+SWEEP_SECONDS = 10.0
+POLL_SECONDS = 0.05
+TOKEN_USES = 8
+TOKEN_TTL_SECONDS = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `covey up` was asked for."""
+
+    source: Path
+    state: Path
+    cache: Path | None
+    port: int
+    allow_empty: bool
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+class AlreadyRunning(Exception):
+    """Another `covey up` holds the state folder; `record` is what it wrote of itself."""
+
+    def __init__(self, record: dict[str, str]) -> None:
+        super().__init__("already running")
+        self.record = record
+
+
+@contextmanager
+def hold_state_folder(settings: Settings) -> Generator[None]:
+    """The lock of one `covey up` per state folder, and the record that others find it by. AlreadyRunning if held."""
+    ensure_private_folder(settings.state)
+    record_path = settings.state / "up.json"
+    with (settings.state / "up.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(_read_record(record_path)) from None
+        record = {"pid": str(os.getpid()), "gatewayUrl": settings.gateway_url, "source": str(settings.source)}
+        write_private(record_path, json.dumps(record))
+        try:
+            yield
+        finally:
+            record_path.unlink(missing_ok=True)
+
+
+def _read_record(path: Path) -> dict[str, str]:
+    try:
+        return {str(key): str(value) for key, value in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+class Parent:
+    """The running parts. `on_line(part, line)` gets each line that a part logs."""
+
+    def __init__(self, settings: Settings, on_line: Callable[[str, str], None]) -> None:
+        self._settings = settings
+        self._fleet_listen = "127.0.0.1:0"
+        self._lifeline, self._lifeline_end = os.pipe()
+        logs = settings.state / "log"
+        ensure_private_folder(logs)
+        arguments: dict[str, Callable[[], Sequence[str]]] = {
+            "controller": self._controller_arguments,
+            "agent": self._agent_arguments,
+            "gateway": self._gateway_arguments,
+        }
+        self.controller, self.agent, self.gateway = (
+            Part(name, make, logs / f"{name}.log", self._lifeline, on_line) for name, make in arguments.items()
+        )
+
+    def _controller_arguments(self) -> list[str]:
+        settings = self._settings
+        extra = ["--allow-empty"] if settings.allow_empty else []
+        listen = ["--fleet-listen", self._fleet_listen]
+        return ["--source", str(settings.source), "--state", str(settings.state), *listen, *extra]
+
+    def _agent_arguments(self) -> list[str]:
+        cache = ["--cache", str(self._settings.cache)] if self._settings.cache else []
+        return [*self._fleet_arguments("agent"), *cache]
+
+    def _gateway_arguments(self) -> list[str]:
+        return [*self._fleet_arguments("gateway"), "--listen", f"127.0.0.1:{self._settings.port}"]
+
+    def _fleet_arguments(self, part: str) -> list[str]:
+        state = self._settings.state
+        token = state / part / "token"
+        return ["--controller", self._fleet_url(), "--token-file", str(token), "--state", str(state)]
+
+    def _fleet_url(self) -> str:
+        return str(json.loads((self._settings.state / "controller" / "fleet.json").read_text())["url"])
+
+    @asynccontextmanager
+    async def run(self) -> AsyncGenerator[None]:
+        """All parts started, until the block ends; then all stopped."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.controller.run())
+                try:
+                    await self._wait_for_controller()
+                    for part in ("agent", "gateway"):
+                        await self._give_token(part)
+                    self._fleet_listen = self._fleet_url().removeprefix("https://")
+                    group.create_task(self.agent.run())
+                    group.create_task(self.gateway.run())
+                    yield
+                finally:
+                    await self._stop()
+        finally:
+            os.close(self._lifeline)
+            os.close(self._lifeline_end)
+
+    async def _wait_for_controller(self) -> None:
+        try:
+            async with asyncio.timeout(CONTROLLER_START_SECONDS):
+                with Control(self._settings.state) as control:
+                    while True:
+                        if await asyncio.to_thread(control.is_ready):
+                            return
+                        await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError:
+            raise CommandError(
+                f"the controller was not ready within {CONTROLLER_START_SECONDS:.0f} s; its log is "
+                f"'{self.controller.log_path}'",
+                ExitCode.TIMED_OUT,
+            ) from None
+
+    async def _give_token(self, part: str) -> None:
+        folder = self._settings.state / part
+        ensure_private_folder(folder)
+        with Control(self._settings.state) as control:
+            token = await asyncio.to_thread(control.create_token, part, TOKEN_USES, TOKEN_TTL_SECONDS)
+        write_private(folder / "token", token)
+
+    async def _stop(self) -> None:
+        self.gateway.stop(signal.SIGTERM)
+        self.agent.stop(signal.SIGINT)
+        await self._wait_for_end((self.gateway, self.agent), PARTS_STOP_SECONDS)
+        if self.agent.exit_status != 0:
+            await self._sweep()
+        self.controller.stop(signal.SIGTERM)
+        await self._wait_for_end((self.controller,), CONTROLLER_STOP_SECONDS)
+
+    async def _wait_for_end(self, parts: Sequence[Part], seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for part in parts:
+                    await part.wait_idle()
+        for part in parts:
+            part.signal(signal.SIGKILL)
+
+    async def _sweep(self) -> None:
+        """Stop what the agent left: it died, or was never started in this run."""
+        arguments = ("-m", "covey_agent", "--stop-all", "--state", str(self._settings.state))
+        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, start_new_session=True)
+        try:
+            await asyncio.wait_for(process.wait(), SWEEP_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    def hurry(self) -> None:
+        """A second interrupt: end the parts now; the sweep still runs."""
+        for part in (self.gateway, self.agent, self.controller):
+            part.stop(signal.SIGKILL)

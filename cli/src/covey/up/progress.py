@@ -1,0 +1,118 @@
+"""What `covey up --wait` shows while placements become ready: bars on a terminal, lines elsewhere."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import click
+from covey_api.units import format_bytes
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+from covey.control import Control, JsonObject
+from covey.errors import CommandError
+from covey.jsonpath import find_values
+
+POLL_SECONDS = 0.25
+# Where there is no terminal, a line at most this often per placement.
+LINE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Where one placement stands."""
+
+    name: str
+    namespace: str
+    model: str
+    ready: bool
+    stalled: bool
+    reason: str
+    message: str
+
+
+def parse_outcome(item: JsonObject) -> Outcome:
+    """The outcome in a Placement's conditions; one that nobody has looked at yet is neither ready nor stalled."""
+    metadata = item["metadata"]
+    seen = item.get("status", {}).get("observedGeneration", -1) >= metadata.get("generation", 0)
+    conditions = {condition["type"]: condition for condition in find_values(item, ".status.conditions")}
+    ready = conditions.get("Ready", {})
+    return Outcome(
+        name=metadata["name"],
+        namespace=metadata.get("namespace", ""),
+        model=item["spec"]["modelRef"]["name"],
+        ready=seen and ready.get("status") == "True",
+        stalled=seen and conditions.get("Stalled", {}).get("status") == "True",
+        reason=ready.get("reason", "Pending"),
+        message=ready.get("message", ""),
+    )
+
+
+class Display:
+    """Bars or lines for each placement; `update` may be called as often as one likes."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._terminal = console.is_terminal
+        self._tasks: dict[str, TaskID] = {}
+        self._lines: dict[str, tuple[str, float]] = {}
+
+    def __enter__(self) -> "Display":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def update(self, outcome: Outcome, progress: JsonObject) -> None:
+        step = str(progress.get("step", "")) or outcome.reason
+        label = f"{outcome.name}: {step}"
+        done, total = int(progress.get("doneBytes", 0)), int(progress.get("totalBytes", 0))
+        if self._terminal:
+            task = self._tasks.setdefault(outcome.name, self._bars.add_task(label, total=None))
+            self._bars.update(task, description=label, completed=done, total=total or None)
+            return
+        now = time.monotonic()
+        last, shown = self._lines.get(outcome.name, ("", -LINE_SECONDS))
+        if label == last and (not total or now - shown < LINE_SECONDS):
+            return
+        rate = format_bytes(int(progress.get("bytesPerSecond", 0)))
+        amount = f" {format_bytes(done)} of {format_bytes(total)}, {rate}/s" if total else ""
+        click.echo(f"{label}{amount}", err=True)
+        self._lines[outcome.name] = (label, now)
+
+
+async def wait_until_settled(control: Control, console: Console) -> list[Outcome]:
+    """Every placement as it is once each is ready or stalled. Shows progress and each source error meanwhile."""
+    told: set[str] = set()
+    with Display(console) as display:
+        while True:
+            try:
+                outcomes = await asyncio.to_thread(_observe, control, display, told)
+            except CommandError:  # the controller is being started again: its parent says so
+                outcomes = None
+            if outcomes is not None and all(outcome.ready or outcome.stalled for outcome in outcomes):
+                return outcomes
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _observe(control: Control, display: Display, told: set[str]) -> list[Outcome] | None:
+    source = control.get_source()
+    for error in source.get("errors", ()):
+        line = f"{error['file']}:{error['line']}: {error['message']}"
+        if line not in told:
+            told.add(line)
+            click.echo(line, err=True)
+    outcomes = [parse_outcome(item) for item in control.list_objects("placements")]
+    for outcome in outcomes:
+        if not outcome.ready and not outcome.stalled:
+            display.update(outcome, control.get_progress("placements", outcome.namespace, outcome.name))
+    return outcomes if outcomes or source["applied"] or source.get("errors") else None

@@ -1,0 +1,264 @@
+"""The board between the reconciler's loop and the fleet API: reports in, snapshots out. One event loop, no locks.
+
+It owns the merging of reports and the orders of snapshots. It decides nothing: what a report means is `reconcile`'s.
+
+Serials grow by one with each snapshot of whatever stream; content that didn't change gets none, so a quiet fleet has
+quiet streams. A reader that is slow gets the newest snapshot only. Rejected: a queue per reader (unbounded, or lossy in
+the wrong place) and a serial per stream (agents and gateways compare one order).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from contextlib import contextmanager
+
+from covey_api.messages import (
+    KEEPALIVE_SECONDS,
+    NODE_SILENCE_SECONDS,
+    AskAnswer,
+    Assignments,
+    Demand,
+    Endpoints,
+    MemberReport,
+    Order,
+    Report,
+    ReportAnswer,
+)
+
+from covey_controller.ports import AgentSession, GatewaySession, Observed
+from covey_controller.reconcile.fleet import routed_ids
+from covey_controller.reconcile.world import AgentView, GatewayView, Published
+
+# A gateway that left is forgotten after this; drains stopped waiting for it long before.
+FORGET_SECONDS = 600.0
+# Answers that wait for the loop; more than are ever open at once.
+MAX_ANSWERS = 1024
+
+
+class FleetBoard:
+    """`Board` of the ports. `wake` is set when the loop has something to look at."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._observed = Observed()
+        self._term = 0
+        self._serial = 0
+        self._assignments: dict[str, Assignments] = {}
+        self._endpoints: Endpoints | None = None
+        self._readers: dict[tuple[str, str], list[asyncio.Event]] = {}
+        self.wake = asyncio.Event()
+
+    # What the loop does with it.
+
+    def begin(self, term: int) -> None:
+        """A new leadership: nothing is published yet, and serials start again."""
+        self._term, self._serial = term, 0
+        self._assignments, self._endpoints = {}, None
+
+    def publish(self, assignments: Mapping[str, Assignments], endpoints: Endpoints | None) -> None:
+        """Stream what differs from what is streamed. No endpoints: gateways keep what they have."""
+        for node in sorted(assignments):
+            before = self._assignments.get(node)
+            if before is None or before.model_copy(update={"serial": 0}) != assignments[node]:
+                self._assignments[node] = assignments[node].model_copy(update={"serial": self._next_serial()})
+                self._wake_readers("node", node)
+        for node in self._assignments.keys() - assignments.keys():
+            del self._assignments[node]
+        before = self._endpoints
+        if endpoints is not None and (before is None or before.model_copy(update={"serial": 0}) != endpoints):
+            self._endpoints = endpoints.model_copy(update={"serial": self._next_serial()})
+            self._wake_readers("gateway", "")
+
+    @property
+    def published(self) -> Published:
+        return Published(self._endpoints, dict(self._assignments))
+
+    @property
+    def observed(self) -> Observed:
+        return self._observed
+
+    def observe_agents(self) -> tuple[AgentView, ...]:
+        return tuple(
+            AgentView(each.node, each.last_seen, each.report, None if each.connected else each.disconnected_at)
+            for each in self._observed.agents.values()
+        )
+
+    def observe_gateways(self) -> tuple[GatewayView, ...]:
+        self._forget_gateways()
+        return tuple(
+            GatewayView(each.name, each.last_seen, each.connected, each.demand)
+            for each in self._observed.gateways.values()
+        )
+
+    def take_answers(self, ids: tuple[str, ...]) -> None:
+        """These have been used; they are dropped."""
+        for ask_id in ids:
+            self._observed.answers.pop(ask_id, None)
+
+    # What the fleet API does with it.
+
+    @property
+    def order(self) -> Order:
+        return Order(term=self._term, serial=self._serial)
+
+    def on_report(self, node: str, report: Report) -> ReportAnswer:
+        """Merge a report and wake the loop when it matters.
+
+        1. Not full, and what came before is unknown: the agent is asked for all.
+        2. Older than what is known (a retry that came late): its content is dropped.
+        3. Merged; the loop wakes if anything but readings changed, or the node was silent.
+        """
+        now = self._clock()
+        session = self._observed.agents.setdefault(node, AgentSession(node))
+        before = session.report if session.report and session.report.boot_id == report.boot_id else None
+        was_silent = session.report is None or now - session.last_seen >= NODE_SILENCE_SECONDS
+        session.last_seen = now
+        if before is None and not report.full:
+            return self._answer(resend=True)
+        if before is not None and report.sequence < before.sequence:
+            return self._answer()
+        merged = merge_report(before, report)
+        if was_silent or session.report is None or _significant(merged) != _significant(session.report):
+            self.wake.set()
+        session.report = merged
+        self._observe_term(merged)
+        return self._answer()
+
+    def on_demand(self, gateway: str, demand: Demand) -> Order:
+        """Keep it; the loop wakes when a table was applied, or what drains or can't be reached changed."""
+        session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
+        before, session.demand, session.last_seen = session.demand, demand, self._clock()
+        if self._weigh(before) != self._weigh(demand):
+            self.wake.set()
+        if demand.applied is not None:
+            self._observed.highest_term = max(self._observed.highest_term, demand.applied.term)
+        return self.order
+
+    def on_answer(self, node: str, answer: AskAnswer) -> None:
+        """Keep the answer of an ask that is open on this node; others are dropped."""
+        assignments = self._assignments.get(node)
+        is_open = assignments is not None and any(ask.id == answer.id for ask in assignments.asks)
+        if is_open and len(self._observed.answers) < MAX_ANSWERS:
+            self._observed.answers[answer.id] = answer
+            self.wake.set()
+
+    async def watch_assignments(self, node: str) -> AsyncIterator[Assignments | None]:
+        """The newest snapshot now and after each change; None every `KEEPALIVE_SECONDS`."""
+        session = self._observed.agents.setdefault(node, AgentSession(node))
+        with self._reading("node", node, session) as changed:
+            last: Order | None = None
+            while True:
+                snapshot = self._assignments.get(node)
+                if snapshot is not None and snapshot.order != last:
+                    last = snapshot.order
+                    yield snapshot
+                elif not await _is_set(changed):
+                    yield None
+
+    async def watch_endpoints(self, gateway: str) -> AsyncIterator[Endpoints | None]:
+        """The newest table now and after each change; None every `KEEPALIVE_SECONDS`."""
+        session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
+        with self._reading("gateway", gateway, session) as changed:
+            last: Order | None = None
+            while True:
+                snapshot = self._endpoints
+                if snapshot is not None and snapshot.order != last:
+                    last = snapshot.order
+                    yield snapshot
+                elif not await _is_set(changed):
+                    yield None
+
+    # Inside.
+
+    @contextmanager
+    def _reading(self, kind: str, name: str, session: AgentSession | GatewaySession) -> Generator[asyncio.Event]:
+        """A stream is open: its session is connected until its last stream ends."""
+        changed = asyncio.Event()
+        readers = self._readers.setdefault((kind, name), [])
+        readers.append(changed)
+        session.connected = True
+        if isinstance(session, AgentSession):
+            session.disconnected_at = None
+        self.wake.set()
+        try:
+            yield changed
+        finally:
+            readers.remove(changed)
+            if not readers:
+                del self._readers[kind, name]
+                session.connected = False
+                if isinstance(session, AgentSession):
+                    session.disconnected_at = self._clock()
+                self.wake.set()
+
+    def _wake_readers(self, kind: str, name: str) -> None:
+        for (reader_kind, reader_name), readers in self._readers.items():
+            if reader_kind == kind and name in ("", reader_name):
+                for changed in readers:
+                    changed.set()
+
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def _answer(self, *, resend: bool = False) -> ReportAnswer:
+        return ReportAnswer(term=self._term, serial=self._serial, resend=resend)
+
+    def _observe_term(self, report: Report) -> None:
+        terms = [member.instance.spec.term for member in report.members or () if member.instance]
+        applied = report.applied.term if report.applied else 0
+        self._observed.highest_term = max(self._observed.highest_term, applied, *terms)
+
+    def _weigh(self, demand: Demand | None) -> tuple[object, ...]:
+        """What of a demand decides anything: the table applied, requests on what left it, what can't be reached."""
+        if demand is None:
+            return ()
+        routed = routed_ids(self._endpoints)
+        leaving = tuple((e.instance_id, e.in_flight > 0) for e in demand.endpoints if e.instance_id not in routed)
+        shunned = tuple(e.instance_id for e in demand.endpoints if e.unreachable)
+        return (demand.applied, leaving, shunned)
+
+    def _forget_gateways(self) -> None:
+        now = self._clock()
+        for name, session in list(self._observed.gateways.items()):
+            if not session.connected and now - session.last_seen > FORGET_SECONDS:
+                del self._observed.gateways[name]
+
+
+def merge_report(before: Report | None, report: Report) -> Report:
+    """One agent boot's report with what it left out because it hadn't changed."""
+    if before is None:
+        return report
+    whole = {(member.instance_id, member.member): member.instance for member in before.members or ()}
+    members = before.members
+    if report.members is not None:
+        members = tuple(_with_instance(member, whole) for member in report.members)
+    return report.model_copy(
+        update={
+            "facts": report.facts or before.facts,
+            "lanes": before.lanes if report.lanes is None else report.lanes,
+            "blobs": before.blobs if report.blobs is None else report.blobs,
+            "applied": report.applied or before.applied,
+            "members": members,
+        }
+    )
+
+
+def _with_instance(member: MemberReport, whole: Mapping[tuple[str, str], object]) -> MemberReport:
+    if member.instance is not None:
+        return member
+    return member.model_copy(update={"instance": whole.get((member.instance_id, member.member))})
+
+
+def _significant(report: Report) -> Report:
+    return report.model_copy(update={"sequence": 0, "readings": (), "full": False})
+
+
+async def _is_set(changed: asyncio.Event) -> bool:
+    """Wait for a change; False when it is time for a keep-alive."""
+    try:
+        async with asyncio.timeout(KEEPALIVE_SECONDS):
+            await changed.wait()
+    except TimeoutError:
+        return False
+    changed.clear()
+    return True

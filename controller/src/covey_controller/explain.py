@@ -1,0 +1,47 @@
+"""`Explainer` of the ports: what the control API shows, from what the loop saw and said last."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from covey_api.kinds import Kind, ObjectKey
+
+from covey_controller.board import FleetBoard
+from covey_controller.history import History
+from covey_controller.ports import Event, GatewaySession
+from covey_controller.reconcile.why import explain, observe_progress
+
+
+class HistoryExplainer:
+    """Reads `History` and the board; changes neither."""
+
+    def __init__(self, history: History, board: FleetBoard) -> None:
+        self._history = history
+        self._board = board
+
+    def explain(self, key: ObjectKey) -> tuple[str, dict[str, Any]]:
+        """Text for people and the same as data. KeyError if there is no such object."""
+        world = self._history.world
+        if world is None:
+            raise KeyError(key)
+        return explain(world, self._history.now, key)
+
+    def objects(self) -> Mapping[ObjectKey, Kind]:
+        """All objects as the loop saw them last, status included."""
+        return self._history.objects
+
+    async def wait_objects_changed(self, timeout_seconds: float) -> bool:
+        return await self._history.wait_changed(timeout_seconds)
+
+    def events(self, key: ObjectKey) -> tuple[Event, ...]:
+        """Since this process leads; the store keeps those before."""
+        return self._history.events(key)
+
+    def gateways(self) -> tuple[GatewaySession, ...]:
+        sessions = self._board.observed.gateways
+        return tuple(sessions[name] for name in sorted(sessions))
+
+    def progress(self, key: ObjectKey) -> dict[str, Any]:
+        """Live progress; empty when there is none. Never stored."""
+        world = self._history.world
+        progress = observe_progress(world, self._history.now, key) if world else None
+        return progress.to_wire() if progress else {}

@@ -1,0 +1,242 @@
+"""The leader: takes the lease, lists the store, then observes, plans, acts and reports for as long as it leads.
+
+Level-triggered: whatever woke it, it looks at everything again. What it wrote itself only makes it look once more. It
+holds no decision of its own; those are `reconcile.plan`'s.
+
+Order within a turn: actions on the store, each with its precondition; then what agents and gateways get; then statuses.
+A `Conflict` ends the turn: somebody else wrote, so the world is observed again. A leader that hears of a higher term
+takes the lease anew above it. Losing the lease ends the leadership, not the process.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from covey_api.kinds import Kind, ObjectKey
+
+from covey_controller.board import FleetBoard
+from covey_controller.history import History
+from covey_controller.ports import Conflict, Event, Lease, Store
+from covey_controller.reconcile.outcomes import Action, CreateInstance, CreateNode, Note, Plan, UpdateInstance
+from covey_controller.reconcile.plan import MAX_SLEEP_SECONDS, plan
+from covey_controller.reconcile.world import Memory, World
+
+log = logging.getLogger(__name__)
+
+# One turn takes in what arrives together: a report of each node, an event of each file.
+DEBOUNCE_SECONDS = 0.01
+# A store on a local disk answers in milliseconds; one that doesn't for this long is broken.
+STORE_SECONDS = 30.0
+FIRST_BACKOFF_SECONDS = 0.1
+MAX_BACKOFF_SECONDS = 5.0
+# Instances that one turn may create; the next one follows at once.
+MAX_CREATED_PER_TURN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the loop can't know by itself."""
+
+    holder: str
+    """Random per process: a new holding is a new term."""
+    engine_key: Callable[[str], str]
+    mint_id: Callable[[], str]
+    utc_now: Callable[[], datetime]
+    allow_empty: bool = False
+
+
+class LeaseLost(Exception):
+    """Somebody else may lead now."""
+
+
+class HigherTerm(Exception):
+    """Somebody has seen a leader of a higher term."""
+
+    def __init__(self, term: int) -> None:
+        super().__init__(f"a term of {term} was reported")
+        self.term = term
+
+
+class ReconcileLoop:
+    """Leads whenever it can. `run` ends only by cancellation."""
+
+    def __init__(self, store: Store, board: FleetBoard, history: History, surroundings: Surroundings) -> None:
+        self._store = store
+        self._board = board
+        self._history = history
+        self._around = surroundings
+        self._memory = Memory()
+        self._led_since = 0.0
+        self._listed = asyncio.Event()
+        self._backoff = Backoff()
+        self.is_leading = False
+        """True once this process leads and has listed its store."""
+
+    async def run(self) -> None:
+        above: int | None = None
+        while True:
+            try:
+                lease = await self._take_lease(above)
+                log.info("leading with term %d", lease.term)
+                above = await self._lead(lease)
+            except Exception as error:
+                above = None
+                await self._backoff.wait(error)
+            finally:
+                self.is_leading = False
+
+    async def _take_lease(self, above: int | None) -> Lease:
+        """Waits for as long as somebody else leads."""
+        if above is None:
+            return await self._store.acquire_lease(self._around.holder)
+        async with asyncio.timeout(STORE_SECONDS):
+            return await self._store.raise_term(above)
+
+    async def _lead(self, lease: Lease) -> int | None:
+        """Until the lease is lost; the term to lead above if a higher one was heard of."""
+        self._board.begin(lease.term)
+        self._memory = Memory()
+        self._led_since = asyncio.get_running_loop().time()
+        above: int | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_end_when_lost(lease))
+                group.create_task(self._watch_store())
+                group.create_task(self._turn_for_ever(lease))
+        except* LeaseLost:
+            log.warning("the lease of term %d is lost; waiting to lead again", lease.term)
+        except* HigherTerm as errors:
+            above = max(error.term for error in errors.exceptions if isinstance(error, HigherTerm))
+            log.warning("a term of %d was reported, above this one (%d): taking the lease anew", above, lease.term)
+        return above
+
+    async def _watch_store(self) -> None:
+        """Wake the loop when desired objects change; once per listing."""
+        while True:
+            self._listed.clear()
+            if await self._store.wait_changed(STORE_SECONDS):
+                self._board.wake.set()
+                await self._listed.wait()
+
+    async def _turn_for_ever(self, lease: Lease) -> None:
+        while True:
+            self._board.wake.clear()
+            try:
+                wake_at = await self._turn(lease)
+            except (HigherTerm, LeaseLost):
+                raise
+            except Exception as error:
+                await self._backoff.wait(error)
+                continue
+            self._backoff.reset()
+            await self._rest(wake_at)
+
+    async def _turn(self, lease: Lease) -> float:
+        """Observe, plan, act, publish, report; when to turn again at the latest."""
+        async with asyncio.timeout(STORE_SECONDS):
+            objects = await self._store.list_objects()
+        self._listed.set()
+        self._require_lead(lease)
+        now = asyncio.get_running_loop().time()
+        world = self._observe(lease, objects)
+        made = plan(world, now)
+        self._history.observe(objects, world, now)
+        self.is_leading = True
+        for action in made.actions:
+            await self._act(lease, action)
+        self._board.publish(made.assignments, made.endpoints)
+        self._memory = made.memory
+        await self._report(lease, made)
+        self._board.take_answers(made.used_answers)
+        return now if made.actions or made.statuses else made.wake_at
+
+    def _observe(self, lease: Lease, objects: Mapping[ObjectKey, Kind]) -> World:
+        return World(
+            term=lease.term,
+            led_since=self._led_since,
+            objects=tuple(objects.values()),
+            agents=self._board.observe_agents(),
+            gateways=self._board.observe_gateways(),
+            answers=dict(self._board.observed.answers),
+            published=self._board.published,
+            memory=self._memory,
+            fresh_ids=tuple(self._around.mint_id() for _ in range(MAX_CREATED_PER_TURN)),
+            timestamp=self._around.utc_now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+            engine_key=self._around.engine_key,
+            allow_empty=self._around.allow_empty,
+        )
+
+    async def _act(self, lease: Lease, action: Action) -> None:
+        self._require_lead(lease)
+        async with asyncio.timeout(STORE_SECONDS):
+            match action:
+                case CreateInstance(instance):
+                    await self._store.create(instance)
+                case CreateNode(node):
+                    await self._store.create(node)
+                case UpdateInstance(instance):
+                    await self._store.update(instance)
+                case _:
+                    await self._store.delete(action.key, action.uid)
+
+    async def _report(self, lease: Lease, made: Plan) -> None:
+        """Statuses with their events; notes are said once."""
+        notes = [note for note in made.notes if self._history.record(note)]
+        for note in notes:
+            level = logging.WARNING if note.warning else logging.INFO
+            log.log(level, "%s: %s: %s", note.key, note.reason, note.message)
+        for write in made.statuses:
+            self._require_lead(lease)
+            events = tuple(_event(note) for note in notes if note.key == write.key)
+            async with asyncio.timeout(STORE_SECONDS):
+                await self._store.write_status(write.key, write.status, events)
+
+    def _require_lead(self, lease: Lease) -> None:
+        if lease.lost.is_set():
+            raise LeaseLost
+        highest = self._board.observed.highest_term
+        if highest > lease.term:
+            raise HigherTerm(highest)
+
+    async def _rest(self, wake_at: float) -> None:
+        """Until something changed or is due, and a moment more for what arrives with it."""
+        seconds = min(max(0.0, wake_at - asyncio.get_running_loop().time()), MAX_SLEEP_SECONDS)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._board.wake.wait()
+        except TimeoutError:
+            pass
+        await asyncio.sleep(DEBOUNCE_SECONDS)
+
+
+class Backoff:
+    """Waits that double, and each kind of failure said once until things go well again."""
+
+    def __init__(self) -> None:
+        self._seconds = FIRST_BACKOFF_SECONDS
+        self._said: set[str] = set()
+
+    async def wait(self, error: Exception) -> None:
+        kind = type(error).__name__
+        if isinstance(error, Conflict):
+            log.debug("observing again: %s", error)
+        elif kind not in self._said:
+            log.error("this turn failed, the next one follows: %s: %s", kind, error, exc_info=error)
+        self._said.add(kind)
+        await asyncio.sleep(self._seconds)
+        self._seconds = min(self._seconds * 2, MAX_BACKOFF_SECONDS)
+
+    def reset(self) -> None:
+        self._seconds = FIRST_BACKOFF_SECONDS
+        self._said.clear()
+
+
+async def _end_when_lost(lease: Lease) -> None:
+    await lease.lost.wait()
+    raise LeaseLost
+
+
+def _event(note: Note) -> Event:
+    return Event(note.key, note.reason, note.message, note.warning)

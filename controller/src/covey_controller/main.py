@@ -1,0 +1,194 @@
+"""The controller's process: flags, signals, logging, and the composition of store, board, loop and both APIs.
+
+It decides nothing. It ends on SIGTERM, SIGINT, or when its parent is gone; whatever runs on nodes goes on meanwhile.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import uvloop
+
+from covey_controller.authority import derive_engine_key, ensure_authority, ensure_fleet_secret
+from covey_controller.board import FleetBoard
+from covey_controller.control_api.server import serve_control
+from covey_controller.denials import Denials
+from covey_controller.explain import HistoryExplainer
+from covey_controller.fleet_api.server import serve_fleet
+from covey_controller.history import History
+from covey_controller.lifeline import wait_parent_gone
+from covey_controller.loop import ReconcileLoop, Surroundings
+from covey_controller.private_files import ensure_private_folder, write_private
+from covey_controller.serving.listener import ListenFailed
+from covey_controller.stores.files.documents import parse_documents
+from covey_controller.stores.files.store import FilesStore, store_paths
+from covey_controller.tokens import Tokens
+
+log = logging.getLogger(__name__)
+
+# On loopback, as everything is until somebody says otherwise.
+DEFAULT_LISTEN = "127.0.0.1:52414"
+DONE, FAILED = 0, 1
+
+
+class Stop(Exception):
+    """The process was asked to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    source: Path
+    state: Path
+    host: str
+    port: int
+    allow_empty: bool
+    lifeline: int | None
+
+    @property
+    def folder(self) -> Path:
+        """The controller's own folder in the state folder."""
+        return self.state / "controller"
+
+
+class LineFormatter(logging.Formatter):
+    """One line per record, tracebacks too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("\n", "\\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_options(arguments)
+    _log_to_stderr()
+    failed = False
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run_controller(options))
+    except* (OSError, ValueError, ListenFailed) as errors:
+        failed = True
+        for error in errors.exceptions:
+            log.error("%s", error)
+    return FAILED if failed else DONE
+
+
+def parse_options(arguments: Sequence[str] | None) -> Options:
+    """The flags of docs/concepts/architecture.md. Wrong ones end the process with code 2."""
+    parser = argparse.ArgumentParser(prog="python -m covey_controller", description="The controller of a Covey fleet.")
+    parser.add_argument("--source", required=True, type=Path, help="directory or file that holds the documents")
+    parser.add_argument("--state", required=True, type=Path, help="the state folder")
+    parser.add_argument(
+        "--fleet-listen",
+        default=DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help="address of the fleet API; port 0 takes a free one (default: %(default)s)",
+    )
+    parser.add_argument("--allow-empty", action="store_true", help="an empty or missing source deletes all objects")
+    parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe's last writer is gone")
+    given = parser.parse_args(arguments)
+    host, port = _parse_address(parser, given.fleet_listen)
+    source, state = Path(os.path.abspath(given.source)), Path(os.path.abspath(given.state))
+    options = Options(source, state, host, port, given.allow_empty, given.lifeline)
+    if not source.exists() and not store_paths(source, options.folder)[0].exists():
+        parser.error(f"`--source` must be a directory or a file; there is no '{source}'")
+    return options
+
+
+def _parse_address(parser: argparse.ArgumentParser, text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65_535:
+        parser.error(f"`--fleet-listen` must be 'HOST:PORT'; got '{text}'")
+    return host.strip("[]"), int(port)
+
+
+def _log_to_stderr() -> None:
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(LineFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[stream])
+
+
+async def run_controller(options: Options) -> None:
+    """Until it is asked to end. OSError, ValueError or ListenFailed when it can't start."""
+    ensure_private_folder(options.state)
+    ensure_private_folder(options.folder)
+    authority = ensure_authority(options.folder, time.time())
+    tokens = Tokens(options.folder / "tokens.json", authority.digest)
+    denials = Denials(options.folder / "denials.json")
+    store = FilesStore(options.source, options.folder, parse_documents, allow_empty=options.allow_empty)
+    board, history = FleetBoard(asyncio.get_running_loop().time), History()
+    loop = ReconcileLoop(store, board, history, _surroundings(options))
+    fleet = partial(
+        serve_fleet,
+        board,
+        authority,
+        tokens,
+        denials,
+        folder=options.folder,
+        host=options.host,
+        port=options.port,
+        on_listening=partial(_publish_address, options.folder / "fleet.json"),
+    )
+    control = partial(
+        serve_control,
+        options.state / "control.sock",
+        HistoryExplainer(history, board),
+        store,
+        tokens,
+        is_ready=lambda: loop.is_leading,
+        on_listening=lambda: log.info("control API on '%s'", options.state / "control.sock"),
+    )
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_wait_stop(options.lifeline))
+            group.create_task(store.run())
+            group.create_task(loop.run())
+            group.create_task(fleet())
+            group.create_task(control())
+    except* Stop:
+        log.info("ended; what runs on nodes goes on")
+
+
+def _surroundings(options: Options) -> Surroundings:
+    return Surroundings(
+        holder=secrets.token_hex(8),
+        engine_key=partial(derive_engine_key, ensure_fleet_secret(options.folder)),
+        mint_id=partial(secrets.token_hex, 8),
+        utc_now=partial(datetime.now, UTC),
+        allow_empty=options.allow_empty,
+    )
+
+
+async def _wait_stop(lifeline: int | None) -> None:
+    """Raise Stop at SIGTERM, SIGINT, or the parent's end."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(_set_when_parent_gone(lifeline, asked)) if lifeline is not None else None
+        await asked.wait()
+        if waiting is not None:
+            waiting.cancel()
+    raise Stop
+
+
+async def _set_when_parent_gone(descriptor: int, asked: asyncio.Event) -> None:
+    await wait_parent_gone(descriptor)
+    log.info("the parent is gone")
+    asked.set()
+
+
+def _publish_address(path: Path, url: str) -> None:
+    """Where this machine reaches the fleet API, for whoever starts the other parts."""
+    write_private(path, json.dumps({"url": url}).encode())
+    log.info("fleet API on %s", url)

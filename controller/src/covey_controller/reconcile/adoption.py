@@ -1,0 +1,97 @@
+"""Instances that nodes run and the store does not know: adopted while a Placement asks for them, else strays.
+
+An empty store never stops a fleet (DESIGN §5). A stray is kept and routed, shown on its Node, and drained after
+`STRAY_SECONDS`; while the store holds no Placement at all it is never drained, unless the operator said that an empty
+source is meant.
+"""
+
+from covey_api.instance import Instance, InstanceGoal
+from covey_api.kinds import ObjectKey
+from covey_api.meta import DEFAULT_NAMESPACE, ObjectMeta
+from covey_api.reasons import EventReason
+from covey_planner.types import NodeState
+
+from covey_controller.reconcile.draft import Draft, node_key
+from covey_controller.reconcile.fleet import ENDED, NodeSight, Sight, observe_instance
+from covey_controller.reconcile.names import lowest_free_name
+
+# Long enough to put a lost file back, short enough that forgotten memory is found the same day.
+STRAY_SECONDS = 15 * 60.0
+
+
+def plan_adoption(draft: Draft) -> None:
+    """Take in what nodes hold, before anything is planned."""
+    known = {sight.id for sight in draft.sights.values()}
+    found: dict[str, Instance] = {}
+    silent: set[str] = set()
+    for node in draft.nodes.values():
+        for instance in _unknown_instances(node, known):
+            # What a node said before it fell silent may be over: nothing is adopted by it, and no stray is found.
+            if node.state is not NodeState.UNKNOWN or instance.spec.instance_id in draft.strays:
+                found[instance.spec.instance_id] = instance
+            if node.state is NodeState.UNKNOWN:
+                silent.add(instance.spec.instance_id)
+    for instance in sorted(found.values(), key=lambda each: each.spec.instance_id):
+        owner = ObjectKey("Placement", instance.metadata.namespace or DEFAULT_NAMESPACE, instance.spec.placement)
+        placement = draft.placements.get(owner)
+        is_wished = placement is not None and placement.metadata.deletion_timestamp is None
+        if is_wished and instance.spec.instance_id not in silent:
+            _adopt(draft, instance)
+        else:
+            _keep_stray(draft, instance)
+    draft.strays = {each: since for each, since in draft.strays.items() if each in draft.stray_instances}
+    _catch_up_attempts(draft)
+
+
+def _unknown_instances(node: NodeSight, known: set[str]) -> list[Instance]:
+    """Whole Instances in this node's report that the store does not know, and that have not ended."""
+    reports = (node.report.members if node.report else None) or ()
+    found = [r.instance for r in reports if r.instance and r.instance_id not in known and r.phase not in ENDED]
+    return [i for i in found if any(member.node == node.name for member in i.spec.members)]
+
+
+def _adopt(draft: Draft, instance: Instance) -> None:
+    """The same Instance, made again: identity, stamps and goal as they were, under this leader's term."""
+    namespace = instance.metadata.namespace or DEFAULT_NAMESPACE
+    name = instance.metadata.name
+    if ObjectKey("Instance", namespace, name) in draft.sights:
+        name = lowest_free_name(draft, namespace, instance.spec.placement)
+    spec = instance.spec.model_copy(update={"term": max(instance.spec.term, draft.world.term)})
+    adopted = Instance(metadata=ObjectMeta(name=name, namespace=namespace), spec=spec)
+    nodes = ", ".join(f"'{member.node}'" for member in spec.members)
+    draft.create(adopted, EventReason.ADOPTED, f"node {nodes} runs it and the store did not know it: adopted as it is")
+
+
+def _keep_stray(draft: Draft, instance: Instance) -> None:
+    instance_id = instance.spec.instance_id
+    draft.stray_instances[instance_id] = instance
+    if instance_id not in draft.strays:
+        draft.strays[instance_id] = draft.now
+        for node in {member.node: None for member in instance.spec.members}:
+            message = f"runs instance '{instance.metadata.name}', which no Placement asks for: kept and routed for now"
+            draft.note(node_key(node), EventReason.STRAY_FOUND, message, warning=True)
+
+
+def observe_strays(draft: Draft) -> list[Sight]:
+    """Strays as the table and assignments see them: with goal Drain once their time is over."""
+    may_drain = draft.complete and (bool(draft.placements) or draft.world.allow_empty)
+    sights: list[Sight] = []
+    for instance_id, instance in sorted(draft.stray_instances.items()):
+        due = draft.strays[instance_id] + STRAY_SECONDS
+        if may_drain and draft.now >= due:
+            spec = instance.spec.model_copy(update={"goal": InstanceGoal.DRAIN})
+            instance = instance.model_copy(update={"spec": spec})
+        elif may_drain:
+            draft.wake_at(due)
+        sights.append(observe_instance(instance, draft.nodes))
+    return sights
+
+
+def _catch_up_attempts(draft: Draft) -> None:
+    """An attempt that a node already runs is never numbered lower in the store (an older store was put back)."""
+    for sight in list(draft.sights.values()):
+        attempt = max((m.report.attempt for m in sight.members if m.report), default=0)
+        spec = sight.instance.spec
+        if attempt > spec.attempt:
+            changed = spec.model_copy(update={"attempt": attempt, "term": max(spec.term, draft.world.term)})
+            draft.update(sight.instance.model_copy(update={"spec": changed}))

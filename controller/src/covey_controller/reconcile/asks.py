@@ -1,0 +1,151 @@
+"""Headers: which node is asked to read which artifact, and what its answer becomes.
+
+A Model's variant is known once a node has resolved its source and read its header; the controller fetches nothing. Each
+artifact (source and digest) is asked for once at a time, of one node that offers an engine of the variant; a node that
+fails is followed by the next one, and after a whole round of failures by a wait that doubles.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+from covey_api.kinds import ObjectKey
+from covey_api.messages import Ask, AskAnswer, AskKind
+from covey_api.model import Model, Variant, VariantStatus
+from covey_api.reasons import EventReason
+from covey_planner.types import NodeState
+
+from covey_controller.reconcile.draft import Draft
+from covey_controller.reconcile.fleet import NodeSight
+from covey_controller.reconcile.wanted import fresh_status
+from covey_controller.reconcile.world import ArtifactKey, OpenAsk, Search
+
+ASK_SECONDS = 60.0
+# Headers that one node reads at a time: each is a few ranged reads of its network.
+MAX_OPEN_PER_NODE = 4
+FIRST_ROUND_WAIT_SECONDS = 5.0
+MAX_ROUND_WAIT_SECONDS = 300.0
+
+
+def plan_answers(draft: Draft) -> None:
+    """Take in what was answered, and what was not answered in time or can't be any more."""
+    for ask_id, open_ask in sorted(draft.asks.items()):
+        answer = draft.world.answers.get(ask_id)
+        node = draft.nodes.get(open_ask.node)
+        if answer is None:
+            expiry = open_ask.since + ASK_SECONDS
+            if draft.now < expiry and node is not None and node.state is not NodeState.UNKNOWN:
+                draft.wake_at(expiry)
+                continue
+            answer = AskAnswer(id=ask_id, error=f"node '{open_ask.node}' did not answer within {int(ASK_SECONDS)} s")
+        del draft.asks[ask_id]
+        _take_answer(draft, open_ask, answer)
+    draft.used_answers = sorted(draft.world.answers)
+
+
+def _take_answer(draft: Draft, open_ask: OpenAsk, answer: AskAnswer) -> None:
+    key = ArtifactKey(open_ask.ask.source, open_ask.ask.sha256)
+    error = answer.error or ("" if answer.artifact and answer.geometry else "the node's answer held no header")
+    if error:
+        search = draft.searches.get(key, Search())
+        draft.searches[key] = Search(search.tried | {open_ask.node}, search.rounds, search.until)
+    else:
+        draft.searches.pop(key, None)
+    for model_key, model in sorted(draft.models.items(), key=lambda item: (item[0].namespace, item[0].name)):
+        for variant in model.spec.variants:
+            if artifact_key(variant) == key and not _is_known(model, variant):
+                model = _with_answer(model, variant, answer, f"node '{open_ask.node}': {error}" if error else "")
+                _note_answer(draft, model_key, variant, open_ask.node, error)
+        draft.models[model_key] = model
+
+
+def _note_answer(draft: Draft, key: ObjectKey, variant: Variant, node: str, error: str) -> None:
+    if error:
+        message = f"node '{node}' could not read the header of variant '{variant.name}': {error}"
+        draft.note(key, EventReason.HEADER_UNREAD, message, warning=True)
+    else:
+        draft.note(key, EventReason.HEADER_READ, f"node '{node}' read the header of variant '{variant.name}'")
+
+
+def _with_answer(model: Model, variant: Variant, answer: AskAnswer, error: str) -> Model:
+    entry = VariantStatus(
+        name=variant.name,
+        source=variant.source,
+        artifact=None if error else answer.artifact,
+        geometry=None if error else answer.geometry,
+        error=error[:1024],
+    )
+    others = {status.name: status for status in model.status.variants} | {variant.name: entry}
+    entries = tuple(others[each.name] for each in model.spec.variants if each.name in others)
+    return model.model_copy(update={"status": model.status.model_copy(update={"variants": entries})})
+
+
+def artifact_key(variant: Variant) -> ArtifactKey:
+    return ArtifactKey(variant.source, variant.sha256 or "")
+
+
+def _is_known(model: Model, variant: Variant) -> bool:
+    """Resolved, and its geometry read or declared."""
+    status = fresh_status(model, variant)
+    return status is not None and status.artifact is not None and bool(status.geometry or model.spec.geometry)
+
+
+def _unknown_variants(draft: Draft) -> Iterator[tuple[ArtifactKey, Variant]]:
+    found: dict[ArtifactKey, Variant] = {}
+    for model in draft.models.values():
+        for variant in model.spec.variants:
+            if not _is_known(model, variant):
+                found.setdefault(artifact_key(variant), variant)
+    yield from sorted(found.items())
+
+
+def plan_asks(draft: Draft) -> None:
+    """Open one ask for each artifact that nobody knows and nobody is asked for."""
+    unknown = dict(_unknown_variants(draft))
+    draft.searches = {key: search for key, search in draft.searches.items() if key in unknown}
+    asked = {ArtifactKey(each.ask.source, each.ask.sha256) for each in draft.asks.values()}
+    draft.asks = {
+        ask_id: each for ask_id, each in draft.asks.items() if ArtifactKey(each.ask.source, each.ask.sha256) in unknown
+    }
+    for key, variant in unknown.items():
+        if key not in asked:
+            _open_ask(draft, key, variant)
+
+
+def _open_ask(draft: Draft, key: ArtifactKey, variant: Variant) -> None:
+    search = draft.searches.get(key, Search())
+    if draft.now < search.until:
+        draft.wake_at(search.until)
+        return
+    able = [node for node in draft.nodes.values() if _can_read(node, variant)]
+    if not able:
+        return
+    untried = [node for node in able if node.name not in search.tried]
+    if not untried:
+        wait = min(FIRST_ROUND_WAIT_SECONDS * 2.0 ** min(search.rounds, 16), MAX_ROUND_WAIT_SECONDS)
+        draft.searches[key] = Search(frozenset(), search.rounds + 1, draft.now + wait)
+        draft.wake_at(draft.now + wait)
+        return
+    open_on = {node.name: sum(each.node == node.name for each in draft.asks.values()) for node in untried}
+    node = min(untried, key=lambda each: (open_on[each.name], each.name))
+    if open_on[node.name] >= MAX_OPEN_PER_NODE:
+        return
+    ask = Ask(
+        id=_ask_id(draft, key, node.name),
+        kind=AskKind.HEADER,
+        expires_seconds=ASK_SECONDS,
+        source=key.source,
+        sha256=key.sha256,
+    )
+    draft.asks[ask.id] = OpenAsk(ask, node.name, draft.now)
+
+
+def _ask_id(draft: Draft, key: ArtifactKey, node: str) -> str:
+    """Another for each try: agents answer an id once."""
+    words = f"{draft.world.term}|{draft.now:.6f}|{key.source}|{key.sha256}|{node}"
+    return f"header-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
+
+
+def _can_read(node: NodeSight, variant: Variant) -> bool:
+    if node.state is not NodeState.READY or node.report is None:
+        return False
+    return any(lane.engine in variant.engines for lane in node.report.lanes or ())

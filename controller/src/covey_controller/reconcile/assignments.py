@@ -1,0 +1,60 @@
+"""What each node should do: its members with their goals, strays included, and open asks.
+
+An Instance travels as it was stamped, without status and store metadata, so that a snapshot changes only when what it
+asks for changes. `complete` is true for a node only after that node has told this leader all it holds: a leader that
+doesn't know what is there never lets it be stopped by leaving it out.
+"""
+
+from collections.abc import Mapping
+
+from covey_api.instance import Instance, InstanceGoal
+from covey_api.messages import Ask, Assignments, MemberAssignment, MemberGoal
+from covey_api.meta import ObjectMeta
+from covey_api.node import NodeSpec
+
+from covey_controller.reconcile.draft import Draft
+from covey_controller.reconcile.fleet import NodeSight, Sight
+from covey_controller.reconcile.world import Drain
+
+
+def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignments]:
+    """By node, sorted; term and serial are set when it is published."""
+    members: dict[str, list[MemberAssignment]] = {}
+    for sight in sorted((*draft.sights.values(), *strays), key=lambda each: each.id):
+        bare = _bare(sight.instance)
+        goal = member_goal(sight.instance, draft.drains.get(sight.id))
+        key = draft.world.engine_key(sight.id)
+        for member in sight.instance.spec.members:
+            assignment = MemberAssignment(instance=bare, member=member.name, goal=goal, key=key)
+            members.setdefault(member.node, []).append(assignment)
+    asks: dict[str, list[Ask]] = {}
+    for _, open_ask in sorted(draft.asks.items()):
+        asks.setdefault(open_ask.node, []).append(open_ask.ask)
+    return {
+        node.name: _assign(draft, node, tuple(members.get(node.name, ())), tuple(asks.get(node.name, ())))
+        for node in draft.nodes.values()
+    }
+
+
+def member_goal(instance: Instance, drain: Drain | None) -> MemberGoal:
+    """Serve, then Drain, then Stop; within an attempt only forward."""
+    if instance.spec.goal is InstanceGoal.RUN:
+        return MemberGoal.SERVE
+    return MemberGoal.STOP if drain and drain.stop else MemberGoal.DRAIN
+
+
+def _assign(draft: Draft, node: NodeSight, members: tuple[MemberAssignment, ...], asks: tuple[Ask, ...]) -> Assignments:
+    return Assignments(
+        term=draft.world.term,
+        serial=0,
+        complete=draft.complete and node.report is not None and node.report.members is not None,
+        node=node.name,
+        spec=node.node.spec if node.node else NodeSpec(),
+        members=members,
+        asks=asks,
+    )
+
+
+def _bare(instance: Instance) -> Instance:
+    metadata = ObjectMeta(name=instance.metadata.name, namespace=instance.metadata.namespace)
+    return Instance(metadata=metadata, spec=instance.spec)

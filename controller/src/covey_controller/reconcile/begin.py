@@ -1,0 +1,95 @@
+"""How a plan begins: the world indexed and sorted, nodes as they look now, and whether the fleet has been seen whole.
+
+`complete` is what keeps a new leader from acting on what it has not heard yet (DESIGN §5): until then nothing is
+created, drained or deleted, and gateways keep the table they have.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from covey_api.access_key import AccessKey
+from covey_api.fleet import Fleet
+from covey_api.instance import Instance
+from covey_api.kinds import Kind, ObjectKey
+from covey_api.model import Model
+from covey_api.node import Node
+from covey_api.placement import Placement
+
+from covey_controller.reconcile.draft import Draft
+from covey_controller.reconcile.fleet import observe_instance, observe_nodes
+from covey_controller.reconcile.world import World
+
+# How long known nodes may take to report to a new leader before it goes on without them.
+FIRST_REPORTS_SECONDS = 10.0
+# With no node known the store is new, or was lost: whoever runs already is back within this.
+UNKNOWN_FLEET_SECONDS = 3.0
+# A plan this long after the last one: the leader was paused, and heard nobody meanwhile.
+PAUSE_SECONDS = 10.0
+
+K = TypeVar("K", bound=Kind)
+
+
+def _of_kind(objects: Iterable[Kind], kind: type[K]) -> dict[ObjectKey, K]:
+    return {item.key: item for item in objects if isinstance(item, kind)}
+
+
+def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> Draft:
+    """Everything as it looks now, and nothing decided."""
+    memory = world.memory
+    was_paused = memory.planned_at is not None and now - memory.planned_at > PAUSE_SECONDS
+    watched_since = world.led_since if memory.watching_since is None else memory.watching_since
+    watching_since = now if was_paused else watched_since
+    instances = _of_kind(stored.values(), Instance)
+    nodes = _of_kind(stored.values(), Node)
+    sights = observe_nodes(nodes.values(), world.agents, world.led_since, watching_since, now)
+    draft = Draft(
+        world=world,
+        now=now,
+        fleet=next(iter(_of_kind(stored.values(), Fleet).values()), None),
+        models=_of_kind(stored.values(), Model),
+        placements=_of_kind(stored.values(), Placement),
+        keys=tuple(_of_kind(stored.values(), AccessKey).values()),
+        nodes=sights,
+        sights={key: observe_instance(instance, sights) for key, instance in instances.items()},
+        complete=memory.complete,
+        watching_since=watching_since,
+        drains=dict(memory.drains),
+        lost=dict(memory.lost),
+        unreachable=set(memory.unreachable),
+        absent=dict(memory.absent),
+        failed=dict(memory.failed),
+        backoffs=dict(memory.backoffs),
+        asks=dict(memory.asks),
+        searches=dict(memory.searches),
+        strays=dict(memory.strays),
+        retries=dict(memory.retries),
+    )
+    draft.complete = memory.complete or _is_complete(draft, memory.expected)
+    for node in sights.values():
+        draft.wake_at(node.unknown_since)
+    return draft
+
+
+def _is_complete(draft: Draft, expected: frozenset[str] | None) -> bool:
+    """Whether enough of the fleet has been seen to decide about what runs.
+
+    1. `FIRST_REPORTS_SECONDS` have passed: yes, whoever is missing.
+    2. Nodes were known: when each has reported whole.
+    3. None was known: when somebody has reported and `UNKNOWN_FLEET_SECONDS` have passed.
+    """
+    led_since, now = draft.world.led_since, draft.now
+    draft.wake_at(led_since + FIRST_REPORTS_SECONDS)
+    if now >= led_since + FIRST_REPORTS_SECONDS:
+        return True
+    reported = {n.name for n in draft.nodes.values() if n.report is not None and n.report.members is not None}
+    known = expected_nodes(draft, expected)
+    if known:
+        return known <= reported
+    draft.wake_at(led_since + UNKNOWN_FLEET_SECONDS)
+    return bool(reported) and now >= led_since + UNKNOWN_FLEET_SECONDS
+
+
+def expected_nodes(draft: Draft, expected: frozenset[str] | None) -> frozenset[str]:
+    """Nodes that the store knew at this leader's first look."""
+    known = frozenset(node.name for node in draft.nodes.values() if node.node is not None)
+    return known if expected is None else expected

@@ -1,0 +1,177 @@
+"""A plan while it is being made: what was decided so far, which the next decision must see.
+
+The one mutable value of this package. It never leaves `plan()`. Decisions about Instances go through `create`, `drain`
+and `end_instance`, so that later steps of the same plan count them as if they had happened.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from covey_api.access_key import AccessKey
+from covey_api.fleet import Fleet
+from covey_api.instance import Instance, InstanceGoal
+from covey_api.kinds import Kind, ObjectKey
+from covey_api.meta import Status
+from covey_api.model import Model
+from covey_api.node import Node
+from covey_api.placement import Failure, Placement
+from covey_api.reasons import EventReason
+from covey_planner.types import Decision, NodeView
+
+from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance, reservations, view_node
+from covey_controller.reconcile.outcomes import Action, CreateInstance, DeleteObject, Note, StatusWrite, UpdateInstance
+from covey_controller.reconcile.world import ArtifactKey, Backoff, Drain, OpenAsk, Search, Spot, World
+
+
+@dataclass(slots=True)
+class Progressing:
+    """What was decided about one Placement, for its status."""
+
+    revision: str | None = None
+    wanted: int = 0
+    decision: Decision | None = None
+    """The planner's answer, where replicas were looked for and not all found a place."""
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(slots=True)
+class Draft:
+    """Everything is keyed and sorted, so that no step's result depends on the order of the input."""
+
+    world: World
+    now: float
+    fleet: Fleet | None
+    models: dict[ObjectKey, Model]
+    placements: dict[ObjectKey, Placement]
+    keys: tuple[AccessKey, ...]
+    nodes: dict[str, NodeSight]
+    sights: dict[ObjectKey, Sight]
+    complete: bool
+    watching_since: float
+    drains: dict[str, Drain]
+    lost: dict[str, float]
+    unreachable: set[str]
+    absent: dict[str, float]
+    failed: dict[str, int]
+    backoffs: dict[Spot, Backoff]
+    asks: dict[str, OpenAsk]
+    searches: dict[ArtifactKey, Search]
+    strays: dict[str, float]
+    retries: dict[ObjectKey, str]
+    stray_instances: dict[str, Instance] = field(default_factory=dict[str, Instance])
+    progressing: dict[ObjectKey, Progressing] = field(default_factory=dict[ObjectKey, Progressing])
+    actions: list[Action] = field(default_factory=list[Action])
+    notes: list[Note] = field(default_factory=list[Note])
+    statuses: list[StatusWrite] = field(default_factory=list[StatusWrite])
+    deadlines: list[float] = field(default_factory=list[float])
+    used_answers: list[str] = field(default_factory=list[str])
+    used_ids: int = 0
+    _views: dict[str, NodeView] = field(default_factory=dict[str, NodeView])
+    _of_placement: dict[ObjectKey, list[ObjectKey]] | None = None
+
+    def note(self, key: ObjectKey, reason: EventReason, message: str, *, warning: bool = False) -> None:
+        self.notes.append(Note(key, reason.value, message, warning))
+
+    def wake_at(self, when: float) -> None:
+        """Plan again then, although nothing may have changed."""
+        if when > self.now:
+            self.deadlines.append(when)
+
+    def next_id(self) -> str | None:
+        """A fresh instanceId; None when this plan has used all it was given (the next one goes on at once)."""
+        if self.used_ids == len(self.world.fresh_ids):
+            self.deadlines.append(self.now)
+            return None
+        self.used_ids += 1
+        return self.world.fresh_ids[self.used_ids - 1]
+
+    def instances(self) -> Iterable[Instance]:
+        """All that hold memory: known ones, and strays that only nodes know."""
+        yield from (sight.instance for sight in self.sights.values())
+        yield from self.stray_instances.values()
+
+    def sights_of(self, placement: ObjectKey) -> list[Sight]:
+        """Its Instances by name."""
+        if self._of_placement is None:
+            self._of_placement = {}
+            for key, sight in sorted(self.sights.items(), key=lambda item: sort_key(item[0])):
+                owner = ObjectKey("Placement", key.namespace, sight.instance.spec.placement)
+                self._of_placement.setdefault(owner, []).append(key)
+        return [self.sights[key] for key in self._of_placement.get(placement, ()) if key in self.sights]
+
+    def views(self) -> tuple[NodeView, ...]:
+        """Nodes for the planner, by name, with what has been reserved up to now."""
+        if not self._views:
+            held = reservations(self.instances())
+            self._views = {name: view_node(sight, held.get(name, ())) for name, sight in self.nodes.items()}
+        return tuple(self._views.values())
+
+    def views_without(self, *gone: Instance) -> tuple[NodeView, ...]:
+        """The same, as they would be without these Instances."""
+        nodes = {member.node for instance in gone for member in instance.spec.members}
+        keys = {instance.key for instance in gone}
+        held = reservations(instance for instance in self.instances() if instance.key not in keys)
+        return tuple(
+            view_node(self.nodes[view.name], held.get(view.name, ())) if view.name in nodes else view
+            for view in self.views()
+        )
+
+    def create(self, instance: Instance, reason: EventReason, message: str) -> None:
+        self.actions.append(CreateInstance(instance))
+        self._put(instance)
+        self.note(instance.key, reason, message)
+
+    def update(self, instance: Instance) -> None:
+        """Replace its spec; one that this plan creates is created that way."""
+        for index, action in enumerate(self.actions):
+            if isinstance(action, CreateInstance) and action.instance.key == instance.key:
+                self.actions[index] = CreateInstance(instance)
+                break
+        else:
+            self.actions.append(UpdateInstance(instance))
+        self._put(instance)
+
+    def drain(self, sight: Sight, why: str) -> None:
+        """Goal Drain, once: it never goes back to Run."""
+        spec = sight.instance.spec
+        if spec.goal is InstanceGoal.DRAIN:
+            return
+        changed = spec.model_copy(update={"goal": InstanceGoal.DRAIN, "term": max(spec.term, self.world.term)})
+        self.update(sight.instance.model_copy(update={"spec": changed}))
+        self.note(sight.instance.key, EventReason.DRAIN_STARTED, why)
+
+    def end_instance(self, sight: Sight, why: str) -> None:
+        """Delete it, and free what it held."""
+        self.actions.append(DeleteObject(sight.instance.key, sight.instance.metadata.uid))
+        del self.sights[sight.instance.key]
+        self._forget_views()
+        self.note(sight.instance.key, EventReason.DELETED, why)
+
+    def write_status(self, item: Kind, stored: Status, status: Status) -> None:
+        """Write it if it differs from what is stored."""
+        if status != stored:
+            self.statuses.append(StatusWrite(item.key, status))
+
+    def _put(self, instance: Instance) -> None:
+        if instance.key not in self.sights:
+            self._of_placement = None
+            self._forget_views(instance)
+        self.sights[instance.key] = observe_instance(instance, self.nodes)
+
+    def _forget_views(self, added: Instance | None = None) -> None:
+        """Views follow reservations; an added Instance changes its own nodes only."""
+        if added is None or not self._views:
+            self._views = {}
+            return
+        held = reservations((*self.instances(), added))
+        for node in {member.node: None for member in added.spec.members}:
+            if node in self._views:
+                self._views[node] = view_node(self.nodes[node], held.get(node, ()))
+
+
+def sort_key(key: ObjectKey) -> tuple[str, str, str]:
+    return (key.kind, key.namespace, key.name)
+
+
+def node_key(name: str) -> ObjectKey:
+    return ObjectKey(Node.__name__, "", name)

@@ -1,0 +1,137 @@
+"""The breaker: which revision failed on which node, why, and when it may be tried there again.
+
+Two memories. `Placement.status.failures` is what people and the planner see: one entry per node of the current
+revision, until a member is Ready there, the revision changes or somebody changes the annotation `covey.dev/retry`. The
+leader's `backoffs` say when the next try is due; a new leader has none and may try at once: one try, not a storm.
+
+Restarts of a `Single` member are its agent's (phase Backoff); here a member is failed only when the agent gave up.
+"""
+
+from dataclasses import dataclass
+
+from covey_api.instance import InstanceGoal, MemberPhase
+from covey_api.kinds import ObjectKey
+from covey_api.meta import RETRY_ANNOTATION
+from covey_api.placement import Failure, Placement
+from covey_api.reasons import EventReason, FailureCause
+from covey_planner.types import NodeState
+
+from covey_controller.reconcile.draft import Draft
+from covey_controller.reconcile.fleet import MemberSight, Sight
+from covey_controller.reconcile.world import Backoff, Spot
+
+# `Placement.status.failures` holds at most this many (its schema says so).
+MAX_FAILURES = 64
+# An agent that takes assignments reports each member at once; a member it doesn't name for this long never started.
+NEVER_REPORTED_SECONDS = 30.0
+# First wait before the next attempt, doubled each time: a crash may be a moment's bad luck, a full disk is not.
+FIRST_WAIT_SECONDS = 10.0
+PERSON_WAIT_SECONDS = 120.0
+# Long enough to be quiet, short enough that a cured machine is used again while its operator watches.
+MAX_WAIT_SECONDS = 300.0
+# A failure this long after the last one's wait is a new story.
+FORGET_SECONDS = 600.0
+_NEEDS_A_PERSON = frozenset(
+    {
+        FailureCause.ARTIFACT_CORRUPT,
+        FailureCause.NO_USABLE_ENGINE,
+        FailureCause.MISSING_LIBRARY,
+        FailureCause.DISK_FULL,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why an Instance has failed."""
+
+    node: str
+    cause: FailureCause
+    message: str
+
+
+def fault_of(draft: Draft, sight: Sight) -> Fault | None:
+    """The fault of the current attempt; None while there is none."""
+    for member in sight.members:
+        node = member.node.name if member.node else ""
+        if member.phase is MemberPhase.FAILED:
+            cause = (member.report.cause if member.report else None) or FailureCause.EXITED
+            return Fault(node, cause, member.report.message if member.report else "")
+    since = draft.absent.get(sight.id)
+    if since is None or draft.now < since + NEVER_REPORTED_SECONDS:
+        return None
+    node = sight.instance.spec.members[0].node
+    message = f"agent of node '{node}' did not report it within {int(NEVER_REPORTED_SECONDS)} s of its assignment"
+    return Fault(node, FailureCause.NEVER_REPORTED, message)
+
+
+def observe_absence(draft: Draft) -> None:
+    """Since when each running Instance is missing from the reports of a node that is there."""
+    absent: dict[str, float] = {}
+    for sight in draft.sights.values():
+        if sight.instance.spec.goal is InstanceGoal.RUN and any(_is_absent(member) for member in sight.members):
+            absent[sight.id] = draft.absent.get(sight.id, draft.now)
+            draft.wake_at(absent[sight.id] + NEVER_REPORTED_SECONDS)
+    draft.absent = absent
+
+
+def _is_absent(member: MemberSight) -> bool:
+    node = member.node
+    is_there = node is not None and node.state is NodeState.READY and node.agent is not None
+    has_reported = is_there and node is not None and node.report is not None and node.report.members is not None
+    return has_reported and (member.report is None or member.phase is MemberPhase.STOPPED)
+
+
+def plan_failures(draft: Draft, key: ObjectKey, placement: Placement, revision: str | None) -> tuple[Failure, ...]:
+    """The Placement's failures as they are now; each new one is noted once and lengthens its backoff."""
+    kept = {} if _is_retry_asked(draft, key, placement, revision) else _stored(placement, revision)
+    for sight in draft.sights_of(key):
+        spec = sight.instance.spec
+        if sight.phase is MemberPhase.READY and sight.is_confirmed:
+            for member in spec.members:
+                kept.pop(member.node, None)
+            draft.failed.pop(sight.id, None)
+        fault = fault_of(draft, sight) if spec.goal is InstanceGoal.RUN else None
+        if fault is None:
+            continue
+        if draft.failed.get(sight.id) != spec.attempt:
+            draft.failed[sight.id] = spec.attempt
+            _count_failure(draft, Spot(key, spec.revision, fault.node), fault.cause)
+            message = f"attempt {spec.attempt} on node '{fault.node}' failed: {fault.cause}: {fault.message}"
+            draft.note(sight.instance.key, EventReason.FAILED, message, warning=True)
+        if spec.revision == revision:
+            kept[fault.node] = Failure(
+                node=fault.node, engine=spec.engine, revision=spec.revision, cause=fault.cause, message=fault.message
+            )
+    return tuple(kept[node] for node in sorted(kept))[:MAX_FAILURES]
+
+
+def _stored(placement: Placement, revision: str | None) -> dict[str, Failure]:
+    stored = placement.status.failures
+    return {failure.node: failure for failure in stored if revision is None or failure.revision == revision}
+
+
+def _is_retry_asked(draft: Draft, key: ObjectKey, placement: Placement, revision: str | None) -> bool:
+    """Whether the retry annotation has a value that was not honoured yet; its backoffs end with it."""
+    asked = placement.metadata.annotations.get(RETRY_ANNOTATION, "")
+    is_new = bool(asked) and draft.retries.get(key) != asked
+    if asked:
+        draft.retries[key] = asked
+    for spot in [spot for spot in draft.backoffs if spot.placement == key]:
+        if is_new or (revision is not None and spot.revision != revision):
+            del draft.backoffs[spot]
+    return is_new
+
+
+def _count_failure(draft: Draft, spot: Spot, cause: FailureCause) -> None:
+    last = draft.backoffs.get(spot)
+    count = last.count + 1 if last and draft.now < last.until + FORGET_SECONDS else 1
+    first = PERSON_WAIT_SECONDS if cause in _NEEDS_A_PERSON else FIRST_WAIT_SECONDS
+    wait = min(first * 2.0 ** min(count - 1, 16), MAX_WAIT_SECONDS)
+    draft.backoffs[spot] = Backoff(count, draft.now + wait)
+
+
+def due_at(draft: Draft, spot: Spot) -> float:
+    """When this revision may be tried again on this node."""
+    backoff = draft.backoffs.get(spot)
+    return backoff.until if backoff else draft.now

@@ -1,0 +1,208 @@
+"""How nodes, gateways and members look now: states derived from reports, and the memory that is spoken for.
+
+Silence is measured from the last report, or from when this leader began to watch, whichever is later: a leader that was
+paused or has just begun never mistakes its own absence for the death of a node. Pure; times are arguments.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from covey_api.instance import Instance, MemberPhase
+from covey_api.messages import NODE_SILENCE_SECONDS, Endpoints, MemberReport, Report
+from covey_api.node import Node, NodeSpec
+from covey_api.units import parse_quantity
+from covey_planner.types import NodeState, NodeView, Pool
+
+from covey_controller.reconcile.world import AgentView, GatewayView
+
+# A stream that is opened again within this (a renewed certificate, a restarted reader) was not broken.
+STREAM_BREAK_SECONDS = 1.0
+HOST_POOL = "Host"
+
+# Phases in which a member's engine is gone for good.
+ENDED = frozenset({MemberPhase.STOPPED, MemberPhase.FAILED})
+# What an Instance of several members counts as: the first of these that any member is in.
+_WORST_FIRST = (
+    MemberPhase.FAILED,
+    MemberPhase.STOPPED,
+    MemberPhase.BACKOFF,
+    MemberPhase.PENDING,
+    MemberPhase.FETCHING,
+    MemberPhase.STARTING,
+    MemberPhase.DRAINING,
+    MemberPhase.READY,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSight:
+    """One node with its agent, as it looks now."""
+
+    name: str
+    node: Node | None
+    agent: AgentView | None
+    state: NodeState
+    unknown_since: float
+    """When silence makes it Unknown, or made it so."""
+
+    @property
+    def report(self) -> Report | None:
+        return self.agent.report if self.agent else None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSight:
+    """One member of an Instance, as its node reported it last."""
+
+    name: str
+    node: NodeSight | None
+    phase: MemberPhase
+    report: MemberReport | None
+    """Of the current attempt; None when the node has said nothing of it in this leadership."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One Instance, as it looks now."""
+
+    instance: Instance
+    members: tuple[MemberSight, ...]
+
+    @property
+    def id(self) -> str:
+        return self.instance.spec.instance_id
+
+    @property
+    def phase(self) -> MemberPhase:
+        phases = {member.phase for member in self.members}
+        return next(phase for phase in _WORST_FIRST if phase in phases)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Every member's node is there to say so."""
+        return all(member.node is not None and member.node.state is NodeState.READY for member in self.members)
+
+    @property
+    def unknown_since(self) -> float:
+        """When the first of its nodes became Unknown; infinity while none is."""
+        since = [m.node.unknown_since for m in self.members if m.node and m.node.state is NodeState.UNKNOWN]
+        return min(since, default=float("inf"))
+
+
+def observe_nodes(
+    nodes: Iterable[Node], agents: Iterable[AgentView], led_since: float, watching_since: float, now: float
+) -> dict[str, NodeSight]:
+    """Every node that the store knows or that reported, by name, sorted."""
+    by_name = {node.metadata.name: node for node in nodes}
+    by_agent = {agent.node: agent for agent in agents}
+    return {
+        name: observe_node(name, by_name.get(name), by_agent.get(name), led_since, watching_since, now)
+        for name in sorted(by_name.keys() | by_agent.keys())
+    }
+
+
+def observe_node(
+    name: str, node: Node | None, agent: AgentView | None, led_since: float, watching_since: float, now: float
+) -> NodeSight:
+    """State of one node.
+
+    1. Nothing heard in this leadership: facts pending for `NODE_SILENCE_SECONDS`, then Unknown.
+    2. Silent for `NODE_SILENCE_SECONDS`, or its stream is broken: Unknown.
+    3. No facts or lanes reported: facts pending.
+    4. Otherwise Ready.
+    """
+    if agent is None or agent.report is None:
+        is_unknown = now >= led_since + NODE_SILENCE_SECONDS
+        state = NodeState.UNKNOWN if is_unknown else NodeState.FACTS_PENDING
+        return NodeSight(name, node, agent, state, max(led_since, watching_since) + NODE_SILENCE_SECONDS)
+    unknown_since = max(agent.seen, watching_since) + NODE_SILENCE_SECONDS
+    if agent.disconnected is not None:
+        unknown_since = min(unknown_since, max(agent.disconnected, watching_since) + STREAM_BREAK_SECONDS)
+    if now >= unknown_since:
+        state = NodeState.UNKNOWN
+    elif agent.report.facts is None or agent.report.lanes is None:
+        state = NodeState.FACTS_PENDING
+    else:
+        state = NodeState.READY
+    return NodeSight(name, node, agent, state, unknown_since)
+
+
+def is_live(gateway: GatewayView, watching_since: float, now: float) -> bool:
+    """Whether a drain waits for this gateway: it may still send requests by the table it has."""
+    return gateway.connected or now < max(gateway.seen, watching_since) + NODE_SILENCE_SECONDS
+
+
+def observe_instance(instance: Instance, nodes: Mapping[str, NodeSight]) -> Sight:
+    """Members as their nodes reported them; where a node has said nothing yet, as the store recalls them."""
+    stored = {member.name: member.phase for member in instance.status.members}
+    members: list[MemberSight] = []
+    for member in instance.spec.members:
+        node = nodes.get(member.node)
+        reports = node.report.members if node and node.report else None
+        if reports is None:
+            members.append(MemberSight(member.name, node, stored.get(member.name, MemberPhase.PENDING), None))
+            continue
+        report = _report_of(instance, member.name, reports)
+        members.append(MemberSight(member.name, node, report.phase if report else MemberPhase.PENDING, report))
+    return Sight(instance, tuple(members))
+
+
+def _report_of(instance: Instance, member: str, reports: tuple[MemberReport, ...]) -> MemberReport | None:
+    """The report of this attempt; an older attempt's says nothing of this one."""
+    for report in reports:
+        if report.instance_id == instance.spec.instance_id and report.member == member:
+            return report if report.attempt >= instance.spec.attempt else None
+    return None
+
+
+def is_running_on(node: NodeSight, instance_id: str) -> bool:
+    """Whether a node lists a member of this Instance that has not ended, of whatever attempt."""
+    reports = (node.report.members if node.report else None) or ()
+    return any(report.instance_id == instance_id and report.phase not in ENDED for report in reports)
+
+
+def reservations(instances: Iterable[Instance]) -> dict[str, tuple[Instance, ...]]:
+    """Instances by the nodes that they hold memory on, from the decision on until they are deleted."""
+    by_node: dict[str, tuple[Instance, ...]] = {}
+    for instance in instances:
+        for node in {member.node: None for member in instance.spec.members}:
+            by_node[node] = (*by_node.get(node, ()), instance)
+    return by_node
+
+
+def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
+    """One node for the planner, with what `holders` have reserved on it."""
+    report = sight.report
+    stored = sight.node.status if sight.node else None
+    facts = (report.facts if report else None) or (stored.facts if stored else None)
+    lanes = report.lanes if report and report.lanes is not None else (stored.lanes if stored else ())
+    reserve = parse_quantity((sight.node.spec if sight.node else NodeSpec()).reserve.memory)
+    members = [m for holder in holders for m in holder.spec.members if m.node == sight.name]
+    pools = tuple(
+        Pool(
+            name=pool.name,
+            total_bytes=pool.total_bytes,
+            reserve_bytes=reserve if pool.name == HOST_POOL else 0,
+            reserved_bytes=sum(member.bytes_in(pool.name) for member in members),
+        )
+        for pool in (facts.pools if facts else ())
+    )
+    return NodeView(
+        name=sight.name,
+        state=sight.state,
+        schedulable=sight.node is None or is_schedulable(sight.node),
+        labels=sight.node.metadata.labels if sight.node else {},
+        lanes=lanes,
+        pools=pools,
+        cpu_cores=facts.cpu_cores if facts else 1,
+        cached=frozenset(report.blobs or ()) if report else frozenset(),
+    )
+
+
+def is_schedulable(node: Node) -> bool:
+    return not node.spec.unschedulable and node.metadata.deletion_timestamp is None
+
+
+def routed_ids(endpoints: Endpoints | None) -> frozenset[str]:
+    """instanceIds in a published table."""
+    return frozenset(endpoint.instance_id for endpoint in endpoints.endpoints) if endpoints else frozenset()

@@ -1,0 +1,267 @@
+"""From one Placement to its Instances: who leaves, who comes and where, who is tried again.
+
+Order of decisions for one Placement:
+
+1. Who leaves by counting alone (`rollout`).
+2. Failed ones of the wished revision: a place elsewhere, else the next attempt where they are when it is due.
+3. Missing ones: placed by the planner, beside old ones where memory allows and their window does not shrink by it;
+   else, one after the other, an old one makes room, and only if the new one then fits.
+
+A revision that fits nowhere, or whose Model is unknown, changes nothing that runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from covey_api.instance import Instance, InstanceGoal, InstanceSpec, Member, MemberPhase
+from covey_api.kinds import ObjectKey
+from covey_api.meta import ObjectMeta
+from covey_api.model import Model
+from covey_api.placement import Placement, RolloutStrategy
+from covey_api.reasons import EventReason
+from covey_planner.choice import choose
+from covey_planner.types import Chosen, Decision, Wish
+
+from covey_controller.reconcile.draft import Draft, Progressing
+from covey_controller.reconcile.failures import due_at, fault_of, plan_failures
+from covey_controller.reconcile.fleet import Sight
+from covey_controller.reconcile.names import lowest_free_name, ordinal_of
+from covey_controller.reconcile.revision import revision_of
+from covey_controller.reconcile.rollout import (
+    Replica,
+    Standing,
+    choose_leaving,
+    count_creatable,
+    count_missing,
+    order_of_leaving,
+)
+from covey_controller.reconcile.wanted import failed_lanes, model_key, render_wish, wanted_replicas
+from covey_controller.reconcile.world import Spot
+
+_UNSERVED = frozenset({MemberPhase.PENDING, MemberPhase.FETCHING, MemberPhase.STARTING, MemberPhase.STOPPED})
+
+
+def plan_placement(draft: Draft, key: ObjectKey, placement: Placement) -> None:
+    """Decide about one Placement; what was decided is in `draft.progressing[key]`."""
+    model = draft.models.get(model_key(key, placement))
+    revision = revision_of(placement, model) if model else None
+    progressing = Progressing(revision=revision, wanted=wanted_replicas(placement))
+    draft.progressing[key] = progressing
+    progressing.failures = plan_failures(draft, key, placement, revision)
+    replicas = _leave(draft, key, revision, progressing.wanted)
+    if model is None or revision is None:
+        return
+    failed = failed_lanes(progressing.failures)
+    wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key))
+    maker = _Maker(draft, key, placement, model, revision)
+    replicas = _retry_failed(maker, wish, replicas)
+    _place_missing(maker, wish, replicas, progressing)
+
+
+def running_instances(draft: Draft, key: ObjectKey) -> list[Instance]:
+    """The Placement's Instances with goal Run whose node is not lost."""
+    sights = [sight for sight in draft.sights_of(key) if sight.id not in draft.lost]
+    return [sight.instance for sight in sights if sight.instance.spec.goal is InstanceGoal.RUN]
+
+
+def observe_replicas(draft: Draft, key: ObjectKey, revision: str | None) -> list[Replica]:
+    """The Placement's Instances with goal Run, by name."""
+    running = [sight for sight in draft.sights_of(key) if sight.instance.spec.goal is InstanceGoal.RUN]
+    return [_replica(draft, sight, revision) for sight in running]
+
+
+def _replica(draft: Draft, sight: Sight, revision: str | None) -> Replica:
+    metadata = sight.instance.metadata
+    nodes = [member.node.node for member in sight.members if member.node and member.node.node]
+    return Replica(
+        name=metadata.name,
+        age=(metadata.creation_timestamp, ordinal_of(metadata.name)),
+        standing=standing_of(draft, sight),
+        is_current=revision is None or sight.instance.spec.revision == revision,
+        is_evicted=any(each.deletion_timestamp is not None for each in (metadata, *(n.metadata for n in nodes))),
+    )
+
+
+def standing_of(draft: Draft, sight: Sight) -> Standing:
+    """1. Failed. 2. Lost. 3. Ready. 4. Has not served in this attempt. 5. Recovers."""
+    if fault_of(draft, sight) is not None:
+        return Standing.FAILED
+    if sight.id in draft.lost:
+        return Standing.LOST
+    if sight.phase in (MemberPhase.READY, MemberPhase.DRAINING):
+        return Standing.READY
+    restarts = sum(member.report.restarts for member in sight.members if member.report)
+    return Standing.STARTING if sight.phase in _UNSERVED and restarts == 0 else Standing.RECOVERING
+
+
+def _leave(draft: Draft, key: ObjectKey, revision: str | None, wanted: int) -> list[Replica]:
+    """Drain who leaves; return who stays."""
+    replicas = observe_replicas(draft, key, revision)
+    why = {leaving.name: leaving.why for leaving in choose_leaving(replicas, wanted)}
+    for sight in draft.sights_of(key):
+        if reason := why.get(sight.instance.metadata.name):
+            draft.drain(sight, reason)
+    return [replica for replica in replicas if replica.name not in why]
+
+
+class _Maker:
+    """Makes Instances of one Placement at one revision."""
+
+    def __init__(self, draft: Draft, key: ObjectKey, placement: Placement, model: Model, revision: str) -> None:
+        self.draft = draft
+        self.key = key
+        self.placement = placement
+        self.model = model
+        self.revision = revision
+
+    def sight(self, name: str) -> Sight:
+        return self.draft.sights[ObjectKey("Instance", self.key.namespace, name)]
+
+    def draining(self) -> list[Instance]:
+        """Instances of this Placement that are on their way out, and still hold their memory."""
+        instances = [sight.instance for sight in self.draft.sights_of(self.key)]
+        return [instance for instance in instances if instance.spec.goal is InstanceGoal.DRAIN]
+
+    def create(self, chosen: Chosen) -> Instance | None:
+        """None when this plan has used up its fresh ids."""
+        instance_id = self.draft.next_id()
+        if instance_id is None:
+            return None
+        name = lowest_free_name(self.draft, self.key.namespace, self.key.name)
+        spec = self._stamp(chosen, instance_id)
+        instance = Instance(metadata=ObjectMeta(name=name, namespace=self.key.namespace), spec=spec)
+        message = (
+            f"placed on node '{chosen.node}', lane {chosen.lane.engine}/{chosen.lane.compute}, "
+            f"{chosen.options.slots} slots of {chosen.options.context_tokens} tokens, revision {self.revision}"
+        )
+        self.draft.create(instance, EventReason.CREATED, message)
+        return instance
+
+    def _stamp(self, chosen: Chosen, instance_id: str) -> InstanceSpec:
+        wish = self.placement.spec
+        return InstanceSpec(
+            instance_id=instance_id,
+            placement=self.key.name,
+            model=self.model.metadata.name,
+            variant=chosen.variant,
+            revision=self.revision,
+            term=self.draft.world.term,
+            engine=chosen.lane.engine,
+            compute=chosen.lane.compute,
+            artifact=chosen.artifact,
+            options=chosen.options,
+            members=(Member(node=chosen.node, costs=chosen.costs),),
+            startup_seconds=wish.timeouts.startup_seconds,
+            drain_seconds=wish.rollout.drain_seconds,
+        )
+
+
+def _retry_failed(maker: _Maker, wish: Wish, replicas: Sequence[Replica]) -> list[Replica]:
+    """Move failed replicas of this revision elsewhere, else start their next attempt when it is due."""
+    draft = maker.draft
+    kept: list[Replica] = []
+    for replica in replicas:
+        if replica.standing is not Standing.FAILED:
+            kept.append(replica)
+            continue
+        sight = maker.sight(replica.name)
+        decision = choose(wish, draft.views(), 1)
+        if decision.chosen and (created := maker.create(decision.chosen[0])) is not None:
+            draft.drain(sight, f"it failed; '{created.metadata.name}' takes its place on another node")
+            kept.append(_replica(draft, draft.sights[created.key], maker.revision))
+            continue
+        kept.append(replica)
+        _start_attempt(maker, sight)
+    return kept
+
+
+def _start_attempt(maker: _Maker, sight: Sight) -> None:
+    draft, spec = maker.draft, sight.instance.spec
+    due = max(due_at(draft, Spot(maker.key, spec.revision, member.node)) for member in spec.members)
+    if draft.now < due:
+        draft.wake_at(due)
+        return
+    changed = spec.model_copy(update={"attempt": spec.attempt + 1, "term": max(spec.term, draft.world.term)})
+    draft.absent.pop(sight.id, None)
+    draft.update(sight.instance.model_copy(update={"spec": changed}))
+    draft.note(sight.instance.key, EventReason.ATTEMPT_STARTED, f"attempt {changed.attempt}: no other node takes it")
+
+
+def _place_missing(maker: _Maker, wish: Wish, replicas: Sequence[Replica], progressing: Progressing) -> None:
+    """Create what is missing, or make room for it."""
+    wanted = progressing.wanted
+    if count_missing(replicas, wanted) == 0:
+        return
+    olds = order_of_leaving(replicas)
+    if maker.placement.spec.rollout.strategy is RolloutStrategy.RECREATE and (olds or _has_old_draining(maker)):
+        _recreate(maker, wish, olds, progressing)
+        return
+    count = count_creatable(replicas, wanted)
+    if count == 0:
+        return
+    decision = _choose_with_retries(maker, wish, count)
+    progressing.decision = decision if len(decision.chosen) < count else None
+    leaving = [*maker.draining(), *(maker.sight(old.name).instance for old in olds[:1])]
+    if leaving and decision.pending is None and not _is_room_beside(maker, wish, leaving, decision):
+        _make_room(maker, wish, replicas, olds, progressing)
+        return
+    for chosen in decision.chosen:
+        maker.create(chosen)
+
+
+def _choose_with_retries(maker: _Maker, wish: Wish, count: int) -> Decision:
+    """The planner's answer; where it leaves replicas without a place, nodes whose backoff is over are asked again."""
+    decision = choose(wish, maker.draft.views(), count)
+    if decision.pending is not None or len(decision.chosen) == count or not wish.failed:
+        return decision
+    still = {(node, engine): due_at(maker.draft, Spot(maker.key, maker.revision, node)) for node, engine in wish.failed}
+    barred = frozenset(lane for lane, due in still.items() if due > maker.draft.now)
+    for lane in barred:
+        maker.draft.wake_at(still[lane])
+    return choose(replace(wish, failed=barred), maker.draft.views(), count) if barred != wish.failed else decision
+
+
+def _is_room_beside(maker: _Maker, wish: Wish, leaving: Sequence[Instance], decision: Decision) -> bool:
+    """Whether a new one may start beside those that leave: it fits, and not by giving up window for it.
+
+    A window is stamped once. One that starts in what the others leave free would stay small when they are gone.
+    """
+    if not decision.chosen:
+        return False
+    beside = decision.chosen[0].options.context_tokens
+    if wish.context_tokens is not None or beside >= max(i.spec.options.context_tokens for i in leaving):
+        return True
+    instead = choose(wish, maker.draft.views_without(*leaving), 1)
+    return not instead.chosen or beside >= instead.chosen[0].options.context_tokens
+
+
+def _recreate(maker: _Maker, wish: Wish, olds: Sequence[Replica], progressing: Progressing) -> None:
+    """Drain all old ones at once, if the new revision fits without them; what follows waits until they are gone."""
+    sights = [maker.sight(old.name) for old in olds]
+    decision = choose(wish, maker.draft.views_without(*(sight.instance for sight in sights)), 1)
+    if not decision.chosen:
+        progressing.decision = decision
+        return
+    for sight in sights:
+        maker.draft.drain(sight, "the new revision takes its place")
+
+
+def _make_room(
+    maker: _Maker, wish: Wish, replicas: Sequence[Replica], olds: Sequence[Replica], progressing: Progressing
+) -> None:
+    """Drain one old one, if the new revision then fits; the next one only when what came before serves."""
+    is_settling = any(replica.is_current and replica.standing is not Standing.READY for replica in replicas)
+    if maker.draining() or is_settling:
+        progressing.decision = None
+        return
+    for old in olds:
+        sight = maker.sight(old.name)
+        decision = choose(wish, maker.draft.views_without(sight.instance), 1)
+        progressing.decision = None if decision.chosen else decision
+        if decision.chosen:
+            maker.draft.drain(sight, "it makes room for the new revision, which does not fit beside it")
+            return
+
+
+def _has_old_draining(maker: _Maker) -> bool:
+    return any(instance.spec.revision != maker.revision for instance in maker.draining())

@@ -1,0 +1,143 @@
+"""Outcomes: what can be said about a Placement, a Model, an Instance or a Node as it stands.
+
+Messages are functions of state: no times, counters, ports, process ids or free memory in them.
+"""
+
+from collections.abc import Sequence
+
+from covey_api.instance import InstanceGoal, MemberPhase
+from covey_api.kinds import ObjectKey
+from covey_api.model import Model
+from covey_api.placement import Placement
+from covey_api.reasons import ModelReason, NodeReason, ReadyReason
+from covey_planner.text import render_refusals
+from covey_planner.types import NodeState
+
+from covey_controller.reconcile.draft import Draft, Progressing
+from covey_controller.reconcile.failures import fault_of
+from covey_controller.reconcile.fleet import NodeSight, Sight
+from covey_controller.reconcile.outcomes import Done, Outcome, Stalled, Waiting
+from covey_controller.reconcile.wanted import fresh_status, model_key
+
+_REASON_OF_PHASE = {
+    MemberPhase.PENDING: ReadyReason.ARTIFACTS_PENDING,
+    MemberPhase.FETCHING: ReadyReason.ARTIFACTS_PENDING,
+    MemberPhase.STOPPED: ReadyReason.ENGINE_STARTING,
+    MemberPhase.BACKOFF: ReadyReason.ENGINE_STARTING,
+    MemberPhase.STARTING: ReadyReason.ENGINE_STARTING,
+}
+
+
+def judge_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Outcome:
+    """The first of these that holds:
+
+    1. Its Model is missing. 2. None wished: scaled to zero, once all are gone.
+    3. As many ready of the wished revision as wished: serving. 4. A replica failed. 5. The planner waits.
+    6. A replica found no place. 7. A node is silent. 8. A new revision is on its way. 9. Replicas are starting.
+    """
+    progressing = draft.progressing[key]
+    sights = draft.sights_of(key)
+    if progressing.wanted == 0:
+        return _judge_zero(sights)
+    if progressing.revision is None:
+        name = model_key(key, placement).name
+        message = f"`spec.modelRef.name` must name a Model in namespace '{key.namespace}'; there is no '{name}'"
+        return Stalled(ReadyReason.MODEL_NOT_FOUND, message)
+    running = [sight for sight in sights if sight.instance.spec.goal is InstanceGoal.RUN]
+    current = [sight for sight in running if sight.instance.spec.revision == progressing.revision]
+    olds = [sight for sight in running if sight.instance.spec.revision != progressing.revision]
+    ready = [sight for sight in current if sight.phase is MemberPhase.READY and sight.is_confirmed]
+    if len(ready) >= progressing.wanted:
+        return Done(ReadyReason.SERVING, f"{progressing.wanted} of {progressing.wanted} replicas are ready")
+    return _judge_short(draft, progressing, current, olds, len(ready))
+
+
+def _judge_zero(sights: Sequence[Sight]) -> Outcome:
+    if sights:
+        return Waiting(ReadyReason.DRAINING, f"no replica is wished; draining {_names(sights)}")
+    return Done(ReadyReason.SCALED_TO_ZERO, "no replica is wished")
+
+
+def _judge_short(
+    draft: Draft, progressing: Progressing, current: Sequence[Sight], olds: Sequence[Sight], ready: int
+) -> Outcome:
+    serving = f"{ready} of {progressing.wanted} replicas are ready"
+    for sight in current:
+        if fault := fault_of(draft, sight):
+            detail = f"instance '{sight.instance.metadata.name}' failed on node '{fault.node}': {fault.cause}"
+            return Stalled(ReadyReason.ENGINE_FAILED, f"{serving}; {detail}: {fault.message}")
+    decision = progressing.decision
+    if decision is not None and decision.pending is not None:
+        reason = ReadyReason(decision.pending.reason)
+        kind = Stalled if reason is ReadyReason.GEOMETRY_UNAVAILABLE else Waiting
+        return kind(reason, f"{serving}; {decision.pending.message}")
+    if decision is not None and len(current) < progressing.wanted:
+        reason = ReadyReason.PARTLY_SERVING if ready else ReadyReason.NOT_PLACED
+        return Stalled(reason, f"{serving}; {render_refusals(decision)}")
+    silent = [sight for sight in current if sight.unknown_since <= draft.now]
+    if silent:
+        return Waiting(ReadyReason.NODE_UNKNOWN, f"{serving}; the node of {_names(silent)} is silent")
+    if olds:
+        return Waiting(ReadyReason.ROLLING_OUT, f"{serving} at the new revision; {_names(olds)} serves meanwhile")
+    return _judge_starting(current, serving)
+
+
+def _judge_starting(current: Sequence[Sight], serving: str) -> Outcome:
+    unready = [sight for sight in current if sight.phase is not MemberPhase.READY]
+    if not unready:
+        return Waiting(ReadyReason.ARTIFACTS_PENDING, f"{serving}; the rest is about to be placed")
+    last = unready[0]
+    detail = f"instance '{last.instance.metadata.name}' is {last.phase}{_cause(last)}"
+    return Waiting(_REASON_OF_PHASE.get(last.phase, ReadyReason.ENGINE_STARTING), f"{serving}; {detail}")
+
+
+def judge_instance(draft: Draft, sight: Sight) -> Outcome:
+    """1. Draining. 2. Failed. 3. Node silent. 4. Ready. 5. On its way."""
+    if sight.instance.spec.goal is InstanceGoal.DRAIN:
+        return Waiting(ReadyReason.DRAINING, "takes no new request; stops when none is in flight")
+    if fault := fault_of(draft, sight):
+        return Stalled(ReadyReason.ENGINE_FAILED, f"failed on node '{fault.node}': {fault.cause}: {fault.message}")
+    if not sight.is_confirmed:
+        return Waiting(ReadyReason.NODE_UNKNOWN, "its node is silent; what it runs may still serve")
+    if sight.phase is MemberPhase.READY:
+        return Done(ReadyReason.SERVING, "it generated a token")
+    reason = _REASON_OF_PHASE.get(sight.phase, ReadyReason.ENGINE_STARTING)
+    return Waiting(reason, f"{sight.phase}{_cause(sight)}")
+
+
+def judge_model(model: Model, refused: dict[str, str]) -> Outcome:
+    """1. An alias is an older Model's. 2. A header could not be read. 3. One is being read. 4. All known."""
+    if refused:
+        taken = ", ".join(f"'{alias}' belongs to the older model '{owner}'" for alias, owner in sorted(refused.items()))
+        return Stalled(ModelReason.ALIAS_CONFLICT, f"`spec.aliases` must be unique in the namespace: {taken}")
+    statuses = {variant.name: fresh_status(model, variant) for variant in model.spec.variants}
+    errors = [f"variant '{name}': {s.error}" for name, s in statuses.items() if s and s.error]
+    if errors:
+        return Stalled(ModelReason.GEOMETRY_UNAVAILABLE, "; ".join(errors))
+    pending = [name for name, status in statuses.items() if status is None or status.artifact is None]
+    if pending:
+        names = ", ".join(f"'{name}'" for name in pending)
+        return Waiting(ModelReason.GEOMETRY_PENDING, f"the header of variant {names} has not been read yet")
+    return Done(ModelReason.RESOLVED, "every variant is resolved and its header is read")
+
+
+def judge_node(node: NodeSight) -> Outcome:
+    """1. Silent. 2. Being deleted. 3. Facts on their way. 4. Reporting."""
+    if node.state is NodeState.UNKNOWN:
+        return Waiting(NodeReason.NODE_UNKNOWN, "its agent is silent; what it runs may still serve")
+    if node.node is not None and node.node.metadata.deletion_timestamp is not None:
+        return Waiting(NodeReason.DELETING, "what it runs is being drained")
+    if node.state is NodeState.FACTS_PENDING:
+        return Waiting(NodeReason.FACTS_PENDING, "its agent has not reported its facts yet")
+    return Done(NodeReason.REPORTING, "its agent reports")
+
+
+def _names(sights: Sequence[Sight]) -> str:
+    return ", ".join(f"'{sight.instance.metadata.name}'" for sight in sights)
+
+
+def _cause(sight: Sight) -> str:
+    for member in sight.members:
+        if member.report is not None and member.report.cause is not None:
+            return f" after {member.report.cause}: {member.report.message}"
+    return ""

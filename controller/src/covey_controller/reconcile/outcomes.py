@@ -1,0 +1,107 @@
+"""What a plan consists of, and the closed union of outcomes that statuses are made from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from covey_api.instance import Instance
+from covey_api.kinds import ObjectKey
+from covey_api.messages import Assignments, Endpoints
+from covey_api.meta import Status
+from covey_api.node import Node
+from covey_api.reasons import ModelReason, NodeReason, ReadyReason
+
+from covey_controller.reconcile.world import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class CreateInstance:
+    """Precondition: the name is free."""
+
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateInstance:
+    """Only `goal`, `attempt` and `term` differ. Precondition: the resourceVersion that was seen."""
+
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True)
+class CreateNode:
+    """A Node with an empty spec, for an agent that reported and has none. Precondition: the name is free."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteObject:
+    """An Instance whose members ended, or a Node or Placement whose deletion was carried out. Precondition: the uid."""
+
+    key: ObjectKey
+    uid: str
+
+
+Reason = ReadyReason | ModelReason | NodeReason
+Action = CreateInstance | UpdateInstance | CreateNode | DeleteObject
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Why something was decided, in words for people: an event on the object, and a line in the log."""
+
+    key: ObjectKey
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StatusWrite:
+    """A status that differs from the stored one."""
+
+    key: ObjectKey
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """It goes on by itself."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """It goes on when somebody changes something, or the breaker tries again."""
+
+    reason: Reason
+    message: str
+
+
+Outcome = Done | Waiting | Stalled
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now. Actions first, in order; then what is published; then statuses and notes."""
+
+    actions: tuple[Action, ...]
+    assignments: Mapping[str, Assignments]
+    """By node; term and serial are the board's to set."""
+    endpoints: Endpoints | None
+    """None: gateways keep the table they have (the fleet has not been seen whole yet)."""
+    statuses: tuple[StatusWrite, ...]
+    notes: tuple[Note, ...]
+    memory: Memory
+    used_answers: tuple[str, ...]
+    """Ids of answers that this plan took in."""
+    wake_at: float
+    """When something is due although nothing changes."""

@@ -1,0 +1,115 @@
+"""`plan(world, now) -> Plan`: pure, total, deterministic. The same world gives the same plan, to the byte.
+
+What it must not do: read a clock, invent an id, iterate a set unsorted, raise because a wish can't be had.
+
+Order of one plan:
+
+1. Nodes as they look now; whether the fleet has been seen whole (`complete`).
+2. Answers to asks become Model status; Instances that only nodes know are adopted, or kept as strays.
+3. Only when complete: losses, then each Placement (who leaves, who comes), orphans, drains, deletions.
+4. Asks; assignments; the endpoints table (when complete); statuses.
+"""
+
+from covey_api.kinds import ObjectKey
+from covey_api.meta import ObjectMeta
+from covey_api.node import Node
+from covey_api.reasons import EventReason
+from covey_planner.types import NodeState
+
+from covey_controller.reconcile.adoption import observe_strays, plan_adoption
+from covey_controller.reconcile.asks import plan_answers, plan_asks
+from covey_controller.reconcile.assignments import plan_assignments
+from covey_controller.reconcile.begin import begin_draft, expected_nodes
+from covey_controller.reconcile.draft import Draft, node_key, sort_key
+from covey_controller.reconcile.drains import observe_losses, plan_drains
+from covey_controller.reconcile.failures import observe_absence
+from covey_controller.reconcile.instances import plan_placement
+from covey_controller.reconcile.judge import judge_placement
+from covey_controller.reconcile.outcomes import CreateNode, DeleteObject, Plan
+from covey_controller.reconcile.status import is_deletable_node, plan_statuses
+from covey_controller.reconcile.table import plan_table
+from covey_controller.reconcile.world import Memory, World
+
+# The longest sleep: well below `PAUSE_SECONDS`.
+MAX_SLEEP_SECONDS = 5.0
+
+
+def plan(world: World, now: float) -> Plan:
+    """What to do now, and why."""
+    stored = {item.key: item for item in sorted(world.objects, key=lambda item: sort_key(item.key))}
+    draft = begin_draft(world, stored, now)
+    _plan_nodes(draft)
+    plan_answers(draft)
+    plan_adoption(draft)
+    strays = observe_strays(draft)
+    if draft.complete:
+        observe_absence(draft)
+        observe_losses(draft)
+        for key, placement in draft.placements.items():
+            plan_placement(draft, key, placement)
+        _drain_orphans(draft)
+        plan_drains(draft, strays)
+        _finish_deletions(draft)
+    plan_asks(draft)
+    outcomes = (
+        {key: judge_placement(draft, key, each) for key, each in draft.placements.items()} if draft.complete else {}
+    )
+    plan_statuses(draft, outcomes, stored)
+    return Plan(
+        actions=tuple(draft.actions),
+        assignments=plan_assignments(draft, strays),
+        endpoints=plan_table(draft, strays, outcomes) if draft.complete else None,
+        statuses=tuple(draft.statuses),
+        notes=tuple(draft.notes),
+        memory=_remember(draft),
+        used_answers=tuple(draft.used_answers),
+        wake_at=min((*draft.deadlines, now + MAX_SLEEP_SECONDS)),
+    )
+
+
+def _plan_nodes(draft: Draft) -> None:
+    """A Node for each agent that reports and has none. One that was deleted does not come back by an old report."""
+    for node in draft.nodes.values():
+        if node.node is None and node.report is not None and node.state is not NodeState.UNKNOWN:
+            draft.actions.append(CreateNode(Node(metadata=ObjectMeta(name=node.name))))
+            message = "its agent reported: a Node with an empty spec was made"
+            draft.note(node_key(node.name), EventReason.NODE_JOINED, message)
+
+
+def _drain_orphans(draft: Draft) -> None:
+    """Instances whose Placement is gone."""
+    for sight in list(draft.sights.values()):
+        key = sight.instance.key
+        if ObjectKey("Placement", key.namespace, sight.instance.spec.placement) not in draft.placements:
+            draft.drain(sight, f"placement '{sight.instance.spec.placement}' does not exist any more")
+
+
+def _finish_deletions(draft: Draft) -> None:
+    """Placements and Nodes whose deletion was asked for go when nothing of theirs runs."""
+    for key, placement in draft.placements.items():
+        if placement.metadata.deletion_timestamp is not None and not draft.sights_of(key):
+            draft.actions.append(DeleteObject(key, placement.metadata.uid))
+    for node in draft.nodes.values():
+        if node.node is not None and is_deletable_node(draft, node.node):
+            draft.actions.append(DeleteObject(node.node.key, node.node.metadata.uid))
+
+
+def _remember(draft: Draft) -> Memory:
+    ids = {sight.id for sight in draft.sights.values()}
+    placements = draft.placements.keys()
+    return Memory(
+        complete=draft.complete,
+        expected=expected_nodes(draft, draft.world.memory.expected),
+        planned_at=draft.now,
+        watching_since=draft.watching_since,
+        drains=draft.drains,
+        lost=draft.lost,
+        unreachable=frozenset(draft.unreachable),
+        absent=draft.absent,
+        failed={each: attempt for each, attempt in draft.failed.items() if each in ids},
+        backoffs={spot: backoff for spot, backoff in draft.backoffs.items() if spot.placement in placements},
+        asks=draft.asks,
+        searches=draft.searches,
+        strays=draft.strays,
+        retries={key: value for key, value in draft.retries.items() if key in placements},
+    )

@@ -1,0 +1,164 @@
+"""Statuses: what is written about each object, and only when it differs from what is stored.
+
+Until the fleet has been seen whole, only what was heard is written (nodes that report, headers that were read): what
+the store recalls of Instances and Placements is better than a guess.
+"""
+
+from collections.abc import Mapping
+
+from covey_api.instance import Instance, InstanceGoal, InstancePhase, InstanceStatus, MemberPhase, MemberStatus
+from covey_api.kinds import Kind, ObjectKey
+from covey_api.meta import Condition, Status
+from covey_api.model import Model
+from covey_api.node import Node
+from covey_api.placement import Placement, PlacementStatus, ReasonCount
+from covey_api.reasons import NodeReason
+
+from covey_controller.reconcile.conditions import condition, conditions_of, is_changed
+from covey_controller.reconcile.draft import Draft
+from covey_controller.reconcile.fleet import NodeSight, Sight
+from covey_controller.reconcile.judge import judge_instance, judge_model, judge_node
+from covey_controller.reconcile.outcomes import Note, Outcome, Stalled
+from covey_controller.reconcile.table import address_of, refused_aliases
+
+_PHASES = {
+    MemberPhase.PENDING: InstancePhase.PENDING,
+    MemberPhase.FETCHING: InstancePhase.PENDING,
+    MemberPhase.STARTING: InstancePhase.STARTING,
+    MemberPhase.BACKOFF: InstancePhase.STARTING,
+    MemberPhase.READY: InstancePhase.READY,
+    MemberPhase.DRAINING: InstancePhase.DRAINING,
+    MemberPhase.STOPPED: InstancePhase.PENDING,
+    MemberPhase.FAILED: InstancePhase.FAILED,
+}
+_SAYS_WHY = frozenset({MemberPhase.BACKOFF, MemberPhase.FAILED})
+
+
+def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: Mapping[ObjectKey, Kind]) -> None:
+    """Write what differs; note each change of `Ready`."""
+    refused = refused_aliases(draft.models)
+    for key, model in draft.models.items():
+        before = stored.get(key)
+        if isinstance(before, Model):
+            _write(draft, before, before.status, model.status, judge_model(model, refused.get(key, {})))
+    for node in draft.nodes.values():
+        if node.node is not None and (draft.complete or node.report is not None):
+            status = _observed_node(node.node, node)
+            _write(draft, node.node, node.node.status, status, judge_node(node), _stray_condition(draft, node))
+    if not draft.complete:
+        return
+    for sight in draft.sights.values():
+        before = stored.get(sight.instance.key)
+        if isinstance(before, Instance):
+            _write(draft, before, before.status, _observed_instance(sight), judge_instance(draft, sight))
+    for key, placement in draft.placements.items():
+        status = _observed_placement(draft, key, placement)
+        _write(draft, placement, placement.status, status, outcomes[key], _placement_conditions(draft, key))
+
+
+def _write(
+    draft: Draft, item: Kind, stored: Status, status: Status, outcome: Outcome, extra: tuple[Condition, ...] = ()
+) -> None:
+    generation = item.metadata.generation
+    conditions = conditions_of(outcome, stored, generation, draft.world.timestamp, extra)
+    changed = status.model_copy(update={"observed_generation": generation, "conditions": conditions})
+    draft.write_status(item, stored, changed)
+    if is_changed(outcome, stored):
+        is_warning = isinstance(outcome, Stalled)
+        draft.notes.append(Note(item.key, outcome.reason.value, outcome.message, is_warning))
+
+
+def _observed_node(stored: Node, node: NodeSight) -> Status:
+    before, report = stored.status, node.report
+    if report is None:
+        return before
+    return before.model_copy(
+        update={
+            "version": report.version,
+            "facts": report.facts or before.facts,
+            "lanes": before.lanes if report.lanes is None else report.lanes,
+        }
+    )
+
+
+def _stray_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
+    """`StrayInstances`, only while there are any."""
+    strays = [
+        instance.metadata.name
+        for _, instance in sorted(draft.stray_instances.items())
+        if any(member.node == node.name for member in instance.spec.members)
+    ]
+    if not strays:
+        return ()
+    names = ", ".join(f"'{name}'" for name in strays)
+    message = f"runs {names}, which no Placement asks for: kept, routed, and drained later"
+    return (condition("StrayInstances", is_true=True, reason=NodeReason.NOT_WISHED, message=message),)
+
+
+def _observed_instance(sight: Sight) -> InstanceStatus:
+    instance = sight.instance
+    members = tuple(
+        MemberStatus(
+            name=member.name,
+            node=spec.node,
+            phase=member.phase,
+            cause=member.report.cause if member.report and member.phase in _SAYS_WHY else None,
+            message=member.report.message if member.report and member.phase in _SAYS_WHY else "",
+            restarts=member.report.restarts if member.report else 0,
+        )
+        for member, spec in zip(sight.members, instance.spec.members, strict=True)
+    )
+    address = address_of(sight) if sight.phase in (MemberPhase.READY, MemberPhase.DRAINING) else None
+    is_draining = instance.spec.goal is InstanceGoal.DRAIN and sight.phase is not MemberPhase.FAILED
+    phase = InstancePhase.DRAINING if is_draining else _PHASES[sight.phase]
+    endpoint = f"http://{address[0]}:{address[1]}" if address else ""
+    return instance.status.model_copy(update={"phase": phase, "members": members, "endpoint": endpoint})
+
+
+def _observed_placement(draft: Draft, key: ObjectKey, placement: Placement) -> PlacementStatus:
+    progressing = draft.progressing[key]
+    running = [s for s in draft.sights_of(key) if s.instance.spec.goal is InstanceGoal.RUN]
+    ready = sum(s.phase is MemberPhase.READY and s.is_confirmed for s in running)
+    specs = [sight.instance.spec for sight in running]
+    refused = progressing.decision
+    closest = refused.closest if refused else None
+    return placement.status.model_copy(
+        update={
+            "replicas": len(running),
+            "ready_replicas": ready,
+            "selector": f"covey.dev/placement={key.name}",
+            "revision": progressing.revision or placement.status.revision,
+            "ready": f"{ready}/{progressing.wanted}",
+            "engine": ",".join(sorted({f"{spec.engine}/{spec.compute}" for spec in specs}))[:64],
+            "context_tokens": min((spec.options.context_tokens for spec in specs), default=0),
+            "nodes": tuple(sorted({member.node for spec in specs for member in spec.members}))[:64],
+            "refusals": tuple(ReasonCount(reason=r, nodes=n) for r, n in (refused.counts if refused else ()))[:16],
+            "closest_refusal": f"{closest.node}: {closest.reason}: {closest.message}"[:1024] if closest else "",
+            "failures": progressing.failures,
+        }
+    )
+
+
+def _placement_conditions(draft: Draft, key: ObjectKey) -> tuple[Condition, ...]:
+    """How far the wished replicas are: placed, artifacts there, engines ready, serving."""
+    progressing = draft.progressing[key]
+    running = [s for s in draft.sights_of(key) if s.instance.spec.goal is InstanceGoal.RUN]
+    current = [s for s in running if progressing.revision in (None, s.instance.spec.revision)]
+    phases = [sight.phase for sight in current]
+    is_planned = len(current) >= progressing.wanted
+    is_fetched = is_planned and not any(p in (MemberPhase.PENDING, MemberPhase.FETCHING) for p in phases)
+    is_ready = sum(phase is MemberPhase.READY for phase in phases) >= progressing.wanted
+    is_serving = any(sight.phase is MemberPhase.READY for sight in running)
+    steps = (
+        ("Planned", is_planned),
+        ("ArtifactsReady", is_fetched),
+        ("EngineReady", is_ready),
+        ("Serving", is_serving),
+    )
+    return tuple(condition(name, is_true=is_true, reason=name if is_true else f"Not{name}") for name, is_true in steps)
+
+
+def is_deletable_node(draft: Draft, node: Node) -> bool:
+    """A Node whose deletion was asked for, with nothing on it any more."""
+    held = {member.node for sight in draft.sights.values() for member in sight.instance.spec.members}
+    return node.metadata.deletion_timestamp is not None and node.metadata.name not in held

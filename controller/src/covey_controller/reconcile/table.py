@@ -1,0 +1,161 @@
+"""The endpoints table: which Instances are routable, what each declared Model's state is, which keys are valid.
+
+Routable: goal `Run`, a member that generated a token, an address. While its node is silent an endpoint stays as it was
+last known, `confirmed: false`, until a gateway finds it unreachable. A draining Instance has left the table.
+"""
+
+from datetime import datetime
+from urllib.parse import urlsplit
+
+from covey_api.instance import InstanceGoal, MemberPhase
+from covey_api.kinds import ObjectKey
+from covey_api.messages import ClientKey, Endpoint, Endpoints, ModelState, Progress, ServedModel
+from covey_api.meta import DEFAULT_NAMESPACE
+from covey_api.model import Model
+
+from covey_controller.reconcile.draft import Draft
+from covey_controller.reconcile.fleet import Sight
+from covey_controller.reconcile.outcomes import Done, Outcome, Stalled
+from covey_controller.reconcile.wanted import model_key
+
+# What a client is told to wait for at least and at most, whatever the progress says.
+RETRY_SECONDS = 5
+MAX_RETRY_SECONDS = 60
+
+
+def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outcome]) -> Endpoints:
+    """The whole table, sorted; term and serial are set when it is published."""
+    endpoints = [e for sight in (*draft.sights.values(), *strays) if (e := _endpoint(draft, sight)) is not None]
+    refused = refused_aliases(draft.models)
+    ready: dict[tuple[str, str], int] = {}
+    for endpoint in endpoints:
+        ready[endpoint.namespace, endpoint.model] = ready.get((endpoint.namespace, endpoint.model), 0) + 1
+    asked = _placements_by_model(draft)
+    models = tuple(
+        _served_model(draft, key, model, refused.get(key, {}), ready.get((key.namespace, key.name), 0), outcomes, asked)
+        for key, model in sorted(draft.models.items(), key=lambda item: (item[0].namespace, item[0].name))
+    )
+    keys = tuple(
+        ClientKey(namespace=key.key.namespace, name=key.metadata.name, hash=key.spec.hash, expiry=key.spec.expiry)
+        for key in draft.keys
+    )
+    ordered = tuple(sorted(endpoints, key=lambda endpoint: endpoint.instance_id))
+    return Endpoints(term=draft.world.term, serial=0, models=models, endpoints=ordered, keys=keys)
+
+
+def _endpoint(draft: Draft, sight: Sight) -> Endpoint | None:
+    spec = sight.instance.spec
+    if spec.goal is not InstanceGoal.RUN or sight.phase is not MemberPhase.READY or sight.id in draft.unreachable:
+        return None
+    address = address_of(sight)
+    if address is None:
+        return None
+    namespace = sight.instance.metadata.namespace or DEFAULT_NAMESPACE
+    return Endpoint(
+        instance_id=sight.id,
+        instance=f"{namespace}/{sight.instance.metadata.name}",
+        namespace=namespace,
+        model=spec.model,
+        node=spec.members[0].node,
+        host=address[0],
+        port=address[1],
+        key=draft.world.engine_key(sight.id),
+        engine=spec.engine,
+        slots=spec.options.slots,
+        context_tokens=spec.options.context_tokens,
+        confirmed=sight.is_confirmed,
+    )
+
+
+def address_of(sight: Sight) -> tuple[str, int] | None:
+    """Where the first member's engine listens: as its node reported, else as the store recalls."""
+    first = sight.members[0]
+    report = first.node.report if first.node else None
+    if first.report is not None and report is not None:
+        return (report.address, first.report.port) if first.report.port else None
+    stored = urlsplit(sight.instance.status.endpoint)
+    return (stored.hostname, stored.port) if stored.hostname and stored.port else None
+
+
+def refused_aliases(models: dict[ObjectKey, Model]) -> dict[ObjectKey, dict[str, str]]:
+    """Per Model, the aliases that it doesn't get, each with the older Model that has it."""
+    by_age = sorted(models.items(), key=lambda item: (item[1].metadata.creation_timestamp, item[0].name))
+    owners: dict[tuple[str, str], str] = {}
+    refused: dict[ObjectKey, dict[str, str]] = {}
+    for key, model in by_age:
+        for alias in model.spec.aliases:
+            owner = owners.setdefault((key.namespace, alias), key.name)
+            if owner != key.name:
+                refused.setdefault(key, {})[alias] = owner
+    return refused
+
+
+def _placements_by_model(draft: Draft) -> dict[ObjectKey, list[ObjectKey]]:
+    asked: dict[ObjectKey, list[ObjectKey]] = {}
+    for key, placement in draft.placements.items():
+        asked.setdefault(model_key(key, placement), []).append(key)
+    return asked
+
+
+def _served_model(
+    draft: Draft,
+    key: ObjectKey,
+    model: Model,
+    refused: dict[str, str],
+    ready: int,
+    outcomes: dict[ObjectKey, Outcome],
+    asked: dict[ObjectKey, list[ObjectKey]],
+) -> ServedModel:
+    placements = asked.get(key, [])
+    wanted = sum(draft.progressing[each].wanted for each in placements)
+    state, outcome = _model_state(ready, wanted, [outcomes[each] for each in placements])
+    progress = _progress(draft, placements) if state is ModelState.LOADING else None
+    return ServedModel(
+        namespace=key.namespace,
+        name=key.name,
+        aliases=tuple(alias for alias in model.spec.aliases if alias not in refused),
+        tasks=tuple(model.spec.tasks),
+        created=_epoch(model.metadata.creation_timestamp),
+        state=state,
+        reason=outcome.reason if outcome and state is not ModelState.READY else "",
+        message=outcome.message if outcome and state is not ModelState.READY else "",
+        ready_replicas=ready,
+        replicas=wanted,
+        progress=progress,
+        retry_after_seconds=retry_after_seconds(progress),
+    )
+
+
+def _model_state(ready: int, wanted: int, outcomes: list[Outcome]) -> tuple[ModelState, Outcome | None]:
+    """1. Any endpoint: ready. 2. Nobody asks: not placed. 3. All that ask are stalled: unavailable. 4. Loading."""
+    going = [outcome for outcome in outcomes if not isinstance(outcome, Stalled)]
+    if ready:
+        return ModelState.READY, None
+    if wanted == 0:
+        return ModelState.NOT_PLACED, outcomes[0] if outcomes else None
+    if not going:
+        return ModelState.UNAVAILABLE, outcomes[0]
+    return ModelState.LOADING, next((o for o in going if not isinstance(o, Done)), going[0])
+
+
+def _progress(draft: Draft, placements: list[ObjectKey]) -> Progress | None:
+    """Of the replica that is nearest to its end: the first one to serve."""
+    found: list[Progress] = []
+    for placement in placements:
+        for sight in draft.sights_of(placement):
+            if sight.instance.spec.goal is InstanceGoal.RUN:
+                found.extend(m.report.progress for m in sight.members if m.report and m.report.progress)
+    return min(found, key=lambda progress: (progress.total_bytes - progress.done_bytes, progress.step), default=None)
+
+
+def retry_after_seconds(progress: Progress | None) -> int:
+    """How long the rest takes at the present rate, within bounds."""
+    if progress is None or progress.bytes_per_second <= 0:
+        return RETRY_SECONDS
+    rest = max(0, progress.total_bytes - progress.done_bytes)
+    return min(MAX_RETRY_SECONDS, max(RETRY_SECONDS, -(-rest // progress.bytes_per_second)))
+
+
+def _epoch(timestamp: str) -> int:
+    """Seconds since the epoch; 0 for an object without a creation time."""
+    return int(datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()) if timestamp else 0

@@ -1,0 +1,77 @@
+"""What a Placement wishes: how many replicas, of which revision, and the Wish that the planner is asked with."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from covey_api.engines import EngineName, KvCacheType
+from covey_api.fleet import Fleet
+from covey_api.instance import Instance
+from covey_api.kinds import ObjectKey
+from covey_api.model import Model, Variant, VariantStatus
+from covey_api.placement import Failure, Placement
+from covey_api.units import parse_quantity
+from covey_planner.types import VariantView, Wish
+
+
+def wanted_replicas(placement: Placement) -> int:
+    """Replicas wished; none while suspended or being deleted."""
+    if placement.spec.suspend or placement.metadata.deletion_timestamp is not None:
+        return 0
+    return placement.spec.replicas
+
+
+def model_key(placement_key: ObjectKey, placement: Placement) -> ObjectKey:
+    return ObjectKey("Model", placement_key.namespace, placement.spec.model_ref.name)
+
+
+def fresh_status(model: Model, variant: Variant) -> VariantStatus | None:
+    """What a node read of this variant; None when it was read from another source or digest, or never."""
+    for status in model.status.variants:
+        if status.name != variant.name or status.source != variant.source:
+            continue
+        digest = status.artifact.sha256 if status.artifact else None
+        is_other = variant.sha256 is not None and digest is not None and digest != variant.sha256
+        return None if is_other else status
+    return None
+
+
+def view_variant(model: Model, variant: Variant) -> VariantView:
+    """A variant for the planner. `spec.geometry` beats what the header says; the artifact is always a node's answer."""
+    status = fresh_status(model, variant)
+    artifact = status.artifact if status else None
+    geometry = model.spec.geometry or (status.geometry if status else None)
+    error = status.error if status and artifact is None else ""
+    return VariantView(variant.name, variant.format, variant.engines, geometry, artifact, error)
+
+
+def render_wish(
+    placement: Placement,
+    model: Model,
+    fleet: Fleet | None,
+    failed: Iterable[tuple[str, EngineName]],
+    running: Iterable[Instance],
+) -> Wish:
+    """The Placement with the Model's and the Fleet's defaults filled in. `running`: its Instances with goal Run."""
+    spec = placement.spec
+    default_type = fleet.spec.kv_cache.type if fleet else KvCacheType.F16
+    return Wish(
+        placement=placement.metadata.name,
+        model=model.metadata.name,
+        variants=tuple(view_variant(model, variant) for variant in model.spec.variants),
+        engines=spec.engines,
+        selector=spec.nodes.selector,
+        include=frozenset(spec.nodes.include),
+        exclude=frozenset(spec.nodes.exclude),
+        failed=frozenset(failed),
+        context_tokens=spec.context.tokens,
+        min_context_tokens=spec.context.min_tokens,
+        model_context_tokens=model.spec.context_tokens,
+        slots=spec.concurrency,
+        kv_cache_type=spec.kv_cache.type or default_type,
+        workspace_bytes=parse_quantity(model.spec.memory.workspace),
+        placed=dict(Counter(node for instance in running for node in {m.node: None for m in instance.spec.members})),
+    )
+
+
+def failed_lanes(failures: Iterable[Failure]) -> frozenset[tuple[str, EngineName]]:
+    return frozenset((failure.node, failure.engine) for failure in failures)

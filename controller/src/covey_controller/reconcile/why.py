@@ -1,0 +1,152 @@
+"""Why something is as it is: computed when asked, by the functions that decide, from the last plan's world. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from covey_api.instance import Instance, InstanceGoal
+from covey_api.kinds import Kind, ObjectKey
+from covey_api.messages import Progress
+from covey_api.model import Model
+from covey_api.node import Node
+from covey_api.placement import Placement
+from covey_api.units import format_bytes
+from covey_planner.choice import choose, explain_nodes
+from covey_planner.text import WhyPlacement, render_why, why_data
+
+from covey_controller.reconcile.begin import begin_draft
+from covey_controller.reconcile.draft import Draft, sort_key
+from covey_controller.reconcile.drains import why_quiet
+from covey_controller.reconcile.fleet import Sight, view_node
+from covey_controller.reconcile.instances import running_instances
+from covey_controller.reconcile.wanted import failed_lanes, fresh_status, model_key, render_wish, wanted_replicas
+from covey_controller.reconcile.world import World
+
+Explanation = tuple[str, dict[str, Any]]
+
+
+def explain(world: World, now: float, key: ObjectKey) -> Explanation:
+    """Text for people and the same as data. KeyError if there is no such object."""
+    draft, stored = _draft(world, now)
+    item = stored[key]
+    match item:
+        case Placement():
+            return _explain_placement(draft, key, item)
+        case Model():
+            return _explain_model(draft, key, item)
+        case Instance():
+            return _explain_instance(draft, draft.sights[key])
+        case Node():
+            return _explain_node(draft, item)
+        case _:
+            return f"{key} is read as it is: nothing is decided about it\n", {"object": str(key)}
+
+
+def observe_progress(world: World, now: float, key: ObjectKey) -> Progress | None:
+    """The least advanced step of an Instance's members, or of the first unready Instance of a Placement or Model."""
+    draft, _ = _draft(world, now)
+    if key.kind == "Instance":
+        sights = [draft.sights[key]] if key in draft.sights else []
+    elif key.kind == "Placement":
+        sights = draft.sights_of(key)
+    else:
+        asking = [each for each, placement in draft.placements.items() if model_key(each, placement) == key]
+        sights = [sight for each in asking for sight in draft.sights_of(each)]
+    reports = [m.report for s in sights if s.instance.spec.goal is InstanceGoal.RUN for m in s.members if m.report]
+    return next((report.progress for report in reports if report.progress), None)
+
+
+def _draft(world: World, now: float) -> tuple[Draft, Mapping[ObjectKey, Kind]]:
+    stored = {item.key: item for item in sorted(world.objects, key=lambda item: sort_key(item.key))}
+    return begin_draft(world, stored, now), stored
+
+
+def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Explanation:
+    model = draft.models.get(model_key(key, placement))
+    if model is None:
+        text, data = _conditions(placement)
+        return f"{key}: no Model '{placement.spec.model_ref.name}' in namespace '{key.namespace}'\n{text}", data
+    failed = failed_lanes(placement.status.failures)
+    wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key))
+    pending = choose(wish, draft.views(), 1).pending
+    why = WhyPlacement(
+        wish=wish,
+        replicas=wanted_replicas(placement),
+        instances=tuple(sight.instance for sight in draft.sights_of(key)),
+        nodes=draft.views(),
+        results=() if pending else explain_nodes(wish, draft.views()),
+        pending=pending,
+    )
+    text, data = _conditions(placement)
+    failures = "".join(
+        f"failed on node '{each.node}' ({each.engine}): {each.cause}: {each.message}\n"
+        for each in placement.status.failures
+    )
+    return text + failures + render_why(why), data | why_data(why)
+
+
+def _explain_model(draft: Draft, key: ObjectKey, model: Model) -> Explanation:
+    text, data = _conditions(model)
+    lines = [text.rstrip("\n")] if text else []
+    variants: list[dict[str, Any]] = []
+    for variant in model.spec.variants:
+        status = fresh_status(model, variant)
+        artifact, geometry = (status.artifact, status.geometry) if status else (None, None)
+        cached = [view.name for view in draft.views() if artifact and artifact.digest in view.cached]
+        size = format_bytes(artifact.size_bytes) if artifact else "size unknown"
+        lines.append(f"variant '{variant.name}' ({variant.format}): {size}, from {variant.source}")
+        if geometry:
+            lines.append(
+                f"  {geometry.architecture}, {geometry.layer_count} layers, weights "
+                f"{format_bytes(geometry.weights_bytes)}, trained for {geometry.context_tokens} tokens"
+            )
+        lines.append(f"  on the disk of: {', '.join(cached) or 'no node'}")
+        variants.append({"name": variant.name, "cached": cached, "status": status.to_wire() if status else None})
+    asking = sorted(each.name for each, placement in draft.placements.items() if model_key(each, placement) == key)
+    lines.append(f"asked for by: {', '.join(f'placement/{name}' for name in asking) or 'no placement'}")
+    return "\n".join(lines) + "\n", data | {"variants": variants, "placements": asking}
+
+
+def _explain_instance(draft: Draft, sight: Sight) -> Explanation:
+    instance, spec = sight.instance, sight.instance.spec
+    text, data = _conditions(instance)
+    lines = [
+        f"{instance.key} is replica of placement/{spec.placement}, model '{spec.model}', variant '{spec.variant}'",
+        text.rstrip("\n"),
+        f"goal {spec.goal}, attempt {spec.attempt}, revision {spec.revision}, {spec.options.slots} slots of "
+        f"{spec.options.context_tokens} tokens",
+    ]
+    for member, stamped in zip(sight.members, spec.members, strict=True):
+        costs = ", ".join(f"{format_bytes(each.total_bytes)} of pool '{each.pool}'" for each in stamped.costs)
+        lines.append(f"member {member.name} on node '{stamped.node}': {member.phase}, holds {costs}")
+    drain = draft.drains.get(sight.id)
+    if drain is not None and not drain.stop:
+        quiet = why_quiet(draft, sight, drain)
+        lines.append(f"drains: {quiet or 'a gateway still routes to it or has requests on it'}")
+    return "\n".join(line for line in lines if line) + "\n", data | {"spec": spec.to_wire()}
+
+
+def _explain_node(draft: Draft, node: Node) -> Explanation:
+    name = node.metadata.name
+    text, data = _conditions(node)
+    here = [i for i in draft.instances() if any(member.node == name for member in i.spec.members)]
+    view = view_node(draft.nodes[name], here)
+    lines = [f"node/{name} is {view.state}{'' if view.schedulable else ', takes nothing new'}", text.rstrip("\n")]
+    pools: list[dict[str, Any]] = []
+    for pool in view.pools:
+        lines.append(
+            f"pool '{pool.name}': {format_bytes(pool.total_bytes)} in total, {format_bytes(pool.reserve_bytes)} kept "
+            f"back, {format_bytes(pool.reserved_bytes)} reserved, {format_bytes(pool.unreserved_bytes)} left"
+        )
+        pools.append({"name": pool.name, "totalBytes": pool.total_bytes, "reservedBytes": pool.reserved_bytes})
+    lines += [f"lane {lane.engine}/{lane.compute}: {lane.state} {lane.version}".rstrip() for lane in view.lanes]
+    names = sorted(instance.metadata.name for instance in here)
+    lines.append(f"runs: {', '.join(names) or 'nothing'}")
+    return "\n".join(line for line in lines if line) + "\n", data | {"pools": pools, "instances": names}
+
+
+def _conditions(item: Placement | Model | Instance | Node) -> Explanation:
+    """The object's conditions, as `describe` shows them."""
+    conditions = item.status.conditions
+    ready = [each for each in conditions if each.type in ("Ready", "StrayInstances")]
+    text = "".join(f"{each.type} is {each.status}: {each.reason}: {each.message}\n" for each in ready)
+    return text, {"conditions": [each.to_wire() for each in conditions]}

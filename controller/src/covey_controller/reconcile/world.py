@@ -1,0 +1,149 @@
+"""The world as the reconciler sees it, and what the leader remembers between two plans. Values only.
+
+`World` is everything a plan may depend on: objects as listed, the fleet as it reported itself, what is published, and
+`Memory`, which lives in the leader's process only. A new leader starts with an empty `Memory`: whatever must survive it
+is in the store or in reports. Times are the leader's monotonic seconds, except `timestamp`.
+
+This package imports nothing that reads the world (DESIGN §8): fresh ids and the wall clock are fields here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from covey_api.kinds import Kind, ObjectKey
+from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, Order, Report
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """What one agent reported, merged over this boot of it."""
+
+    node: str
+    seen: float
+    report: Report | None = None
+    disconnected: float | None = None
+    """Since when its stream is broken; None while it is open, or was never opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayView:
+    """What one gateway reported last."""
+
+    name: str
+    seen: float
+    connected: bool
+    demand: Demand | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the board streams at the moment, with its orders."""
+
+    endpoints: Endpoints | None = None
+    assignments: Mapping[str, Assignments] = field(default_factory=dict[str, Assignments])
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """One Instance on its way out."""
+
+    since: float
+    left: Order | None = None
+    """Order of the first table without it; None until one is published."""
+    stop: bool = False
+    """No request is on it any more, or the wait for them is over: its members stop. Never taken back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How often one revision failed on one node in a row, and when it may be tried again."""
+
+    count: int
+    until: float
+
+
+class Spot(NamedTuple):
+    """Where a revision can fail: the breaker's key."""
+
+    placement: ObjectKey
+    revision: str
+    node: str
+
+
+class ArtifactKey(NamedTuple):
+    """What is asked for once, however many Models name it."""
+
+    source: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAsk:
+    """A question that one node has not answered yet."""
+
+    ask: Ask
+    node: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The search for a node that can read one artifact's header."""
+
+    tried: frozenset[str] = frozenset()
+    """Nodes that failed in this round."""
+    rounds: int = 0
+    until: float = 0.0
+    """No ask before this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one leader knows beyond the store. Lost with it, and rebuilt by looking again."""
+
+    complete: bool = False
+    """Latched: the store is listed, and nodes have reported or timed out."""
+    expected: frozenset[str] | None = None
+    """Nodes that the store knew when this leadership began."""
+    planned_at: float | None = None
+    watching_since: float | None = None
+    """Silence counts from here at the earliest: a leader that was paused heard nobody, which is nobody's fault."""
+    drains: Mapping[str, Drain] = field(default_factory=dict[str, Drain])
+    lost: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By instanceId: when it was judged lost with its silent node."""
+    unreachable: frozenset[str] = frozenset()
+    """instanceIds that a gateway could not reach while their node was silent."""
+    absent: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By instanceId: since when its node reports without it."""
+    failed: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By instanceId: the attempt whose failure has been counted."""
+    backoffs: Mapping[Spot, Backoff] = field(default_factory=dict[Spot, Backoff])
+    asks: Mapping[str, OpenAsk] = field(default_factory=dict[str, OpenAsk])
+    searches: Mapping[ArtifactKey, Search] = field(default_factory=dict[ArtifactKey, Search])
+    strays: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By instanceId: since when nobody wishes for it."""
+    retries: Mapping[ObjectKey, str] = field(default_factory=dict[ObjectKey, str])
+    """The value of the retry annotation that was honoured last."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All that a plan depends on. Order of the collections carries no meaning."""
+
+    term: int
+    led_since: float
+    objects: tuple[Kind, ...]
+    agents: tuple[AgentView, ...]
+    gateways: tuple[GatewayView, ...]
+    answers: Mapping[str, AskAnswer]
+    published: Published
+    memory: Memory
+    fresh_ids: tuple[str, ...]
+    """instanceIds that no Instance has had yet; bounds how many are created by one plan."""
+    timestamp: str
+    """Wall clock, for `lastTransitionTime` alone."""
+    engine_key: Callable[[str], str]
+    """The engine's key for an instanceId: a keyed hash, so pure."""
+    allow_empty: bool = False
+    """Strays are drained also when the store holds no Placement at all."""

@@ -1,0 +1,96 @@
+"""What people ask of the source by name, and what that comes to: files to write and the set they make. Blocking."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey_api.kinds import ObjectKey
+
+from covey_controller.ports import Applied, InvalidSet
+from covey_controller.stores.files.edit import plan_apply, plan_delete, verify_edit
+from covey_controller.stores.files.folder import SUFFIXES, Scan, Snapshot, digest_of, is_ignored
+from covey_controller.stores.files.rest import Document, ParseDocuments, ReadSet, parse_set
+from covey_controller.stores.files.writing import FileChange
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Merge the documents of a text, called `name` in what is said about it."""
+
+    text: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    keys: tuple[ObjectKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEdit:
+    """An edit that is valid as a whole."""
+
+    changes: tuple[FileChange, ...]
+    files: Mapping[str, bytes]
+    """The source after it."""
+    after: ReadSet
+    deleted: frozenset[ObjectKey]
+    results: tuple[Applied, ...]
+
+
+def plan_request(
+    asked: Apply | Delete,
+    source: Path,
+    snapshot: Snapshot,
+    read: ReadSet,
+    running: frozenset[ObjectKey],
+    parse: ParseDocuments,
+) -> PlannedEdit:
+    """What is to be written. InvalidSet with every error; KeyError for a key that neither source nor store holds.
+
+    `read` is what `snapshot` parses to. `running`: what may be deleted although no document holds it.
+    """
+    if read.errors:
+        raise InvalidSet(read.errors)
+    scan = snapshot.scan
+    single_file = source.name if scan.is_file or (scan.is_missing and source.name.endswith(SUFFIXES)) else None
+    applied: tuple[Document, ...] = ()
+    deleted: frozenset[ObjectKey] = frozenset()
+    match asked:
+        case Apply(text, name):
+            applied = tuple(parse({name: text.encode()}))
+            edit = plan_apply(snapshot.files, read.documents, applied, text, single_file, _other_names(scan))
+        case Delete(keys):
+            for key in keys:
+                if key not in read.keys and key not in running:
+                    raise KeyError(str(key))
+            deleted = frozenset(keys)
+            edit = plan_delete(snapshot.files, read.documents, tuple(dict.fromkeys(keys)), single_file)
+    files = dict(snapshot.files)
+    for path, content in edit.files.items():
+        files.pop(path, None)
+        if content is not None:
+            files[path] = content
+    after = parse_set(digest_of(files), files, parse)
+    if after.errors:
+        raise InvalidSet(after.errors)
+    verify_edit(edit, read.documents, applied, deleted, after.documents)
+    real = {entry.path: entry.real for entry in scan.entries}
+    changes = tuple(
+        FileChange(
+            real.get(path, scan.root if single_file else os.path.join(scan.root, path)),
+            snapshot.files.get(path),
+            content,
+        )
+        for path, content in sorted(edit.files.items())
+    )
+    return PlannedEdit(changes, files, after, deleted, edit.results)
+
+
+def _other_names(scan: Scan) -> frozenset[str]:
+    """Names at the top of the source that a new file mustn't take, documents or not."""
+    try:
+        return frozenset(name for name in os.listdir(scan.root) if not is_ignored(name))
+    except OSError:
+        return frozenset()

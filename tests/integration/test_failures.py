@@ -1,0 +1,156 @@
+"""What clients and operators see when something breaks, or isn't there yet."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+from kit.fleet import EXAMPLE, RunningFleet, free_port, running_fleet, wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Generator[RunningFleet]:
+    with running_fleet() as running:
+        yield running
+
+
+def engine_pid(fleet: RunningFleet) -> int:
+    return next(process.pid for process in fleet.processes_of("llama-server"))
+
+
+def test_a_killed_engine_is_unrouted_restarted_and_serves_again(fleet: RunningFleet) -> None:
+    before = engine_pid(fleet)
+    identity = fleet.instances()["smollm2-0"]["spec"]["instanceId"]
+    events: list[str] = []
+    body = fleet.chat(stream=True, max_tokens=900)
+    with httpx.stream("POST", f"{fleet.url}/v1/chat/completions", json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if not events:
+                os.kill(before, signal.SIGKILL)
+            if line:
+                events.append(line)
+    last = json.loads(events[-1].removeprefix("data: "))
+    assert last["error"]["code"] == "upstream_ended", "a stream that was cut must say so"
+    assert "data: [DONE]" not in events
+    wait_until(lambda: fleet.ask().status_code == 200, "the engine serves again")
+    assert engine_pid(fleet) != before
+    assert fleet.instances()["smollm2-0"]["spec"]["instanceId"] == identity, "the Instance stays the same"
+
+
+def test_while_no_engine_serves_the_answer_says_so_and_when_to_retry(fleet: RunningFleet) -> None:
+    wait_until(lambda: fleet.ask().status_code == 200, "the engine serves")
+    os.kill(engine_pid(fleet), signal.SIGKILL)
+    seen: set[int] = set()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        answer = fleet.ask()
+        seen.add(answer.status_code)
+        if answer.status_code == 503:
+            assert answer.json()["error"]["code"] == "model_loading"
+            assert int(answer.headers["retry-after"]) >= 1
+        if answer.status_code == 200 and 503 in seen:
+            break
+    assert seen <= {200, 502, 503}
+
+
+def test_a_key_works_until_it_is_deleted(fleet: RunningFleet) -> None:
+    key = fleet.covey("key", "create", "laptop").stdout.strip()
+    assert key.startswith("sk-covey-")
+    assert key not in "".join(path.read_text() for path in fleet.folder.iterdir() if path.is_file())
+    headers = {"Authorization": f"Bearer {key}"}
+    url = f"{fleet.url}/v1/chat/completions"
+
+    def status() -> int:
+        return httpx.post(url, json=fleet.chat(max_tokens=1), headers=headers, timeout=60).status_code
+
+    wait_until(lambda: status() == 200, "the key is accepted")
+    other = {"x-api-key": key[:-1] + ("a" if key[-1] != "a" else "b")}
+    refused = httpx.post(url, json=fleet.chat(max_tokens=1), headers=other, timeout=60)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    fleet.covey("key", "delete", "laptop")
+    wait_until(lambda: status() == 401, "the deleted key is refused")
+
+
+def test_a_page_of_another_site_is_refused(fleet: RunningFleet) -> None:
+    for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+        answer = httpx.post(f"{fleet.url}/v1/chat/completions", json=fleet.chat(), headers=headers, timeout=30)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden_origin")
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_apply_and_delete_write_the_source(fleet: RunningFleet) -> None:
+    text = (EXAMPLE / "model.yaml").read_text().replace("name: smollm2}", "name: another}")
+    assert fleet.covey("apply", "-f", "-", text=text).stdout.strip() == "model/another created"
+    assert fleet.covey("apply", "-f", "-", text=text).stdout.strip() == "model/another unchanged"
+    assert fleet.covey("get", "model", "another").returncode == 0
+    assert any("another" in path.read_text() for path in fleet.folder.iterdir())
+    bad = fleet.covey("apply", "-f", "-", text=text.replace("Gguf", "Guff"), check=False)
+    assert bad.returncode == 1
+    assert "must be one of 'Gguf'; got 'Guff'" in bad.stderr
+    assert fleet.covey("delete", "model/another").stdout.strip() == "model/another deleted"
+    wait_until(lambda: fleet.covey("get", "model", "another", check=False).returncode == 3, "it is gone")
+
+
+def test_a_corrupt_model_is_never_served(fleet: RunningFleet, tmp_path: Path) -> None:
+    page = tmp_path / "page.gguf"
+    page.write_text("<html>404 not found</html>")
+    model = (EXAMPLE / "model.yaml").read_text().replace("name: smollm2}", "name: page}")
+    lines = [f"    source: file://{page}" if "source:" in line else line for line in model.splitlines()]
+    fleet.covey("apply", "-f", "-", text="\n".join(lines))
+    fleet.covey("apply", "-f", "-", text=(EXAMPLE / "placement.yaml").read_text().replace("smollm2", "page"))
+
+    def reason() -> str:
+        return fleet.covey("describe", "placement/page").stdout
+
+    wait_until(lambda: "GeometryUnavailable" in reason(), "the placement says that the header can't be read")
+    assert "page.gguf" in reason() or "page.gguf" in fleet.covey("describe", "model/page").stdout
+    assert fleet.ask(model="page").status_code == 503
+    fleet.covey("delete", "placement/page", "model/page")
+
+
+def test_interrupt_while_the_model_arrives_leaves_nothing() -> None:
+    base = Path(tempfile.mkdtemp(prefix="cv"))
+    fleet = RunningFleet(base / "fleet", base / "state", free_port())
+    shutil.copytree(EXAMPLE, fleet.folder)
+    try:
+        fleet.start("--cache", str(base / "cache"))
+        wait_until(lambda: fleet.processes_of("covey_agent"), "the agent runs")
+        answer = None
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and answer is None:
+            try:
+                found = fleet.ask()
+                answer = found if found.status_code == 503 else None
+            except httpx.TransportError:
+                time.sleep(0.05)
+        assert answer is not None, "a model on its way is answered with 503"
+        assert answer.json()["error"]["code"] == "model_loading"
+        assert fleet.stop() < 15
+        assert not fleet.processes()
+    finally:
+        for process in fleet.processes():
+            process.kill()
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def test_a_port_that_is_taken_is_said_in_words(fleet: RunningFleet) -> None:
+    base = Path(tempfile.mkdtemp(prefix="cv"))
+    try:
+        port = fleet.url.rsplit(":", 1)[1]
+        command = [sys.executable, "-m", "covey", "up", str(EXAMPLE), "--port", port, "--state", str(base / "state")]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert result.returncode == 1
+        assert port in result.stderr
+        assert "in use" in result.stderr
+    finally:
+        shutil.rmtree(base, ignore_errors=True)

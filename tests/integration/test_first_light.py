@@ -1,0 +1,182 @@
+"""From a YAML file to a streamed token: `covey up` on the smallest example, seen as a user sees it.
+
+One fleet serves all tests of this module that only look; those that change it start from a copy of their own.
+"""
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+
+import httpx
+import openai
+import pytest
+from kit.fleet import RunningFleet, running_fleet
+from openai.types.chat import ChatCompletionMessageParam
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Generator[RunningFleet]:
+    with running_fleet() as running:
+        yield running
+
+
+@pytest.fixture
+def client(fleet: RunningFleet) -> Generator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say hello."}]
+
+
+def test_printed_curl_line_works_as_printed(fleet: RunningFleet) -> None:
+    line = next(line for line in fleet.output_path.read_text().splitlines() if line.startswith("curl "))
+    result = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=120, check=True)
+    events = [line for line in result.stdout.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "data: [DONE]"
+    assert len(events) > 3
+
+
+def test_printed_python_snippet_works_as_printed(fleet: RunningFleet) -> None:
+    text = fleet.output_path.read_text()
+    snippet = text[text.index("from openai import") : text.index("Ctrl-C stops")]
+    result = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+
+
+def test_tokens_arrive_as_the_engine_makes_them(fleet: RunningFleet) -> None:
+    arrivals: list[float] = []
+    body = fleet.chat(stream=True, max_tokens=64)
+    with httpx.stream("POST", f"{fleet.url}/v1/chat/completions", json=body, timeout=120) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                arrivals.append(time.monotonic())
+    assert len(arrivals) > 8
+    assert arrivals[-1] - arrivals[0] > 0.01, "all tokens came in one piece"
+
+
+def test_openai_client_works_unchanged(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="smollm2", messages=MESSAGES, max_tokens=8, temperature=0)
+    assert whole.model == "smollm2"
+    assert whole.choices[0].message.content
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 8
+    stream = client.chat.completions.create(
+        model="smollm2", messages=MESSAGES, max_tokens=8, temperature=0, stream=True
+    )
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert "".join(pieces) == whole.choices[0].message.content
+
+
+def test_models_are_listed_with_whether_they_are_ready(fleet: RunningFleet, client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["smollm2"]
+    listed = httpx.get(f"{fleet.url}/v1/models", timeout=30).json()
+    assert listed["data"][0]["covey"]["state"] == "Ready"
+
+
+def test_a_model_that_is_not_declared_is_a_404_that_says_what_there_is(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="qwen9", messages=MESSAGES)
+    assert caught.value.code == "model_not_found"
+    assert "smollm2" in caught.value.message
+
+
+def test_a_prompt_too_long_is_refused_with_both_numbers(fleet: RunningFleet, client: openai.OpenAI) -> None:
+    window = next(iter(fleet.instances().values()))["spec"]["options"]["contextTokens"]
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "word " * (window + 500)}]
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="smollm2", messages=messages, stream=stream)
+        assert caught.value.code == "context_length_exceeded"
+        numbers = [int(number) for number in re.findall(r"\d+", caught.value.message)]
+        assert window in numbers
+        assert any(number > window for number in numbers)
+
+
+def test_get_lists_every_kind_in_one_call(fleet: RunningFleet) -> None:
+    text = fleet.covey("get", "models,placements,nodes,instances").stdout
+    assert "model/smollm2" in text
+    assert re.search(r"placement/smollm2\s+smollm2\s+1/1", text)
+    assert re.search(r"instance/smollm2-0\s+smollm2\s+Ready", text)
+    assert re.search(r"cnode/\S+\s+True", text)
+
+
+def test_get_of_something_missing_ends_with_three(fleet: RunningFleet) -> None:
+    result = fleet.covey("get", "model", "nothing", check=False)
+    assert result.returncode == 3
+    assert "'nothing'" in result.stderr
+
+
+def test_why_says_node_lane_bytes_and_window(fleet: RunningFleet) -> None:
+    text = fleet.covey("why", "placement/smollm2").stdout
+    instance = fleet.instances()["smollm2-0"]
+    assert instance["spec"]["members"][0]["node"] in text
+    assert "LlamaServer/Cpu" in text
+    for word in ("weights", "KV cache", "compute buffers"):
+        assert word in text
+    assert str(instance["spec"]["options"]["contextTokens"]) in text.replace(",", "")
+    data = json.loads(fleet.covey("why", "placement/smollm2", "-o", "json").stdout)
+    assert data
+
+
+def test_describe_shows_conditions_and_events(fleet: RunningFleet) -> None:
+    text = fleet.covey("describe", "placement/smollm2").stdout
+    assert re.search(r"Ready\s+True\s+Serving", text)
+    assert "Events:" in text
+
+
+def test_chat_answers_on_the_command_line(fleet: RunningFleet) -> None:
+    assert fleet.covey("chat", "smollm2", "Say hello.", "--max-tokens", "8").stdout.strip()
+
+
+def test_wait_returns_when_the_condition_holds(fleet: RunningFleet) -> None:
+    assert "condition met" in fleet.covey("wait", "placement/smollm2", "--for=condition=Ready").stdout
+    missing = fleet.covey("wait", "placement/smollm2", "--for=delete", "--timeout", "1", check=False)
+    assert missing.returncode == 4
+
+
+def test_no_secret_is_on_a_command_line_and_private_files_are_private(fleet: RunningFleet) -> None:
+    keys = [path.read_text() for path in fleet.state.rglob("token")]
+    assignments = json.loads((fleet.state / "agent" / "assignments.json").read_text())
+    secrets = [*keys, *(member["key"] for member in assignments["members"])]
+    assert len(secrets) >= 3
+    lines = ["\0".join(process.cmdline()) for process in fleet.processes()]
+    logs = [path.read_text(errors="replace") for path in (fleet.state / "log").iterdir()]
+    for secret in secrets:
+        assert not any(secret in text for text in (*lines, *logs))
+    for name in ("controller/authority.key", "controller/fleet.secret", "agent/assignments.json", "gateway/table.json"):
+        assert (fleet.state / name).stat().st_mode & 0o077 == 0, name
+
+
+def test_engine_refuses_a_caller_without_its_key(fleet: RunningFleet) -> None:
+    endpoint = fleet.instances()["smollm2-0"]["status"]["endpoint"]
+    assert httpx.post(f"{endpoint}/v1/chat/completions", json=fleet.chat(), timeout=30).status_code == 401
+
+
+def test_second_up_on_the_same_state_says_it_runs_already(fleet: RunningFleet) -> None:
+    again = fleet.covey("up", str(fleet.folder))
+    assert "already running" in again.stdout
+    other = fleet.covey("up", str(fleet.state.parent), check=False)
+    assert other.returncode == 1
+    assert "belongs to a running" in other.stderr
+
+
+def test_interrupt_leaves_nothing_running_and_says_so() -> None:
+    with running_fleet() as fleet:
+        assert fleet.processes_of("llama-server")
+        assert fleet.stop(signal.SIGINT) < 15
+        assert not fleet.processes()
+        assert "nothing that Covey started is left running" in fleet.error_path.read_text()
+        fleet.start()
+        fleet.wait_started()
+        assert fleet.ask().status_code == 200

@@ -1,0 +1,313 @@
+"""A small fleet in virtual time around `plan`: agents and gateways at the seam of reports, a store as a dict.
+
+`Worldlet` applies each plan as the loop does (actions, publication, statuses), and its agents follow their assignments
+as real ones do, one phase a step. Knobs: `fail` (a member's cause), `pause` (an agent goes silent), `capacity`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+
+from covey_api.instance import Instance, MemberPhase
+from covey_api.kinds import Kind, ObjectKey
+from covey_api.messages import (
+    AskAnswer,
+    Assignments,
+    Demand,
+    EndpointDemand,
+    Endpoints,
+    MemberGoal,
+    MemberReport,
+    Order,
+    Report,
+)
+from covey_api.node import MemoryPool, Node, NodeFacts
+from covey_api.reasons import FailureCause
+from covey_controller.reconcile.outcomes import CreateInstance, CreateNode, Note, Plan, UpdateInstance
+from covey_controller.reconcile.plan import plan
+from covey_controller.reconcile.world import AgentView, GatewayView, Memory, Published, World
+
+from kit import builders
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+_NEXT = {
+    MemberPhase.PENDING: MemberPhase.FETCHING,
+    MemberPhase.FETCHING: MemberPhase.STARTING,
+    MemberPhase.STARTING: MemberPhase.READY,
+}
+
+
+def facts(total_bytes: int = 8 * builders.GIB) -> NodeFacts:
+    return NodeFacts(
+        os="linux", architecture="x86_64", cpu_cores=4, pools=(MemoryPool(name="Host", total_bytes=total_bytes),)
+    )
+
+
+def member_report(instance: Instance, phase: MemberPhase = MemberPhase.READY, **changes: object) -> MemberReport:
+    """What an agent says of the first member; whole, as in a full report."""
+    fields: dict[str, object] = {
+        "instance_id": instance.spec.instance_id,
+        "namespace": instance.metadata.namespace,
+        "name": instance.metadata.name,
+        "member": instance.spec.members[0].name,
+        "attempt": instance.spec.attempt,
+        "phase": phase,
+        "port": 40_000 if phase in (MemberPhase.READY, MemberPhase.DRAINING) else 0,
+        "instance": instance,
+    }
+    return MemberReport.model_validate(fields | changes)
+
+
+def report(members: Iterable[MemberReport] = (), **changes: object) -> Report:
+    fields: dict[str, object] = {
+        "boot_id": "b0",
+        "sequence": 1,
+        "version": "0.1.0",
+        "full": True,
+        "facts": facts(),
+        "lanes": (builders.lane(),),
+        "blobs": (),
+        "members": tuple(members),
+    }
+    return Report.model_validate(fields | changes)
+
+
+def fresh_ids(start: int = 1, number: int = 64) -> tuple[str, ...]:
+    return tuple(f"{index:016x}" for index in range(start, start + number))
+
+
+def world(*objects: Kind, **changes: object) -> World:
+    """A leader that has seen its fleet whole, unless changed."""
+    base = World(
+        term=1,
+        led_since=0.0,
+        objects=objects,
+        agents=(),
+        gateways=(),
+        answers={},
+        published=Published(),
+        memory=Memory(complete=True, expected=frozenset(), planned_at=99.0, watching_since=0.0),
+        fresh_ids=fresh_ids(),
+        timestamp="2026-01-01T00:00:00Z",
+        engine_key=lambda instance_id: f"key-{instance_id}",
+    )
+    return replace(base, **changes)  # pyright: ignore[reportArgumentType]  # builders take any field by name
+
+
+@dataclass(slots=True)
+class FakeAgent:
+    """Follows assignments one phase a step."""
+
+    name: str
+    total_bytes: int = 8 * builders.GIB
+    members: dict[str, MemberReport] = field(default_factory=dict[str, MemberReport])
+    applied: Order | None = None
+    paused: bool = False
+    fail: Callable[[Instance], FailureCause | None] = lambda _: None
+    started: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    seen: float = 0.0
+    unreadable: bool = False
+    deaf: bool = False
+    """Reports, and follows nothing."""
+
+    def follow(self, assignments: Assignments) -> None:
+        self.applied = assignments.order
+        assigned = {each.instance.spec.instance_id: each for each in assignments.members}
+        for instance_id, each in assigned.items():
+            now = self.members.get(instance_id)
+            if now is None or now.attempt < each.instance.spec.attempt:
+                if each.goal is MemberGoal.SERVE:
+                    self.members[instance_id] = member_report(each.instance, MemberPhase.PENDING)
+                    self.started.append((instance_id, each.instance.spec.attempt))
+            else:
+                self.members[instance_id] = self._advance(now, each.instance, each.goal)
+        if assignments.complete:
+            self.members = {key: each for key, each in self.members.items() if key in assigned}
+
+    def _advance(self, now: MemberReport, instance: Instance, goal: MemberGoal) -> MemberReport:
+        if now.phase in (MemberPhase.FAILED, MemberPhase.STOPPED):
+            return now
+        if goal is MemberGoal.STOP:
+            return member_report(instance, MemberPhase.STOPPED)
+        if goal is MemberGoal.DRAIN:
+            return member_report(instance, MemberPhase.DRAINING) if now.phase is MemberPhase.READY else now
+        phase = _NEXT.get(now.phase, now.phase)
+        if phase is MemberPhase.READY and (cause := self.fail(instance)) is not None:
+            return member_report(instance, MemberPhase.FAILED, cause=cause, message="it broke")
+        return member_report(instance, phase)
+
+    def report(self) -> Report:
+        members = sorted(self.members.values(), key=lambda each: each.instance_id)
+        return report(members, applied=self.applied, facts=facts(self.total_bytes))
+
+    def answer(self, ask_id: str, source: str) -> AskAnswer:
+        if self.unreadable:
+            return AskAnswer(id=ask_id, error="no such file")
+        return AskAnswer(id=ask_id, artifact=builders.artifact(source=source), geometry=builders.geometry())
+
+
+@dataclass(slots=True)
+class FakeGateway:
+    """Applies tables; `in_flight` counts stay until a test ends them."""
+
+    name: str = "g"
+    applied: Order | None = None
+    routed: frozenset[str] = frozenset()
+    in_flight: dict[str, int] = field(default_factory=dict[str, int])
+    unreachable: set[str] = field(default_factory=set[str])
+    seen: float = 0.0
+    stuck: bool = False
+
+    def follow(self, table: Endpoints) -> None:
+        if not self.stuck:
+            self.applied = table.order
+            self.routed = frozenset(each.instance_id for each in table.endpoints)
+
+    def demand(self) -> Demand:
+        endpoints = [EndpointDemand(instance_id=each, in_flight=n) for each, n in sorted(self.in_flight.items())]
+        endpoints += [EndpointDemand(instance_id=e, in_flight=0, unreachable=True) for e in sorted(self.unreachable)]
+        return Demand(gateway=self.name, address="http://127.0.0.1:1", applied=self.applied, endpoints=tuple(endpoints))
+
+
+@dataclass(slots=True)
+class Worldlet:
+    """The leader's surroundings, in virtual time."""
+
+    objects: dict[ObjectKey, Kind] = field(default_factory=dict[ObjectKey, Kind])
+    agents: dict[str, FakeAgent] = field(default_factory=dict[str, FakeAgent])
+    gateways: dict[str, FakeGateway] = field(default_factory=dict[str, FakeGateway])
+    memory: Memory = field(default_factory=Memory)
+    published: Published = field(default_factory=Published)
+    term: int = 1
+    now: float = 0.0
+    led_since: float = 0.0
+    serial: int = 0
+    writes: int = 0
+    notes: list[Note] = field(default_factory=list[Note])
+    answers: dict[str, AskAnswer] = field(default_factory=dict[str, AskAnswer])
+    allow_empty: bool = False
+    _ids: Iterator[int] = field(default_factory=lambda: count(1))
+    _versions: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def put(self, *items: Kind) -> None:
+        for item in items:
+            self.objects[item.key] = item
+
+    def remove(self, item: Kind) -> None:
+        del self.objects[item.key]
+
+    def add_agents(self, *names: str, total_bytes: int = 8 * builders.GIB) -> None:
+        for name in names:
+            self.agents[name] = FakeAgent(name, total_bytes)
+
+    def instances(self) -> list[Instance]:
+        return sorted((o for o in self.objects.values() if isinstance(o, Instance)), key=lambda i: i.metadata.name)
+
+    def routed(self) -> list[str]:
+        """Names of Instances in the published table."""
+        table = self.published.endpoints
+        return sorted(each.instance.split("/")[1] for each in table.endpoints) if table else []
+
+    def restart_leader(self) -> None:
+        """A new leader on the same store: nothing in memory, a higher term."""
+        self.memory, self.published, self.serial = Memory(), Published(), 0
+        self.term += 1
+        self.led_since = self.now
+
+    def lose_store(self) -> None:
+        """What only the store knew is gone; what people wrote is read again from their files."""
+        for item in [o for o in self.objects.values() if isinstance(o, Instance | Node)]:
+            del self.objects[item.key]
+        self.restart_leader()
+
+    def observe(self) -> World:
+        return World(
+            term=self.term,
+            led_since=self.led_since,
+            objects=tuple(self.objects.values()),
+            agents=tuple(AgentView(a.name, a.seen, a.report()) for a in self.agents.values() if a.seen >= 0),
+            gateways=tuple(GatewayView(g.name, g.seen, True, g.demand()) for g in self.gateways.values()),
+            answers=self.answers,
+            published=self.published,
+            memory=self.memory,
+            fresh_ids=tuple(f"{next(self._ids):016x}" for _ in range(16)),
+            timestamp=(EPOCH + timedelta(seconds=int(self.now))).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            engine_key=lambda instance_id: f"key-{instance_id}",
+            allow_empty=self.allow_empty,
+        )
+
+    def step(self, seconds: float = 1.0) -> Plan:
+        """Time passes, everybody reports, the leader plans and acts, everybody follows."""
+        self.now += seconds
+        for agent in self.agents.values():
+            if not agent.paused:
+                agent.seen = self.now
+        for gateway in self.gateways.values():
+            gateway.seen = self.now
+        made = plan(self.observe(), self.now)
+        self._act(made)
+        self._publish(made)
+        self.memory = made.memory
+        self.answers = {}
+        self._follow()
+        return made
+
+    def run(self, seconds: float, each: float = 1.0) -> None:
+        for _ in range(int(seconds / each)):
+            self.step(each)
+
+    def _act(self, made: Plan) -> None:
+        self.notes += made.notes
+        for action in made.actions:
+            self.writes += 1
+            match action:
+                case CreateInstance(instance):
+                    assert instance.key not in self.objects
+                    self.objects[instance.key] = self._stored(instance, uid=f"uid-{next(self._versions)}")
+                case UpdateInstance(instance):
+                    assert self.objects[instance.key].metadata.uid == instance.metadata.uid
+                    self.objects[instance.key] = self._stored(instance, uid=instance.metadata.uid)
+                case CreateNode(node):
+                    self.objects[node.key] = node
+                case _:
+                    assert self.objects[action.key].metadata.uid == action.uid
+                    del self.objects[action.key]
+        for write in made.statuses:
+            if (item := self.objects.get(write.key)) is not None:
+                self.writes += 1
+                self.objects[write.key] = item.model_copy(update={"status": write.status})
+
+    def _stored(self, instance: Instance, uid: str) -> Instance:
+        moment = (EPOCH + timedelta(seconds=int(self.now))).strftime("%Y-%m-%dT%H:%M:%SZ")
+        created = instance.metadata.creation_timestamp or moment
+        changes = {"uid": uid, "resource_version": str(next(self._versions)), "creation_timestamp": created}
+        return instance.model_copy(update={"metadata": instance.metadata.model_copy(update=changes)})
+
+    def _publish(self, made: Plan) -> None:
+        assignments = dict(self.published.assignments)
+        for node, new in made.assignments.items():
+            old = assignments.get(node)
+            if old is None or old.model_copy(update={"term": new.term, "serial": 0}) != new or old.term != new.term:
+                assignments[node] = new.model_copy(update={"serial": self._next_serial()})
+        endpoints = self.published.endpoints
+        new_table = made.endpoints
+        if new_table is not None and (endpoints is None or endpoints.model_copy(update={"serial": 0}) != new_table):
+            endpoints = new_table.model_copy(update={"serial": self._next_serial()})
+        self.published = Published(endpoints, assignments)
+
+    def _next_serial(self) -> int:
+        self.serial += 1
+        return self.serial
+
+    def _follow(self) -> None:
+        for name, assignments in self.published.assignments.items():
+            agent = self.agents.get(name)
+            if agent is None or agent.paused or agent.deaf:
+                continue
+            agent.follow(assignments)
+            for ask in assignments.asks:
+                self.answers[ask.id] = agent.answer(ask.id, ask.source)
+        for gateway in self.gateways.values():
+            if self.published.endpoints is not None:
+                gateway.follow(self.published.endpoints)

@@ -1,0 +1,39 @@
+"""The command as a process: exit codes and words, with nothing running."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def covey(*arguments: str, state: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"COVEY_STATE": str(state)}
+    command = [sys.executable, "-m", "covey", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("get", "models"), 1, "no Covey is running with the state folder"),
+        (("get", "modles"), 2, "kind must be one of"),
+        (("describe", "placement"), 2, "say which placement"),
+        (("wait", "model/x", "--for", "sunshine"), 2, "--for must be"),
+        (("delete",), 2, "give either objects or -f FILE"),
+        (("apply", "-f", "/nowhere.yaml"), 2, "cannot read '/nowhere.yaml'"),
+        (("up", "/nowhere"), 2, "must be a folder or a file"),
+        (("frobnicate",), 2, "No such command"),
+    ],
+)
+def test_command_fails_with_a_code_and_words(tmp_path: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
+    result = covey(*arguments, state=tmp_path)
+    assert result.returncode == code
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_command_prints_its_version_and_help(tmp_path: Path) -> None:
+    assert covey("--version", state=tmp_path).stdout.strip().endswith("0.1.0")
+    assert "up" in covey("--help", state=tmp_path).stdout

@@ -1,0 +1,33 @@
+"""What `covey up --wait` waits for."""
+
+from covey.up.progress import parse_outcome
+
+
+def item(generation: int, observed: int, **conditions: str) -> dict[str, object]:
+    return {
+        "metadata": {"name": "p", "namespace": "default", "generation": generation},
+        "spec": {"modelRef": {"name": "m"}},
+        "status": {
+            "observedGeneration": observed,
+            "conditions": [{"type": kind, "status": status, "reason": "R"} for kind, status in conditions.items()],
+        },
+    }
+
+
+def test_parse_outcome_is_ready_when_the_condition_is_of_this_generation() -> None:
+    assert parse_outcome(item(2, 2, Ready="True")).ready
+
+
+def test_parse_outcome_is_not_ready_when_the_condition_is_of_an_older_generation() -> None:
+    assert not parse_outcome(item(2, 1, Ready="True")).ready
+
+
+def test_parse_outcome_is_stalled_when_the_condition_says_so() -> None:
+    outcome = parse_outcome(item(1, 1, Ready="False", Stalled="True"))
+    assert outcome.stalled
+    assert not outcome.ready
+
+
+def test_parse_outcome_takes_an_object_that_nobody_looked_at_as_pending() -> None:
+    outcome = parse_outcome({"metadata": {"name": "p"}, "spec": {"modelRef": {"name": "m"}}})
+    assert (outcome.ready, outcome.stalled, outcome.reason) == (False, False, "Pending")

@@ -1,0 +1,391 @@
+"""Documents as the API server takes them with strict validation, each refusal with its line, field and words."""
+
+from pathlib import Path
+
+import pytest
+from covey_api.model import Model
+from covey_api.placement import Placement
+from covey_api.registry import WRITABLE_KINDS
+from covey_controller.ports import InvalidSet, SourceError
+from covey_controller.stores.files.documents import MAX_ERRORS, ParsedDocument, parse_documents
+
+EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
+
+MODEL = """\
+apiVersion: covey.dev/v1alpha1
+kind: Model
+metadata:
+  name: m
+spec:
+  tasks: [Chat]
+  variants:
+  - name: a
+    format: Gguf
+    source: file:///models/a.gguf
+    engines: [LlamaServer]
+"""
+PLACEMENT = """\
+apiVersion: covey.dev/v1alpha1
+kind: Placement
+metadata: {name: m}
+spec:
+  modelRef: {name: m}
+"""
+
+
+def parse(*texts: str) -> tuple[ParsedDocument, ...]:
+    return parse_documents({f"{index}.yaml": text.encode() for index, text in enumerate(texts)})
+
+
+def errors_of(*texts: str) -> tuple[SourceError, ...]:
+    with pytest.raises(InvalidSet) as caught:
+        parse(*texts)
+    return caught.value.errors
+
+
+def head(kind: str, metadata: str = "{name: m}") -> str:
+    return f"apiVersion: covey.dev/v1alpha1\nkind: {kind}\nmetadata: {metadata}\n"
+
+
+def test_every_example_is_valid() -> None:
+    for folder in sorted(EXAMPLES.iterdir()):
+        assert parse_documents({path.name: path.read_bytes() for path in folder.glob("*.yaml")})
+
+
+def test_a_document_becomes_an_object_with_defaults_and_keeps_what_was_written() -> None:
+    (document,) = parse("# first\n" + PLACEMENT)
+    placement = document.object
+    assert isinstance(placement, Placement)
+    assert (placement.spec.replicas, placement.spec.concurrency, placement.spec.rollout.drain_seconds) == (1, 4, 60)
+    assert placement.metadata.namespace == "default"
+    assert document.raw["spec"] == {"modelRef": {"name": "m"}}
+    assert (str(document.key), document.key.namespace) == ("placement/m", "default")
+    assert (document.file, document.line) == ("0.yaml", 2)
+
+
+@pytest.mark.parametrize("kind", sorted(WRITABLE_KINDS))
+def test_defaults_of_the_crd_are_those_of_the_type(kind: str) -> None:
+    specs = {
+        "Model": MODEL.split("metadata:\n  name: m\n")[1],
+        "Placement": "spec: {modelRef: {name: m}}",
+        "AccessKey": f"spec: {{hash: 'sha256:{'0' * 64}'}}",
+    }
+    name = "default" if kind == "Fleet" else "m"
+    (document,) = parse(head(kind, f"{{name: {name}}}") + specs.get(kind, ""))
+    assert (
+        document.object.model_dump()["spec"] == type(document.object).model_validate(document.raw).model_dump()["spec"]
+    )
+
+
+def test_several_documents_lists_and_json_are_all_read() -> None:
+    listed = "apiVersion: v1\nkind: List\nitems:\n- " + PLACEMENT.replace("\n", "\n  ")
+    json = '{"apiVersion":"covey.dev/v1alpha1","kind":"Node","metadata":{"name":"n"}}'
+    keys = [str(document.key) for document in parse(MODEL + "---\n" + head("Fleet", "{name: default}"), listed, json)]
+    assert keys == ["model/m", "fleet/default", "placement/m", "node/n"]
+
+
+def test_empty_and_comment_only_files_hold_no_objects() -> None:
+    assert parse("", "# nothing\n", "---\n---\n") == ()
+
+
+def test_what_kubectl_prints_can_be_a_file() -> None:
+    metadata = (
+        "{name: m, namespace: a, uid: u, resourceVersion: '5', generation: 2, creationTimestamp: 2027-01-31T00:00:00Z, "
+        "labels: {example.com/zone: a}, annotations: {note: x}, managedFields: [{manager: kubectl}], finalizers: [x]}"
+    )
+    (document,) = parse(PLACEMENT.replace("{name: m}", metadata, 1) + "status: {observedGeneration: 7, unknown: x}\n")
+    stored = document.object.metadata
+    assert (stored.namespace, stored.labels, stored.annotations) == ("a", {"example.com/zone": "a"}, {"note": "x"})
+    assert (stored.uid, stored.resource_version, stored.generation, stored.finalizers) == ("", "", 0, ())
+    assert isinstance(document.object, Placement)
+    assert document.object.status.observed_generation == -1
+
+
+def test_null_is_not_given() -> None:
+    (document,) = parse(PLACEMENT + "  replicas: null\n  context: ~\n  nodes: {include: null}\n")
+    assert isinstance(document.object, Placement)
+    assert document.object.model_dump() == parse(PLACEMENT)[0].object.model_dump()
+
+
+def test_aliases_do_not_share_what_is_filled_in() -> None:
+    text = MODEL.replace("tasks: [Chat]", "tasks: &t [Chat]") + "---\n" + PLACEMENT
+    model = parse(text)[0].object
+    assert isinstance(model, Model)
+    assert model.spec.memory.workspace == "0"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "field", "message"),
+    [
+        (
+            MODEL.replace("LlamaServer", "LlamaServr"),
+            11,
+            "spec.variants[0].engines[0]",
+            "`spec.variants[0].engines[0]` must be one of 'LlamaServer'; got 'LlamaServr' "
+            "(did you mean 'LlamaServer'?)",
+        ),
+        (
+            MODEL + "  alias: [x]\n",
+            12,
+            "spec.alias",
+            "`spec.alias` must not be given: `spec` has no such field (did you mean 'aliases'?)",
+        ),
+        (
+            PLACEMENT + "  zzz: 1\n",
+            6,
+            "spec.zzz",
+            "`spec.zzz` must not be given: `spec` has no such field; it has 'modelRef', 'replicas', 'engines', "
+            "'nodes', 'context', 'concurrency', 'kvCache', 'rollout', 'timeouts', 'suspend'",
+        ),
+        (MODEL.replace("  tasks: [Chat]\n", ""), 5, "spec.tasks", "`spec.tasks` must be given"),
+        (head("Model"), 1, "spec", "`spec` must be given"),
+        (MODEL.replace("[Chat]", "[]"), 6, "spec.tasks", "`spec.tasks` must have at least 1 entry; got 0 entries"),
+        (MODEL.replace("[Chat]", "Chat"), 6, "spec.tasks", "`spec.tasks` must be a list; got 'Chat'"),
+        (
+            MODEL.replace("[Chat]", "[null]"),
+            6,
+            "spec.tasks[0]",
+            "`spec.tasks[0]` must be a string; got null",
+        ),
+        (
+            MODEL.replace("file:///models/a.gguf", "hf://org/model"),
+            10,
+            "spec.variants[0].source",
+            "`spec.variants[0].source` must be 'pypi://NAME==VERSION#PATH-IN-WHEEL' or 'file:///ABSOLUTE/PATH'; "
+            "got 'hf://org/model'",
+        ),
+        (
+            MODEL + "    sha256: 1\n",
+            12,
+            "spec.variants[0].sha256",
+            "`spec.variants[0].sha256` must be a string; got 1 (put it in quotes to make it a string)",
+        ),
+        (
+            PLACEMENT + "  replicas: '3'\n",
+            6,
+            "spec.replicas",
+            "`spec.replicas` must be an integer; got '3' (write it without quotes)",
+        ),
+        (PLACEMENT + "  replicas: 1.5\n", 6, "spec.replicas", "`spec.replicas` must be an integer; got 1.5"),
+        (PLACEMENT + "  replicas: 65\n", 6, "spec.replicas", "`spec.replicas` must be at most 64; got 65"),
+        (PLACEMENT + "  replicas: -1\n", 6, "spec.replicas", "`spec.replicas` must be at least 0; got -1"),
+        (
+            PLACEMENT + "  suspend: 'true'\n",
+            6,
+            "spec.suspend",
+            "`spec.suspend` must be true or false; got 'true' (write it without quotes)",
+        ),
+        (
+            PLACEMENT + "  nodes:\n    selector: {zone: a b}\n",
+            7,
+            "spec.nodes.selector.zone",
+            "`spec.nodes.selector.zone` must be letters, digits, '-', '_' and '.', with a letter or digit at both "
+            "ends; got 'a b'",
+        ),
+        (
+            PLACEMENT + f"  nodes:\n    selector: {{{', '.join(f'k{n}: a' for n in range(17))}}}\n",
+            7,
+            "spec.nodes.selector",
+            "`spec.nodes.selector` must have at most 16 entries; got 17 entries",
+        ),
+        (
+            MODEL + f"  aliases: [{'a' * 129}]\n",
+            12,
+            "spec.aliases[0]",
+            "`spec.aliases[0]` must be at most 128 characters long; got 129 characters",
+        ),
+        (
+            head("Node") + "spec:\n  engines:\n  - engine: LlamaServer\n    path: bin/llama-server\n",
+            7,
+            "spec.engines[0].path",
+            "`spec.engines[0].path` must be an absolute path; got 'bin/llama-server'",
+        ),
+        (
+            head("Node") + "spec: {reserve: {memory: lots}}\n",
+            4,
+            "spec.reserve.memory",
+            "`spec.reserve.memory` must be digits with an optional suffix such as '512Mi' or '16Gi'; got 'lots'",
+        ),
+        (head("Fleet"), 3, "metadata.name", "`metadata.name` must be one of 'default'; got 'm'"),
+        (
+            PLACEMENT.replace("{name: m}", '{name: "m\\n"}', 1),
+            3,
+            "metadata.name",
+            "`metadata.name` must be lowercase letters, digits and '-', with a letter or digit at both "
+            "ends; got 'm\\n'",
+        ),
+        (
+            PLACEMENT.replace("{name: m}", f"{{name: {'m' * 54}}}", 1),
+            3,
+            "metadata.name",
+            "`metadata.name` must be at most 53 characters long; got 54 characters",
+        ),
+        (
+            PLACEMENT.replace("{name: m}", "{name: n}", 1),  # in YAML 1.1, as Kubernetes reads it, `n` is false
+            3,
+            "metadata.name",
+            "`metadata.name` must be a string; got false (put it in quotes to make it a string)",
+        ),
+        (
+            PLACEMENT.replace("{name: m}", "{generateName: m-}", 1),
+            3,
+            "metadata.name",
+            "`metadata.name` must be given",
+        ),
+        (PLACEMENT.replace("metadata: {name: m}\n", ""), 1, "metadata", "`metadata` must be given"),
+        (PLACEMENT.replace("{name: m}", "x", 1), 3, "metadata", "`metadata` must be a mapping; got 'x'"),
+        (
+            PLACEMENT.replace("{name: m}", "{name: m, label: {}}", 1),
+            3,
+            "metadata.label",
+            "`metadata.label` must not be given: `metadata` has no such field (did you mean 'labels'?)",
+        ),
+        (
+            PLACEMENT.replace("{name: m}", "{name: m, labels: {a: yes}}", 1),
+            3,
+            "metadata.labels.a",
+            "`metadata.labels.a` must be a string; got true (put it in quotes to make it a string)",
+        ),
+        (
+            PLACEMENT.replace("{name: m}", "{name: m, annotations: {'a b': x}}", 1),
+            3,
+            "metadata.annotations[a b]",
+            "keys of `metadata.annotations` must be a name such as 'zone' or 'example.com/zone'; got 'a b'",
+        ),
+        (
+            head("Node", "{name: a, namespace: default}"),
+            3,
+            "metadata.namespace",
+            "`metadata.namespace` must not be given: a Node is cluster-scoped; got 'default'",
+        ),
+        (
+            MODEL.replace("kind: Model", "kind: model"),
+            2,
+            "kind",
+            "`kind` must be one of 'Model', 'Placement', 'Node', 'Fleet', 'AccessKey'; got 'model' "
+            "(did you mean 'Model'?)",
+        ),
+        (
+            MODEL.replace("v1alpha1", "v1alpha2"),
+            1,
+            "apiVersion",
+            "`apiVersion` must be 'covey.dev/v1alpha1'; got 'covey.dev/v1alpha2' (did you mean 'covey.dev/v1alpha1'?)",
+        ),
+        ("kind: Model\n", 1, "apiVersion", "`apiVersion` must be given: 'covey.dev/v1alpha1'"),
+        (
+            "apiVersion: covey.dev/v1alpha1\n",
+            1,
+            "kind",
+            "`kind` must be given: 'Model', 'Placement', 'Node', 'Fleet', 'AccessKey'",
+        ),
+        (
+            "apiVersion: covey.dev/v1alpha1\nkind: {a: b}\n",
+            2,
+            "kind",
+            "`kind` must be one of 'Model', 'Placement', 'Node', 'Fleet', 'AccessKey'; got a mapping",
+        ),
+        (
+            head("Instance"),
+            2,
+            "kind",
+            "`kind` must not be 'Instance': the controller writes Instances. Write a Placement instead",
+        ),
+        (
+            "- a\n",
+            1,
+            "",
+            "a document must be a mapping with `apiVersion`, `kind` and `metadata`; got a list",
+        ),
+        (
+            MODEL + "extra: 1\n",
+            12,
+            "extra",
+            "`extra` must not be given: the document has no such field; it has 'apiVersion', 'kind', "
+            "'metadata', 'spec', 'status'",
+        ),
+        (
+            MODEL + MODEL.split("variants:\n")[1],
+            5,
+            "spec",
+            "names in `spec.variants` must be unique",
+        ),
+        (
+            PLACEMENT + "  context: {tokens: 512, minTokens: 1024}\n",
+            6,
+            "spec.context",
+            "`spec.context.minTokens` must be at most `spec.context.tokens`",
+        ),
+        (
+            PLACEMENT + f"  nodes:\n    selector:\n      {'k' * 129}: a\n",
+            7,
+            "spec.nodes.selector",
+            "keys of `spec.nodes.selector` must be at most 128 characters",
+        ),
+        (
+            head("Node") + "spec:\n  engines: [{engine: LlamaServer}, {engine: LlamaServer}]\n",
+            4,
+            "spec",
+            "`spec.engines` must name each engine at most once",
+        ),
+        ("a: [", 1, "", "file must be valid YAML: did not find expected node content while parsing a flow node"),
+        ("spec:\n  a: 1\n  a: 2\n", 3, "spec.a", "key 'a' must be given once in its mapping; got it on lines 2 and 3"),
+    ],
+)
+def test_refusals_name_line_field_and_what_must_hold(text: str, line: int, field: str, message: str) -> None:
+    (error,) = errors_of(text)
+    assert (error.file, error.line, error.field, error.message) == ("0.yaml", line, field, message)
+
+
+def test_secrets_are_refused_and_never_shown() -> None:
+    (error,) = errors_of("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {token: hunter2}\n")
+    assert (error.line, error.field) == (2, "kind")
+    assert "must not be in the source in plain text. Remove the document" in error.message
+    assert "hunter2" not in repr(error)
+
+
+def test_a_key_where_its_hash_belongs_is_not_shown() -> None:
+    (error,) = errors_of(head("AccessKey") + "spec: {hash: sk-covey-hunter2}\n")
+    assert "hunter2" not in repr(error)
+    assert error.message.endswith("got 'sk-covey-…'")
+
+
+def test_same_object_twice_names_both_places() -> None:
+    (error,) = errors_of(MODEL, "# c\n" + MODEL.replace("name: m\n", "name: m\n  namespace: default\n"))
+    assert (error.file, error.line) == ("1.yaml", 2)
+    assert error.message == "Model 'default/m' must be given once; got it at 0.yaml:1 and 1.yaml:2"
+
+
+def test_same_name_in_another_namespace_or_kind_is_another_object() -> None:
+    assert len(parse(MODEL, PLACEMENT, PLACEMENT.replace("{name: m}", "{name: m, namespace: other}", 1))) == 3
+
+
+def test_every_error_of_every_file_is_found_in_order() -> None:
+    first = MODEL.replace("[Chat]", "[Chatt]").replace("Gguf", "gguf") + "---\nkind: Node\n"
+    errors = errors_of(first, "a: [", PLACEMENT + "  replicas: x\n")
+    assert [(error.file, error.line) for error in errors] == [
+        ("0.yaml", 6),
+        ("0.yaml", 9),
+        ("0.yaml", 13),
+        ("1.yaml", 1),
+        ("2.yaml", 6),
+    ]
+
+
+def test_errors_are_bounded() -> None:
+    assert len(errors_of("kind: x\n---\n" * 1000)) == MAX_ERRORS
+    assert len(errors_of(PLACEMENT + "".join(f"  field{n}: 1\n" for n in range(1000)))) == MAX_ERRORS
+
+
+def test_wrong_type_is_one_error_not_also_a_wrong_choice() -> None:
+    (error,) = errors_of(MODEL.replace("format: Gguf", "format: [Gguf]"))
+    assert error.message == "`spec.variants[0].format` must be a string; got a list"
+
+
+def test_rules_wait_until_the_schema_holds() -> None:
+    (error,) = errors_of(PLACEMENT + "  replicas: x\n  context: {tokens: 512, minTokens: 1024}\n")
+    assert error.field == "spec.replicas"
+
+
+def test_entries_of_a_list_have_their_own_lines_and_paths() -> None:
+    (error,) = errors_of("apiVersion: v1\nkind: List\nitems:\n- " + (PLACEMENT + "  replicas: x").replace("\n", "\n  "))
+    assert (error.line, error.field) == (9, "spec.replicas")

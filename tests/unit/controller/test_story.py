@@ -1,0 +1,566 @@
+"""Whole lines through `plan` in virtual time: from a wish to served replicas and out again, with things going wrong."""
+
+import pytest
+from covey_api.instance import InstanceGoal, InstancePhase, MemberPhase
+from covey_api.messages import ModelState
+from covey_api.meta import RETRY_ANNOTATION, Condition
+from covey_api.model import Model, ModelStatus
+from covey_api.node import Node, NodeReserve, NodeSpec
+from covey_api.placement import ContextWish, Placement, PlacementStatus, Rollout, RolloutStrategy
+from covey_api.reasons import EventReason, FailureCause, ReadyReason
+from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
+from kit import builders
+from kit.worlds import FakeGateway, Worldlet
+
+# Of this a GiB is the node's reserve; two replicas of 4 slots of 8192 tokens don't fit into the rest.
+TIGHT_BYTES = 2_500_000_000
+
+
+def fleet(*nodes: str, replicas: int = 1, total_bytes: int = 8 * builders.GIB, **spec: object) -> Worldlet:
+    """Nodes, one gateway, one Model and its Placement, run until it serves."""
+    story = Worldlet()
+    story.put(builders.model(), builders.placement("smollm2", model=None, replicas=replicas, **spec))
+    story.add_agents(*(nodes or ("a",)), total_bytes=total_bytes)
+    story.gateways["g"] = FakeGateway()
+    story.run(15)
+    return story
+
+
+def placement_status(story: Worldlet) -> PlacementStatus:
+    return next(o for o in story.objects.values() if isinstance(o, Placement)).status
+
+
+def ready_condition(story: Worldlet) -> Condition:
+    return next(c for c in placement_status(story).conditions if c.type == "Ready")
+
+
+def test_wish_becomes_served_replicas_and_then_all_is_quiet() -> None:
+    story = Worldlet()
+    story.put(builders.model(known=False), builders.placement(replicas=2))
+    story.add_agents("a", "b")
+    story.gateways["g"] = FakeGateway()
+    story.run(15)
+    assert story.routed() == ["smollm2-0", "smollm2-1"]
+    assert ready_condition(story).reason == ReadyReason.SERVING
+    assert (placement_status(story).ready, placement_status(story).replicas) == ("2/2", 2)
+    writes, serial = story.writes, story.serial
+    story.run(300)
+    assert (story.writes, story.serial) == (writes, serial)
+
+
+def test_identity_is_random_and_engines_are_started_once() -> None:
+    story = fleet("a", "b", replicas=2)
+    ids = [instance.spec.instance_id for instance in story.instances()]
+    assert sorted(each for agent in story.agents.values() for each, _ in agent.started) == sorted(ids)
+    assert len(set(ids)) == 2
+
+
+def test_scale_up_and_down_keeps_what_is_healthy() -> None:
+    story = fleet("a", "b")
+    first = story.instances()[0]
+    story.put(builders.placement(replicas=2))
+    story.run(10)
+    assert story.routed() == ["smollm2-0", "smollm2-1"]
+    story.put(builders.placement(replicas=1))
+    story.run(10)
+    assert [i.spec.instance_id for i in story.instances()] == [first.spec.instance_id]
+
+
+@pytest.mark.parametrize("spec", [{"replicas": 0}, {"suspend": True}])
+def test_no_replica_wished_drains_all_and_is_healthy(spec: dict[str, object]) -> None:
+    story = fleet("a", replicas=1)
+    wish = story.objects[builders.placement().key]
+    assert isinstance(wish, Placement)
+    story.put(wish.model_copy(update={"spec": wish.spec.model_copy(update=spec)}))
+    story.run(10)
+    assert story.instances() == []
+    assert (ready_condition(story).status, ready_condition(story).reason) == ("True", ReadyReason.SCALED_TO_ZERO)
+
+
+def test_deleted_placement_drains_and_stops_even_as_the_last_one() -> None:
+    story = fleet("a", replicas=2)
+    story.remove(builders.placement())
+    story.run(10)
+    assert story.instances() == []
+    assert story.agents["a"].members == {}
+
+
+def test_deleted_placement_is_finished_when_nothing_of_it_runs() -> None:
+    story = fleet("a")
+    placed = builders.placement()
+    story.put(placed.model_copy(update={"metadata": placed.metadata.model_copy(update={"deletion_timestamp": "x"})}))
+    story.run(10)
+    assert story.instances() == []
+    assert placed.key not in story.objects
+
+
+def test_drain_waits_for_requests_in_flight() -> None:
+    story = fleet("a")
+    instance_id = story.instances()[0].spec.instance_id
+    story.gateways["g"].in_flight = {instance_id: 2}
+    story.remove(builders.placement())
+    story.run(30)
+    assert story.routed() == []
+    assert story.agents["a"].members[instance_id].phase is MemberPhase.DRAINING
+    story.gateways["g"].in_flight = {}
+    story.run(5)
+    assert story.instances() == []
+
+
+def test_drain_ends_at_its_deadline() -> None:
+    story = fleet("a", rollout=Rollout(drain_seconds=20))
+    story.gateways["g"].in_flight = {story.instances()[0].spec.instance_id: 2}
+    story.remove(builders.placement())
+    story.run(15)
+    assert len(story.instances()) == 1
+    story.run(10)
+    assert story.instances() == []
+
+
+def test_drain_waits_for_every_gateway_to_apply_the_table() -> None:
+    story = fleet("a")
+    story.gateways["slow"] = FakeGateway("slow")
+    story.run(2)
+    story.gateways["slow"].stuck = True
+    story.remove(builders.placement())
+    story.run(30)
+    assert story.agents["a"].members[story.instances()[0].spec.instance_id].phase is MemberPhase.DRAINING
+    story.gateways["slow"].stuck = False
+    story.run(5)
+    assert story.instances() == []
+
+
+def test_drain_without_any_gateway_waits_a_short_grace() -> None:
+    story = fleet("a")
+    story.gateways.clear()
+    story.remove(builders.placement())
+    story.run(5)
+    assert len(story.instances()) == 1
+    story.run(10)
+    assert story.instances() == []
+
+
+def test_drain_goes_on_under_a_new_leader() -> None:
+    story = fleet("a")
+    story.gateways["g"].in_flight = {story.instances()[0].spec.instance_id: 1}
+    story.remove(builders.placement())
+    story.run(5)
+    story.restart_leader()
+    story.run(5)
+    assert story.routed() == []
+    assert len(story.instances()) == 1
+    story.gateways["g"].in_flight = {}
+    story.run(15)
+    assert story.instances() == []
+
+
+def test_roll_surges_and_never_leaves_the_model_unserved() -> None:
+    story = fleet("a", replicas=2)
+    old = {i.spec.instance_id for i in story.instances()}
+    story.put(builders.placement(replicas=2, context=ContextWish(tokens=1024)))
+    for _ in range(60):
+        story.step()
+        running = [i for i in story.instances() if i.spec.goal is InstanceGoal.RUN]
+        assert len(story.routed()) >= 2
+        assert len(running) <= 3
+    assert old.isdisjoint(i.spec.instance_id for i in story.instances())
+    assert [i.spec.options.context_tokens for i in story.instances()] == [1024, 1024]
+    assert ready_condition(story).reason == ReadyReason.SERVING
+
+
+def test_roll_without_room_recreates() -> None:
+    story = fleet("a", total_bytes=TIGHT_BYTES)
+    old = story.instances()[0]
+    story.put(builders.placement(context=ContextWish(tokens=8000, min_tokens=8000)))
+    story.run(30)
+    new = story.instances()
+    assert [i.spec.options.context_tokens for i in new] == [8000]
+    assert new[0].spec.instance_id != old.spec.instance_id
+    assert any("does not fit beside it" in note.message for note in story.notes)
+
+
+def test_revision_that_fits_nowhere_leaves_the_old_one_serving() -> None:
+    story = fleet("a", total_bytes=TIGHT_BYTES, context=ContextWish(tokens=1024))
+    old = story.instances()
+    story.put(builders.placement(concurrency=64, context=ContextWish(tokens=8192)))
+    story.run(60)
+    assert [i.spec for i in story.instances()] == [i.spec for i in old]
+    assert story.routed() == ["smollm2-0"]
+    assert ready_condition(story).reason == ReadyReason.NOT_PLACED
+    assert placement_status(story).closest_refusal.startswith("a: ContextTooSmall")
+
+
+def test_roll_never_gives_up_window_to_start_beside_the_old_one() -> None:
+    """Without `tokens` the window is what fits: beside the old one it would be small for good."""
+    story = fleet("a", total_bytes=4_200_000_000, concurrency=8)
+    before = story.instances()[0].spec.options.context_tokens
+    story.put(builders.placement(concurrency=7))
+    story.run(40)
+    assert [i.spec.options.context_tokens >= before for i in story.instances()] == [True]
+
+
+def test_recreate_stops_the_old_revision_before_the_new_one_starts() -> None:
+    recreate = Rollout(strategy=RolloutStrategy.RECREATE)
+    story = fleet("a", replicas=2, rollout=recreate)
+    story.put(builders.placement(replicas=2, rollout=recreate, context=ContextWish(tokens=1024)))
+    for _ in range(30):
+        story.step()
+        assert len({i.spec.revision for i in story.instances()}) <= 1
+    assert [i.spec.options.context_tokens for i in story.instances()] == [1024, 1024]
+
+
+def test_change_in_mid_roll_settles_on_the_newest() -> None:
+    story = fleet("a")
+    story.put(builders.placement(context=ContextWish(tokens=1024)))
+    story.run(2)
+    story.put(builders.placement(context=ContextWish(tokens=2048)))
+    for _ in range(30):
+        story.step()
+        assert story.routed()
+    assert [i.spec.options.context_tokens for i in story.instances()] == [2048]
+
+
+def test_failed_new_revision_leaves_the_old_one_serving_and_is_not_hammered() -> None:
+    story = fleet("a")
+    old = story.instances()[0].spec.instance_id
+    story.agents["a"].fail = lambda i: FailureCause.EXITED if i.spec.options.context_tokens == 1024 else None
+    story.put(builders.placement(context=ContextWish(tokens=1024)))
+    story.run(600)
+    assert old in {i.spec.instance_id for i in story.instances()}
+    assert story.routed() == ["smollm2-0"]
+    assert ready_condition(story).reason == ReadyReason.ENGINE_FAILED
+    attempts = [attempt for each, attempt in story.agents["a"].started if each != old]
+    assert attempts == [1, 2, 3, 4, 5, 6]
+    assert [f.cause for f in placement_status(story).failures] == [FailureCause.EXITED]
+
+
+def test_failed_replica_is_tried_on_another_node() -> None:
+    story = Worldlet()
+    story.put(builders.model(), builders.placement())
+    story.add_agents("a", "b")
+    story.gateways["g"] = FakeGateway()
+    story.agents["a"].fail = lambda _: FailureCause.INSUFFICIENT_MEMORY
+    story.run(30)
+    assert [i.spec.members[0].node for i in story.instances()] == ["b"]
+    assert [f.node for f in placement_status(story).failures] == ["a"]
+    assert ready_condition(story).reason == ReadyReason.SERVING
+    assert len(story.agents["a"].started) == 1
+
+
+def test_cured_node_clears_its_failure_at_the_next_attempt() -> None:
+    story = Worldlet()
+    story.put(builders.model(), builders.placement())
+    story.add_agents("a")
+    story.gateways["g"] = FakeGateway()
+    story.agents["a"].fail = lambda _: FailureCause.OUT_OF_MEMORY
+    story.run(10)
+    assert story.instances()[0].status.phase is InstancePhase.FAILED
+    story.agents["a"].fail = lambda _: None
+    story.run(30)
+    assert story.instances()[0].spec.attempt == 2
+    assert placement_status(story).failures == ()
+    assert story.routed() == ["smollm2-0"]
+
+
+def test_retry_annotation_tries_at_once() -> None:
+    story = Worldlet()
+    story.put(builders.model(), builders.placement())
+    story.add_agents("a")
+    story.agents["a"].fail = lambda _: FailureCause.DISK_FULL
+    story.run(20)
+    assert len(story.agents["a"].started) == 1
+    asked = next(o for o in story.objects.values() if isinstance(o, Placement))
+    metadata = asked.metadata.model_copy(update={"annotations": {RETRY_ANNOTATION: "1"}})
+    story.put(asked.model_copy(update={"metadata": metadata}))
+    story.run(10)
+    assert len(story.agents["a"].started) == 2
+    story.run(60)
+    assert len(story.agents["a"].started) == 2
+
+
+def test_member_that_is_never_reported_fails_its_attempt() -> None:
+    story = Worldlet()
+    story.put(builders.model(), builders.placement())
+    story.add_agents("a")
+    story.agents["a"].deaf = True
+    story.run(40)
+    assert [f.cause for f in placement_status(story).failures] == [FailureCause.NEVER_REPORTED]
+
+
+def test_placement_that_fits_nowhere_says_the_closest_refusal_and_does_nothing() -> None:
+    story = fleet("a", "b", concurrency=64, total_bytes=TIGHT_BYTES, context=ContextWish(tokens=8192))
+    assert story.instances() == []
+    status = placement_status(story)
+    assert ready_condition(story).reason == ReadyReason.NOT_PLACED
+    assert [(count.reason, count.nodes) for count in status.refusals] == [("ContextTooSmall", 2)]
+    writes = story.writes
+    story.run(300)
+    assert story.writes == writes
+
+
+def test_silent_node_keeps_its_endpoint_unconfirmed_and_is_replaced_after_its_grace() -> None:
+    story = fleet("a", "b")
+    first = story.instances()[0]
+    home = first.spec.members[0].node
+    story.agents[home].paused = True
+    story.run(20)
+    assert story.published.endpoints is not None
+    assert [(e.instance, e.confirmed) for e in story.published.endpoints.endpoints] == [("default/smollm2-0", False)]
+    assert ready_condition(story).reason == ReadyReason.NODE_UNKNOWN
+    story.run(120)
+    assert [i.spec.members[0].node for i in story.instances()] != [home]
+    assert len(story.instances()) == 1
+    assert any(note.reason == EventReason.LOST for note in story.notes)
+
+
+def test_silent_node_that_serves_requests_is_not_replaced() -> None:
+    story = fleet("a", "b")
+    first = story.instances()[0]
+    story.agents[first.spec.members[0].node].paused = True
+    story.gateways["g"].in_flight = {first.spec.instance_id: 1}
+    story.run(200)
+    assert [i.spec.instance_id for i in story.instances()] == [first.spec.instance_id]
+
+
+def test_silent_node_that_no_gateway_reaches_loses_its_endpoint() -> None:
+    story = fleet("a")
+    first = story.instances()[0]
+    story.agents["a"].paused = True
+    story.run(15)
+    story.gateways["g"].unreachable = {first.spec.instance_id}
+    story.run(2)
+    assert story.routed() == []
+    story.gateways["g"].unreachable = set()
+    story.run(5)
+    assert story.routed() == []
+    story.agents["a"].paused = False
+    story.run(3)
+    assert story.routed() == ["smollm2-0"]
+    assert len(story.agents["a"].started) == 1
+
+
+def test_only_node_that_comes_back_late_has_lost_nothing() -> None:
+    story = fleet("a")
+    story.agents["a"].paused = True
+    story.run(300)
+    assert story.routed() == ["smollm2-0"]
+    story.agents["a"].paused = False
+    story.run(10)
+    assert len(story.agents["a"].started) == 1
+    assert ready_condition(story).reason == ReadyReason.SERVING
+
+
+def test_node_that_comes_back_after_its_replacement_gives_up_the_surplus() -> None:
+    story = fleet("a", "b")
+    home = story.instances()[0].spec.members[0].node
+    story.agents[home].paused = True
+    story.run(150)
+    story.agents[home].paused = False
+    for _ in range(20):
+        story.step()
+        assert story.routed()
+    assert len(story.instances()) == 1
+    assert sum(len(agent.members) for agent in story.agents.values()) == 1
+
+
+def test_paused_leader_that_wakes_undoes_nothing() -> None:
+    story = fleet("a", "b", replicas=2)
+    ids = [i.spec.instance_id for i in story.instances()]
+    seen = story.agents["a"].seen
+    story.now += 600
+    for agent in story.agents.values():
+        agent.paused, agent.seen = True, seen
+    writes = story.writes
+    story.step(1)
+    for agent in story.agents.values():
+        agent.paused = False
+    story.run(60)
+    assert [i.spec.instance_id for i in story.instances()] == ids
+    assert story.writes == writes
+    assert story.routed() == ["smollm2-0", "smollm2-1"]
+
+
+def test_new_leader_restarts_nothing_and_publishes_no_table_before_it_has_seen_the_fleet() -> None:
+    story = fleet("a", "b", replicas=2)
+    story.agents["a"].paused = True
+    writes = story.writes
+    story.restart_leader()
+    story.agents["a"].seen = -1.0
+    story.run(FIRST_REPORTS_SECONDS - 1)
+    assert story.published.endpoints is None
+    assert not any(each.complete for each in story.published.assignments.values())
+    story.agents["a"].paused = False
+    story.run(2)
+    assert story.routed() == ["smollm2-0", "smollm2-1"]
+    story.run(30)
+    assert story.writes == writes
+    assert all(len(agent.started) == 1 for agent in story.agents.values())
+
+
+def test_new_leader_goes_on_without_a_node_that_stays_away_and_trusts_the_store_about_it() -> None:
+    story = fleet("a", "b", replicas=2)
+    story.agents["a"].paused, story.agents["a"].seen = True, -1.0
+    story.restart_leader()
+    story.run(FIRST_REPORTS_SECONDS + 2)
+    assert story.published.endpoints is not None
+    confirmed = {e.node: (e.confirmed, e.port) for e in story.published.endpoints.endpoints}
+    assert confirmed == {"a": (False, 40_000), "b": (True, 40_000)}
+    assert not story.published.assignments["a"].complete
+
+
+def test_lost_store_is_rebuilt_from_source_and_agents() -> None:
+    story = fleet("a", "b", replicas=2)
+    before = {i.spec.instance_id: i.spec.members for i in story.instances()}
+    story.lose_store()
+    story.run(20)
+    assert {i.spec.instance_id: i.spec.members for i in story.instances()} == before
+    assert all(i.spec.term == 2 for i in story.instances())
+    assert all(len(agent.started) == 1 for agent in story.agents.values())
+    assert story.routed() == ["smollm2-0", "smollm2-1"]
+
+
+def test_lost_store_and_a_node_that_reports_late_ends_with_what_is_wished() -> None:
+    story = fleet("a", "b", replicas=1)
+    home = story.instances()[0].spec.members[0].node
+    story.agents[home].paused, story.agents[home].seen = True, -1.0
+    story.lose_store()
+    story.run(20)
+    story.agents[home].paused = False
+    for _ in range(30):
+        story.step()
+        assert story.routed()
+    assert len(story.instances()) == 1
+    assert sum(len(agent.members) for agent in story.agents.values()) == 1
+
+
+def test_stray_is_kept_and_routed_then_drained() -> None:
+    story = fleet("a")
+    story.put(builders.placement("other", model="smollm2", replicas=0))
+    story.remove(builders.placement())
+    for instance in story.instances():
+        story.remove(instance)
+    story.restart_leader()
+    story.run(60)
+    assert story.routed() == ["smollm2-0"]
+    node = next(o for o in story.objects.values() if isinstance(o, Node))
+    assert "StrayInstances" in {condition.type for condition in node.status.conditions}
+    story.run(900, each=5)
+    assert story.routed() == []
+    assert story.agents["a"].members == {}
+    story.run(10)
+    node = next(o for o in story.objects.values() if isinstance(o, Node))
+    assert "StrayInstances" not in {condition.type for condition in node.status.conditions}
+
+
+@pytest.mark.parametrize(("allow_empty", "kept"), [(False, 1), (True, 0)])
+def test_stray_is_never_drained_without_any_placement_unless_empty_is_meant(allow_empty: bool, kept: int) -> None:
+    story = fleet("a")
+    story.allow_empty = allow_empty
+    story.remove(builders.placement())
+    story.lose_store()
+    story.run(2000, each=5)
+    assert len(story.agents["a"].members) == kept
+
+
+def test_header_is_asked_of_one_node_at_a_time_and_of_the_next_when_one_fails() -> None:
+    story = Worldlet()
+    story.put(builders.model(known=False))
+    story.add_agents("a", "b")
+    story.agents["a"].unreadable = True
+    story.run(5)
+    model = next(o for o in story.objects.values() if isinstance(o, Model))
+    assert [(v.error, v.artifact is not None) for v in model.status.variants] == [("", True)]
+    said = [note.reason for note in story.notes if note.reason.startswith("Header")]
+    assert said == [EventReason.HEADER_UNREAD, EventReason.HEADER_READ]
+
+
+def test_unreadable_header_is_said_and_asked_for_with_backoff() -> None:
+    story = Worldlet()
+    story.put(builders.model(known=False), builders.placement())
+    story.add_agents("a")
+    story.agents["a"].unreadable = True
+    story.run(600)
+    asked = sum(note.reason == EventReason.HEADER_UNREAD for note in story.notes)
+    assert 5 <= asked <= 9
+    assert ready_condition(story).reason == ReadyReason.GEOMETRY_UNAVAILABLE
+
+
+def test_answer_of_a_node_that_falls_silent_is_asked_of_another() -> None:
+    story = Worldlet()
+    story.put(builders.model(known=False))
+    story.add_agents("a", "b")
+    story.agents["a"].paused = True
+    story.agents["a"].seen = 1.0
+    story.run(30)
+    model = next(o for o in story.objects.values() if isinstance(o, Model))
+    assert model.status != ModelStatus()
+    assert model.status.variants[0].artifact is not None
+
+
+def test_deleted_node_is_drained_and_removed_and_does_not_come_back_while_silent() -> None:
+    story = fleet("a", "b")
+    home = story.instances()[0].spec.members[0].node
+    node = next(o for o in story.objects.values() if isinstance(o, Node) and o.metadata.name == home)
+    gone = node.model_copy(update={"metadata": node.metadata.model_copy(update={"deletion_timestamp": "x"})})
+    story.put(gone)
+    story.run(3)
+    story.agents[home].paused = False
+    story.run(20)
+    assert [i.spec.members[0].node for i in story.instances()] == ["b" if home == "a" else "a"]
+
+
+def test_cordoned_node_keeps_what_runs_and_takes_nothing_new() -> None:
+    story = fleet("a")
+    node = next(o for o in story.objects.values() if isinstance(o, Node))
+    story.put(node.model_copy(update={"spec": NodeSpec(unschedulable=True)}))
+    story.put(builders.placement(replicas=2))
+    story.run(20)
+    assert story.routed() == ["smollm2-0"]
+    assert ready_condition(story).reason == ReadyReason.PARTLY_SERVING
+
+
+def test_nodes_reserve_is_never_planned_with() -> None:
+    story = Worldlet()
+    story.put(builders.model(), builders.placement(context=ContextWish(tokens=8192)))
+    story.put(Node(metadata=builders.ObjectMeta(name="a"), spec=NodeSpec(reserve=NodeReserve(memory="7680Mi"))))
+    story.add_agents("a")
+    story.run(20)
+    assert story.instances() == []
+
+
+def test_model_states_as_gateways_see_them() -> None:
+    story = Worldlet()
+    story.put(builders.model("idle"), builders.model(), builders.placement())
+    story.add_agents("a")
+    idle_states: list[ModelState] = []
+    states: list[ModelState] = []
+    for _ in range(15):
+        story.step()
+        if story.published.endpoints is not None:
+            idle, wished = story.published.endpoints.models
+            idle_states.append(idle.state)
+            states.append(wished.state)
+    assert set(idle_states) == {ModelState.NOT_PLACED}
+    assert (states[0], states[-1]) == (ModelState.LOADING, ModelState.READY)
+
+
+def test_younger_of_two_equal_aliases_is_refused_with_a_condition() -> None:
+    story = Worldlet()
+    for name, created in (("young", "2026-02-01T00:00:00Z"), ("zold", "2026-01-01T00:00:00Z")):
+        model = builders.model(name, aliases=("same", name + "-own"))
+        metadata = model.metadata.model_copy(update={"creation_timestamp": created})
+        story.put(model.model_copy(update={"metadata": metadata}))
+    story.run(12)
+    assert story.published.endpoints is not None
+    aliases = {served.name: served.aliases for served in story.published.endpoints.models}
+    assert aliases == {"young": ("young-own",), "zold": ("same", "zold-own")}
+    young = next(o for o in story.objects.values() if isinstance(o, Model) and o.metadata.name == "young")
+    assert "belongs to the older model 'zold'" in young.status.conditions[0].message
+
+
+def test_missing_model_is_a_condition_and_keeps_what_runs() -> None:
+    story = fleet("a")
+    story.remove(builders.model())
+    story.run(20)
+    assert story.routed() == ["smollm2-0"]
+    assert ready_condition(story).reason == ReadyReason.MODEL_NOT_FOUND
