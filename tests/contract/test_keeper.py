@@ -43,9 +43,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def launch(folder: Path, port: int, **knobs: str) -> Launch:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    program = engine_double(folder.parent)
-    environment = {"PATH": os.environ["PATH"]} | {f"DOUBLE_{name.upper()}": value for name, value in knobs.items()}
-    return Launch((str(program), "--port", str(port)), environment, (("engine.key", "k"),))
+    program = engine_double(folder.parent, **knobs)
+    return Launch((str(program), "--port", str(port)), {"PATH": os.environ["PATH"]}, (("engine.key", "k"),))
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -144,10 +143,10 @@ def test_exit_record_holds_status_and_last_words(folder: Path) -> None:
         assert "no such weights" in await keepers.read_tail(ID, 1000)
         await keepers.release(ID)
         # Whoever comes later, without a living keeper, reads the same.
-        assert await ProcessKeepers(folder, 60).find(ID) == ended
+        assert await ProcessKeepers(folder, 60).find(ID, "") == ended
         assert "no such weights" in await keepers.read_tail(ID, 1000)
         keepers.forget(ID)
-        assert await keepers.find(ID) is None
+        assert await keepers.find(ID, "") is None
 
     run(story)
 
@@ -195,7 +194,7 @@ def test_restarted_agent_finds_the_same_engine(folder: Path) -> None:
 
     async def find() -> None:
         keepers = ProcessKeepers(folder, 30)
-        found = await keepers.find(ID)
+        found = await keepers.find(ID, "")
         assert found == processes[0]
         await end(keepers)
 
@@ -229,7 +228,7 @@ def test_two_launchers_at_once_make_one_engine(folder: Path) -> None:
         for one in started:
             assert isinstance(one, EngineProcess) or "another keeper holds" in str(one)
         keepers = ProcessKeepers(folder, 5)
-        await keepers.find(ID)
+        await keepers.find(ID, "")
         for other in both:
             other.close()
         await end(keepers)
@@ -255,7 +254,7 @@ def test_lock_of_a_process_that_is_no_keeper_is_refused_and_left_alone(
 
         async def story() -> None:
             with pytest.raises(AgentError, match="held by a process that is no keeper"):
-                await ProcessKeepers(folder, 5).find(ID)
+                await ProcessKeepers(folder, 5).find(ID, "")
 
         run(story)
         assert stranger.is_running()
@@ -295,7 +294,7 @@ def test_folder_with_a_path_longer_than_a_socket_address_works(tmp_path: Path) -
     async def story() -> None:
         keepers, port = ProcessKeepers(folder, 60), free_port()
         await keepers.start(ID, 1, port, launch(folder, port))
-        assert isinstance(await keepers.find(ID), EngineProcess)
+        assert isinstance(await keepers.find(ID, ""), EngineProcess)
         await end(keepers)
 
     run(story)

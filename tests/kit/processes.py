@@ -10,10 +10,11 @@ import psutil
 DOUBLE = Path(__file__).parent / "engine_double.py"
 
 
-def engine_double(folder: Path) -> Path:
-    """The engine double as one executable file, as an `EngineProgram` wants it."""
+def engine_double(folder: Path, **knobs: str) -> Path:
+    """The engine double as one executable file, as an `EngineProgram` wants it; its knobs are set in it."""
     program = folder / "engine-double"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{DOUBLE}" "$@"\n')
+    exports = "".join(f"export DOUBLE_{name.upper()}='{value}'\n" for name, value in knobs.items())
+    program.write_text(f'#!/bin/sh\n{exports}exec "{sys.executable}" -I -S "{DOUBLE}" "$@"\n')
     program.chmod(0o700)
     return program
 

@@ -150,7 +150,7 @@ class World:
             case ReleaseKeeper(key):
                 self.unreleased.pop(key, None)
                 self.send(KeeperReleased(key))
-            case FindKeeper(key):
+            case FindKeeper(key, _):
                 self._find(key)
             case Keep() | CancelWork() | Forget():
                 raise AssertionError(f"{effect} has no end")

@@ -9,7 +9,7 @@ import logging
 from collections import OrderedDict
 from typing import assert_never
 
-from covey_api.messages import Ask, AskAnswer, AskKind
+from covey_api.messages import MAX_ASKS, Ask, AskAnswer, AskKind
 from covey_api.reasons import FailureCause
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 MAX_AT_ONCE = 4
 # Ids of answered asks: many times what a controller may have open (`MAX_ASKS`), for snapshots that are late.
 MAX_REMEMBERED = 256
+# More open ones than a controller may have are not its own.
+MAX_OPEN = 2 * MAX_ASKS
 # An answer that didn't reach the controller is brought again after this.
 DELIVERY_AGAIN_SECONDS = 1.0
 LOG_BYTES = 128 * 1024
@@ -38,12 +40,13 @@ class Asks:
         self._keepers = keepers
         self._open: set[str] = set()
         self._answered: OrderedDict[str, None] = OrderedDict()
-        self._waiting: asyncio.Queue[Ask] = asyncio.Queue()
+        self._waiting: asyncio.Queue[Ask] = asyncio.Queue(MAX_OPEN)
 
     def receive(self, asks: tuple[Ask, ...]) -> None:
-        """Bounded by the message: at most `MAX_ASKS` new ones each, and none twice."""
+        """Take what is new; what finds no room comes again with the next snapshot."""
         for ask in asks:
-            if ask.id not in self._open and ask.id not in self._answered:
+            is_new = ask.id not in self._open and ask.id not in self._answered
+            if is_new and len(self._open) < MAX_OPEN:
                 self._open.add(ask.id)
                 self._waiting.put_nowait(ask)
 

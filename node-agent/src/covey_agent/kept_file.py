@@ -26,9 +26,7 @@ class KeptFile:
         except (OSError, ValidationError) as error:
             aside = self._path.with_suffix(".unreadable")
             os.replace(self._path, aside)
-            logger.error(
-                "'%s' could not be read and is '%s' now; starting from what runs: %s", self._path, aside, error
-            )
+            logger.error("'%s' can't be read and is '%s' now; starting from what runs: %s", self._path, aside, error)
             return Kept()
 
     def write(self, kept: Kept) -> None:

@@ -35,8 +35,9 @@ from covey_agent.keeper.keepers import ProcessKeepers
 from covey_agent.kept_file import KeptFile, observe_boot_id
 from covey_agent.membership import Membership
 from covey_agent.options import Options, parse_options
+from covey_agent.performer import Outside
 from covey_agent.reports import Reporter, Self
-from covey_agent.runtime import Outside, Runtime
+from covey_agent.runtime import Runtime
 from covey_agent.single import AlreadyRunning, take_folder
 from covey_agent.stop_all import stop_all
 from covey_agent.surveys import Survey
@@ -78,8 +79,7 @@ def raise_file_limit() -> None:
 
 async def run_agent(options: Options, folder: Path) -> int:
     """Until told to end. Exit status 0, or 1 when members could not be stopped in time."""
-    identity = load_identity(folder)
-    node = options.name or identity.name or render_name(socket.gethostname())
+    node = options.name or load_identity(folder).name or render_name(socket.gethostname())
     async with AsyncExitStack() as stack:
         outside, engines = await open_outside(stack, options, folder)
         changed = asyncio.Event()
@@ -94,7 +94,7 @@ async def run_agent(options: Options, folder: Path) -> int:
             members = group.create_task(runtime.run())
             others = [
                 group.create_task(survey.run()),
-                group.create_task(membership.run(identity, options.controller, options.token_file)),
+                group.create_task(membership.run(folder, options.controller, options.token_file)),
             ]
             status = await end(runtime, members, await wait_for_end(options.lifeline))
             for task in (members, *others):

@@ -12,8 +12,8 @@ from pathlib import Path
 from covey_api.messages import Assignments, CertificateRole
 from covey_fleet_client.backoff import Backoff
 from covey_fleet_client.client import FleetClient
-from covey_fleet_client.errors import FleetError
-from covey_fleet_client.identity import Identity
+from covey_fleet_client.errors import FleetError, FleetErrorKind
+from covey_fleet_client.identity import Identity, load_identity
 from covey_fleet_client.join import ensure_joined
 from pydantic import ValidationError
 
@@ -37,15 +37,25 @@ class Membership:
         self._asks = asks
         self._jitter = jitter
 
-    async def run(self, identity: Identity, controller_url: str, token_file: Path | None) -> None:
-        """Until cancelled."""
-        joined = await self._join(identity, controller_url, token_file)
-        async with FleetClient(joined, controller_url) as fleet, asyncio.TaskGroup() as group:
-            group.create_task(fleet.watch_certificate())
-            group.create_task(self.serve(fleet))
+    async def run(self, folder: Path, controller_url: str, token_file: Path | None) -> None:
+        """Until cancelled. `folder` holds the identity.
+
+        A fleet that doesn't know this certificate may have been made anew: then the token, if it is a new one, joins
+        again.
+        """
+        backoff = Backoff()
+        while True:
+            joined = await self._join(load_identity(folder), controller_url, token_file)
+            try:
+                async with FleetClient(joined, controller_url) as fleet, asyncio.TaskGroup() as group:
+                    group.create_task(fleet.watch_certificate())
+                    group.create_task(self.serve(fleet))
+            except* FleetError as errors:
+                logger.warning("node '%s' has no place in this fleet: %s", self._node, errors.exceptions[0])
+            await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
 
     async def serve(self, fleet: Fleet) -> None:
-        """Follow, report and answer over this connection, until cancelled."""
+        """Follow, report and answer, until cancelled; FleetError when the controller doesn't take this certificate."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(fleet))
             group.create_task(self._reporter.run(fleet))
@@ -73,6 +83,8 @@ class Membership:
                         backoff.reset()
                         complaint = ""
             except FleetError as error:
+                if error.kind in (FleetErrorKind.DENIED, FleetErrorKind.INVALID):
+                    raise
                 if error.message != complaint:
                     logger.warning("no assignments, everything runs on as last assigned: %s", error.message)
                 complaint = error.message

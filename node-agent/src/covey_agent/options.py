@@ -26,9 +26,7 @@ def parse_options(arguments: list[str]) -> Options:
     parser.add_argument("--controller", metavar="URL", help="the controller's fleet API, https://HOST:PORT")
     parser.add_argument("--token-file", metavar="FILE", type=Path, help="a join token, needed until it has joined once")
     parser.add_argument("--state", metavar="DIR", type=Path, required=True, help="the state folder")
-    parser.add_argument(
-        "--cache", metavar="DIR", type=Path, help="artifact cache (default: $COVEY_CACHE or the user's)"
-    )
+    parser.add_argument("--cache", metavar="DIR", type=Path, help="artifact cache ($COVEY_CACHE, or the user's)")
     parser.add_argument("--name", help="name of the Node (default: as before, else the host's)")
     parser.add_argument("--lifeline", metavar="FD", type=int, help="end when this pipe ends")
     parser.add_argument("--orphan-grace-seconds", metavar="N", type=float, help="engines' life without an agent (300)")

@@ -146,8 +146,11 @@ class Keepers(Protocol):
         """Members whose keeper holds its lock, with the text of their `assignment.json` (empty: none readable)."""
         ...
 
-    async def find(self, instance_id: str) -> EngineProcess | EngineExit | None:
-        """Claim the living keeper, or read what a dead one left; None: none ever ran."""
+    async def find(self, instance_id: str, engine: str) -> EngineProcess | EngineExit | None:
+        """Claim the living keeper, or read what a dead one left; None: nothing is there.
+
+        `engine`: identity of the engine that ran, if one did. Where nothing tells of its keeper, it is ended.
+        """
         ...
 
     async def start(self, instance_id: str, attempt: int, port: int, launch: Launch) -> EngineProcess:

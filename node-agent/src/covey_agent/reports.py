@@ -1,8 +1,8 @@
 """Reports to the controller: what changed, and everything when it may have been lost.
 
-A report follows each change of a member within 50 ms, and the last report after `REPORT_SECONDS` at the latest. What did
-not change since the last answered report is left out; the first report, the one after a failed call, and the one after
-`resend` are full.
+A report follows each change of a member within 50 ms, and the last report after `REPORT_SECONDS` at the latest. What
+did not change since the last answered report is left out; the first report, the one after a failed call, and the one
+after `resend` are full.
 """
 
 import asyncio
@@ -61,8 +61,7 @@ class Reporter:
         self._answered = None
         complaint = ""
         while True:
-            # Until it is known what runs, a report would say that nothing does.
-            if not self._runtime.state.is_finding:
+            if not self._runtime.is_finding:
                 try:
                     await self._report(fleet)
                     complaint = ""

@@ -25,7 +25,7 @@ async def stop_all(members: Path) -> int:
 async def stop_member(keepers: ProcessKeepers, instance_id: str) -> bool:
     try:
         async with asyncio.timeout(STOP_SECONDS):
-            if isinstance(await keepers.find(instance_id), EngineProcess):
+            if isinstance(await keepers.find(instance_id, ""), EngineProcess):
                 await keepers.stop(instance_id, STOP_GRACE_SECONDS)
                 await keepers.wait_exit(instance_id)
                 await keepers.release(instance_id)

@@ -8,6 +8,7 @@ there, and it answers on its socket with the same `instanceId`. A process id alo
 """
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -48,7 +49,7 @@ class ProcessKeepers:
         living = (folder for folder in sorted(self._folder.iterdir()) if keeper.is_locked(str(folder)))
         return {folder.name: read_text(folder / "assignment.json") for folder in living}
 
-    async def find(self, instance_id: str) -> EngineProcess | EngineExit | None:
+    async def find(self, instance_id: str, engine: str) -> EngineProcess | EngineExit | None:
         folder = self._folder / instance_id
         try:
             async with asyncio.timeout(FIND_SECONDS):
@@ -59,7 +60,7 @@ class ProcessKeepers:
                         await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError:
             await self._kill_keeper(instance_id)
-        return await self._sweep(instance_id)
+        return await self._sweep(instance_id, engine)
 
     async def _claim(self, instance_id: str) -> EngineProcess:
         """LinkError when the keeper isn't there yet, not any more, or not the recorded one."""
@@ -85,6 +86,19 @@ class ProcessKeepers:
     async def start(self, instance_id: str, attempt: int, port: int, launch: Launch) -> EngineProcess:
         if running := await self._clear(instance_id):
             return running
+        try:
+            self._write_launch(instance_id, attempt, port, launch)
+        except OSError as error:
+            cause = FailureCause.DISK_FULL if error.errno == errno.ENOSPC else FailureCause.EXITED
+            raise AgentError(cause, f"'{self._folder / instance_id}' can't be written: {error.strerror}") from error
+        await launch_keeper(self._folder / instance_id)
+        try:
+            return await self._claim(instance_id)
+        except LinkError as error:
+            message = f"the keeper of instance id '{instance_id}' started, then: {error}"
+            raise AgentError(FailureCause.KEEPER_LOST, message) from error
+
+    def _write_launch(self, instance_id: str, attempt: int, port: int, launch: Launch) -> None:
         folder = self._folder / instance_id
         ensure_private_folder(self._folder)
         ensure_private_folder(folder)
@@ -98,15 +112,10 @@ class ProcessKeepers:
         }
         for name, content in (*launch.files, ("launch.json", json.dumps(spec))):
             write_private(folder / name, content)
-        await launch_keeper(folder)
-        try:
-            return await self._claim(instance_id)
-        except LinkError as error:
-            raise AgentError(FailureCause.KEEPER_LOST, f"the keeper in '{folder}' started, then: {error}") from error
 
     async def _clear(self, instance_id: str) -> EngineProcess | None:
         """Make room for a new keeper; the engine that is in the way, if one runs."""
-        found = await self.find(instance_id)
+        found = await self.find(instance_id, "")
         if not isinstance(found, EngineProcess):
             return None
         if not self._links[instance_id].exit.done():
@@ -120,7 +129,7 @@ class ProcessKeepers:
             if record is not None:
                 return ExitRecord.model_validate(record).exit
             # The connection ended without a word: the keeper is dead, or it dropped this one connection.
-            found = await self.find(instance_id)
+            found = await self.find(instance_id, "")
             if isinstance(found, EngineExit):
                 return found
             if found is None:
@@ -178,13 +187,20 @@ class ProcessKeepers:
             )
             raise AgentError(FailureCause.KEEPER_LOST, message)
 
-    async def _sweep(self, instance_id: str) -> EngineExit | None:
-        """What a dead keeper left: its exit record, or nothing but an engine that has to end."""
+    async def _sweep(self, instance_id: str, engine: str) -> EngineExit | None:
+        """What a dead keeper left: its exit record, or nothing but an engine that has to end.
+
+        A folder that was removed under a living keeper leaves the identity alone: that engine ends too, before another
+        may be started.
+        """
         folder = self._folder / instance_id
         if ended := read_record(folder / "exit.json", ExitRecord):
             return ended.exit
         record = read_record(folder / "keeper.json", KeeperRecord)
         if record is None:
+            pid, _, start_time = engine.partition("@")
+            if pid.isdigit():
+                await end_engine(int(pid), start_time)
             return None
         await end_engine(record.engine_pid, record.engine_start_time)
         tail = await asyncio.to_thread(keeper.read_tail, str(folder), keeper.EXIT_TAIL_BYTES)

@@ -26,6 +26,8 @@ class FindKeeper:
     """Ends in KeeperFound or KeeperMissed."""
 
     instance_id: str
+    engine: str
+    """Identity of the engine that ran, as far as it was kept; empty: none did."""
 
 
 @dataclass(frozen=True, slots=True)

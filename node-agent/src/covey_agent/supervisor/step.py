@@ -77,7 +77,7 @@ _Event = TypeVar("_Event")
 def begin(kept: Kept, strays: tuple[MemberAssignment, ...], boot_id: str) -> tuple[State, tuple[Effect, ...]]:
     """The first state after a start, and the search for what still runs."""
     state = restore_state(kept, strays, boot_id)
-    return state, tuple(FindKeeper(key) for key in state.members)
+    return state, tuple(FindKeeper(key, member.engine) for key, member in state.members.items())
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Effect, ...]]:

@@ -1,0 +1,187 @@
+"""Carries out one effect of the supervisor: what to call, and with which event it ends, well or not.
+
+Holds the progress of fetches, and no state of members: that is the supervisor's.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey_api.engines import EngineName
+from covey_api.messages import Progress
+from covey_api.reasons import FailureCause
+from covey_planner.fit.check import check_costs
+
+from covey_agent.exits import explain_exit
+from covey_agent.launching import choose_port, render_launch
+from covey_agent.ports import (
+    AgentError,
+    Artifacts,
+    EngineAdapter,
+    EngineExit,
+    EngineProcess,
+    Engines,
+    Facts,
+    Keepers,
+    OnTransfer,
+    Transfer,
+)
+from covey_agent.supervisor.effects import (
+    CheckFit,
+    EnsureEngine,
+    FetchArtifact,
+    FindKeeper,
+    Probe,
+    ReleaseKeeper,
+    Slow,
+    StartKeeper,
+    StopKeeper,
+)
+from covey_agent.supervisor.events import (
+    ArtifactFailed,
+    ArtifactReady,
+    EngineExited,
+    EngineFailed,
+    EngineReady,
+    Event,
+    FitChecked,
+    KeeperFailed,
+    KeeperFound,
+    KeeperMissed,
+    KeeperReleased,
+    KeeperStarted,
+    Probed,
+)
+from covey_agent.supervisor.state import MemberState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the supervisor's effects need of the world."""
+
+    artifacts: Artifacts
+    engines: Engines
+    facts: Facts
+    keepers: Keepers
+    adapters: Mapping[EngineName, EngineAdapter]
+
+
+class Performer:
+    """`members`: their folder. `observe_member`: what the supervisor knows of one."""
+
+    def __init__(self, outside: Outside, members: Path, observe_member: Callable[[str], MemberState | None]) -> None:
+        self._outside = outside
+        self._members = members
+        self._observe_member = observe_member
+        self.progress: dict[str, Progress] = {}
+        """Of members that are being fetched for."""
+
+    async def carry_out(self, effect: Slow) -> Event | None:
+        """The effect, to its end. Whatever goes wrong is an event too: no member ends the agent."""
+        try:
+            return await self._perform(effect)
+        except AgentError as error:
+            return fail(effect, error)
+        except Exception as error:
+            logger.exception("%s of instance id '%s' failed unexpectedly", type(effect).__name__, effect.instance_id)
+            return fail(effect, AgentError(FailureCause.EXITED, f"unexpected {type(error).__name__}: {error}"))
+
+    async def wait_exit(self, key: str, process: EngineProcess) -> EngineExited:
+        """How this engine ends, once it has."""
+        try:
+            cause, message = self._explain(key, await self._outside.keepers.wait_exit(key))
+        except AgentError as error:
+            cause, message = error.cause, error.message
+        return EngineExited(key, process.identity, cause, message)
+
+    async def _perform(self, effect: Slow) -> Event | None:
+        outside = self._outside
+        match effect:
+            case FindKeeper(key, engine):
+                return self._explain_found(key, await outside.keepers.find(key, engine))
+            case FetchArtifact(key, artifact):
+                return ArtifactReady(key, await outside.artifacts.fetch(artifact, self._follow(key, "model")))
+            case EnsureEngine(key, engine, spec):
+                return EngineReady(key, await outside.engines.ensure(engine, spec, self._follow(key, "engine")))
+            case CheckFit(key, costs, promised):
+                readings = {reading.name: reading.available_bytes for reading in outside.facts.observe_readings()}
+                free = {pool: available - promised.get(pool, 0) for pool, available in readings.items()}
+                return FitChecked(key, check_costs(costs, free))
+            case StartKeeper(key, assignment):
+                self.progress.pop(key, None)
+                adapter = outside.adapters[assignment.instance.spec.engine]
+                port = choose_port()
+                launch = render_launch(adapter, effect, self._members / key, port)
+                attempt = assignment.instance.spec.attempt
+                return KeeperStarted(key, await outside.keepers.start(key, attempt, port, launch))
+            case Probe(key, assignment, process):
+                adapter = outside.adapters[assignment.instance.spec.engine]
+                return Probed(key, process.identity, await adapter.is_ready(process.port, assignment.key))
+            case StopKeeper(key, grace_seconds):
+                await outside.keepers.stop(key, grace_seconds)
+                return None
+            case ReleaseKeeper(key):
+                await outside.keepers.release(key)
+                return KeeperReleased(key)
+
+    def _explain_found(self, key: str, found: EngineProcess | EngineExit | None) -> Event:
+        match found:
+            case EngineProcess():
+                logger.info("instance id '%s' is adopted: its engine runs on as process %d", key, found.pid)
+                return KeeperFound(key, found)
+            case EngineExit():
+                return KeeperMissed(key, found.identity, *self._explain(key, found))
+            case None:
+                return KeeperMissed(key, "", None, "")
+
+    def _explain(self, key: str, ended: EngineExit) -> tuple[FailureCause | None, str]:
+        member = self._observe_member(key)
+        if member is None:
+            return None, ""
+        return explain_exit(self._outside.adapters[member.spec.engine], member.assignment.instance, ended)
+
+    def _follow(self, key: str, what: str) -> OnTransfer:
+        def follow(transfer: Transfer) -> None:
+            done = Progress(
+                step=what,
+                done_bytes=transfer.done_bytes,
+                total_bytes=transfer.total_bytes,
+                bytes_per_second=transfer.bytes_per_second,
+            )
+            # Model and engine come at once; the one with more to go is what a person waits for.
+            other = self.progress.get(key)
+            if other is None or other.step == what or missing_bytes(done) >= missing_bytes(other):
+                self.progress[key] = done
+
+        return follow
+
+
+def missing_bytes(progress: Progress) -> int:
+    return progress.total_bytes - progress.done_bytes
+
+
+def fail(effect: Slow, error: AgentError) -> Event | None:
+    """The event with which a failed effect ends."""
+    key = effect.instance_id
+    match effect:
+        case FindKeeper():
+            return KeeperMissed(key, "", error.cause, error.message)
+        case FetchArtifact():
+            return ArtifactFailed(key, error.cause, error.message)
+        case EnsureEngine():
+            return EngineFailed(key, error.cause, error.message)
+        case CheckFit():
+            return FitChecked(key, error.message)
+        case StartKeeper():
+            return KeeperFailed(key, error.cause, error.message)
+        case Probe(_, _, process):
+            return Probed(key, process.identity, False)
+        case StopKeeper():
+            logger.error("instance id '%s' could not be asked to stop: %s", key, error.message)
+            return None
+        case ReleaseKeeper():
+            logger.error("the keeper of instance id '%s' could not be released: %s", key, error.message)
+            return KeeperReleased(key)

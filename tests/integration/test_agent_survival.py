@@ -1,0 +1,378 @@
+"""What happens to engines when parts around them die: real processes, an engine with knobs."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from agent_rig import A, AgentRig, B, assert_gone, environment_of, is_keeper, running_rig
+from covey_api.instance import Costs, Member, MemberPhase
+from covey_api.messages import Ask, AskKind, MemberGoal
+from covey_api.reasons import FailureCause
+from kit.processes import assert_none_left, is_running, processes_of
+
+Story = Callable[[AgentRig], Awaitable[None]]
+
+
+def run(folder: Path, story: Story, **knobs: str) -> None:
+    """The story, and the proof that it left nothing running."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(120), running_rig(folder, **knobs) as rig:
+            await story(rig)
+            if rig.agent is not None and rig.agent.poll() is None:
+                assert await asyncio.to_thread(rig.kill, signal.SIGINT) == 0, rig.log.read_text()
+            await rig.wait(lambda: not processes_of(rig.state), "nothing of this node runs any more")
+
+    asyncio.run(bounded())
+    assert_none_left(folder / "state")
+
+
+def test_agent_serves_what_is_assigned_and_interrupt_ends_it(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        member = await rig.wait_phase(MemberPhase.READY)
+        assert [engine.pid for engine in rig.engines()] == [member.pid]
+        argv = " ".join(word for process in processes_of(rig.state) for word in process.cmdline())
+        assert "key-of" not in argv
+        assert not {name for name in environment_of(member.pid) if name.startswith("COVEY")}
+        first = next(report for _, report in rig.board.reports if report.members)
+        assert first.members is not None
+        began = time.monotonic()
+        assert await asyncio.to_thread(rig.kill, signal.SIGINT) == 0
+        assert time.monotonic() - began < 10
+        assert_gone(member.pid)
+
+    run(tmp_path, story)
+
+
+def test_killed_engine_is_restarted_and_the_fourth_crash_within_a_minute_is_final(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        for restarts in range(4):
+            member = await rig.wait_phase(MemberPhase.READY, restarts=restarts)
+            os.kill(member.pid, signal.SIGKILL)
+        failed = await rig.wait_phase(MemberPhase.FAILED)
+        assert failed.cause is FailureCause.KILLED
+        assert "SIGKILL" in failed.message
+        assert failed.port == 0
+        assert rig.engines() == []
+        # The controller's answer is another attempt.
+        rig.board.wish(rig.assign(attempt=2))
+        await rig.wait_phase(MemberPhase.READY, attempt=2, restarts=0)
+
+    run(tmp_path, story)
+
+
+def test_killed_agent_finds_its_engine_serving_when_it_is_back(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign(A), rig.assign(B))
+        rig.start()
+        before = [await rig.wait_phase(MemberPhase.READY, key) for key in (A, B)]
+        rig.kill()
+        assert all(is_running(member.pid) for member in before)
+        began = time.monotonic()
+        rig.start()
+        after = [await rig.wait_phase(MemberPhase.READY, key) for key in (A, B)]
+        assert time.monotonic() - began < 10
+        assert [(member.pid, member.port) for member in after] == [(member.pid, member.port) for member in before]
+        assert "Starting" not in rig.log.read_text().split("agent of node")[-1]
+
+    run(tmp_path, story)
+
+
+def test_terminated_agent_leaves_engines_running_and_a_closed_lifeline_too(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        pid = (await rig.wait_phase(MemberPhase.READY)).pid
+        assert rig.kill(signal.SIGTERM) == 0
+        assert is_running(pid)
+        reader, writer = os.pipe()
+        agent = rig.start("--lifeline", str(reader), pass_fds=(reader,))
+        os.close(reader)
+        await rig.wait_phase(MemberPhase.READY, pid=pid)
+        os.close(writer)
+        assert await asyncio.to_thread(agent.wait, 5) == 0
+        rig.board.forget_agent()
+        assert is_running(pid)
+        rig.start()
+        await rig.wait_phase(MemberPhase.READY, pid=pid)
+
+    run(tmp_path, story)
+
+
+def test_agent_without_a_controller_keeps_and_restarts_what_was_assigned(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        first = (await rig.wait_phase(MemberPhase.READY)).pid
+        rig.kill()
+        os.kill(first, signal.SIGKILL)
+        rig.start("--controller", "https://127.0.0.1:9")  # nobody answers there
+        await rig.wait(
+            lambda: any(engine.pid != first for engine in rig.engines()), "a new engine without a controller"
+        )
+        rig.kill()
+        rig.start()
+        assert (await rig.wait_phase(MemberPhase.READY)).restarts == 1
+
+    run(tmp_path, story)
+
+
+def test_killed_keeper_takes_its_engine_along_and_is_reported_lost(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        member = await rig.wait_phase(MemberPhase.READY)
+        keeper = next(process for process in processes_of(rig.members) if is_keeper(process))
+        keeper.kill()
+        lost = await rig.wait_phase(MemberPhase.BACKOFF)
+        assert lost.cause is FailureCause.KEEPER_LOST
+        assert_gone(member.pid)
+        await rig.wait_phase(MemberPhase.READY, restarts=1)
+
+    run(tmp_path, story)
+
+
+def test_engine_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        member = await rig.wait_phase(MemberPhase.READY)
+        rig.board.wish(rig.assign(goal=MemberGoal.STOP))
+        await rig.wait_phase(MemberPhase.STOPPED)
+        assert_gone(member.pid)
+        record = json.loads((rig.members / A / "exit.json").read_text())
+        assert (record["status"], record["endedBy"]) == (-signal.SIGKILL, "Stop")
+
+    run(tmp_path, story, ignore_term="yes", fork="yes")
+
+
+def test_drained_and_stopped_member_is_forgotten_when_it_is_not_assigned_any_more(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        member = await rig.wait_phase(MemberPhase.READY)
+        rig.board.wish(rig.assign(goal=MemberGoal.DRAIN))
+        await rig.wait_phase(MemberPhase.DRAINING)
+        assert is_running(member.pid), "what is in flight is served"
+        rig.board.wish(rig.assign(goal=MemberGoal.STOP))
+        await rig.wait_phase(MemberPhase.STOPPED)
+        rig.board.wish()
+        await rig.wait(lambda: rig.board.members == {}, "nothing is reported any more")
+        await rig.wait(lambda: not (rig.members / A).exists(), "its folder is gone")
+
+    run(tmp_path, story)
+
+
+def test_member_that_the_controller_lost_is_reported_whole_and_runs_on(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        pid = (await rig.wait_phase(MemberPhase.READY)).pid
+        rig.board.wish(complete=False)
+        rig.board.wish()
+        await rig.wait(lambda: rig.board.members[A].instance is not None, "the stray is reported whole")
+        assert rig.board.members[A].instance == rig.instance(A)
+        assert is_running(pid)
+        # The agent loses its file too: what runs is known by its keeper's folder.
+        rig.kill()
+        (rig.state / "agent" / "assignments.json").unlink()
+        rig.start()
+        member = await rig.wait_phase(MemberPhase.READY, pid=pid)
+        assert member.instance == rig.instance(A)
+        rig.board.wish(rig.assign(goal=MemberGoal.STOP))
+        await rig.wait_phase(MemberPhase.STOPPED)
+
+    run(tmp_path, story)
+
+
+def test_unreadable_file_is_put_aside_and_what_runs_is_adopted(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        pid = (await rig.wait_phase(MemberPhase.READY)).pid
+        rig.kill()
+        kept = rig.state / "agent" / "assignments.json"
+        kept.write_text(kept.read_text()[:100])
+        rig.start()
+        await rig.wait_phase(MemberPhase.READY, pid=pid)
+        assert "can't be read" in rig.log.read_text()
+
+    run(tmp_path, story)
+
+
+def test_higher_attempt_replaces_the_engine(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        first = await rig.wait_phase(MemberPhase.READY)
+        rig.board.wish(rig.assign(attempt=2))
+        second = await rig.wait_phase(MemberPhase.READY, attempt=2)
+        assert second.pid != first.pid
+        assert_gone(first.pid)
+        assert len(rig.engines()) == 1
+
+    run(tmp_path, story)
+
+
+def test_engine_that_never_answers_is_stopped_after_its_startup_seconds(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign(startup_seconds=2))
+        rig.start()
+        failed = await rig.wait_phase(MemberPhase.FAILED)
+        assert failed.cause is FailureCause.NOT_READY_IN_TIME
+        assert rig.engines() == []
+
+    run(tmp_path, story, hang_health="yes")
+
+
+def test_slow_engine_is_starting_until_it_generates(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        await rig.wait_phase(MemberPhase.STARTING)
+        await rig.wait_phase(MemberPhase.READY)
+        assert rig.board.members[A].restarts == 0
+
+    run(tmp_path, story, slow_start="2")
+
+
+def test_engine_whose_port_was_taken_gets_another(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        backoff = await rig.wait_phase(MemberPhase.BACKOFF)
+        assert "took the engine's port" in backoff.message
+        await rig.wait_phase(MemberPhase.READY, restarts=1)
+
+    words = "couldn`t bind HTTP server socket, hostname: 127.0.0.1, port: 1".replace("`", "'\"'\"'")
+    run(tmp_path, story, die_at_load=words, deaths="1", counter=str(tmp_path / "counter"))
+
+
+def test_missing_library_is_named_and_not_tried_again(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        failed = await rig.wait_phase(MemberPhase.FAILED)
+        assert failed.cause is FailureCause.MISSING_LIBRARY
+        assert "libgomp1" in failed.message
+        assert failed.restarts == 0
+
+    words = "error while loading shared libraries: libgomp.so.1: cannot open shared object file: No such file"
+    run(tmp_path, story, die_at_load=words, exit_code="127")
+
+
+def test_member_that_does_not_fit_is_refused_in_bytes_and_never_started(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        huge = (Member(node="a", costs=(Costs(weights_bytes=1 << 50),)),)
+        rig.board.wish(rig.assign(members=huge))
+        rig.start()
+        waiting = await rig.wait_phase(MemberPhase.PENDING, cause=FailureCause.INSUFFICIENT_MEMORY)
+        assert "short" in waiting.message
+        assert rig.engines() == []
+        assert (await rig.wait_phase(MemberPhase.FAILED)).cause is FailureCause.INSUFFICIENT_MEMORY
+
+    run(tmp_path, story)
+
+
+def test_second_agent_on_one_folder_is_refused_in_words(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        agent = rig.start()
+        await rig.wait(lambda: bool(rig.board.reports), "a report")
+        command = rig.command("--controller", rig.fleet.url)
+        second = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30)
+        assert second.returncode == 1
+        assert f"process id {agent.pid} runs" in second.stderr
+        assert agent.poll() is None
+
+    run(tmp_path, story)
+
+
+def test_stop_all_ends_every_keeper_when_the_agent_is_gone(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign(A), rig.assign(B))
+        rig.start()
+        for key in (A, B):
+            await rig.wait_phase(MemberPhase.READY, key)
+        refused = await asyncio.to_thread(subprocess.run, rig.command("--stop-all"), capture_output=True, timeout=30)
+        assert refused.returncode == 1
+        assert len(rig.engines()) == 2
+        rig.kill()
+        done = await asyncio.to_thread(subprocess.run, rig.command("--stop-all"), capture_output=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+        assert processes_of(rig.state) == []
+
+    run(tmp_path, story)
+
+
+def test_agent_that_stays_away_loses_its_engines_to_their_keepers_and_starts_them_again(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.grace_seconds = 1
+        rig.board.wish(rig.assign())
+        rig.start()
+        first = await rig.wait_phase(MemberPhase.READY)
+        rig.kill()
+        await rig.wait(lambda: not processes_of(rig.members), "the keeper stops its engine and ends")
+        assert json.loads((rig.members / A / "exit.json").read_text())["endedBy"] == "Orphaned"
+        rig.start()
+        again = await rig.wait_phase(MemberPhase.READY)
+        assert again.pid != first.pid
+        assert again.restarts == 0
+
+    run(tmp_path, story)
+
+
+def test_asks_are_answered_once_each(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        await rig.wait_phase(MemberPhase.READY)
+        rig.board.ask(
+            Ask(id="logs", kind=AskKind.LOGS, instance_id=A),
+            Ask(id="stranger", kind=AskKind.LOGS, instance_id="../../../etc"),
+            Ask(id="header", kind=AskKind.HEADER, source="file:///nowhere.gguf"),
+        )
+        await rig.wait(lambda: len(rig.board.answers) == 3, "three answers")
+        rig.board.publish()
+        logs, stranger, header = (rig.board.answer(name) for name in ("logs", "stranger", "header"))
+        assert logs is not None
+        assert "listening" in logs.text
+        assert stranger is not None
+        assert "no member" in stranger.error
+        assert header is not None
+        assert "/nowhere.gguf" in header.error
+        await asyncio.sleep(0.5)
+        assert len(rig.board.answers) == 3
+
+    run(tmp_path, story)
+
+
+def test_reports_leave_out_what_did_not_change_and_are_full_when_asked(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        await rig.wait_phase(MemberPhase.READY)
+        assert rig.board.reports[0][1].full
+        await rig.wait(lambda: rig.board.last is not None and rig.board.last.members is None, "a report without news")
+        assert rig.board.last is not None
+        assert not rig.board.last.full
+        assert rig.board.last.readings
+        count = len(rig.board.reports)
+        rig.board.resend = True
+        await rig.wait(lambda: any(report.full for _, report in rig.board.reports[count:]), "a full report")
+        full = next(report for _, report in rig.board.reports[count:] if report.full)
+        assert full.members is not None
+        assert full.members[0].instance == rig.instance(A)
+        assert full.facts is not None
+        assert full.lanes
+        assert full.applied == rig.board.order
+
+    run(tmp_path, story)

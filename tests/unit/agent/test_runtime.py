@@ -1,0 +1,298 @@
+"""The shell around the supervisor: what fails becomes an event, what is kept is kept, what is told is told once."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from covey_agent.asks import Asks
+from covey_agent.exits import explain_exit
+from covey_agent.kept_file import KeptFile
+from covey_agent.launching import render_launch
+from covey_agent.membership import Membership, read_token
+from covey_agent.ports import AgentError, EngineExit, EngineProcess, EngineProgram
+from covey_agent.reports import Reporter, Self, render_member
+from covey_agent.runtime import Runtime
+from covey_agent.single import AlreadyRunning, take_folder
+from covey_agent.supervisor.effects import StartKeeper
+from covey_agent.supervisor.kept import Kept
+from covey_agent.supervisor.state import MemberState
+from covey_agent.surveys import Survey
+from covey_api.instance import MemberPhase
+from covey_api.messages import Ask, AskAnswer, AskKind, MemberAssignment, MemberGoal, Order, ReportAnswer
+from covey_api.reasons import FailureCause
+from kit import builders
+from kit.outside import FakeAdapter, FakeFleet, World
+from kit.supervised import assign, snapshot
+
+A, B = "00000000000000aa", "00000000000000bb"
+
+
+class Running:
+    """A runtime over fakes, with the parts that report and answer."""
+
+    def __init__(self, folder: Path, world: World) -> None:
+        self.changed = asyncio.Event()
+        self.kept_file = KeptFile(folder)
+        self.runtime = Runtime(world.outside, folder / "members", self.kept_file, "boot", self.changed.set)
+        self.survey = Survey(world.engines, world.facts, lambda: self.runtime.state.spec, self.changed.set)
+        this = Self("a", "boot", "0.1.0")
+        self.reporter = Reporter(this, self.runtime, self.survey, world.artifacts, world.facts, self.changed)
+        self.asks = Asks("a", self.runtime, world.artifacts, world.keepers)
+        self.membership = Membership("a", self.runtime, self.reporter, self.asks, lambda: 0.0)
+
+    async def receive(self, *members: MemberAssignment, serial: int = 1) -> None:
+        await self.runtime.receive(snapshot(*members, serial=serial).assignments)
+
+    async def wait(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not is_so():  # noqa: ASYNC110 seen from outside only
+                await asyncio.sleep(0.005)
+
+    async def wait_phase(self, phase: MemberPhase, key: str = A) -> MemberState:
+        def is_there() -> bool:
+            member = self.runtime.state.members.get(key)
+            return member is not None and member.phase is phase
+
+        await self.wait(is_there)
+        return self.runtime.state.members[key]
+
+
+def run(
+    folder: Path, world: World, story: Callable[[Running], Awaitable[None]], fleet: FakeFleet | None = None
+) -> None:
+    async def bounded() -> None:
+        running = Running(folder, world)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(running.runtime.run())]
+            if fleet is not None:
+                tasks += [group.create_task(running.survey.run()), group.create_task(running.membership.serve(fleet))]
+            await story(running)
+            for task in tasks:
+                task.cancel()
+
+    asyncio.run(bounded())
+
+
+def test_unexpected_failure_of_one_member_leaves_agent_and_others_alone(tmp_path: Path) -> None:
+    world = World()
+
+    async def story(running: Running) -> None:
+        await running.receive(assign(B))
+        await running.wait_phase(MemberPhase.READY, B)
+        world.artifacts.failure = ZeroDivisionError("odd")
+        await running.receive(assign(A), assign(B), serial=2)
+        failed = await running.wait_phase(MemberPhase.FAILED)
+        assert failed.failure is not None
+        assert "unexpected ZeroDivisionError: odd" in failed.failure.message
+        assert running.runtime.state.members[B].phase is MemberPhase.READY
+
+    run(tmp_path, world, story)
+
+
+def test_rendering_that_fails_ends_in_a_failed_member(tmp_path: Path) -> None:
+    world = World()
+    world.adapter.failure = AgentError(FailureCause.NO_USABLE_ENGINE, "no such option")
+
+    async def story(running: Running) -> None:
+        await running.receive(assign())
+        failed = await running.wait_phase(MemberPhase.FAILED)
+        assert failed.failure is not None
+        assert failed.failure.message == "no such option"
+
+    run(tmp_path, world, story)
+
+
+def test_wishes_are_on_disk_before_anything_is_done_about_them(tmp_path: Path) -> None:
+    world = World()
+    seen: list[Kept] = []
+
+    async def story(running: Running) -> None:
+        world.keepers.before_start = lambda: seen.append(running.kept_file.read())
+        await running.receive(assign())
+        await running.wait_phase(MemberPhase.READY)
+
+    run(tmp_path, world, story)
+    assert [member.assignment for member in seen[0].members] == [assign()]
+    assert (tmp_path / "assignments.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_disk_that_refuses_costs_no_engine_and_is_tried_again(tmp_path: Path) -> None:
+    world = World()
+
+    async def story(running: Running) -> None:
+        await running.wait(lambda: not running.runtime.is_finding)
+        blocker = tmp_path / "assignments.json"
+        blocker.mkdir()
+        (blocker / "x").touch()
+        await running.receive(assign())
+        await running.wait_phase(MemberPhase.READY)
+        (blocker / "x").unlink()
+        blocker.rmdir()
+        await running.wait(lambda: bool(running.kept_file.read().members))
+
+    run(tmp_path, world, story)
+
+
+def test_leftovers_of_forgotten_members_are_swept_and_living_ones_kept(tmp_path: Path) -> None:
+    world = World()
+    for name in ("dead", "living"):
+        (tmp_path / "members" / name).mkdir(parents=True)
+    world.keepers.living = {"living": "not an assignment"}
+
+    async def story(running: Running) -> None:
+        await running.wait(lambda: not running.runtime.is_finding)
+
+    run(tmp_path, world, story)
+    assert world.keepers.forgotten == ["dead"]
+
+
+def test_close_ends_the_loop_once_everything_has_ended(tmp_path: Path) -> None:
+    world = World()
+
+    async def bounded() -> None:
+        running = Running(tmp_path, world)
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            task = group.create_task(running.runtime.run())
+            await running.receive(assign(A), assign(B))
+            await running.wait_phase(MemberPhase.READY, A)
+            await running.wait_phase(MemberPhase.READY, B)
+            await running.runtime.close()
+            await task
+        assert world.keepers.running == {}
+
+    asyncio.run(bounded())
+
+
+def test_reports_are_full_after_a_start_a_failure_and_a_resend_and_small_between(tmp_path: Path) -> None:
+    world, fleet = World(), FakeFleet()
+
+    async def story(running: Running) -> None:
+        await running.wait(lambda: any(report.facts for report in fleet.reports))
+        assert fleet.reports[0].full
+        await running.receive(assign())
+        await running.wait(lambda: [member.phase for member in fleet.reports[-1].members or ()] == [MemberPhase.READY])
+        news = fleet.reports[-1]
+        assert (news.full, news.facts, news.applied) == (False, None, Order(term=1, serial=1))
+        assert [member.instance for member in news.members or ()] == [None]
+
+        fleet.answers = [ReportAnswer(term=1, serial=1, resend=True)]
+        count = len(fleet.reports)
+        running.changed.set()
+        await running.wait(lambda: len(fleet.reports) >= count + 2)
+        again = fleet.reports[count + 1]
+        assert again.full
+        assert [member.instance for member in again.members or ()] == [assign().instance]
+
+        fleet.is_down = True
+        running.changed.set()
+        await asyncio.sleep(0.2)
+        fleet.is_down = False
+        count = len(fleet.reports)
+        running.changed.set()
+        await running.wait(lambda: len(fleet.reports) > count)
+        assert fleet.reports[count].full
+        sequences = [report.sequence for report in fleet.reports]
+        assert sequences == sorted(set(sequences))
+
+    run(tmp_path, world, story, fleet)
+
+
+def test_stray_goes_whole_with_every_report_of_members() -> None:
+    member = MemberState(assign(), MemberGoal.SERVE, assigned=False)
+    assert render_member(member, None, is_whole=not member.assigned).instance == assign().instance
+
+
+def test_engine_of_an_earlier_attempt_is_not_reported_as_this_attempts() -> None:
+    old = EngineProcess(1, 4000, 77, "77@boot")
+    member = MemberState(assign(attempt=2), MemberGoal.SERVE, keeper=old, phase=MemberPhase.PENDING)
+    report = render_member(member, None, is_whole=False)
+    assert (report.port, report.pid, report.attempt) == (0, 0, 2)
+
+
+def test_lines_that_do_not_parse_or_are_for_another_node_are_ignored(tmp_path: Path) -> None:
+    world = World()
+    good = snapshot(assign(), serial=3).assignments
+    other = good.model_copy(update={"node": "b", "serial": 4})
+    odd = good.model_dump_json(by_alias=True).replace('"Serve"', '"Dance"')
+    lines = (b"{nonsense", odd.encode(), other.model_dump_json(by_alias=True).encode())
+    fleet = FakeFleet(*lines, good.model_dump_json(by_alias=True).encode())
+
+    async def story(running: Running) -> None:
+        await running.wait_phase(MemberPhase.READY)
+        assert running.runtime.state.order == Order(term=1, serial=3)
+
+    run(tmp_path, world, story, fleet)
+
+
+def test_asks_expire_are_delivered_when_the_controller_is_back_and_answered_once(tmp_path: Path) -> None:
+    world, fleet = World(), FakeFleet()
+
+    async def story(running: Running) -> None:
+        header = Ask(id="h", kind=AskKind.HEADER, source=builders.SOURCE, expires_seconds=5)
+        short = Ask(id="short", kind=AskKind.HEADER, source=builders.SOURCE, expires_seconds=0.05)
+        fleet.is_down = True
+        running.asks.receive((header, header, short))
+        await asyncio.sleep(0.3)
+        fleet.is_down = False
+        await running.wait(lambda: bool(fleet.puts))
+        running.asks.receive((header,))
+        await asyncio.sleep(0.1)
+        answers = [(path, message) for path, message in fleet.puts]
+        assert [path for path, _ in answers] == ["nodes/a/asks/h"]
+        answer = answers[0][1]
+        assert isinstance(answer, AskAnswer)
+        assert answer.geometry == builders.geometry()
+
+    run(tmp_path, world, story, fleet)
+
+
+@pytest.mark.parametrize(
+    ("ended", "cause", "words"),
+    [
+        (EngineExit(1, "", None, "", False, ""), FailureCause.KEEPER_LOST, "without an exit record"),
+        (EngineExit(1, "", -15, "Stop", False, ""), None, "as asked"),
+        (EngineExit(1, "", -15, "Orphaned", False, ""), None, "no agent claimed it"),
+        (EngineExit(1, "", -15, "Terminated", False, ""), FailureCause.KILLED, "SIGTERM"),
+        (EngineExit(1, "", -9, "Engine", True, ""), FailureCause.OUT_OF_MEMORY, "lack of memory"),
+        (
+            EngineExit(1, "", 3, "Engine", False, ""),
+            FailureCause.EXITED,
+            "'LlamaServer' exited with code 3. See:",
+        ),
+    ],
+)
+def test_end_of_an_engine_is_explained(ended: EngineExit, cause: FailureCause | None, words: str) -> None:
+    found, message = explain_exit(FakeAdapter(), builders.instance(), ended)
+    assert found is cause
+    assert words in message
+
+
+def test_engine_sees_nothing_of_the_agents_environment_but_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("COVEY_TOKEN", "LLAMA_ARG_CTX_SIZE", "HF_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    program = EngineProgram(Path("/bin/engine"), {}, "1", "")
+    launch = render_launch(FakeAdapter(), StartKeeper(A, assign(), Path("/w"), program), tmp_path, 1)
+    assert "secret" not in launch.environment.values()
+    assert launch.environment["PATH"] == os.environ["PATH"]
+    files = dict(launch.files)
+    assert MemberAssignment.model_validate_json(files["assignment.json"]) == assign()
+
+
+def test_folder_has_one_agent(tmp_path: Path) -> None:
+    lock = take_folder(tmp_path)
+    with pytest.raises(AlreadyRunning, match=f"process id {os.getpid()} runs"):
+        take_folder(tmp_path)
+    os.close(lock)
+    os.close(take_folder(tmp_path))
+
+
+def test_token_is_read_anew_and_its_absence_is_no_failure(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    assert read_token(None) is None
+    assert read_token(path) is None
+    path.write_text("covey-1.x.y\n")
+    assert read_token(path) == "covey-1.x.y"
