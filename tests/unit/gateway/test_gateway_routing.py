@@ -318,7 +318,12 @@ def test_a_web_page_is_admitted_on_loopback_only_if_it_is_local(origin: str, is_
 def test_no_key_is_needed_on_loopback_and_a_strange_one_is_ignored() -> None:
     for credential in (None, "sk-anything", "ollama"):
         assert admitted(LOOPBACK, head(credential)) == Caller()
-    assert admitted(LOOPBACK, head("sk-covey-unknown"), keys=False) == Caller()
+
+
+def test_a_deleted_key_of_ours_is_refused_also_where_none_is_needed() -> None:
+    found = admitted(LOOPBACK, head("sk-covey-unknown"), keys=False)
+    assert isinstance(found, ApiError)
+    assert found.code is ErrorCode.INVALID_API_KEY
 
 
 def test_a_key_of_ours_is_checked_on_loopback_too() -> None:
