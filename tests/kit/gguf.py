@@ -31,19 +31,12 @@ class Typed:
     data: bytes
 
 
-Value = Typed | int | float | bool | str
-
-
 def u32(value: int) -> Typed:
     return Typed(4, struct.pack("<I", value))
 
 
 def f32(value: float) -> Typed:
     return Typed(6, struct.pack("<f", value))
-
-
-def boolean(value: bool) -> Typed:
-    return Typed(7, bytes([value]))
 
 
 def text(value: str) -> Typed:
@@ -230,7 +223,11 @@ def _layer_tensors(shape: Shape, layer: int) -> list[TensorSpec]:
         vectors |= {"attn_q_norm.weight": head, "attn_k_norm.weight": head}
     if shape.architecture == "gemma3":
         vectors |= {"post_attention_norm.weight": embedding, "post_ffw_norm.weight": embedding}
-    found = [TensorSpec(f"blk.{layer}.{name}.weight", dimensions, kind) for name, dimensions in weights.items()]
+    found = [
+        TensorSpec(f"blk.{layer}.{name}.weight", dimensions, kind)
+        for name, dimensions in weights.items()
+        if all(dimensions)  # a layer without KV heads has no such matrix
+    ]
     found += [TensorSpec(f"blk.{layer}.{name}", (length,), "F32") for name, length in vectors.items()]
     if shape.experts:
         found.append(TensorSpec(f"blk.{layer}.ffn_gate_inp.weight", (embedding, shape.experts), "F32"))

@@ -164,6 +164,7 @@ class ErrorCode(StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     UPSTREAM_UNAVAILABLE = "upstream_unavailable"
+    UPSTREAM_ERROR = "upstream_error"
     UPSTREAM_ENDED = "upstream_ended"
     UPSTREAM_TIMEOUT = "upstream_timeout"
     OVERLOADED = "overloaded"

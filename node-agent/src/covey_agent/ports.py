@@ -1,13 +1,14 @@
 """Ports of the agent: what the supervisor's shell needs of the outside. Adapters implement; `main` composes."""
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from covey_api.engines import EngineName, Lane
 from covey_api.instance import Instance
 from covey_api.messages import PoolReading
+from covey_api.meta import Message
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import NodeFacts, NodeSpec
 from covey_api.reasons import FailureCause
@@ -108,3 +109,82 @@ class EngineAdapter(Protocol):
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
         """Pure. Cause and words from exit status (negative: signal) and the last lines of output."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """An engine under its keeper."""
+
+    attempt: int
+    port: int
+    pid: int
+    identity: str
+    """Process id and start time: tells this process from every other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineExit:
+    """How an engine ended, as its keeper recorded it."""
+
+    attempt: int
+    identity: str
+    """Of the `EngineProcess` that it was; empty when nothing says."""
+    status: int | None
+    """Exit status, negative for a signal; None: the keeper ended without an exit record."""
+    ended_by: str
+    """`Engine` (by itself), `Stop`, `Orphaned`, `Terminated`; empty without a record."""
+    out_of_memory: bool
+    """The kernel ended processes for lack of memory while it ran: a hint."""
+    tail: str
+    """Its last output."""
+
+
+class Keepers(Protocol):
+    """The keepers of this node's members, by `instanceId`. All raise AgentError; only `wait_exit` has no deadline."""
+
+    def observe_living(self) -> dict[str, str]:
+        """Members whose keeper holds its lock, with the text of their `assignment.json` (empty: none readable)."""
+        ...
+
+    async def find(self, instance_id: str) -> EngineProcess | EngineExit | None:
+        """Claim the living keeper, or read what a dead one left; None: none ever ran."""
+        ...
+
+    async def start(self, instance_id: str, attempt: int, port: int, launch: Launch) -> EngineProcess:
+        """A keeper with its engine. Where one lives already it is claimed instead: there are never two."""
+        ...
+
+    async def wait_exit(self, instance_id: str) -> EngineExit:
+        """How the engine of a claimed keeper ends, once it has."""
+        ...
+
+    async def stop(self, instance_id: str, grace_seconds: float) -> None:
+        """Ask the engine to end; kill it after the grace. Its end is told by `wait_exit`."""
+        ...
+
+    async def read_tail(self, instance_id: str, count: int) -> str:
+        """The last bytes of output, of a living or a dead keeper."""
+        ...
+
+    async def release(self, instance_id: str) -> None:
+        """The exit is known here: the keeper ends, and has when this returns."""
+        ...
+
+    def forget(self, instance_id: str) -> None:
+        """Remove all that a dead keeper left."""
+        ...
+
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+class Fleet(Protocol):
+    """The controller, as `covey_fleet_client.FleetClient` reaches it. Paths below `/fleet/v1`. All raise FleetError."""
+
+    def stream(self, path: str) -> AsyncGenerator[bytes]:
+        """Lines, until it breaks."""
+        ...
+
+    async def post(self, path: str, message: Message, answer: type[Answer]) -> Answer: ...
+
+    async def put(self, path: str, message: Message) -> None: ...

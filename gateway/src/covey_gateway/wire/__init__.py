@@ -1,0 +1,1 @@
+"""What bytes mean: heads, events, request and answer formats. Pure: bytes in, values out."""

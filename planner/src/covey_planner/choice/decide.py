@@ -65,7 +65,8 @@ def _place(question: Question, nodes: Sequence[NodeView], count: int) -> tuple[l
         _, index, offer = offers[0]
         placed.append(offer)
         pools = taken.setdefault(index, {})
-        pools[offer.lane.pool] = pools.get(offer.lane.pool, 0) + offer.least_bytes
+        for pool, least_bytes in offer.least:
+            pools[pool] = pools.get(pool, 0) + least_bytes
         replicas[index] = replicas.get(index, 0) + 1
         outcome = evaluate_node(question, offer.node, pools, replicas[index])
         if isinstance(outcome, Offer):
@@ -95,13 +96,12 @@ def _chosen(question: Question, offer: Offer, window: int) -> Chosen:
         lane=offer.lane,
         artifact=way.artifact,
         options=question.options(way, cpu_cores=offer.node.cpu_cores, window=own),
-        costs=(tenant.formula.costs(own, offer.lane.pool),),
+        costs=tuple(formula.costs(own) for formula in tenant.formulas),
     )
 
 
 def _tenant(question: Question, offer: Offer) -> Tenant:
-    formula, _ = question.price(offer.way, offer.lane)
-    return Tenant(offer.way.span, formula, offer.lane.pool)
+    return Tenant(offer.way.span, question.price(offer.way, offer.lane).formulas)
 
 
 def _pending_facts(nodes: Sequence[NodeView], misses: Sequence[Miss]) -> Pending | None:

@@ -28,8 +28,8 @@ class Offer:
     node: NodeView
     way: Way
     lane: Lane
-    least_bytes: int
-    """What the replica takes at its least window."""
+    least: tuple[tuple[str, int], ...]
+    """(pool, bytes) that the replica takes at its least window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Miss:
     short_bytes: int = 0
     way: Way | None = None
     lane: Lane | None = None
+    pool: str = ""
     taken: Mapping[str, int] | None = None
 
 
@@ -67,13 +68,14 @@ def evaluate_node(question: Question, node: NodeView, taken: Mapping[str, int], 
             if way.span.refusal:
                 nearest = nearest or Miss(RefusalReason.CONTEXT_TOO_SMALL, node, 0, way, lane)
                 continue
-            _, least = question.price(way, lane)
-            left = _unreserved(node, lane.pool) - taken.get(lane.pool, 0) - least
+            least = question.price(way, lane).least
+            pool, left = _tightest(node, least, taken)
             if left >= 0:
                 offer = Offer(_order(question, node, way, lane, replicas_here, left), node, way, lane, least)
                 best = offer if best is None or offer.order < best.order else best
             elif nearest is None or not 0 < nearest.short_bytes <= -left:
-                nearest = _memory_miss(question, node, way, lane, taken, -left)
+                reason = _memory_reason(question, way, lane, pool, -left)
+                nearest = Miss(reason, node, -left, way, lane, pool, taken)
         if best is not None:
             return best
     return nearest or _no_lane(question, node)  # 4
@@ -109,15 +111,12 @@ def _order(question: Question, node: NodeView, way: Way, lane: Lane, replicas_he
     return (way.rank, _COMPUTE_ORDER[lane.compute], replicas, uncached, uninstalled, -left, node.name)
 
 
-def _memory_miss(
-    question: Question, node: NodeView, way: Way, lane: Lane, taken: Mapping[str, int], short_bytes: int
-) -> Miss:
+def _memory_reason(question: Question, way: Way, lane: Lane, pool: str, short_bytes: int) -> RefusalReason:
     """Too little even for the smallest window, or only for the one that is asked for."""
-    formula, least = question.price(way, lane)
-    smallest = formula.total_bytes(min(CELL_STEP, way.span.least))
-    too_small = smallest <= least - short_bytes
-    reason = RefusalReason.CONTEXT_TOO_SMALL if too_small else RefusalReason.INSUFFICIENT_MEMORY
-    return Miss(reason, node, short_bytes, way, lane, taken)
+    least, smallest = way.span.least, min(CELL_STEP, way.span.least)
+    formula = next(formula for formula in question.price(way, lane).formulas if formula.pool == pool)
+    saved = formula.total_bytes(least) - formula.total_bytes(smallest)
+    return RefusalReason.CONTEXT_TOO_SMALL if short_bytes <= saved else RefusalReason.INSUFFICIENT_MEMORY
 
 
 def _no_lane(question: Question, node: NodeView) -> Miss:
@@ -126,8 +125,15 @@ def _no_lane(question: Question, node: NodeView) -> Miss:
     return Miss(RefusalReason.RECENT_FAILURE if usable else RefusalReason.NO_USABLE_ENGINE, node)
 
 
-def _unreserved(node: NodeView, name: str) -> int:
-    for pool in node.pools:
-        if pool.name == name:
-            return pool.total_bytes - pool.reserve_bytes - pool.reserved_bytes
-    return 0
+def _tightest(node: NodeView, least: tuple[tuple[str, int], ...], taken: Mapping[str, int]) -> tuple[str, int]:
+    """The pool with the fewest bytes left after the replica, and how many; negative: it does not fit."""
+    tightest, fewest = "", 0
+    for name, needed in least:
+        left = -needed
+        for pool in node.pools:
+            if pool.name == name:
+                left += pool.total_bytes - pool.reserve_bytes - pool.reserved_bytes - taken.get(name, 0)
+                break
+        if not tightest or left < fewest:
+            tightest, fewest = name, left
+    return tightest, fewest

@@ -9,7 +9,9 @@ from covey_api.units import format_bytes
 from covey_planner.choice.nodes import Miss, find_pool
 from covey_planner.choice.ways import Question, Way
 from covey_planner.choice.window import Span, Tenant, widest_window
+from covey_planner.fit.estimate import CostFormula
 from covey_planner.types import Refusal
+from covey_planner.words import render_exactly
 
 # How near a refusal is to a fit: the further down the filters, the nearer. Missing bytes decide within the first two.
 _NEARNESS = {
@@ -89,34 +91,38 @@ def _memory(question: Question, miss: Miss) -> str:
     way, lane = miss.way, miss.lane
     if way is None or lane is None or way.span.refusal:
         return way.span.refusal if way else ""
-    formula, needed = question.price(way, lane)
-    pool = find_pool(miss.node, lane.pool)
+    pool = find_pool(miss.node, miss.pool)
     if pool is None:
-        return f"it has no memory pool '{lane.pool}' for {lane.engine}/{lane.compute}"
-    taken = (miss.taken or {}).get(lane.pool, 0)
+        return f"it has no memory pool '{miss.pool}', which {lane.engine}/{lane.compute} fills"
+    formulas = question.price(way, lane).formulas
+    formula = next(formula for formula in formulas if formula.pool == miss.pool)
+    taken = (miss.taken or {}).get(miss.pool, 0)
     free = pool.unreserved_bytes - taken
-    parts = describe_costs(formula.costs(way.span.least, lane.pool))
+    costs = formula.costs(way.span.least)
     text = (
-        f"a window of {way.span.least} tokens x {question.wish.slots} slots needs {_exactly(needed)}"
-        f" in pool '{pool.name}' ({parts}); {_exactly(max(free, 0))} of {_exactly(pool.total_bytes)} are unreserved"
-        f" ({format_bytes(pool.reserve_bytes)} reserve, {format_bytes(pool.reserved_bytes + taken)} reserved):"
-        f" {_exactly(miss.short_bytes)} short"
+        f"a window of {way.span.least} tokens x {question.wish.slots} slots needs {render_exactly(costs.total_bytes)}"
+        f" in pool '{pool.name}' ({_parts(costs)}); {render_exactly(max(free, 0))} of"
+        f" {render_exactly(pool.total_bytes)} are unreserved ({format_bytes(pool.reserve_bytes)} reserve,"
+        f" {format_bytes(pool.reserved_bytes + taken)} reserved): {render_exactly(miss.short_bytes)} short"
     )
     if miss.reason is RefusalReason.CONTEXT_TOO_SMALL:
-        return f"{text}; {_room(question, way, Tenant(way.span, formula, lane.pool), free)}"
+        return f"{text}; {_room(question, way, miss, formulas)}"
     return f"{text}. Lower `spec.concurrency`, choose a smaller variant, or add memory"
 
 
-def _room(question: Question, way: Way, tenant: Tenant, free: int) -> str:
+def _room(question: Question, way: Way, miss: Miss, formulas: tuple[CostFormula, ...]) -> str:
     """The window that would fit if less were asked for."""
-    loose = Tenant(Span(0, way.span.most), tenant.formula, tenant.pool)
-    fits = widest_window((loose,), {tenant.pool: free})
+    taken = miss.taken or {}
+    free = {pool.name: pool.unreserved_bytes - taken.get(pool.name, 0) for pool in miss.node.pools}
+    fits = widest_window((Tenant(Span(0, way.span.most), formulas),), free)
+    if not fits:
+        return "lower `spec.concurrency` or add memory"
     wish = question.wish
     field = "`spec.context.tokens`" if wish.context_tokens is not None else "`spec.context.minTokens`"
     return f"a window of {fits} tokens would fit. Set {field} to at most that, or lower `spec.concurrency`"
 
 
-def describe_costs(costs: Costs) -> str:
+def _parts(costs: Costs) -> str:
     """The parts that aren't zero, in words."""
     parts = (
         ("weights", costs.weights_bytes),
@@ -125,10 +131,6 @@ def describe_costs(costs: Costs) -> str:
         ("host cache", costs.host_cache_bytes),
         ("checkpoints", costs.checkpoint_bytes),
         ("workspace", costs.workspace_bytes),
-        ("engine", costs.floor_bytes),
+        ("engine floor", costs.floor_bytes),
     )
     return ", ".join(f"{name} {format_bytes(count)}" for name, count in parts if count)
-
-
-def _exactly(count: int) -> str:
-    return f"{format_bytes(count)} ({count} bytes)"

@@ -8,7 +8,7 @@ from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.reasons import ReadyReason, RefusalReason
 
 from covey_planner.choice.window import Span, window_span
-from covey_planner.fit.estimate import CostFormula, cost_formula
+from covey_planner.fit.estimate import CostFormula, cost_formulas
 from covey_planner.fit.options import stamp_options
 from covey_planner.types import Pending, VariantView, Wish
 
@@ -26,29 +26,38 @@ class Way:
     span: Span
 
 
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one way takes on one kind of lane."""
+
+    formulas: tuple[CostFormula, ...]
+    least: tuple[tuple[str, int], ...]
+    """(pool, bytes) at the least window."""
+
+
 class Question:
     """One wish, prepared for many nodes: its ways, and what each costs on each kind of lane.
 
-    Costs depend on the lane only through compute and whether the build is a known one, so nodes of one kind share them.
+    Costs depend on a lane only through compute, pool and whether its build is known: nodes of a kind share them.
     """
 
-    __slots__ = ("_formulas", "blocked", "engines", "ways", "wish")
+    __slots__ = ("_prices", "blocked", "engines", "ways", "wish")
 
     def __init__(self, wish: Wish) -> None:
         self.wish = wish
         self.ways = list_ways(wish)
         self.engines = tuple(dict.fromkeys(way.engine for way in self.ways))
         self.blocked = None if self.ways else blocked_reason(wish)
-        self._formulas: dict[tuple[int, Compute, bool], tuple[CostFormula, int]] = {}
+        self._prices: dict[tuple[int, Compute, str, bool], Price] = {}
 
-    def price(self, way: Way, lane: Lane) -> tuple[CostFormula, int]:
-        """Costs as a function of the window, and the bytes at the least window."""
-        key = (way.rank, lane.compute, bool(lane.digest))
-        found = self._formulas.get(key)
+    def price(self, way: Way, lane: Lane) -> Price:
+        key = (way.rank, lane.compute, lane.pool, bool(lane.digest))
+        found = self._prices.get(key)
         if found is None:
             options = self.options(way, cpu_cores=1, window=way.span.least)
-            formula = cost_formula(way.geometry, lane, options, self.wish.workspace_bytes)
-            found = self._formulas[key] = (formula, formula.total_bytes(way.span.least))
+            formulas = cost_formulas(way.geometry, lane, options, self.wish.workspace_bytes)
+            least = tuple((formula.pool, formula.total_bytes(way.span.least)) for formula in formulas)
+            found = self._prices[key] = Price(formulas, least)
         return found
 
     def options(self, way: Way, *, cpu_cores: int, window: int) -> EngineOptions:

@@ -68,8 +68,7 @@ class Tenant:
     """One replica that shares a node with others."""
 
     span: Span
-    formula: CostFormula
-    pool: str
+    formulas: tuple[CostFormula, ...]
 
     def window_at(self, window: int) -> int:
         return max(self.span.least, min(window, self.span.most))
@@ -96,5 +95,7 @@ def widest_window(tenants: Sequence[Tenant], unreserved: Mapping[str, int]) -> i
 def _all_fit(tenants: Sequence[Tenant], unreserved: Mapping[str, int], window: int) -> bool:
     needed: dict[str, int] = {}
     for tenant in tenants:
-        needed[tenant.pool] = needed.get(tenant.pool, 0) + tenant.formula.total_bytes(tenant.window_at(window))
+        own = tenant.window_at(window)
+        for formula in tenant.formulas:
+            needed[formula.pool] = needed.get(formula.pool, 0) + formula.total_bytes(own)
     return all(count <= unreserved.get(pool, 0) for pool, count in needed.items())

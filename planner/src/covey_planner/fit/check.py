@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from covey_api.instance import Costs
-from covey_api.units import format_bytes
+
+from covey_planner.words import render_exactly
 
 
 def check_costs(costs: Sequence[Costs], available: Mapping[str, int]) -> str:
@@ -18,12 +19,10 @@ def check_costs(costs: Sequence[Costs], available: Mapping[str, int]) -> str:
     for pool, wanted in sorted(needed.items()):
         free = available.get(pool)
         if free is None:
-            refusals.append(f"pool '{pool}' has no reading, and {_exactly(wanted)} must be free in it")
+            refusals.append(f"pool '{pool}' has no reading, and {render_exactly(wanted)} must be free in it")
         elif wanted > free:
-            short = f"{_exactly(wanted - free)} short"
-            refusals.append(f"pool '{pool}' must have {_exactly(wanted)} free; got {_exactly(free)}: {short}")
+            short = f"{render_exactly(wanted - free)} short"
+            refusals.append(
+                f"pool '{pool}' must have {render_exactly(wanted)} free; got {render_exactly(free)}: {short}"
+            )
     return "; ".join(refusals)
-
-
-def _exactly(count: int) -> str:
-    return f"{format_bytes(count)} ({count} bytes)"

@@ -11,15 +11,16 @@ factors (1.1 for weights, 128 elements a head) are off by half and more on small
 
 from dataclasses import dataclass
 
-from covey_api.engines import KvCacheType, Lane
+from covey_api.engines import Compute, KvCacheType, Lane
 from covey_api.instance import Costs, EngineOptions
 from covey_api.model import Geometry
 
+HOST_POOL = "Host"
+# The engine rounds the cells of each slot up to this.
+CELL_STEP = 256
 # Bytes of one block of 32 elements in the KV cache.
 _KV_BLOCK_BYTES = {KvCacheType.F16: 64, KvCacheType.Q8_0: 34, KvCacheType.Q4_0: 18}
 _KV_BLOCK_ELEMENTS = 32
-# The engine rounds the cells of each slot up to this.
-CELL_STEP = 256
 # The engine's process without a model: code, threads, scratch (measured 27 to 36 MiB).
 _PROCESS_BYTES = 40 * 2**20
 # A request in each slot: texts, buffers, the sampler's row of candidates (measured: 28 MiB for 12 long requests).
@@ -27,6 +28,8 @@ _REQUEST_BYTES = 2 * 2**20
 _CANDIDATE_BYTES = 16
 # Its vocabulary in memory, per token: text, score and the two indexes over it (measured 160 to 200 bytes).
 _VOCABULARY_BYTES_PER_TOKEN = 224
+# What an accelerator's driver takes in the process and on the device. Not measured: reserved, so that it isn't nothing.
+_DRIVER_BYTES = 256 * 2**20
 _FLOAT_BYTES = 4
 _MASK_BYTES = 2
 # Positions, token ids and cache indexes of one token in the graph's inputs, in floats' worth.
@@ -35,22 +38,26 @@ _INPUT_FLOATS = 8
 
 @dataclass(frozen=True, slots=True)
 class CostFormula:
-    """Costs of one engine process as a function of the window of one slot. All `_bytes` are of the whole process."""
+    """What one engine process takes of one pool, as a function of the window of one slot."""
 
+    pool: str
+    slots: int
     weights_bytes: int
     floor_bytes: int
-    host_cache_bytes: int
-    workspace_bytes: int
     graph_bytes: int
     """Compute and output buffers without the attention masks."""
-    slots: int
-    full_bytes_per_cell: int
-    """KV of all layers that see the whole window, for one token of one slot."""
-    sliding_bytes_per_cell: int
-    sliding_cells: int
-    """Most cells that a sliding layer keeps for one slot."""
     mask_bytes_per_cell: int
-    checkpoints: int
+    host_cache_bytes: int = 0
+    workspace_bytes: int = 0
+    full_bytes_per_cell: int = 0
+    """KV of all layers that see the whole window, for one token of one slot."""
+    sliding_bytes_per_cell: int = 0
+    checkpoint_bytes_per_cell: int = 0
+    """All checkpoints of one slot, for one cell of its sliding layers."""
+    sliding_cells: int = 0
+    """Most cells that a sliding layer keeps for one slot."""
+    checkpoint_cells: int = 0
+    """Most cells of a sliding layer in one checkpoint: those that the window still sees."""
 
     def kv_cache_bytes(self, window: int) -> int:
         cells = _round_up(window)
@@ -59,21 +66,19 @@ class CostFormula:
 
     def compute_bytes(self, window: int) -> int:
         cells = _round_up(window)
-        masked = cells + min(cells, self.sliding_cells)
-        return self.graph_bytes + self.mask_bytes_per_cell * masked
+        return self.graph_bytes + self.mask_bytes_per_cell * (cells + min(cells, self.sliding_cells))
 
     def checkpoint_bytes(self, window: int) -> int:
-        cells = min(_round_up(window), self.sliding_cells)
-        return self.slots * self.checkpoints * self.sliding_bytes_per_cell * cells
+        return self.slots * self.checkpoint_bytes_per_cell * min(_round_up(window), self.checkpoint_cells)
 
     def total_bytes(self, window: int) -> int:
         """The sum of `costs(window)`, without making one: the planner's inner loop."""
         fixed = self.weights_bytes + self.floor_bytes + self.host_cache_bytes + self.workspace_bytes
         return fixed + self.kv_cache_bytes(window) + self.compute_bytes(window) + self.checkpoint_bytes(window)
 
-    def costs(self, window: int, pool: str) -> Costs:
+    def costs(self, window: int) -> Costs:
         return Costs(
-            pool=pool,
+            pool=self.pool,
             weights_bytes=self.weights_bytes,
             kv_cache_bytes=self.kv_cache_bytes(window),
             compute_bytes=self.compute_bytes(window),
@@ -85,33 +90,71 @@ class CostFormula:
 
 
 def estimate_costs(geometry: Geometry, lane: Lane, options: EngineOptions, workspace_bytes: int) -> tuple[Costs, ...]:
-    """Bytes per pool of one engine process with these options. Every engine of today fills its lane's pool alone."""
-    return (cost_formula(geometry, lane, options, workspace_bytes).costs(options.context_tokens, lane.pool),)
+    """Bytes of one engine process with these options, per pool: the lane's own first, then the host's."""
+    formulas = cost_formulas(geometry, lane, options, workspace_bytes)
+    return tuple(formula.costs(options.context_tokens) for formula in formulas)
 
 
-def cost_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspace_bytes: int) -> CostFormula:
-    """The costs for every window; `options.context_tokens` is not read."""
+def cost_formulas(
+    geometry: Geometry, lane: Lane, options: EngineOptions, workspace_bytes: int
+) -> tuple[CostFormula, ...]:
+    """The costs for every window, per pool; `options.context_tokens` is not read.
+
+    In a pool of its own an accelerator holds layers, output, KV cache and buffers; the host keeps the embedding table,
+    its inputs, the process and every cache that `options` puts there.
+    """
+    own = lane.pool != HOST_POOL
+    embedding = geometry.token_embedding_bytes if own else 0
+    driver = 0 if lane.compute is Compute.CPU else _DRIVER_BYTES
+    full, sliding = _kv_bytes_per_cell(geometry, options)
+    window = geometry.sliding_window_tokens
+    sliding_cells, checkpoint_cells = _round_up(window + options.micro_batch_tokens), _round_up(window + 1)
+    mask = _MASK_BYTES * options.micro_batch_tokens
+    checkpoints = options.context_checkpoints * sliding
+    host_cache = options.host_cache_mib * 2**20
+    lane_pool = CostFormula(
+        pool=lane.pool,
+        slots=options.slots,
+        weights_bytes=geometry.weights_bytes + geometry.repack_bytes - embedding,
+        floor_bytes=driver if own else _process_bytes(geometry, options) + driver,
+        graph_bytes=_graph_bytes(geometry, lane, options),
+        mask_bytes_per_cell=mask,
+        host_cache_bytes=0 if own else host_cache,
+        workspace_bytes=workspace_bytes,
+        full_bytes_per_cell=full,
+        sliding_bytes_per_cell=sliding,
+        checkpoint_bytes_per_cell=0 if own else checkpoints,
+        sliding_cells=sliding_cells if sliding else 0,
+        checkpoint_cells=checkpoint_cells,
+    )
+    if not own:
+        return (lane_pool,)
+    inputs = options.micro_batch_tokens * (2 * geometry.embedding_length + _INPUT_FLOATS)
+    host_pool = CostFormula(
+        pool=HOST_POOL,
+        slots=options.slots,
+        weights_bytes=embedding,
+        floor_bytes=_process_bytes(geometry, options) + driver,
+        graph_bytes=_FLOAT_BYTES * (inputs + _output_rows(lane, options) * geometry.vocabulary_size),
+        mask_bytes_per_cell=mask,
+        host_cache_bytes=host_cache,
+        checkpoint_bytes_per_cell=checkpoints,
+        sliding_cells=sliding_cells if sliding else 0,
+        checkpoint_cells=checkpoint_cells,
+    )
+    return lane_pool, host_pool
+
+
+def _kv_bytes_per_cell(geometry: Geometry, options: EngineOptions) -> tuple[int, int]:
+    """Bytes of one cell in full and in sliding layers."""
     sliding = frozenset(geometry.sliding_layers) if geometry.sliding_window_tokens else frozenset[int]()
     full_heads = sum(heads for layer, heads in enumerate(geometry.kv_head_counts) if layer not in sliding)
-    sliding_heads = sum(heads for layer, heads in enumerate(geometry.kv_head_counts) if layer in sliding)
-    head_bytes = _row_bytes(geometry.key_length, options) + _row_bytes(geometry.value_length, options)
-    window_cells = _round_up(geometry.sliding_window_tokens + options.micro_batch_tokens) if sliding else 0
-    return CostFormula(
-        weights_bytes=geometry.weights_bytes + geometry.repack_bytes,
-        floor_bytes=_floor_bytes(geometry, options),
-        host_cache_bytes=options.host_cache_mib * 2**20,
-        workspace_bytes=workspace_bytes,
-        graph_bytes=_graph_bytes(geometry, lane, options),
-        slots=options.slots,
-        full_bytes_per_cell=full_heads * head_bytes,
-        sliding_bytes_per_cell=sliding_heads * head_bytes,
-        sliding_cells=window_cells,
-        mask_bytes_per_cell=_MASK_BYTES * options.micro_batch_tokens,
-        checkpoints=options.context_checkpoints,
-    )
+    sliding_heads = sum(geometry.kv_head_counts) - full_heads
+    head = _row_bytes(geometry.key_length, options) + _row_bytes(geometry.value_length, options)
+    return full_heads * head, sliding_heads * head
 
 
-def _floor_bytes(geometry: Geometry, options: EngineOptions) -> int:
+def _process_bytes(geometry: Geometry, options: EngineOptions) -> int:
     requests = options.slots * (_REQUEST_BYTES + _CANDIDATE_BYTES * geometry.vocabulary_size)
     return _PROCESS_BYTES + _VOCABULARY_BYTES_PER_TOKEN * geometry.vocabulary_size + requests
 
@@ -120,21 +163,24 @@ def _graph_bytes(geometry: Geometry, lane: Lane, options: EngineOptions) -> int:
     """Compute buffer of one micro batch without masks, and the output buffer of all slots.
 
     Per token the buffer holds the larger of two stages: feed-forward (gate, up and their product, beside four rows of
-    the stream; with experts also one row per expert), and attention (queries, keys and values twice, four rows). The
-    output has one row of logits per slot. Builds that the operator brought (a lane without a digest) may be older ones,
-    which keep logits for every token of a micro batch.
+    the stream; with experts also one row per expert), and attention (queries, keys and values twice, four rows).
     """
     embedding = geometry.embedding_length
     feed_forward = 3 * geometry.feed_forward_length + 4 * embedding
     if geometry.experts_used:
         feed_forward += (geometry.experts_used + 1) * embedding
     kv_heads = max(geometry.kv_head_counts, default=0)
-    queries = geometry.head_count * geometry.key_length
-    attention = 2 * queries + kv_heads * (geometry.key_length + geometry.value_length) + 4 * embedding
-    logits = geometry.vocabulary_size * (options.slots if lane.digest else options.micro_batch_tokens)
+    keys_and_values = kv_heads * (geometry.key_length + geometry.value_length)
+    attention = 2 * geometry.head_count * geometry.key_length + keys_and_values + 4 * embedding
     per_token = max(feed_forward, attention) + _INPUT_FLOATS
-    buffer = max(options.micro_batch_tokens * per_token, geometry.vocabulary_size * options.slots)
-    return _FLOAT_BYTES * (buffer + logits)
+    logits = _output_rows(lane, options) * geometry.vocabulary_size
+    stages = max(options.micro_batch_tokens * per_token, logits)
+    return _FLOAT_BYTES * (stages + logits)
+
+
+def _output_rows(lane: Lane, options: EngineOptions) -> int:
+    """Rows of logits. A build that the operator brought (no digest) may be an older one: one per token of a batch."""
+    return options.slots if lane.digest else max(options.micro_batch_tokens, options.slots)
 
 
 def _row_bytes(elements: int, options: EngineOptions) -> int:

@@ -16,9 +16,10 @@ _BATCH_TOKENS = 2048
 _MICRO_BATCH_TOKENS = 512
 # Decoding is bound by memory bandwidth: more threads than this only fight over it.
 _MAX_THREADS = 16
-# Sliding layers forget: without a copy of their state the next turn of a conversation is read from its start again. One
-# copy per slot, at the end of the last turn, saves that; each one costs as much as the slot's own sliding cache.
-_SLIDING_CHECKPOINTS = 1
+# Sliding layers forget: when a long answer is dropped or shortened, the next turn is read from its start again, unless
+# a copy of their state from before the answer is there. The engine makes two per prompt, at its end and a micro batch
+# before; only the second is early enough (measured: with one, nothing was saved; with two, all but the micro batch).
+_SLIDING_CHECKPOINTS = 2
 
 
 def stamp_options(

@@ -14,6 +14,7 @@ from covey_api.units import format_bytes
 from covey_planner.choice.nodes import find_pool
 from covey_planner.choice.window import bound_of
 from covey_planner.types import Chosen, NodeView, Pending, Pool, Refusal, Wish
+from covey_planner.words import render_exactly
 
 _COSTS = (
     ("weights", "weights_bytes"),
@@ -125,8 +126,8 @@ def _pool_text(name: str, pool: Pool | None, own_bytes: int) -> str:
     others = max(pool.reserved_bytes - own_bytes, 0)
     left = pool.total_bytes - pool.reserve_bytes - others - own_bytes
     return (
-        f"of pool '{name}': {_exactly(pool.total_bytes)} in total, {_exactly(pool.reserve_bytes)} reserve, "
-        f"{_exactly(others)} reserved by others; leaves {_exactly(left)}"
+        f"of pool '{name}': {render_exactly(pool.total_bytes)} in total, {render_exactly(pool.reserve_bytes)} reserve, "
+        f"{render_exactly(others)} reserved by others; leaves {render_exactly(left)}"
     )
 
 
@@ -140,8 +141,8 @@ def _result_text(wish: Wish, result: Chosen | Refusal, nodes: dict[str, NodeView
     ]
     for costs in result.costs:
         pool = find_pool(nodes[result.node], costs.pool) if result.node in nodes else None
-        free = f" of {_exactly(pool.unreserved_bytes)} unreserved" if pool else ""
-        parts.append(f"takes {_exactly(costs.total_bytes)}{free} in pool '{costs.pool}'")
+        free = f" of {render_exactly(pool.unreserved_bytes)} unreserved" if pool else ""
+        parts.append(f"takes {render_exactly(costs.total_bytes)}{free} in pool '{costs.pool}'")
     return "; ".join(parts)
 
 
@@ -220,7 +221,3 @@ def _by_node(why: WhyPlacement) -> list[Chosen | Refusal]:
 
 def _name(instance: Instance) -> str:
     return instance.metadata.name
-
-
-def _exactly(count: int) -> str:
-    return f"{format_bytes(count)} ({count} bytes)"

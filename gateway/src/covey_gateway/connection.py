@@ -1,0 +1,324 @@
+"""One client connection as bytes and turns: uvicorn's own protocol with the order of requests in our hands.
+
+The rule that keeps it simple: requests of a connection are strictly one after another. While an answer is due, what
+arrives behind its request is held as bytes and parsed afterwards; only requests that came in one read with it are
+parsed already, and wait in a short queue. (uvicorn pauses reading instead, and then can't see a client leave.)
+
+A client that closes its side counts as gone, also if it only half-closed: an engine's slot is worth more than the rare
+client that sends, half-closes and then reads. Deadlines are checked by the server's sweep, not by timers of their own.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from enum import Enum, auto
+from typing import Any
+
+import httptools
+from covey_api.reasons import ErrorCode
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from covey_gateway.exchange import Exchange
+from covey_gateway.limits import (
+    BODY_SECONDS,
+    BODY_SILENCE_SECONDS,
+    CLIENT_STALL_SECONDS,
+    HEAD_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    LINGER_SECONDS,
+    MAX_HELD_BYTES,
+    MAX_PIPELINED,
+)
+from covey_gateway.routing.refusals import refuse_method, refuse_slow
+from covey_gateway.traffic import Traffic
+from covey_gateway.wire.errors import ApiError, invalid_request
+from covey_gateway.wire.head import MAX_HEAD_BYTES
+from covey_gateway.wire.http import render_answer
+from covey_gateway.wire.openai.errors import render_envelope
+
+_log = logging.getLogger(__name__)
+
+_UPGRADE_HEADERS = frozenset((b"upgrade", b"http2-settings", b"connection"))
+
+Turn = Exchange | RequestResponseCycle
+"""A request whose answer is due: a hot one, or one that an ASGI app answers."""
+
+
+class _Phase(Enum):
+    """What of a request the parser reads next."""
+
+    BETWEEN = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+class ClientConnection(HttpToolsProtocol):
+    """`Relay` decides what a request is; this class, when it is read and when its turn has come."""
+
+    def __init__(self, config: Config, state: ServerState, traffic: Traffic) -> None:
+        super().__init__(config, state, app_state={}, _loop=asyncio.get_running_loop())
+        self._asgi: Any = None
+        self.traffic = traffic
+        self._phase = _Phase.BETWEEN
+        self._phase_since = self._read_at = self.now()
+        self._head_bytes = 0
+        self._receiving: Turn | None = None
+        self._answering: Turn | None = None
+        self._queue: deque[Turn] = deque()
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        # Nothing more is parsed: the connection ends when what is due was answered.
+        self._is_deaf = False
+        self._lingers_until: float | None = None
+        self._stalled_since: float | None = None
+        self._start_parser()
+
+    def _start_parser(self) -> None:
+        # Strict, unlike uvicorn's, which lets data after `Connection: close` through.
+        self.parser = httptools.HttpRequestParser(self)
+
+    def now(self) -> float:
+        return self.loop.time()
+
+    # What the event loop calls.
+
+    def data_received(self, data: bytes) -> None:
+        self._read_at = self.now()
+        if self._is_deaf:
+            return
+        is_due = self._answering is not None and self._receiving is not self._answering
+        if not is_due and not self._held:
+            self._feed(data)
+            return
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > MAX_HELD_BYTES:
+            self.flow.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._is_deaf = True
+        for turn in (self._receiving, self._answering, *self._queue):
+            if isinstance(turn, Exchange):
+                turn.abandon()
+        self._answering = self._receiving = None
+        self._queue.clear()
+        self._held.clear()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled_since = self.now()
+        if isinstance(self._answering, Exchange):
+            self._answering.pause_engine()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stalled_since = None
+        if isinstance(self._answering, Exchange):
+            self._answering.resume_engine()
+
+    # Reading.
+
+    def _feed(self, data: bytes) -> None:
+        was_in_head = self._phase is _Phase.HEAD
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._feed_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError:
+            _log.exception("a request could not be taken")
+            self.transport.abort()
+        except httptools.HttpParserError as error:
+            self.refuse_input(invalid_request(f"the request must be HTTP/1.1: {error}"))
+        if was_in_head and self._phase is _Phase.HEAD:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                message = f"a request head must have at most {MAX_HEAD_BYTES} bytes"
+                self.refuse_input(ApiError(431, ErrorCode.INVALID_REQUEST, message))
+
+    def _feed_held(self) -> None:
+        data = b"".join(self._held)
+        self._held.clear()
+        self._held_bytes = 0
+        if data and not self._is_deaf:
+            self.flow.resume_reading()
+            self._feed(data)
+
+    def _feed_without_upgrade(self, rest: bytes) -> None:
+        """Some clients (Java's) offer h2c with every request; whoever offers it also takes HTTP/1.1."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.refuse_input(refuse_method("CONNECT", "the gateway", "GET, POST"))
+            return
+        lines = [b"%b %b HTTP/1.1\r\n" % (method, self.url)]
+        lines += [b"%b: %b\r\n" % header for header in self.headers if header[0] not in _UPGRADE_HEADERS]
+        if any(name == b"connection" and b"close" in value.lower() for name, value in self.headers):
+            lines.append(b"connection: close\r\n")
+        self._start_parser()
+        self._phase = _Phase.BETWEEN
+        self._feed(b"".join((*lines, b"\r\n", rest)))
+
+    def refuse_input(self, error: ApiError) -> None:
+        """Nothing more can be read of this connection; what is due is answered first."""
+        if self._is_deaf:
+            return
+        self._is_deaf = True
+        receiving = self._receiving
+        if isinstance(receiving, Exchange) and not receiving.is_over:
+            receiving.break_body(error)
+        elif self._phase is _Phase.BODY:
+            self.transport.close()
+        elif self._answering is None:
+            content = render_envelope(error)
+            self.write(
+                render_answer(
+                    error.status,
+                    content,
+                    request_id="-",
+                    date=self.traffic.date,
+                    keeps_alive=False,
+                    retry_after_seconds=error.retry_after_seconds,
+                )
+            )
+            self._linger()
+
+    # What the parser calls; `Relay` adds `on_headers_complete`.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._phase = _Phase.HEAD
+        self._phase_since = self.now()
+        self._head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase is _Phase.HEAD:  # a trailer is dropped
+            self.headers.append((name.lower(), value))
+
+    def on_body(self, body: bytes) -> None:
+        if self._is_deaf or self._phase is not _Phase.BODY:
+            return
+        if isinstance(self._receiving, Exchange):
+            self._receiving.take_body(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._is_deaf or self._phase is not _Phase.BODY:
+            return
+        self._phase = _Phase.BETWEEN
+        self._phase_since = self.now()
+        receiving, self._receiving = self._receiving, None
+        if isinstance(receiving, Exchange):
+            receiving.complete_body()
+        else:
+            super().on_message_complete()
+
+    # Turns.
+
+    def receive(self, turn: Turn) -> None:
+        """The head of this request is read; its body follows."""
+        self._phase = _Phase.BODY
+        self._phase_since = self.now()
+        self._receiving = turn
+        if self._answering is None:
+            self._begin(turn)
+        elif len(self._queue) < MAX_PIPELINED:
+            self._queue.append(turn)
+        else:
+            self._is_deaf = True
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """uvicorn would answer this now; it is when its turn has come."""
+        self._asgi = app
+        self.receive(cycle)
+
+    def _begin(self, turn: Turn) -> None:
+        self._answering = turn
+        if isinstance(turn, Exchange):
+            turn.begin()
+        else:
+            super()._start_asgi_task(turn, self._asgi)
+
+    def on_response_complete(self) -> None:
+        """An ASGI app has answered."""
+        self.server_state.total_requests += 1
+        self._advance()
+
+    def end_answer(self, *, keeps_alive: bool, is_read: bool) -> None:
+        """A hot request was answered."""
+        self.server_state.total_requests += 1
+        if not is_read:
+            self._linger()
+        elif not keeps_alive:
+            self.transport.close()
+        self._advance()
+
+    def _advance(self) -> None:
+        self._answering = None
+        self._phase_since = self._read_at = self.now()
+        if self.transport.is_closing() or self._lingers_until is not None:
+            return
+        if self._queue:
+            self._begin(self._queue.popleft())
+        elif self._is_deaf:
+            self._linger()
+        elif self._held:
+            # Not from here: an answer may end inside the parser's own call.
+            self.loop.call_soon(self._feed_held)
+
+    # Writing and the end.
+
+    def write(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def is_stalled(self) -> bool:
+        return self._stalled_since is not None
+
+    def _linger(self) -> None:
+        """Close once the answer is sent and what still comes was read: a reset would destroy the answer."""
+        self._is_deaf = True
+        if self.transport.is_closing():
+            return
+        self._lingers_until = self.now() + LINGER_SECONDS
+        self.flow.resume_reading()
+        self.transport.write_eof()
+
+    def shutdown(self) -> None:
+        """Take no more requests; the connection ends with the answer that is due."""
+        self._queue.clear()
+        turn = self._answering
+        if turn is None:
+            self.transport.close()
+        elif isinstance(turn, Exchange):
+            turn.keeps_alive = False
+        else:
+            turn.keep_alive = False
+
+    def end_now(self, error: ApiError) -> None:
+        """The time to end by itself is over."""
+        if isinstance(self._answering, Exchange):
+            self._answering.fail(error)
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def check_deadlines(self, now: float) -> None:
+        """1. What lingers, 2. a client that takes nothing, 3. an engine, 4. idle, a head or a body too slow."""
+        if self._lingers_until is not None:
+            if now >= self._lingers_until:
+                self.transport.abort()
+        elif self._stalled_since is not None and now - self._stalled_since > CLIENT_STALL_SECONDS:
+            self.transport.abort()
+        elif self._answering is not None and self._receiving is not self._answering:
+            if isinstance(self._answering, Exchange):
+                self._answering.check_deadlines(now)
+        elif self._phase is _Phase.BETWEEN:
+            if now - self._phase_since > KEEP_ALIVE_SECONDS:
+                self.transport.close()
+        elif self._phase is _Phase.HEAD:
+            if now - self._phase_since > HEAD_SECONDS:
+                self.refuse_input(refuse_slow(f"the request's head must arrive within {HEAD_SECONDS:.0f} s"))
+        elif now - self._read_at > BODY_SILENCE_SECONDS or now - self._phase_since > BODY_SECONDS:
+            limits = f"within {BODY_SECONDS:.0f} s, without a pause of {BODY_SILENCE_SECONDS:.0f} s"
+            self.refuse_input(refuse_slow(f"the request's body must arrive {limits}"))

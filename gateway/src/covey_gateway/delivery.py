@@ -1,0 +1,167 @@
+"""One request at one endpoint: connect, send, wait for the head, pass on what comes.
+
+It has taken a place among the endpoint's requests in flight and gives it back exactly once. A reused connection that
+the engine closed before it answered is replaced by a new one, once: engines close idle connections when they like, and
+that is no failure of theirs.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from covey_api.messages import ServedModel
+from covey_api.reasons import ErrorCode
+
+from covey_gateway.limits import ENGINE_HEAD_SECONDS, ENGINE_SILENCE_SECONDS
+from covey_gateway.reply import NoReply, Refusal, Reply, choose_reply
+from covey_gateway.routing.table import Target
+from covey_gateway.traffic import Traffic
+from covey_gateway.upstream import EngineConnection, Engines
+from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.http import render_engine_head
+from covey_gateway.wire.openai.chat import PATH
+
+
+@dataclass(slots=True)
+class Ask:
+    """What is asked of an engine."""
+
+    model: ServedModel
+    content: bytes
+    """The body; emptied when an engine answers."""
+    wants_stream: bool
+
+
+class Sender(Protocol):
+    """The exchange that asked."""
+
+    def go_elsewhere(self, delivery: "Delivery", reason: str) -> None: ...
+
+    def accept_head(self) -> None: ...
+
+    def begin_stream(self) -> None: ...
+
+    def write_events(self, events: bytes) -> None: ...
+
+    def end_stream(self) -> None: ...
+
+    def answer(self, content: bytes) -> None: ...
+
+    def fail(self, error: ApiError) -> None: ...
+
+
+class Pace(Protocol):
+    """The client's connection, as far as time and backpressure go."""
+
+    def now(self) -> float: ...
+
+    def is_stalled(self) -> bool: ...
+
+
+class Delivery:
+    def __init__(self, sender: Sender, pace: Pace, traffic: Traffic, target: Target, ask: Ask, request_id: str) -> None:
+        self.target = target
+        self.ask = ask
+        self._sender = sender
+        self._pace = pace
+        self._traffic = traffic
+        self._request_id = request_id
+        self._engines: Engines | None = None
+        self._connection: EngineConnection | None = None
+        self._reply: Reply = NoReply()
+        self._has_head = False
+        self._is_over = False
+        self._heard_at = pace.now()
+
+    def start(self, engines: Engines) -> None:
+        self._engines = engines
+        engines.connect(self.target, self)
+
+    def abandon(self) -> None:
+        self._release(refused=None)
+
+    def _release(self, refused: str | None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._engines = None
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
+        self._traffic.release(self.target, refused=refused)
+
+    # What the connection tells.
+
+    def on_connected(self, connection: EngineConnection) -> None:
+        if self._is_over:
+            connection.retire()
+            return
+        self._connection = connection
+        self._heard_at = self._pace.now()
+        target, content = self.target, self.ask.content
+        head = render_engine_head(target.host, target.port, PATH, target.key, self._request_id, len(content))
+        connection.send(self, head, content)
+        if self._pace.is_stalled():
+            connection.pause()
+
+    def on_unreachable(self, reason: str) -> None:
+        if not self._is_over:
+            self._release(refused=reason)
+            self._sender.go_elsewhere(self, reason)
+
+    def on_engine_lost(self, reason: str) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.has_answered:
+            self._sender.fail(ApiError(502, ErrorCode.UPSTREAM_ENDED, f"the engine ended the answer early: {reason}"))
+        elif connection is not None and connection.is_reused and self._engines is not None:
+            self._engines.connect(self.target, self, fresh=True)
+        else:
+            self.on_unreachable(reason)
+
+    def on_engine_head(self, status: int, content_type: bytes, retry_after_seconds: int | None) -> None:
+        self._traffic.confirm(self.target)
+        self._has_head = True
+        self._heard_at = self._pace.now()
+        self.ask.content = b""
+        self._sender.accept_head()
+        model = self.ask.model.name
+        self._reply = choose_reply(status, content_type, retry_after_seconds, model, self.ask.wants_stream)
+        if self._reply.is_stream:
+            self._sender.begin_stream()
+
+    def on_engine_body(self, piece: bytes) -> None:
+        self._heard_at = self._pace.now()
+        taken = self._reply.take(piece)
+        if isinstance(taken, ApiError):
+            self._sender.fail(taken)
+        elif taken:
+            self._sender.write_events(taken)
+
+    def on_engine_end(self) -> None:
+        self._connection = None
+        ending = self._reply.end()
+        if isinstance(ending, Refusal):
+            self._sender.fail(ending.error)
+        elif self._reply.is_stream:
+            self._sender.end_stream()
+        else:
+            self._sender.answer(ending)
+
+    # Time and backpressure.
+
+    def pause(self) -> None:
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        self._heard_at = self._pace.now()
+        if self._connection is not None:
+            self._connection.resume()
+
+    def check_deadlines(self, now: float) -> None:
+        """An engine that is silent too long has failed. A client that is slow is not the engine's fault."""
+        if self._connection is None or self._pace.is_stalled():
+            return
+        limit = ENGINE_SILENCE_SECONDS if self._has_head else ENGINE_HEAD_SECONDS
+        if now - self._heard_at > limit:
+            what = "was silent in its answer" if self._has_head else "began no answer"
+            self._sender.fail(ApiError(504, ErrorCode.UPSTREAM_TIMEOUT, f"the engine {what} for {limit:.0f} s"))

@@ -1,0 +1,255 @@
+"""One chat request as its client sees it: received whole, understood, answered once.
+
+    receiving ─▶ understood ─▶ delivered ─▶ answering ─▶ over
+        └─────────────┴────────────┴─ fail: a JSON answer └─ fail: an error event, then the end
+
+Nothing is written before a `Delivery` has the engine's head, so a refusal has its own status also for a stream. A
+request whose endpoint failed before a byte goes elsewhere once.
+"""
+
+import logging
+import secrets
+from typing import Protocol
+
+from covey_api.reasons import ErrorCode
+
+from covey_gateway.delivery import Ask, Delivery
+from covey_gateway.limits import MAX_BODY_BYTES
+from covey_gateway.routing.refusals import refuse_too_large
+from covey_gateway.routing.table import Caller
+from covey_gateway.traffic import Traffic
+from covey_gateway.upstream import Engines
+from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.head import RequestHead
+from covey_gateway.wire.http import CONTINUE, LAST_CHUNK, render_answer, render_chunk, render_stream_head
+from covey_gateway.wire.openai.chat import parse_chat, render_chat
+from covey_gateway.wire.openai.errors import render_envelope, render_error_event
+
+_log = logging.getLogger(__name__)
+
+# Refusals that tell of a state, not of a fault: the log would only repeat what `covey why` says.
+_EXPECTED = frozenset((ErrorCode.MODEL_LOADING, ErrorCode.MODEL_UNAVAILABLE))
+
+
+class Client(Protocol):
+    """The connection a request came on, as far as the request needs it."""
+
+    def now(self) -> float: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def is_stalled(self) -> bool:
+        """Whether the client takes less than it is sent."""
+        ...
+
+    def end_answer(self, *, keeps_alive: bool, is_read: bool) -> None:
+        """The answer is written; next is the following request, or the connection's end (`is_read`: nothing of the
+        request is still to come)."""
+        ...
+
+
+class Exchange:
+    def __init__(
+        self,
+        client: Client,
+        traffic: Traffic,
+        engines: Engines,
+        head: RequestHead | None,
+        admitted: Caller | ApiError,
+        *,
+        keeps_alive: bool,
+        is_chunked: bool,
+    ) -> None:
+        """`head` is None when it could not be read. `is_chunked`: the client understands chunks (HTTP/1.1)."""
+        self.keeps_alive = keeps_alive
+        self.is_over = False
+        self._client = client
+        self._traffic = traffic
+        self._engines = engines
+        self._is_chunked = is_chunked
+        self._awaits_continue = head is not None and head.expects_continue
+        self._request_id = (head.request_id if head else None) or f"req-{secrets.token_hex(8)}"
+        self._admitted = admitted
+        self._is_first = False
+        self._is_whole = False
+        # The rest of the body is not worth waiting for.
+        self._is_hopeless = False
+        self._has_head_sent = False
+        self._pieces: list[bytes] = []
+        self._body_bytes = 0
+        self._reserved_bytes = 0
+        self._delivery: Delivery | None = None
+        self._was_elsewhere = False
+        if head is not None and head.content_length > MAX_BODY_BYTES:
+            self._refuse_body(refuse_too_large(MAX_BODY_BYTES))
+
+    # Receiving.
+
+    def begin(self) -> None:
+        """Its turn to be answered has come: all earlier requests of the connection were."""
+        self._is_first = True
+        is_refused = isinstance(self._admitted, ApiError)
+        if self._is_whole or self._is_hopeless or (is_refused and self._awaits_continue):
+            self._proceed()
+        elif self._awaits_continue:
+            self._client.write(CONTINUE)
+
+    def take_body(self, piece: bytes) -> None:
+        self._body_bytes += len(piece)
+        if self.is_over or self._is_hopeless:
+            return
+        if self._body_bytes > MAX_BODY_BYTES:
+            self._refuse_body(refuse_too_large(MAX_BODY_BYTES))
+        elif isinstance(self._admitted, ApiError):
+            return
+        elif self._traffic.reserve_body(len(piece)):
+            self._reserved_bytes += len(piece)
+            self._pieces.append(piece)
+        else:
+            message = "the gateway holds as many request bodies as it may; try again"
+            self._refuse_body(ApiError(503, ErrorCode.OVERLOADED, message, retry_after_seconds=1))
+
+    def complete_body(self) -> None:
+        self._is_whole = True
+        if self._is_first and not self.is_over:
+            self._proceed()
+
+    def break_body(self, error: ApiError) -> None:
+        """The rest of the request can't be read."""
+        self._refuse_body(error)
+
+    def _refuse_body(self, error: ApiError) -> None:
+        self._is_hopeless = True
+        if not isinstance(self._admitted, ApiError):
+            self._admitted = error
+        self._free_body()
+        if self._is_first and not self.is_over:
+            self._proceed()
+
+    def _free_body(self) -> None:
+        self._pieces.clear()
+        self._traffic.free_body(self._reserved_bytes)
+        self._reserved_bytes = 0
+
+    def _proceed(self) -> None:
+        """1. What was refused. 2. What can't be understood. 3. An endpoint."""
+        if isinstance(self._admitted, ApiError):
+            self.fail(self._admitted)
+            return
+        ask = self._understand(self._admitted)
+        if isinstance(ask, ApiError):
+            self.fail(ask)
+        else:
+            self._deliver(ask)
+
+    def _understand(self, caller: Caller) -> Ask | ApiError:
+        pieces, self._pieces = self._pieces, []
+        request = parse_chat(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if isinstance(request, ApiError):
+            return request
+        model = self._traffic.find_model(caller, request.model)
+        if isinstance(model, ApiError):
+            return model
+        return Ask(model, render_chat(request, model.name), request.wants_stream)
+
+    def _deliver(self, ask: Ask, excluded: str | None = None) -> None:
+        target = self._traffic.take(ask.model, excluded)
+        if isinstance(target, ApiError):
+            self.fail(target)
+            return
+        self._delivery = Delivery(self, self._client, self._traffic, target, ask, self._request_id)
+        self._delivery.start(self._engines)
+
+    # What its delivery tells.
+
+    def go_elsewhere(self, delivery: Delivery, reason: str) -> None:
+        """The endpoint failed before a byte of an answer."""
+        self._delivery = None
+        if self._was_elsewhere:
+            name = delivery.ask.model.name
+            message = f"two endpoints of model '{name}' failed before they answered; the last: {reason}"
+            self.fail(ApiError(502, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=1))
+            return
+        self._was_elsewhere = True
+        self._deliver(delivery.ask, excluded=delivery.target.id)
+
+    def accept_head(self) -> None:
+        """An engine answers: the request is needed no more."""
+        self._free_body()
+
+    def begin_stream(self) -> None:
+        self._has_head_sent = True
+        self.keeps_alive = self.keeps_alive and self._is_chunked
+        self._client.write(
+            render_stream_head(
+                request_id=self._request_id,
+                date=self._traffic.date,
+                keeps_alive=self.keeps_alive,
+                is_chunked=self._is_chunked,
+            )
+        )
+
+    def write_events(self, events: bytes) -> None:
+        self._client.write(render_chunk(events) if self._is_chunked else events)
+
+    def end_stream(self) -> None:
+        if self._is_chunked:
+            self._client.write(LAST_CHUNK)
+        self._finish()
+
+    def answer(self, content: bytes) -> None:
+        self._write_answer(200, content)
+
+    def fail(self, error: ApiError) -> None:
+        """Tell the client: as an answer while nothing was sent, else as an event of its stream."""
+        if self.is_over:
+            return
+        if error.status >= 500 and error.code not in _EXPECTED:
+            _log.warning("request %s: %d %s: %s", self._request_id, error.status, error.code, error.message)
+        if not self._has_head_sent:
+            self.keeps_alive = self.keeps_alive and self._is_whole
+            self._write_answer(error.status, render_envelope(error), error)
+            return
+        self.write_events(render_error_event(error))
+        self.keeps_alive = False
+        self.end_stream()
+
+    def _write_answer(self, status: int, content: bytes, error: ApiError | None = None) -> None:
+        self._client.write(
+            render_answer(
+                status,
+                content,
+                request_id=self._request_id,
+                date=self._traffic.date,
+                keeps_alive=self.keeps_alive,
+                retry_after_seconds=error.retry_after_seconds if error else None,
+                allow=error.allow if error else None,
+            )
+        )
+        self._finish()
+
+    def _finish(self) -> None:
+        self.abandon()
+        self._client.end_answer(keeps_alive=self.keeps_alive, is_read=self._is_whole)
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more: give everything back, end what an engine still does for it."""
+        self.is_over = True
+        self._free_body()
+        delivery, self._delivery = self._delivery, None
+        if delivery is not None:
+            delivery.abandon()
+
+    # Time and backpressure.
+
+    def pause_engine(self) -> None:
+        if self._delivery is not None:
+            self._delivery.pause()
+
+    def resume_engine(self) -> None:
+        if self._delivery is not None:
+            self._delivery.resume()
+
+    def check_deadlines(self, now: float) -> None:
+        if self._delivery is not None:
+            self._delivery.check_deadlines(now)

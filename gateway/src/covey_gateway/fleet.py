@@ -1,0 +1,175 @@
+"""The gateway's end of the fleet API: tables come down, demand goes up. Serving never waits for either.
+
+A table is applied when its (term, serial) is above the highest this gateway has ever applied; that one is kept on disk
+and used at the next start, so a gateway serves with no controller there. The file is written beside the applying, not
+before it: a slow disk must not hold back a table.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+from covey_api.messages import REPORT_SECONDS, CertificateRole, Demand, DemandAnswer, Endpoints
+from covey_fleet_client.backoff import LONGEST_DELAY_SECONDS, Backoff
+from covey_fleet_client.client import FleetClient
+from covey_fleet_client.errors import FleetError, FleetErrorKind
+from covey_fleet_client.files import write_private
+from covey_fleet_client.identity import load_identity
+from covey_fleet_client.join import ensure_joined
+from pydantic import ValidationError
+
+from covey_gateway.failures import StartError, flatten_errors
+from covey_gateway.routing.table import RoutingTable, parse_endpoints
+from covey_gateway.traffic import Traffic
+
+# Changes that come together are reported together; a drain waits no longer than a person notices.
+_MIN_REPORT_SECONDS = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+class FleetLink:
+    """`apply` puts a table into force; `folder` is the gateway's private folder, `address` where clients reach it."""
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        apply: Callable[[RoutingTable], None],
+        folder: Path,
+        controller_url: str,
+        token_file: Path | None,
+        name: str,
+        address: str,
+    ) -> None:
+        self.has_table = asyncio.Event()
+        self._traffic = traffic
+        self._apply = apply
+        self._folder = folder
+        self._path = folder / "table.json"
+        self._url = controller_url
+        self._token_file = token_file
+        self._name = name
+        self._address = address
+        self._is_due = asyncio.Event()
+        self._is_unsaved = asyncio.Event()
+        self._latest: Endpoints | None = None
+        self._is_connected = False
+        traffic.watch_departed(self._is_due.set)
+
+    def load_saved(self) -> None:
+        """Route by the table that was in force when the gateway last ran, if it left one."""
+        try:
+            saved = Endpoints.model_validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return
+        except (OSError, ValidationError) as error:
+            _log.warning("'%s' can't be used, the controller's table is waited for: %s", self._path, error)
+            return
+        self._put_in_force(saved)
+        _log.info("routing by the table of the last run until the controller sends one")
+
+    async def run(self) -> None:
+        """Join and stay connected, until cancelled. StartError when refused with no table to serve by."""
+        backoff = Backoff()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._save())
+            while True:
+                try:
+                    await self._follow(backoff)
+                except* FleetError as group:
+                    # What weighs most: a refusal before a broken connection.
+                    errors = sorted(flatten_errors(group), key=lambda error: error.kind is FleetErrorKind.UNREACHABLE)
+                    await self._wait_after(errors[0], backoff)
+
+    async def _wait_after(self, error: FleetError, backoff: Backoff) -> None:
+        if error.kind is FleetErrorKind.UNREACHABLE:
+            delay_seconds = backoff.next_delay_seconds(random.random())  # noqa: S311  (jitter, no secret)
+            level = logging.WARNING if self._is_connected or backoff.failures == 1 else logging.DEBUG
+            _log.log(level, "the controller is not reached, serving goes on: %s", error.message)
+        elif not self._traffic.is_ready:
+            raise StartError(error.message)
+        else:
+            delay_seconds = LONGEST_DELAY_SECONDS
+            _log.error("the controller refuses this gateway, serving goes on: %s", error.message)
+        self._is_connected = False
+        await asyncio.sleep(delay_seconds)
+
+    async def _follow(self, backoff: Backoff) -> None:
+        """One connection: ends by FleetError only."""
+        identity = await ensure_joined(
+            load_identity(self._folder), self._url, CertificateRole.GATEWAY, self._name, self._read_token()
+        )
+        async with FleetClient(identity, self._url) as client, asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch_endpoints(client, backoff))
+            tasks.create_task(self._report_demand(client))
+            tasks.create_task(client.watch_certificate())
+
+    async def _watch_endpoints(self, client: FleetClient, backoff: Backoff) -> None:
+        async with aclosing(client.stream("endpoints")) as lines:
+            async for line in lines:
+                if not self._is_connected:
+                    self._is_connected = True
+                    backoff.reset()
+                    _log.info("the controller sends tables")
+                try:
+                    self._take(Endpoints.model_validate_json(line))
+                except ValidationError as error:
+                    _log.error("a table of the controller can't be read and is ignored: %s", error)
+
+    def _take(self, snapshot: Endpoints) -> None:
+        if not snapshot.order.is_after(self._traffic.table.order):
+            return
+        self._put_in_force(snapshot)
+        self._is_unsaved.set()
+        self._is_due.set()
+
+    def _put_in_force(self, snapshot: Endpoints) -> None:
+        self._latest = snapshot
+        self._apply(parse_endpoints(snapshot))
+        self.has_table.set()
+
+    async def _report_demand(self, client: FleetClient) -> None:
+        """Every `REPORT_SECONDS`, and at once when a table was applied or a departed endpoint has become idle."""
+        while True:
+            self._is_due.clear()
+            await client.post("demand", self._observe_demand(), DemandAnswer)
+            await asyncio.sleep(_MIN_REPORT_SECONDS)
+            try:
+                async with asyncio.timeout(REPORT_SECONDS - _MIN_REPORT_SECONDS):
+                    await self._is_due.wait()
+            except TimeoutError:
+                continue
+
+    def _observe_demand(self) -> Demand:
+        return Demand(
+            gateway=self._name,
+            address=self._address,
+            applied=self._traffic.table.order if self._traffic.is_ready else None,
+            endpoints=self._traffic.observe_demand(),
+        )
+
+    async def _save(self) -> None:
+        """The newest table to disk, whenever there is one. A full disk costs the next start, not this run."""
+        while True:
+            await self._is_unsaved.wait()
+            self._is_unsaved.clear()
+            if self._latest is None:
+                continue
+            content = self._latest.model_dump_json(by_alias=True, exclude_none=True)
+            try:
+                await asyncio.to_thread(write_private, self._path, content)
+            except OSError as error:
+                _log.error("the table can't be kept in '%s': %s", self._path, error)
+
+    def _read_token(self) -> str | None:
+        """Once joined the certificate is enough, and the file may be gone."""
+        if self._token_file is None:
+            return None
+        try:
+            return self._token_file.read_text().strip()
+        except OSError as error:
+            _log.debug("the token file can't be read: %s", error)
+            return None

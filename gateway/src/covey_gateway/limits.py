@@ -1,0 +1,58 @@
+"""Every bound of the gateway in one place, each with its reason. Seconds and bytes."""
+
+# A client's request.
+
+# Vision requests carry images as base64; providers take 50 MB of them. The body is held whole to decode its top level.
+MAX_BODY_BYTES = 64 * 1024 * 1024
+# All bodies that are held at a time: eight of the longest, so that many clients can't take the machine's memory.
+MAX_BODIES_BYTES = 512 * 1024 * 1024
+# Ours and the client's file descriptors together stay under the usual hard limit of 20,000 and more.
+MAX_CONNECTIONS = 8192
+# Requests read ahead on one connection behind an unanswered one; browsers and SDKs send one at a time.
+MAX_PIPELINED = 16
+# Bytes kept unparsed behind an unanswered request before the connection is no longer read.
+MAX_HELD_BYTES = 64 * 1024
+# A request head comes in one packet; 20 s is a very bad mobile link.
+HEAD_SECONDS = 20.0
+# No byte of a body for this long: the client is gone or means harm.
+BODY_SILENCE_SECONDS = 20.0
+# The whole body: the longest one at 110 kB/s.
+BODY_SECONDS = 600.0
+# Longer than clients keep their own idle connections (5 to 60 s): the side that sends must be the one that closes.
+KEEP_ALIVE_SECONDS = 75.0
+# After an answer that came before the body's end the rest is read and dropped, or the reset would destroy the answer.
+LINGER_SECONDS = 2.0
+# A client that takes no byte for so long while more than the buffers hold is due: its slot serves somebody else.
+CLIENT_STALL_SECONDS = 60.0
+
+# An engine's answer.
+
+# A connect on a LAN takes a millisecond; three SYNs are lost after 7 s.
+CONNECT_SECONDS = 5.0
+# Until the answer's head: queueing for a slot and the prefill of a long prompt on a slow machine take minutes.
+ENGINE_HEAD_SECONDS = 600.0
+# Between two bytes of an answer that began: decoding is slow at worst, not silent; a wedged engine is.
+ENGINE_SILENCE_SECONDS = 300.0
+# llama-server closes a kept-alive connection after 5 s and spends a thread on each: ours go before, and few are kept.
+ENGINE_IDLE_SECONDS = 3.0
+MAX_IDLE_PER_ENDPOINT = 4
+# Requests at one endpoint per slot: behind 64 others a client waits minutes and is better told so.
+MAX_OUTSTANDING_PER_SLOT = 64
+# An engine's refusal; only its message is used.
+MAX_REFUSAL_BYTES = 64 * 1024
+# One event of a stream: a chunk with logprobs of 20 alternatives is some kB.
+MAX_EVENT_BYTES = 4 * 1024 * 1024
+# An answer put together for a client that asked for no stream: 128k tokens with logprobs.
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+
+# An endpoint that refuses is set aside: long enough for a restart to begin, never longer than a person waits.
+ASIDE_FIRST_SECONDS = 1.0
+ASIDE_LONGEST_SECONDS = 30.0
+
+# The gateway itself.
+
+# Deadlines are looked at this often: one timer for all requests instead of several per request.
+SWEEP_SECONDS = 1.0
+# Requests in flight may end after SIGTERM or SIGINT; when the parent is gone there are 5 s in all.
+DRAIN_SECONDS = 10.0
+ORPHAN_DRAIN_SECONDS = 3.0

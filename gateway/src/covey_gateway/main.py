@@ -1,0 +1,198 @@
+"""Composes the gateway: flags, socket, table or fleet link, signals, the end.
+
+Where keys are needed (any address but loopback, without `--insecure`) nothing is accepted before a table with at least
+one key is there: a static one is checked at once; a controller's is waited for, the one of the last run counts, and a
+first table without keys ends the process with words.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from covey_fleet_client.files import ensure_private_folder
+from covey_fleet_client.identity import render_name
+from covey_fleet_client.lifeline import watch_lifeline
+
+from covey_gateway.failures import StartError, flatten_errors
+from covey_gateway.fleet import FleetLink
+from covey_gateway.limits import DRAIN_SECONDS, ORPHAN_DRAIN_SECONDS
+from covey_gateway.routing.access import choose_policy
+from covey_gateway.routing.table import RoutingTable
+from covey_gateway.server import GatewayServer, bind_socket
+from covey_gateway.table import load_table
+from covey_gateway.traffic import Traffic
+from covey_gateway.upstream import Engines
+
+DEFAULT_LISTEN = "127.0.0.1:52415"
+
+_log = logging.getLogger("covey.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    host: str
+    port: int
+    insecure: bool
+    table: Path | None
+    controller_url: str
+    token_file: Path | None
+    state: Path
+    lifeline: int | None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 ended as asked, 1 could not serve, 2 wrong use."""
+    options = parse_options(arguments)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s gateway %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
+    _raise_file_limit()
+    code = 0
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run_gateway(options))
+    except* StartError as group:
+        code = 1
+        for error in flatten_errors(group):
+            print(f"covey gateway: {error}", file=sys.stderr)
+    return code
+
+
+def parse_options(arguments: Sequence[str] | None) -> Options:
+    parser = argparse.ArgumentParser(prog="covey gateway", description="Relay client requests to ready endpoints.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--controller", metavar="URL", help="https://HOST:PORT of the controller's fleet API")
+    source.add_argument("--table", type=Path, metavar="FILE", help="a static table instead of a controller")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="the join token; needed for the first join")
+    parser.add_argument(
+        "--state", type=Path, metavar="DIR", help="the state folder (default: COVEY_STATE or the user's)"
+    )
+    parser.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}")
+    parser.add_argument("--insecure", action="store_true", help="serve without keys also where others reach it")
+    parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe ends")
+    read = parser.parse_args(arguments)
+    host, colon, port = str(read.listen).rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        parser.error(f"`--listen` must be HOST:PORT with a port from 0 to 65535; got '{read.listen}'")
+    return Options(
+        host=host.strip("[]"),
+        port=int(port),
+        insecure=read.insecure,
+        table=read.table,
+        controller_url=read.controller or "",
+        token_file=read.token_file,
+        state=read.state or _default_state(),
+        lifeline=read.lifeline,
+    )
+
+
+def _default_state() -> Path:
+    if configured := os.environ.get("COVEY_STATE"):
+        return Path(configured)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local/state") / "covey"
+
+
+class _Stop:
+    """Why and how fast the gateway ends."""
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.drain_seconds = DRAIN_SECONDS
+
+    def request(self, why: str, drain_seconds: float) -> None:
+        if not self.requested.is_set():
+            _log.info("%s: answers in flight get %.0f s", why, drain_seconds)
+            self.drain_seconds = drain_seconds
+            self.requested.set()
+
+    async def follow_lifeline(self, descriptor: int) -> None:
+        await watch_lifeline(descriptor)
+        self.request("the parent is gone", ORPHAN_DRAIN_SECONDS)
+
+
+async def run_gateway(options: Options) -> None:
+    """Serve until asked to stop. StartError (in a group) when that isn't possible."""
+    bound = bind_socket(options.host, options.port)
+    loop = asyncio.get_running_loop()
+    stop = _Stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.request, signal.Signals(number).name, DRAIN_SECONDS)
+    traffic = Traffic(choose_policy(options.host, options.insecure), loop.time)
+    async with asyncio.TaskGroup() as tasks:
+        engines = Engines(loop, tasks.create_task)
+        server = GatewayServer(traffic, engines)
+
+        def apply(table: RoutingTable) -> None:
+            engines.forget(traffic.apply_table(table))
+
+        background = [tasks.create_task(server.sweep())]
+        if options.lifeline is not None:
+            background.append(tasks.create_task(stop.follow_lifeline(options.lifeline)))
+        if options.table is not None:
+            apply(load_table(options.table))
+            background.append(tasks.create_task(_serve(options, traffic, server, bound, None)))
+        else:
+            link = _build_link(options, traffic, apply, bound)
+            background.append(tasks.create_task(link.run()))
+            background.append(tasks.create_task(_serve(options, traffic, server, bound, link)))
+        await stop.requested.wait()
+        await server.drain(stop.drain_seconds)
+        for task in background:
+            task.cancel()
+
+
+def _build_link(
+    options: Options, traffic: Traffic, apply: Callable[[RoutingTable], None], bound: socket.socket
+) -> FleetLink:
+    folder = options.state / "gateway"
+    try:
+        ensure_private_folder(options.state)
+        ensure_private_folder(folder)
+    except OSError as error:
+        raise StartError(f"the state folder can't be used: {error}") from None
+    link = FleetLink(
+        traffic,
+        apply,
+        folder,
+        options.controller_url,
+        options.token_file,
+        render_name(socket.gethostname()),
+        _render_address(bound),
+    )
+    link.load_saved()
+    return link
+
+
+async def _serve(
+    options: Options, traffic: Traffic, server: GatewayServer, bound: socket.socket, link: FleetLink | None
+) -> None:
+    if traffic.policy.needs_key:
+        if link is not None:
+            await link.has_table.wait()
+        if not traffic.table.keys:
+            raise StartError(
+                f"on '{options.host}' others reach this gateway, so it must have keys, and the table has none. "
+                "Make one with `covey key create`, listen on 127.0.0.1, or say `--insecure`."
+            )
+    await server.start(bound)
+    _log.info("listening on %s", _render_address(bound))
+
+
+def _render_address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _raise_file_limit() -> None:
+    """A relayed request has two sockets; the usual soft limit of 1024 is for programs that still use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

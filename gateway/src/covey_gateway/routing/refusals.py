@@ -1,0 +1,81 @@
+"""The words for a model that can't be asked now: unknown, on its way, or not to be had."""
+
+from collections.abc import Iterable
+
+from covey_api.engines import Task
+from covey_api.messages import ModelState, ServedModel
+from covey_api.reasons import ErrorCode
+
+from covey_gateway.routing.choose import NoneFree
+from covey_gateway.wire.errors import ApiError, invalid_request
+
+# Names in one message; GET /v1/models has all.
+_MAX_NAMES = 10
+
+
+def refuse_unknown(asked: str, names: Iterable[str]) -> ApiError:
+    known = list(names)
+    listed = ", ".join(f"'{name}'" for name in known[:_MAX_NAMES])
+    there = f"there is {listed}" if known else "no model is declared"
+    more = f" and {len(known) - _MAX_NAMES} more: GET /v1/models lists them" if len(known) > _MAX_NAMES else ""
+    message = f"model '{asked[:200]}' is not declared here; {there}{more}"
+    return ApiError(404, ErrorCode.MODEL_NOT_FOUND, message, "model")
+
+
+def refuse_task(model: ServedModel, task: Task) -> ApiError | None:
+    """None when the model does this task (or says nothing of tasks)."""
+    if not model.tasks or task in model.tasks:
+        return None
+    does = ", ".join(f"'{name}'" for name in model.tasks)
+    message = f"model '{model.name}' must have the task '{task}' for this call; it has {does}"
+    return ApiError(400, ErrorCode.TASK_NOT_SUPPORTED, message, "model")
+
+
+def refuse_unready(model: ServedModel) -> ApiError:
+    """A declared model without an endpoint."""
+    why = f"{model.reason}: {model.message}" if model.reason and model.message else model.reason or model.message
+    if model.state is ModelState.NOT_PLACED:
+        message = f"model '{model.name}' is declared, but no Placement asks for a replica of it"
+        return ApiError(503, ErrorCode.MODEL_UNAVAILABLE, message, "model")
+    if model.state is ModelState.UNAVAILABLE:
+        message = f"model '{model.name}' can't be served: {why or 'no reason was given'}"
+        return ApiError(503, ErrorCode.MODEL_UNAVAILABLE, message, "model")
+    loading: dict[str, object] = {"state": model.state.value, "reason": model.reason, "message": model.message}
+    if (progress := model.progress) is not None:
+        loading |= progress.to_wire()
+    return ApiError(
+        503,
+        ErrorCode.MODEL_LOADING,
+        f"model '{model.name}' is not ready yet" + (f": {why}" if why else ""),
+        "model",
+        retry_after_seconds=max(1, model.retry_after_seconds),
+        loading=loading,
+    )
+
+
+def refuse_none_free(model: ServedModel, found: NoneFree) -> ApiError:
+    """A model whose endpoints are all full or set aside."""
+    if found.is_full:
+        message = f"every endpoint of model '{model.name}' has as many requests waiting as it takes; try again"
+        return ApiError(503, ErrorCode.OVERLOADED, message, retry_after_seconds=found.retry_after_seconds)
+    message = f"no endpoint of model '{model.name}' answers; those that refused are tried again soon"
+    return ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=found.retry_after_seconds)
+
+
+def refuse_too_large(limit_bytes: int) -> ApiError:
+    message = f"a request body must have at most {limit_bytes} bytes"
+    return ApiError(413, ErrorCode.REQUEST_TOO_LARGE, message)
+
+
+def refuse_method(method: str, path: str, allowed: str) -> ApiError:
+    message = f"{path} takes {allowed}; got {method}"
+    return ApiError(405, ErrorCode.METHOD_NOT_ALLOWED, message, allow=allowed)
+
+
+def refuse_path(path: str) -> ApiError:
+    message = f"there is nothing at {path[:200]}; there is POST /v1/chat/completions and GET /v1/models"
+    return ApiError(404, ErrorCode.NOT_FOUND, message)
+
+
+def refuse_slow(what: str) -> ApiError:
+    return ApiError(408, ErrorCode.INVALID_REQUEST, invalid_request(what).message)

@@ -1,0 +1,147 @@
+"""The routing table: what is declared, where it is served, who may ask. Whole and immutable; a new one replaces it.
+
+A client's model name resolves in its key's namespace (no key: `default`): exact alias, then Model name, then
+`namespace/name`. The last reaches beyond the own namespace only without a key: a key is its namespace's.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from covey_api.messages import ClientKey, Endpoint, Endpoints, Order, ServedModel
+from covey_api.meta import DEFAULT_NAMESPACE
+
+NO_ORDER = Order(term=-1, serial=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One endpoint. Its id changes when its engine is started anew, so that nothing of the old one sticks to it."""
+
+    id: str
+    instance_id: str
+    namespace: str
+    model: str
+    host: str
+    port: int
+    key: str
+    slots: int
+    weight: int
+    context_tokens: int | None
+    confirmed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A client's key, known by the digest of its text."""
+
+    namespace: str
+    name: str
+    digest: bytes
+    expires_at: float | None
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as far as names are concerned."""
+
+    namespace: str = DEFAULT_NAMESPACE
+    can_cross: bool = True
+    """Whether `namespace/name` of another namespace is theirs to ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingTable:
+    order: Order = NO_ORDER
+    models: Mapping[tuple[str, str], ServedModel] = field(default_factory=dict[tuple[str, str], ServedModel])
+    """By namespace and name, sorted."""
+    aliases: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    targets: Mapping[tuple[str, str], tuple[Target, ...]] = field(
+        default_factory=dict[tuple[str, str], tuple[Target, ...]]
+    )
+    keys: Mapping[bytes, Key] = field(default_factory=dict[bytes, Key])
+    """By digest."""
+
+    def resolve(self, caller: Caller, asked: str) -> ServedModel | None:
+        name = self.aliases.get((caller.namespace, asked), asked)
+        if (model := self.models.get((caller.namespace, name))) is not None:
+            return model
+        namespace, _, name = asked.partition("/")
+        return self.models.get((namespace, name)) if caller.can_cross or namespace == caller.namespace else None
+
+    def names_for(self, caller: Caller) -> dict[str, ServedModel]:
+        """What this caller may ask for, by the name to ask with, sorted."""
+        own = {name: model for (namespace, name), model in self.models.items() if namespace == caller.namespace}
+        if not caller.can_cross:
+            return own
+        others = {
+            f"{namespace}/{name}": model
+            for (namespace, name), model in self.models.items()
+            if namespace != caller.namespace
+        }
+        return own | others
+
+
+def build_table(
+    order: Order, models: Iterable[ServedModel], targets: Iterable[Target], keys: Iterable[Key]
+) -> RoutingTable:
+    """Equal aliases and equal keys: the first by name has it (the controller refuses the others with a condition)."""
+    by_name = {(model.namespace, model.name): model for model in sorted(models, key=lambda m: (m.namespace, m.name))}
+    aliases: dict[tuple[str, str], str] = {}
+    for (namespace, name), model in by_name.items():
+        for alias in model.aliases:
+            aliases.setdefault((namespace, alias), name)
+    at: dict[tuple[str, str], list[Target]] = {}
+    for target in sorted(targets, key=lambda target: target.id):
+        at.setdefault((target.namespace, target.model), []).append(target)
+    by_digest: dict[bytes, Key] = {}
+    for key in sorted(keys, key=lambda key: (key.namespace, key.name)):
+        by_digest.setdefault(key.digest, key)
+    return RoutingTable(order, by_name, aliases, {model: tuple(list_) for model, list_ in at.items()}, by_digest)
+
+
+def parse_endpoints(snapshot: Endpoints) -> RoutingTable:
+    """The controller's snapshot as a table."""
+    return build_table(
+        snapshot.order,
+        snapshot.models,
+        [parse_endpoint(endpoint) for endpoint in snapshot.endpoints],
+        [parse_key(key) for key in snapshot.keys],
+    )
+
+
+def parse_endpoint(endpoint: Endpoint) -> Target:
+    return Target(
+        id=f"{endpoint.instance_id}@{endpoint.host}:{endpoint.port}",
+        instance_id=endpoint.instance_id,
+        namespace=endpoint.namespace,
+        model=endpoint.model,
+        host=endpoint.host,
+        port=endpoint.port,
+        key=endpoint.key,
+        slots=max(1, endpoint.slots),
+        weight=1,
+        context_tokens=endpoint.context_tokens,
+        confirmed=endpoint.confirmed,
+    )
+
+
+def parse_key(key: ClientKey) -> Key:
+    """An expiry that can't be read has passed: a gate fails closed."""
+    expires_at: float | None = None
+    if key.expiry is not None:
+        try:
+            expires_at = datetime.fromisoformat(key.expiry).timestamp()
+        except ValueError:
+            expires_at = 0.0
+    return Key(key.namespace, key.name, parse_hash(key.hash), expires_at)
+
+
+def parse_hash(text: str) -> bytes:
+    """The digest of `sha256:<hex>`; one that can't be read matches nothing."""
+    algorithm, _, digest = text.partition(":")
+    try:
+        return bytes.fromhex(digest) if algorithm == "sha256" else b""
+    except ValueError:
+        return b""

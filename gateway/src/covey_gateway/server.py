@@ -1,0 +1,114 @@
+"""The listening socket and the one clock of the gateway: accept, sweep deadlines, drain.
+
+uvicorn's own server is not used: its signals, its 10 Hz tick and its way to shut down (which waits, then cancels, and
+tells streams nothing) are all replaced here; what remains of it is a call to `create_server`.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+import time
+
+from covey_api.reasons import ErrorCode
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from covey_gateway.app import build_app
+from covey_gateway.connection import ClientConnection
+from covey_gateway.failures import StartError
+from covey_gateway.limits import SWEEP_SECONDS
+from covey_gateway.relay import Relay
+from covey_gateway.traffic import Traffic
+from covey_gateway.upstream import Engines
+from covey_gateway.wire.errors import ApiError
+
+# Connections that wait to be accepted; a burst of a thousand clients starts within one sweep of the loop.
+_BACKLOG = 1024
+_DRAIN_CHECK_SECONDS = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """StartError if the address is taken or not this machine's."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise StartError(f"`--listen` must be HOST:PORT of this machine; '{host}' is no address: {error}") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            words = (
+                f"port {port} on {host} is taken by another process (another `covey up`?); stop it or use `--listen`"
+            )
+        else:
+            words = f"{host}:{port} can't be listened on: {error.strerror}"
+        raise StartError(words) from None
+    return bound
+
+
+class GatewayServer:
+    def __init__(self, traffic: Traffic, engines: Engines) -> None:
+        self._traffic = traffic
+        self._engines = engines
+        self._state = ServerState()
+        # The server header and the access log would only cost; proxy headers are believed from nobody.
+        self._config = Config(
+            build_app(traffic),
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+        )
+        self._config.load()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, bound: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self.check_deadlines(time.time(), loop.time())
+        self._server = await loop.create_server(
+            lambda: Relay(self._config, self._state, self._traffic, self._engines), sock=bound, backlog=_BACKLOG
+        )
+
+    async def sweep(self) -> None:
+        """Check all deadlines, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.check_deadlines(time.time(), asyncio.get_running_loop().time())
+
+    def check_deadlines(self, wall: float, now: float) -> None:
+        """End what is over its time by now; `wall` dates the answers of the next second."""
+        self._traffic.set_date(wall)
+        self._state.default_headers = [(b"date", self._traffic.date)]
+        for connection in self._connections():
+            connection.check_deadlines(now)
+        self._engines.close_idle(now)
+
+    def _connections(self) -> list[ClientConnection]:
+        return [one for one in self._state.connections if isinstance(one, ClientConnection)]
+
+    async def drain(self, seconds: float) -> None:
+        """Accept nothing more, let answers that are due end within `seconds`, end the rest with an error."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections():
+            connection.shutdown()
+        for _ in range(int(seconds / _DRAIN_CHECK_SECONDS)):
+            if not self._state.connections:
+                break
+            await asyncio.sleep(_DRAIN_CHECK_SECONDS)
+        if left := self._connections():
+            _log.warning("%d requests did not end within %.0f s and are ended now", len(left), seconds)
+            error = ApiError(503, ErrorCode.OVERLOADED, "the gateway is stopping", retry_after_seconds=1)
+            for connection in left:
+                connection.end_now(error)
+            # A turn of the loop, so that what was written leaves.
+            await asyncio.sleep(_DRAIN_CHECK_SECONDS)
+        self._engines.close()

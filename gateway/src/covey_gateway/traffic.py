@@ -1,0 +1,137 @@
+"""What all connections share: the routing table, loads of endpoints, held bytes. One event loop, no locks.
+
+It knows who may ask and who answers, nothing of sockets or formats. Serving depends on nothing but this: a table that
+was applied stays in force until another one comes.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from email.utils import formatdate
+
+from covey_api.engines import Task
+from covey_api.messages import EndpointDemand, ServedModel
+
+from covey_gateway.limits import MAX_BODIES_BYTES
+from covey_gateway.routing.access import AccessPolicy
+from covey_gateway.routing.choose import Load, NoneFree, choose_target, set_aside
+from covey_gateway.routing.refusals import refuse_none_free, refuse_task, refuse_unknown, refuse_unready
+from covey_gateway.routing.table import Caller, RoutingTable, Target
+from covey_gateway.wire.errors import ApiError
+
+_log = logging.getLogger(__name__)
+
+
+class Traffic:
+    """`clock` is monotonic."""
+
+    def __init__(self, policy: AccessPolicy, clock: Callable[[], float]) -> None:
+        self.policy = policy
+        self.table = RoutingTable()
+        self.is_ready = False
+        """Whether a table was applied."""
+        self.date = b""
+        """The HTTP date, kept by the sweep."""
+        self._clock = clock
+        self._loads: dict[str, Load] = {}
+        self._instances: dict[str, str] = {}
+        self._departed: set[str] = set()
+        self._turn = 0
+        self._body_bytes = 0
+        self._on_departed_idle: Callable[[], None] = lambda: None
+
+    def watch_departed(self, on_idle: Callable[[], None]) -> None:
+        """Call this when an endpoint that left the table has nothing in flight any more."""
+        self._on_departed_idle = on_idle
+
+    def apply_table(self, table: RoutingTable) -> frozenset[str]:
+        """Route by this table from now on. Gives the ids of endpoints that left."""
+        before = {target.id for targets in self.table.targets.values() for target in targets}
+        now = {target.id: target for targets in table.targets.values() for target in targets}
+        self.table = table
+        self.is_ready = True
+        self._instances |= {id_: target.instance_id for id_, target in now.items()}
+        self._departed = {id_ for id_ in self._loads if id_ not in now}
+        for id_ in [id_ for id_ in self._departed if not self._loads[id_].in_flight]:
+            self._forget(id_)
+        for id_ in [id_ for id_ in self._instances if id_ not in now and id_ not in self._loads]:
+            del self._instances[id_]
+        return frozenset(before - now.keys())
+
+    def find_model(self, caller: Caller, asked: str) -> ServedModel | ApiError:
+        model = self.table.resolve(caller, asked)
+        if model is None:
+            return refuse_unknown(asked, self.table.names_for(caller))
+        return refuse_task(model, Task.CHAT) or model
+
+    def take(self, model: ServedModel, excluded: str | None = None) -> Target | ApiError:
+        """An endpoint for one request, counted as in flight there until `release`."""
+        key = (model.namespace, model.name)
+        model = self.table.models.get(key, model)
+        targets = self.table.targets.get(key, ())
+        if not targets:
+            return refuse_unready(model)
+        chosen = choose_target(targets, self._loads, self._clock(), self._turn, excluded)
+        if isinstance(chosen, NoneFree):
+            return refuse_none_free(model, chosen)
+        self._turn += 1
+        load = self._loads.setdefault(chosen.id, Load())
+        load.in_flight += 1
+        if load.aside is not None:
+            load.aside = replace(load.aside, is_probed=True)
+        return chosen
+
+    def confirm(self, target: Target) -> None:
+        """The endpoint answered with a byte."""
+        load = self._loads[target.id]
+        if load.aside is not None:
+            load.aside = None
+            _log.info("endpoint %s of model '%s' answers again", target.id, target.model)
+
+    def release(self, target: Target, *, refused: str | None = None) -> None:
+        """The request is no longer there; `refused` says how the endpoint failed before a byte."""
+        load = self._loads[target.id]
+        load.in_flight -= 1
+        if refused is not None:
+            load.aside = set_aside(load.aside, self._clock())
+            words = "endpoint %s of model '%s' is set aside for %.0f s: %s"
+            _log.warning(words, target.id, target.model, load.aside.seconds, refused)
+        elif load.aside is not None and load.aside.is_probed:
+            load.aside = replace(load.aside, is_probed=False)
+        if not load.in_flight and target.id in self._departed:
+            self._forget(target.id)
+            self._on_departed_idle()
+
+    def reserve_body(self, count: int) -> bool:
+        """Room for that many bytes of a request's body, until they are given back."""
+        if self._body_bytes + count > MAX_BODIES_BYTES:
+            return False
+        self._body_bytes += count
+        return True
+
+    def free_body(self, count: int) -> None:
+        self._body_bytes -= count
+
+    def observe_demand(self) -> tuple[EndpointDemand, ...]:
+        """Every endpoint with requests in flight or set aside, by instance."""
+        found: dict[str, EndpointDemand] = {}
+        for id_, load in sorted(self._loads.items()):
+            if not load.in_flight and load.aside is None:
+                continue
+            instance_id = self._instances[id_]
+            known = found.get(instance_id, EndpointDemand(instance_id=instance_id, in_flight=0))
+            found[instance_id] = EndpointDemand(
+                instance_id=instance_id,
+                in_flight=known.in_flight + load.in_flight,
+                unreachable=known.unreachable or (load.aside is not None and id_ not in self._departed),
+            )
+        return tuple(found.values())
+
+    def set_date(self, now: float) -> None:
+        """`now` is wall time, in seconds since the epoch."""
+        self.date = formatdate(now, usegmt=True).encode()
+
+    def _forget(self, id_: str) -> None:
+        self._loads.pop(id_, None)
+        self._departed.discard(id_)
+        self._instances.pop(id_, None)

@@ -1,0 +1,103 @@
+"""OpenAI's error envelope, and what an engine's own refusal means in it."""
+
+from typing import Any
+
+import msgspec
+from covey_api.reasons import ErrorCode
+
+from covey_gateway.wire.errors import ApiError, invalid_request
+
+# An engine's message is passed on, but not a page of it.
+_MAX_MESSAGE = 1024
+
+_TYPES = {403: "permission_error", 429: "rate_limit_error"}
+
+
+def render_envelope(error: ApiError) -> bytes:
+    """`{"error": {"message", "type", "param", "code"}}`, with `loading` where a model is on its way."""
+    kind = "server_error" if error.status >= 500 else _TYPES.get(error.status, "invalid_request_error")
+    content: dict[str, object] = {
+        "message": error.message,
+        "type": kind,
+        "param": error.param,
+        "code": error.code.value,
+    }
+    if error.loading is not None:
+        content["loading"] = error.loading
+    return msgspec.json.encode({"error": content})
+
+
+def render_error_event(error: ApiError) -> bytes:
+    """The same inside a stream that has begun."""
+    return b"data: %b\n\n" % render_envelope(error)
+
+
+class _Detail(msgspec.Struct):
+    message: Any = None
+    type: Any = None
+    n_prompt_tokens: Any = None
+    n_ctx: Any = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Detail | str | int | float | bool | list[Any] | None = None
+    message: Any = None
+
+
+def translate_refusal(status: int, body: bytes, retry_after_seconds: int | None, model: str) -> ApiError:
+    """What an engine's answer other than 200 means for the client.
+
+    1. Too long a prompt: 400 with both numbers.
+    2. The client's request is wrong (400, 413, 415, 422, 501): 400 with the engine's words.
+    3. The engine has no room or still loads (429, 503): the same status, with Retry-After.
+    4. Anything else is the gateway's or the engine's fault (401, 404, 5xx): 502.
+    """
+    detail = _parse_detail(body)
+    words = detail.message if isinstance(detail.message, str) and detail.message else f"HTTP status {status}"
+    words = words[:_MAX_MESSAGE]
+    if detail.type == "exceed_context_size_error":
+        return _context_exceeded(detail, words, model)
+    if status in (400, 413, 415, 422, 501):
+        return invalid_request(words)
+    if status in (429, 503):
+        wait_seconds = 1 if retry_after_seconds is None else retry_after_seconds
+        message = f"the engine of model '{model}' takes no request now: {words}"
+        return ApiError(status, ErrorCode.OVERLOADED, message, retry_after_seconds=wait_seconds)
+    return engine_failed(model, f"it answered with {words}")
+
+
+def engine_failed(model: str, what: str) -> ApiError:
+    return ApiError(502, ErrorCode.UPSTREAM_ERROR, f"the engine of model '{model}' failed: {what}")
+
+
+def translate_event_error(data: bytes, model: str) -> ApiError | None:
+    """The error that an engine wrote as an event of its stream; None if the event is none."""
+    try:
+        refusal = msgspec.json.decode(data, type=_Refusal)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if refusal.error is None:
+        return None
+    detail = _parse_detail(data)
+    return engine_failed(model, str(detail.message or "an error without words")[:_MAX_MESSAGE])
+
+
+def _parse_detail(body: bytes) -> _Detail:
+    """Engines nest the error, or put a bare string, or put the message on top."""
+    try:
+        refusal = msgspec.json.decode(body, type=_Refusal)
+        if isinstance(refusal.error, _Detail):
+            return refusal.error
+    except (msgspec.DecodeError, RecursionError):
+        return _Detail()
+    return _Detail(message=refusal.error if isinstance(refusal.error, str) else refusal.message)
+
+
+def _context_exceeded(detail: _Detail, words: str, model: str) -> ApiError:
+    needed, window = detail.n_prompt_tokens, detail.n_ctx
+    if isinstance(needed, int) and isinstance(window, int):
+        words = (
+            f"model '{model}' takes at most {window} tokens here; the request's messages have {needed}. "
+            "Shorten them, or give the Placement a larger `spec.context.tokens`."
+        )
+    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, words, "messages")

@@ -1,0 +1,7 @@
+"""`python -m covey_agent`."""
+
+import sys
+
+from covey_agent.main import main
+
+sys.exit(main())

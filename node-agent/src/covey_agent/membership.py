@@ -1,0 +1,104 @@
+"""The agent's place in its fleet: joins, follows the stream of assignments, reports, answers. Tries for ever.
+
+No failure here touches a member: without a controller everything runs on as it was last wished.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+from covey_api.messages import Assignments, CertificateRole
+from covey_fleet_client.backoff import Backoff
+from covey_fleet_client.client import FleetClient
+from covey_fleet_client.errors import FleetError
+from covey_fleet_client.identity import Identity
+from covey_fleet_client.join import ensure_joined
+from pydantic import ValidationError
+
+from covey_agent.asks import Asks
+from covey_agent.ports import Fleet
+from covey_agent.reports import Reporter
+from covey_agent.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+
+class Membership:
+    """`jitter`: a random number in [0, 1)."""
+
+    def __init__(
+        self, node: str, runtime: Runtime, reporter: Reporter, asks: Asks, jitter: Callable[[], float]
+    ) -> None:
+        self._node = node
+        self._runtime = runtime
+        self._reporter = reporter
+        self._asks = asks
+        self._jitter = jitter
+
+    async def run(self, identity: Identity, controller_url: str, token_file: Path | None) -> None:
+        """Until cancelled."""
+        joined = await self._join(identity, controller_url, token_file)
+        async with FleetClient(joined, controller_url) as fleet, asyncio.TaskGroup() as group:
+            group.create_task(fleet.watch_certificate())
+            group.create_task(self.serve(fleet))
+
+    async def serve(self, fleet: Fleet) -> None:
+        """Follow, report and answer over this connection, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(fleet))
+            group.create_task(self._reporter.run(fleet))
+            group.create_task(self._asks.run(fleet))
+
+    async def _join(self, identity: Identity, controller_url: str, token_file: Path | None) -> Identity:
+        backoff, complaint = Backoff(), ""
+        while True:
+            try:
+                token = read_token(token_file)
+                return await ensure_joined(identity, controller_url, CertificateRole.AGENT, self._node, token)
+            except FleetError as error:
+                if error.message != complaint:
+                    logger.warning("node '%s' could not join the fleet yet: %s", self._node, error.message)
+                complaint = error.message
+            await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
+
+    async def _follow(self, fleet: Fleet) -> None:
+        backoff, complaint = Backoff(), ""
+        while True:
+            try:
+                async with aclosing(fleet.stream(f"nodes/{self._node}/assignments")) as lines:
+                    async for line in lines:
+                        await self._receive(line)
+                        backoff.reset()
+                        complaint = ""
+            except FleetError as error:
+                if error.message != complaint:
+                    logger.warning("no assignments, everything runs on as last assigned: %s", error.message)
+                complaint = error.message
+            await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
+
+    async def _receive(self, line: bytes) -> None:
+        try:
+            assignments = Assignments.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            logger.error("a snapshot of assignments must parse; it was ignored: `%s` %s", where, first["msg"])
+            return
+        if assignments.node != self._node:
+            logger.error("a snapshot for node '%s' came to node '%s'; it was ignored", assignments.node, self._node)
+            return
+        await self._runtime.receive(assignments)
+        self._asks.receive(assignments.asks)
+
+
+def read_token(path: Path | None) -> str | None:
+    """Read at each try: a token that was replaced is found without a restart. None when there is none."""
+    if path is None:
+        return None
+    try:
+        return path.read_text().strip() or None
+    except OSError as error:
+        logger.warning("the token file can't be read: %s", error)
+        return None

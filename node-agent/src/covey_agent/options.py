@@ -1,0 +1,54 @@
+"""The agent's flags."""
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+# How long engines run on without an agent: a restart, an upgrade, a person who looks into it.
+ORPHAN_GRACE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    state: Path
+    controller: str
+    token_file: Path | None
+    cache: Path
+    name: str
+    lifeline: int | None
+    orphan_grace_seconds: float
+    stop_all: bool
+
+
+def parse_options(arguments: list[str]) -> Options:
+    parser = argparse.ArgumentParser(prog="python -m covey_agent", description="Covey's node agent.")
+    parser.add_argument("--controller", metavar="URL", help="the controller's fleet API, https://HOST:PORT")
+    parser.add_argument("--token-file", metavar="FILE", type=Path, help="a join token, needed until it has joined once")
+    parser.add_argument("--state", metavar="DIR", type=Path, required=True, help="the state folder")
+    parser.add_argument(
+        "--cache", metavar="DIR", type=Path, help="artifact cache (default: $COVEY_CACHE or the user's)"
+    )
+    parser.add_argument("--name", help="name of the Node (default: as before, else the host's)")
+    parser.add_argument("--lifeline", metavar="FD", type=int, help="end when this pipe ends")
+    parser.add_argument("--orphan-grace-seconds", metavar="N", type=float, help="engines' life without an agent (300)")
+    parser.add_argument("--stop-all", action="store_true", help="end every keeper of the state folder, and exit")
+    found = parser.parse_args(arguments)
+    if not found.stop_all and not found.controller:
+        parser.error("--controller is needed, unless --stop-all is given")
+    return Options(
+        state=found.state.absolute(),
+        controller=found.controller or "",
+        token_file=found.token_file,
+        cache=(found.cache or default_cache()).absolute(),
+        name=found.name or "",
+        lifeline=found.lifeline,
+        orphan_grace_seconds=found.orphan_grace_seconds or ORPHAN_GRACE_SECONDS,
+        stop_all=found.stop_all,
+    )
+
+
+def default_cache() -> Path:
+    if named := os.environ.get("COVEY_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "covey"

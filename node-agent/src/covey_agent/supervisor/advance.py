@@ -1,0 +1,144 @@
+"""What one member does next, from where it stands: level-triggered, so no lost or doubled event leads it astray."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from covey_api.instance import MemberPhase
+from covey_api.messages import MemberGoal
+from covey_api.reasons import FailureCause
+
+from covey_agent.ports import EngineProcess
+from covey_agent.supervisor.effects import (
+    CancelWork,
+    CheckFit,
+    Effect,
+    EnsureEngine,
+    FetchArtifact,
+    Probe,
+    StartKeeper,
+    StopKeeper,
+)
+from covey_agent.supervisor.state import Failure, MemberState, State, Work
+
+# From SIGTERM to SIGKILL. What was in flight has been drained before; an engine needs this to let go of its memory.
+STOP_GRACE_SECONDS = 5.0
+
+# Ended by CancelWork without an event.
+_CANCELLABLE = frozenset({Work.FETCH, Work.ENGINE, Work.FIT})
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What of the rest of the node a member's next step depends on."""
+
+    promised_bytes: Mapping[str, int]
+    is_fit_under_way: bool
+
+
+def observe_surroundings(state: State, instance_id: str) -> Surroundings:
+    others = [member for key, member in state.members.items() if key != instance_id]
+    promised: dict[str, int] = {}
+    for member in others:
+        if member.is_loading:
+            for costs in member.member.costs:
+                promised[costs.pool] = promised.get(costs.pool, 0) + costs.total_bytes
+    return Surroundings(promised, any(Work.FIT in member.work for member in others))
+
+
+def advance(state: State, member: MemberState, now: float) -> tuple[MemberState, tuple[Effect, ...]]:
+    """The member's next state and what to do for it. Doing it twice at the same time does nothing the second time.
+
+    1. What runs isn't known yet, or the last keeper isn't gone yet: wait.
+    2. A keeper lives:
+       a. it has to end (goal Stop, the agent closes, another attempt is wished, overdue): stop it, once;
+       b. it drains: serve what is in flight;
+       c. it is ready: serve;
+       d. it had its time to become ready: it is overdue, and ends as in a;
+       e. else probe it.
+    3. A keeper is being started: wait, it can't be called back.
+    4. It is not to run (any goal but Serve, or the agent closes): stopped.
+    5. It was given up: failed, until another attempt.
+    6. It waits (backoff, memory): wait.
+    7. Weights or engine are missing: get both at once.
+    8. It hasn't been checked against fresh memory: check, one member of the node at a time.
+    9. Start its keeper.
+    """
+    if Work.FIND in member.work or Work.RELEASE in member.work:  # 1
+        return member, ()
+    if member.keeper is not None:  # 2
+        return _advance_living(state, member, member.keeper, now)
+    if Work.LAUNCH in member.work:  # 3
+        return replace(member, phase=MemberPhase.STARTING), ()
+    if member.goal is not MemberGoal.SERVE or state.closing:  # 4
+        effects = (CancelWork(member.instance_id),) if member.work else ()
+        return replace(member, phase=MemberPhase.STOPPED, work=member.work - _CANCELLABLE), effects
+    if member.given_up:  # 5
+        return replace(member, phase=MemberPhase.FAILED), ()
+    if now < member.wait_until:  # 6
+        return member, ()
+    return _advance_towards_start(state, member)
+
+
+def _advance_living(
+    state: State, member: MemberState, keeper: EngineProcess, now: float
+) -> tuple[MemberState, tuple[Effect, ...]]:
+    if keeper.attempt != member.spec.attempt:  # 2a
+        return _stop(replace(member, phase=MemberPhase.PENDING))
+    if member.overdue:
+        return _stop(replace(member, phase=MemberPhase.STARTING))
+    if member.goal is MemberGoal.STOP or state.closing:
+        return _stop(replace(member, phase=MemberPhase.DRAINING))
+    if member.goal is MemberGoal.DRAIN:  # 2b
+        return replace(member, phase=MemberPhase.DRAINING), ()
+    if member.ready:  # 2c
+        return replace(member, phase=MemberPhase.READY, failure=None, fetch_failures=0), ()
+    if now >= member.started_at + member.spec.startup_seconds:  # 2d
+        words = f"no token within `startupSeconds` ({member.spec.startup_seconds} s) of the engine's start"
+        failure = Failure(FailureCause.NOT_READY_IN_TIME, words)
+        return _stop(replace(member, phase=MemberPhase.STARTING, overdue=True, failure=failure))
+    member = replace(member, phase=MemberPhase.STARTING)
+    if Work.PROBE in member.work or now < member.wait_until:
+        return member, ()
+    effect = Probe(member.instance_id, member.assignment, keeper)  # 2e
+    return replace(member, work=member.work | {Work.PROBE}), (effect,)
+
+
+def _stop(member: MemberState) -> tuple[MemberState, tuple[Effect, ...]]:
+    if Work.STOP in member.work:
+        return member, ()
+    effect = StopKeeper(member.instance_id, STOP_GRACE_SECONDS)
+    return replace(member, work=member.work | {Work.STOP}), (effect,)
+
+
+def _advance_towards_start(state: State, member: MemberState) -> tuple[MemberState, tuple[Effect, ...]]:
+    key, spec = member.instance_id, member.spec
+    if member.weights is None or member.program is None:  # 7
+        effects: list[Effect] = []
+        work = member.work
+        if member.weights is None and Work.FETCH not in work:
+            effects.append(FetchArtifact(key, spec.artifact))
+            work |= {Work.FETCH}
+        if member.program is None and Work.ENGINE not in work:
+            effects.append(EnsureEngine(key, spec.engine, state.spec))
+            work |= {Work.ENGINE}
+        return replace(member, phase=MemberPhase.FETCHING, work=work), tuple(effects)
+    if not member.fits:  # 8
+        around = observe_surroundings(state, key)
+        if Work.FIT in member.work or around.is_fit_under_way:
+            return member, ()
+        effect = CheckFit(key, member.member.costs, around.promised_bytes)
+        return replace(member, work=member.work | {Work.FIT}), (effect,)
+    effect = StartKeeper(key, member.assignment, member.weights, member.program)  # 9
+    started = replace(member, phase=MemberPhase.STARTING, fits=False, work=member.work | {Work.LAUNCH})
+    return started, (effect,)
+
+
+def next_due(state: State, now: float) -> float | None:
+    """When a Ticked will change something; None: only an event can."""
+    due: list[float] = []
+    for member in state.members.values():
+        if member.wait_until > now:
+            due.append(member.wait_until)
+        if member.keeper is not None and not member.ready and not member.overdue:
+            due.append(member.started_at + member.spec.startup_seconds)
+    return min((at for at in due if at > now), default=None)

@@ -1,0 +1,109 @@
+"""What the shell must do, in the imperative. Each but `Keep`, `CancelWork` and `Forget` ends in an event, always."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey_api.engines import EngineName
+from covey_api.instance import Costs
+from covey_api.messages import MemberAssignment
+from covey_api.model import ResolvedArtifact
+from covey_api.node import NodeSpec
+
+from covey_agent.ports import EngineProcess, EngineProgram
+from covey_agent.supervisor.kept import Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write this to disk before any other effect of the same step."""
+
+    kept: Kept
+
+
+@dataclass(frozen=True, slots=True)
+class FindKeeper:
+    """Ends in KeeperFound or KeeperMissed."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchArtifact:
+    """Ends in ArtifactReady or ArtifactFailed."""
+
+    instance_id: str
+    artifact: ResolvedArtifact
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureEngine:
+    """Ends in EngineReady or EngineFailed."""
+
+    instance_id: str
+    engine: EngineName
+    spec: NodeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFit:
+    """Ends in FitChecked."""
+
+    instance_id: str
+    costs: tuple[Costs, ...]
+    promised_bytes: Mapping[str, int]
+    """Per pool: what engines that are still loading will take."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartKeeper:
+    """Ends in KeeperStarted or KeeperFailed."""
+
+    instance_id: str
+    assignment: MemberAssignment
+    weights: Path
+    program: EngineProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ends in Probed."""
+
+    instance_id: str
+    assignment: MemberAssignment
+    process: EngineProcess
+
+
+@dataclass(frozen=True, slots=True)
+class StopKeeper:
+    """Ends in EngineExited."""
+
+    instance_id: str
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseKeeper:
+    """Ends in KeeperReleased."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelWork:
+    """Fetching and checking for this member are of no use any more."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The member is over: remove what it left."""
+
+    instance_id: str
+
+
+Slow = FindKeeper | FetchArtifact | EnsureEngine | CheckFit | StartKeeper | Probe | StopKeeper | ReleaseKeeper
+"""Carried out by a task of its own."""
+
+Effect = Keep | CancelWork | Forget | Slow

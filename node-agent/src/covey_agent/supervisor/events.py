@@ -1,0 +1,139 @@
+"""What can happen to a member, in the past tense. The shell makes them; `step` is total over them, in any order."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey_api.messages import Assignments
+from covey_api.reasons import FailureCause
+
+from covey_agent.ports import EngineProcess, EngineProgram
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentsReceived:
+    """A snapshot of the controller's wishes."""
+
+    assignments: Assignments
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperFound:
+    """A keeper from before this agent's start lives and is claimed."""
+
+    instance_id: str
+    process: EngineProcess
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperMissed:
+    """No keeper from before this agent's start lives; `identity` is the engine it ended with, if there is a record."""
+
+    instance_id: str
+    identity: str
+    cause: FailureCause | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactReady:
+    instance_id: str
+    weights: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactFailed:
+    instance_id: str
+    cause: FailureCause
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    instance_id: str
+    program: EngineProgram
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine can't be had here."""
+
+    instance_id: str
+    cause: FailureCause
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class FitChecked:
+    instance_id: str
+    problem: str
+    """Why the stamped bytes don't fit now; empty: they do."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperStarted:
+    instance_id: str
+    process: EngineProcess
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperFailed:
+    """The engine's process could not be started."""
+
+    instance_id: str
+    cause: FailureCause
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """One try to have the smallest request completed."""
+
+    instance_id: str
+    identity: str
+    is_ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineExited:
+    """`cause` None: it ended because somebody asked it to."""
+
+    instance_id: str
+    identity: str
+    cause: FailureCause | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperReleased:
+    """The keeper of an engine that ended is gone too: another may be started."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseAsked:
+    """Everything must stop, though it is still wished: the agent ends with its members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+Event = (
+    AssignmentsReceived
+    | KeeperFound
+    | KeeperMissed
+    | ArtifactReady
+    | ArtifactFailed
+    | EngineReady
+    | EngineFailed
+    | FitChecked
+    | KeeperStarted
+    | KeeperFailed
+    | Probed
+    | EngineExited
+    | KeeperReleased
+    | CloseAsked
+    | Ticked
+)

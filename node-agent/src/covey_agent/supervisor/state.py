@@ -1,0 +1,168 @@
+"""The supervisor's state: one value a member, all frozen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+
+from covey_api.instance import InstanceSpec, Member, MemberPhase
+from covey_api.messages import MemberAssignment, MemberGoal, Order
+from covey_api.node import NodeSpec
+from covey_api.reasons import FailureCause
+
+from covey_agent.ports import EngineProcess, EngineProgram
+from covey_agent.supervisor.kept import Kept, KeptMember
+
+
+class Work(StrEnum):
+    """What is under way for a member; each is asked for once and ended by its event."""
+
+    FIND = "Find"
+    FETCH = "Fetch"
+    ENGINE = "Engine"
+    FIT = "Fit"
+    LAUNCH = "Launch"
+    PROBE = "Probe"
+    STOP = "Stop"
+    RELEASE = "Release"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    cause: FailureCause
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    assignment: MemberAssignment
+    goal: MemberGoal
+    assigned: bool = True
+    phase: MemberPhase = MemberPhase.PENDING
+    failure: Failure | None = None
+    """Why it is where it is: the last one, gone once it is ready."""
+    given_up: bool = False
+    """The failure is final for this attempt."""
+    work: frozenset[Work] = frozenset()
+    weights: Path | None = None
+    program: EngineProgram | None = None
+    fits: bool = False
+    fit_refused_since: float | None = None
+    fetch_failures: int = 0
+    keeper: EngineProcess | None = None
+    engine: str = ""
+    """Identity of the keeper's engine; after a start of the agent: of the one that ran before."""
+    ready: bool = False
+    started_at: float = 0.0
+    wait_until: float = 0.0
+    """Nothing is tried before: a backoff, the next probe, the next look at memory."""
+    overdue: bool = False
+    """It didn't become ready in time, and has to end for it."""
+    restarts: int = 0
+    restarted_at: tuple[float, ...] = ()
+
+    @property
+    def instance_id(self) -> str:
+        return self.assignment.instance.spec.instance_id
+
+    @property
+    def spec(self) -> InstanceSpec:
+        return self.assignment.instance.spec
+
+    @property
+    def member(self) -> Member:
+        """Its entry in the Instance; the first one when the name is unknown, so that `step` is total."""
+        members = self.spec.members
+        return next((one for one in members if one.name == self.assignment.member), members[0])
+
+    @property
+    def is_loading(self) -> bool:
+        """An engine is on its way to the memory that it was promised."""
+        return Work.LAUNCH in self.work or (self.keeper is not None and not self.ready)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, nothing is under way."""
+        return self.keeper is None and not self.work
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    order: Order | None = None
+    spec: NodeSpec = field(default_factory=NodeSpec)
+    boot_id: str = ""
+    members: Mapping[str, MemberState] = field(default_factory=dict[str, MemberState])
+    """By `instanceId`; sorted."""
+    closing: bool = False
+
+    @property
+    def is_finding(self) -> bool:
+        """It isn't known yet what runs: nothing may be reported."""
+        return any(Work.FIND in member.work for member in self.members.values())
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing runs, and nothing will."""
+        return self.closing and all(member.is_idle for member in self.members.values())
+
+    def with_member(self, member: MemberState) -> "State":
+        members = {**self.members, member.instance_id: member}
+        return replace(self, members=dict(sorted(members.items())))
+
+    def without_member(self, instance_id: str) -> "State":
+        members = {key: member for key, member in self.members.items() if key != instance_id}
+        return replace(self, members=members)
+
+
+def keep_state(state: State) -> Kept:
+    """The part that outlives the agent."""
+    return Kept(
+        order=state.order,
+        spec=state.spec,
+        boot_id=state.boot_id,
+        members=tuple(_keep_member(member) for member in state.members.values()),
+    )
+
+
+def _keep_member(member: MemberState) -> KeptMember:
+    failure = member.failure if member.given_up else None
+    return KeptMember(
+        assignment=member.assignment,
+        goal=member.goal,
+        assigned=member.assigned,
+        engine=member.engine,
+        ready=member.ready,
+        failed=failure.cause if failure else None,
+        message=failure.message if failure else "",
+        restarts=member.restarts,
+        restarted_at=member.restarted_at,
+    )
+
+
+def restore_state(kept: Kept, strays: tuple[MemberAssignment, ...], boot_id: str) -> State:
+    """The state after a start: what was kept, and living members that were not.
+
+    Every member is to be found first (`Work.FIND`): whether its keeper lives decides everything else. Restart times of
+    another boot mean nothing on this one's clock.
+    """
+    is_same_boot = kept.boot_id == boot_id
+    members = {one.assignment.instance.spec.instance_id: _restore_member(one, is_same_boot) for one in kept.members}
+    for assignment in strays:
+        found = MemberState(assignment, MemberGoal.SERVE, assigned=False, work=frozenset({Work.FIND}))
+        members.setdefault(found.instance_id, found)
+    return State(kept.order, kept.spec, boot_id, dict(sorted(members.items())))
+
+
+def _restore_member(kept: KeptMember, is_same_boot: bool) -> MemberState:
+    return MemberState(
+        assignment=kept.assignment,
+        goal=kept.goal,
+        assigned=kept.assigned,
+        failure=Failure(kept.failed, kept.message) if kept.failed else None,
+        given_up=kept.failed is not None,
+        work=frozenset({Work.FIND}),
+        engine=kept.engine,
+        ready=kept.ready,
+        restarts=kept.restarts,
+        restarted_at=kept.restarted_at if is_same_boot else (),
+    )

@@ -1,0 +1,241 @@
+"""`step`: one event in, the next state and what to do out. Total: any event in any state, also twice, also late.
+
+event          member has               outcome
+KeeperFound    any                      it is the member's engine; ready at once if it is the one that was
+KeeperMissed   its engine is recorded   as EngineExited; else nothing ran
+ArtifactReady, EngineReady              on to the fit, when both are there
+ArtifactFailed, EngineFailed            again with a backoff while that may help, then given up
+FitChecked     fits                     its keeper is started
+               doesn't fit              looked at again each second for 15 s, then given up
+KeeperStarted  any                      it is the member's engine
+KeeperFailed   any                      as a crash
+Probed         the same engine          ready, or probed again
+EngineExited   another engine, or none  nothing
+               overdue                  given up: a wedge is never retried
+               not to run any more      stopped, or the next attempt is started
+               ended as asked           started again, not counted
+               crash                    restarted 0.5 s, 1 s, 2 s later; the fourth within 60 s: given up
+               a crash that will recur  given up
+KeeperReleased any                      another keeper may be started
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar, assert_never
+
+from covey_api.instance import MemberPhase
+from covey_api.messages import MemberAssignment, MemberGoal
+from covey_api.reasons import FailureCause
+
+from covey_agent.ports import EngineProcess
+from covey_agent.supervisor.advance import advance
+from covey_agent.supervisor.effects import Effect, FindKeeper, Forget, Keep, ReleaseKeeper
+from covey_agent.supervisor.events import (
+    ArtifactFailed,
+    ArtifactReady,
+    AssignmentsReceived,
+    CloseAsked,
+    EngineExited,
+    EngineFailed,
+    EngineReady,
+    Event,
+    FitChecked,
+    KeeperFailed,
+    KeeperFound,
+    KeeperMissed,
+    KeeperReleased,
+    KeeperStarted,
+    Probed,
+    Ticked,
+)
+from covey_agent.supervisor.kept import Kept
+from covey_agent.supervisor.snapshot import accept_snapshot
+from covey_agent.supervisor.state import Failure, MemberState, State, Work, keep_state, restore_state
+
+# A member is restarted this often within this time; whatever crashes more is broken, and the controller's to judge.
+MAX_RESTARTS = 3
+RESTART_WINDOW_SECONDS = 60.0
+FIRST_BACKOFF_SECONDS = 0.5
+# A fetch resumes by itself; these tries, up to a minute apart, outlast an outage of some four minutes.
+MAX_FETCH_FAILURES = 8
+LONGEST_FETCH_BACKOFF_SECONDS = 60.0
+# An engine that ended has given its memory back within seconds; who still doesn't fit then won't.
+FIT_PATIENCE_SECONDS = 15.0
+FIT_AGAIN_SECONDS = 1.0
+# Between two probes of an engine that loads: an unready one refuses in a millisecond.
+PROBE_AGAIN_SECONDS = 0.2
+
+# Trying again may help without anybody doing anything.
+_PASSING = frozenset({FailureCause.ARTIFACT_UNAVAILABLE, FailureCause.DISK_FULL})
+# A restart would end the same way.
+_RECURRING = frozenset({FailureCause.MISSING_LIBRARY, FailureCause.ARTIFACT_CORRUPT, FailureCause.NO_USABLE_ENGINE})
+
+Change = Callable[[MemberState], MemberState]
+_Event = TypeVar("_Event")
+
+
+def begin(kept: Kept, strays: tuple[MemberAssignment, ...], boot_id: str) -> tuple[State, tuple[Effect, ...]]:
+    """The first state after a start, and the search for what still runs."""
+    state = restore_state(kept, strays, boot_id)
+    return state, tuple(FindKeeper(key) for key in state.members)
+
+
+def step(state: State, event: Event, now: float) -> tuple[State, tuple[Effect, ...]]:
+    """The state after the event, and the effects in the order in which to begin them."""
+    before = keep_state(state)
+    state, effects = _apply(state, event, now)
+    for key in tuple(state.members):
+        member, more = advance(state, state.members[key], now)
+        state = state.with_member(member)
+        effects += more
+        is_over = member.is_idle and member.phase in (MemberPhase.STOPPED, MemberPhase.FAILED)
+        if is_over and not member.assigned and not state.closing:  # what closing stopped is wished still
+            state, effects = state.without_member(key), (*effects, Forget(key))
+    kept = keep_state(state)
+    return state, effects if kept == before else (Keep(kept), *effects)
+
+
+def _apply(state: State, event: Event, now: float) -> tuple[State, tuple[Effect, ...]]:
+    match event:
+        case AssignmentsReceived(assignments):
+            return accept_snapshot(state, assignments), ()
+        case CloseAsked():
+            return replace(state, closing=True), ()
+        case Ticked():
+            return state, ()
+        case EngineExited():
+            return _apply_exit(state, event, now)
+        case _:
+            member = state.members.get(event.instance_id)
+            return (state, ()) if member is None else (state.with_member(_change(member, event, now)), ())
+
+
+def _change(
+    member: MemberState,
+    event: KeeperFound
+    | KeeperMissed
+    | ArtifactReady
+    | ArtifactFailed
+    | EngineReady
+    | EngineFailed
+    | FitChecked
+    | KeeperStarted
+    | KeeperFailed
+    | Probed
+    | KeeperReleased,
+    now: float,
+) -> MemberState:
+    match event:
+        case KeeperFound(_, process):
+            member = replace(member, work=member.work - {Work.FIND})
+            return _hold(member, process, process.identity == member.engine and member.ready, now)
+        case KeeperMissed(_, identity, cause, message):
+            member = replace(member, work=member.work - {Work.FIND})
+            if member.keeper is not None or not member.engine:
+                return member
+            member = replace(member, engine="", ready=False)
+            return _crash(member, Failure(cause, message), now) if cause and identity else member
+        case ArtifactReady(_, weights):
+            return replace(member, work=member.work - {Work.FETCH}, weights=weights)
+        case EngineReady(_, program):
+            return replace(member, work=member.work - {Work.ENGINE}, program=program)
+        case ArtifactFailed(_, cause, message):
+            return _fail_fetch(member, Work.FETCH, Failure(cause, message), now)
+        case EngineFailed(_, cause, message):
+            return _fail_fetch(member, Work.ENGINE, Failure(cause, message), now)
+        case FitChecked(_, problem):
+            return _judge_fit(member, problem, now)
+        case KeeperStarted(_, process):
+            member = replace(member, work=member.work - {Work.LAUNCH})
+            return _hold(member, process, process.identity == member.engine and member.ready, now)
+        case KeeperFailed(_, cause, message):
+            if Work.LAUNCH not in member.work:
+                return member
+            member = replace(member, work=member.work - {Work.LAUNCH}, weights=None, program=None)
+            return _crash(member, Failure(cause, message), now)
+        case Probed(_, identity, is_ready):
+            return _judge_probe(member, identity, is_ready, now)
+        case KeeperReleased():
+            return replace(member, work=member.work - {Work.RELEASE})
+    assert_never(event)
+
+
+def _hold(member: MemberState, process: EngineProcess, is_ready: bool, now: float) -> MemberState:
+    """The member with this engine. Told twice about one engine, nothing changes."""
+    if member.keeper == process:
+        return member
+    return replace(
+        member, keeper=process, engine=process.identity, ready=is_ready, started_at=now, wait_until=now, overdue=False
+    )
+
+
+def _judge_probe(member: MemberState, identity: str, is_ready: bool, now: float) -> MemberState:
+    if Work.PROBE not in member.work or member.keeper is None or member.keeper.identity != identity:
+        return member
+    member = replace(member, work=member.work - {Work.PROBE})
+    return replace(member, ready=True) if is_ready else replace(member, wait_until=now + PROBE_AGAIN_SECONDS)
+
+
+def _judge_fit(member: MemberState, problem: str, now: float) -> MemberState:
+    if Work.FIT not in member.work:
+        return member
+    member = replace(member, work=member.work - {Work.FIT})
+    if not problem:
+        return replace(member, fits=True, fit_refused_since=None)
+    since = now if member.fit_refused_since is None else member.fit_refused_since
+    given_up = now - since >= FIT_PATIENCE_SECONDS
+    return replace(
+        member,
+        phase=MemberPhase.PENDING,
+        failure=Failure(FailureCause.INSUFFICIENT_MEMORY, problem),
+        given_up=given_up,
+        fit_refused_since=since,
+        wait_until=now + FIT_AGAIN_SECONDS,
+    )
+
+
+def _fail_fetch(member: MemberState, work: Work, failure: Failure, now: float) -> MemberState:
+    if work not in member.work:
+        return member
+    member = replace(member, work=member.work - {work}, failure=failure, fetch_failures=member.fetch_failures + 1)
+    if failure.cause not in _PASSING or member.fetch_failures >= MAX_FETCH_FAILURES:
+        return replace(member, given_up=True)
+    delay = min(LONGEST_FETCH_BACKOFF_SECONDS, 2.0 ** (member.fetch_failures - 1))
+    return replace(member, phase=MemberPhase.BACKOFF, wait_until=now + delay)
+
+
+def _apply_exit(state: State, event: EngineExited, now: float) -> tuple[State, tuple[Effect, ...]]:
+    member = state.members.get(event.instance_id)
+    if member is None or member.keeper is None or member.keeper.identity != event.identity:
+        return state, ()
+    is_superseded = member.keeper.attempt != member.spec.attempt
+    is_overdue = member.overdue
+    member = replace(
+        member,
+        work=member.work - {Work.STOP, Work.PROBE} | {Work.RELEASE},
+        keeper=None,
+        engine="",
+        ready=False,
+        overdue=False,
+        weights=None,
+        program=None,
+    )
+    if is_overdue:
+        member = replace(member, given_up=True)
+    elif event.cause is not None and member.goal is MemberGoal.SERVE and not state.closing and not is_superseded:
+        member = _crash(member, Failure(event.cause, event.message), now)
+    return state.with_member(member), (ReleaseKeeper(event.instance_id),)
+
+
+def _crash(member: MemberState, failure: Failure, now: float) -> MemberState:
+    recent = tuple(at for at in member.restarted_at if now - at < RESTART_WINDOW_SECONDS)
+    member = replace(member, failure=failure, restarted_at=recent)
+    if failure.cause in _RECURRING or len(recent) >= MAX_RESTARTS:
+        return replace(member, given_up=True, phase=MemberPhase.FAILED)
+    return replace(
+        member,
+        phase=MemberPhase.BACKOFF,
+        wait_until=now + FIRST_BACKOFF_SECONDS * 2 ** len(recent),
+        restarts=member.restarts + 1,
+        restarted_at=(*recent, now),
+    )

@@ -1,0 +1,59 @@
+"""What this node is and offers, looked at now and then. A look that hangs or fails leaves the last one standing."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from covey_api.engines import Lane
+from covey_api.node import NodeFacts, NodeSpec
+
+from covey_agent.ports import Engines, Facts
+
+logger = logging.getLogger(__name__)
+
+# Lanes change when an engine was installed or a device came or went; looking is cheap, the probes keep what they saw.
+LANES_SECONDS = 5.0
+# Every so many looks at lanes, the facts too: a minute.
+LOOKS_PER_FACTS = 12
+# Both are bounded by themselves; this is for a file system that hangs.
+LOOK_SECONDS = 30.0
+
+
+class Survey:
+    """The newest look. None: not looked yet. `observe_spec` gives the Node's spec as last assigned."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        facts: Facts,
+        observe_spec: Callable[[], NodeSpec],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._engines = engines
+        self._facts = facts
+        self._observe_spec = observe_spec
+        self._on_change = on_change
+        self.lanes: tuple[Lane, ...] | None = None
+        self.facts: NodeFacts | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        looks = 0
+        while True:
+            before = (self.lanes, self.facts)
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._look(with_facts=looks % LOOKS_PER_FACTS == 0)
+            except Exception:
+                logger.exception("this node could not be looked at; what was seen last stands")
+            if (self.lanes, self.facts) != before:
+                self._on_change()
+            looks += 1
+            await asyncio.sleep(LANES_SECONDS)
+
+    async def _look(self, *, with_facts: bool) -> None:
+        lanes = await self._engines.observe_lanes(self._observe_spec())
+        # Pools of devices come with their lanes, so lanes come first and new ones bring the facts along.
+        if with_facts or lanes != self.lanes:
+            self.facts = await self._facts.observe_facts()
+        self.lanes = lanes

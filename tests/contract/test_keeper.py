@@ -1,0 +1,340 @@
+"""The keeper against a real child with knobs."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from covey_agent.keeper.keepers import ProcessKeepers
+from covey_agent.keeper.link import connect
+from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
+from kit.processes import (
+    assert_none_left,
+    engine_double,
+    is_running,
+    observe_pss_bytes,
+    processes_of,
+    wait_for,
+)
+
+ID = "00000000000000aa"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    members = tmp_path / "members"
+    yield members
+    left = processes_of(members)
+    for process in left:
+        process.kill()
+    assert not left, f"a test must leave no process behind; left {left}"
+
+
+def launch(folder: Path, port: int, **knobs: str) -> Launch:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    program = engine_double(folder.parent)
+    environment = {"PATH": os.environ["PATH"]} | {f"DOUBLE_{name.upper()}": value for name, value in knobs.items()}
+    return Launch((str(program), "--port", str(port)), environment, (("engine.key", "k"),))
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await story()
+
+    asyncio.run(bounded())
+
+
+async def end(keepers: ProcessKeepers, instance_id: str = ID) -> EngineExit:
+    await keepers.stop(instance_id, 2)
+    ended = await keepers.wait_exit(instance_id)
+    await keepers.release(instance_id)
+    return ended
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_keeper_starts_an_engine_and_stops_it_when_asked(folder: Path) -> None:
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        process = await keepers.start(ID, 3, port, launch(folder, port))
+        assert (process.attempt, process.port) == (3, port)
+        await asyncio.to_thread(wait_for, lambda: is_open(port), "the engine listens")
+        assert keepers.observe_living() == {ID: ""}
+        ended = await end(keepers)
+        assert (ended.ended_by, ended.status, ended.attempt) == ("Stop", -signal.SIGTERM, 3)
+        assert not is_running(process.pid)
+        assert keepers.observe_living() == {}
+
+    run(story)
+    assert_none_left(folder)
+
+
+def test_keeper_holds_files_that_only_its_user_reads(folder: Path) -> None:
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        await keepers.start(ID, 1, port, launch(folder, port))
+        modes = {path.name: path.stat().st_mode & 0o077 for path in (folder / ID).iterdir()}
+        assert {"launch.json", "keeper.json", "k.sock", "output.log", "engine.key"} <= modes.keys()
+        assert set(modes.values()) == {0}
+        await end(keepers)
+
+    run(story)
+
+
+def test_keeper_takes_less_than_15_mb(folder: Path) -> None:
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        await keepers.start(ID, 1, port, launch(folder, port))
+        pid = json.loads((folder / ID / "keeper.json").read_text())["pid"]
+        assert observe_pss_bytes(pid) < 15_000_000
+        await end(keepers)
+
+    run(story)
+
+
+def test_killed_keeper_takes_its_engine_with_it(folder: Path) -> None:
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        process = await keepers.start(ID, 1, port, launch(folder, port, fork="yes"))
+        os.kill(json.loads((folder / ID / "keeper.json").read_text())["pid"], signal.SIGKILL)
+        ended = await keepers.wait_exit(ID)
+        assert ended.status is None
+        assert not is_running(process.pid)
+
+    run(story)
+    assert_none_left(folder)
+
+
+def test_stop_kills_an_engine_that_ignores_sigterm_and_what_it_started(folder: Path) -> None:
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        await keepers.start(ID, 1, port, launch(folder, port, ignore_term="yes", fork="yes"))
+        await asyncio.to_thread(wait_for, lambda: is_open(port), "the engine listens")
+        await keepers.stop(ID, 0.5)
+        ended = await keepers.wait_exit(ID)
+        assert (ended.ended_by, ended.status) == ("Stop", -signal.SIGKILL)
+        await keepers.release(ID)
+
+    run(story)
+    assert_none_left(folder)
+
+
+def test_exit_record_holds_status_and_last_words(folder: Path) -> None:
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        await keepers.start(ID, 2, port, launch(folder, port, die_at_load="no such weights", exit_code="7"))
+        ended = await keepers.wait_exit(ID)
+        assert (ended.status, ended.ended_by, ended.out_of_memory) == (7, "Engine", False)
+        assert ended.tail.endswith("no such weights\n")
+        assert "no such weights" in await keepers.read_tail(ID, 1000)
+        await keepers.release(ID)
+        # Whoever comes later, without a living keeper, reads the same.
+        assert await ProcessKeepers(folder, 60).find(ID) == ended
+        assert "no such weights" in await keepers.read_tail(ID, 1000)
+        keepers.forget(ID)
+        assert await keepers.find(ID) is None
+
+    run(story)
+
+
+def test_engine_that_prints_a_lot_costs_two_mebibytes_of_disk(folder: Path) -> None:
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        await keepers.start(ID, 1, port, launch(folder, port, print_bytes=str(200 * 1024 * 1024)))
+        await asyncio.to_thread(wait_for, lambda: is_open(port), "the engine got rid of its output and listens")
+        sizes = [path.stat().st_size for path in (folder / ID).glob("output.log*")]
+        assert len(sizes) == 2
+        assert sum(sizes) <= 2 * 1024 * 1024
+        pid = json.loads((folder / ID / "keeper.json").read_text())["pid"]
+        assert observe_pss_bytes(pid) < 15_000_000
+        tail = await keepers.read_tail(ID, 200_000)
+        assert len(tail) == 200_000
+        assert tail.rstrip().endswith("bytes")
+        await end(keepers)
+
+    run(story)
+
+
+def test_unclaimed_keeper_stops_its_engine_and_says_why(folder: Path) -> None:
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 1), free_port()
+        process = await keepers.start(ID, 1, port, launch(folder, port))
+        await asyncio.sleep(1.5)
+        assert is_running(process.pid), "a claimed engine runs on whatever the grace is"
+        keepers.close()  # as an agent's death does
+
+    run(story)
+    assert_none_left(folder)
+    record = json.loads((folder / ID / "exit.json").read_text())
+    assert (record["endedBy"], record["attempt"]) == ("Orphaned", 1)
+
+
+def test_restarted_agent_finds_the_same_engine(folder: Path) -> None:
+    port = free_port()
+    processes: list[EngineProcess] = []
+
+    async def start() -> None:
+        keepers = ProcessKeepers(folder, 30)
+        processes.append(await keepers.start(ID, 4, port, launch(folder, port)))
+        keepers.close()
+
+    async def find() -> None:
+        keepers = ProcessKeepers(folder, 30)
+        found = await keepers.find(ID)
+        assert found == processes[0]
+        await end(keepers)
+
+    run(start)
+    run(find)
+    assert_none_left(folder)
+
+
+def test_start_claims_what_runs_instead_of_starting_a_second(folder: Path) -> None:
+    async def story() -> None:
+        first, second = ProcessKeepers(folder, 30), ProcessKeepers(folder, 30)
+        port = free_port()
+        process = await first.start(ID, 1, port, launch(folder, port))
+        assert await second.start(ID, 2, free_port(), launch(folder, port)) == process
+        assert sum("keeper.py" in " ".join(process.cmdline()) for process in processes_of(folder)) == 1
+        first.close()
+        await end(second)
+
+    run(story)
+    assert_none_left(folder)
+
+
+def test_two_launchers_at_once_make_one_engine(folder: Path) -> None:
+    async def story() -> None:
+        port = free_port()
+        both = ProcessKeepers(folder, 5), ProcessKeepers(folder, 5)
+        starts = (keepers.start(ID, 1, port, launch(folder, port)) for keepers in both)
+        started = await asyncio.gather(*starts, return_exceptions=True)
+        processes = {one.pid for one in started if isinstance(one, EngineProcess)}
+        assert len(processes) == 1
+        for one in started:
+            assert isinstance(one, EngineProcess) or "another keeper holds" in str(one)
+        keepers = ProcessKeepers(folder, 5)
+        await keepers.find(ID)
+        for other in both:
+            other.close()
+        await end(keepers)
+
+    run(story)
+    assert_none_left(folder)
+
+
+def test_lock_of_a_process_that_is_no_keeper_is_refused_and_left_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covey_agent.keeper.keepers.FIND_SECONDS", 0.5)
+    monkeypatch.setattr("covey_agent.keeper.keepers.END_SECONDS", 0.5)
+    (folder / ID).mkdir(parents=True)
+    script = "import fcntl,sys,time; f=open(sys.argv[1],'w'); fcntl.flock(f,2); print(1,flush=True); time.sleep(60)"
+    stranger = psutil.Popen(["python3", "-c", script, str(folder / ID / "keeper.lock")], stdout=-1, stderr=-3)
+    try:
+        stranger.stdout.readline()
+        # As after a power cut: the id of the dead keeper belongs to somebody else now.
+        record = {"pid": stranger.pid, "startTime": "another boot:1", "enginePid": stranger.pid}
+        record |= {"engineStartTime": "another boot:1", "instanceId": ID, "attempt": 1, "port": 1}
+        (folder / ID / "keeper.json").write_text(json.dumps(record))
+
+        async def story() -> None:
+            with pytest.raises(AgentError, match="held by a process that is no keeper"):
+                await ProcessKeepers(folder, 5).find(ID)
+
+        run(story)
+        assert stranger.is_running()
+    finally:
+        stranger.kill()
+        stranger.wait()
+        stranger.stdout.close()
+
+
+def test_keeper_that_was_frozen_is_killed_with_its_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covey_agent.keeper.link.ANSWER_SECONDS", 0.2)
+
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        process = await keepers.start(ID, 1, port, launch(folder, port))
+        os.kill(json.loads((folder / ID / "keeper.json").read_text())["pid"], signal.SIGSTOP)
+        await keepers.stop(ID, 1)
+        assert (await keepers.wait_exit(ID)).status is None
+        assert not is_running(process.pid)
+
+    run(story)
+    assert_none_left(folder)
+
+
+def test_program_that_is_missing_is_named(folder: Path) -> None:
+    async def story() -> None:
+        with pytest.raises(AgentError, match="'/nowhere/engine': No such file or directory"):
+            await ProcessKeepers(folder, 5).start(ID, 1, 1, Launch(("/nowhere/engine",), {}, ()))
+
+    run(story)
+    assert_none_left(folder)
+
+
+def test_folder_with_a_path_longer_than_a_socket_address_works(tmp_path: Path) -> None:
+    folder = tmp_path / ("d" * 150) / "members"
+
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        await keepers.start(ID, 1, port, launch(folder, port))
+        assert isinstance(await keepers.find(ID), EngineProcess)
+        await end(keepers)
+
+    run(story)
+    assert_none_left(folder)
+
+
+def test_keeper_survives_strangers_on_its_socket(folder: Path) -> None:
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        process = await keepers.start(ID, 1, port, launch(folder, port))
+        for junk in (b"\xff\xfe\n", b"[]\n", b'{"do": "dance"}\n', b'{"do": "stop"}\n', b"x" * 100_000, b"\n" * 5000):
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.connect(str(folder / ID / "k.sock"))
+                peer.settimeout(0.5)
+                try:
+                    peer.sendall(junk)
+                    peer.recv(100)
+                except OSError:
+                    continue
+        link = await connect(folder / ID)
+        status = await link.ask("status")
+        link.close()
+        assert status["enginePid"] == process.pid
+        assert is_running(process.pid)
+        await end(keepers)
+
+    run(story)
+    assert_none_left(folder)
+
+
+def test_engine_runs_on_when_the_folder_vanishes_below_the_keeper(folder: Path) -> None:
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        process = await keepers.start(ID, 1, port, launch(folder, port, print_bytes=str(3 * 1024 * 1024)))
+        await asyncio.to_thread(wait_for, lambda: is_open(port), "the engine listens")
+        keepers.forget(ID)
+        await asyncio.sleep(0.2)
+        assert is_running(process.pid)
+        await end(keepers)
+
+    run(story)
+    assert_none_left(folder)

@@ -1,0 +1,112 @@
+"""The adapter of llama-server: its argv from the stamp, and what an engine's end is taken for."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest import Golden
+from covey_agent.engines.llama_server import LlamaServer
+from covey_agent.ports import EngineProgram, Launch
+from covey_api.engines import Compute, KvCacheType
+from covey_api.instance import Costs, EngineOptions, Instance, Member
+from covey_api.reasons import FailureCause
+from kit import builders
+
+PROGRAM = EngineProgram(Path("/engines/llama-server"), {"LD_LIBRARY_PATH": "/engines"}, "10434", "")
+KEY = "0123456789abcdef"
+
+
+@pytest.fixture
+def adapter() -> LlamaServer:
+    return LlamaServer(httpx.AsyncClient(trust_env=False))
+
+
+def render(adapter: LlamaServer, instance: Instance) -> Launch:
+    return adapter.render(PROGRAM, instance, Path("/blobs/w.gguf"), Path("/state/m"), 40001, KEY)
+
+
+def lane(compute: Compute, pool: str) -> Instance:
+    member = Member(node="a", costs=(Costs(pool=pool, weights_bytes=100), Costs(pool="Host", floor_bytes=1)))
+    return builders.instance(compute=compute, members=(member,))
+
+
+OPTIONS = EngineOptions(
+    context_tokens=4096,
+    slots=3,
+    kv_cache_type=KvCacheType.Q8_0,
+    batch_tokens=1024,
+    micro_batch_tokens=256,
+    host_cache_mib=64,
+    context_checkpoints=2,
+    threads=6,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "instance"),
+    [
+        ("cpu", builders.instance()),
+        ("cpu-every-option", builders.instance(options=OPTIONS)),
+        ("cuda", lane(Compute.CUDA, "CUDA0")),
+        ("vulkan", lane(Compute.VULKAN, "Vulkan1")),
+        ("metal", lane(Compute.METAL, "Host")),
+    ],
+)
+def test_argv_is_as_recorded(adapter: LlamaServer, golden: Golden, name: str, instance: Instance) -> None:
+    golden(f"argv/llama-server-{name}.txt", "\n".join(render(adapter, instance).argv) + "\n")
+
+
+def test_key_is_in_a_file_and_nowhere_else(adapter: LlamaServer) -> None:
+    launch = render(adapter, builders.instance())
+    assert KEY not in " ".join(launch.argv)
+    assert KEY not in " ".join(launch.environment.values())
+    assert launch.files == (("engine.key", f"{KEY}\n"),)
+    assert "/state/m/engine.key" in launch.argv
+
+
+# What the real program printed, shortened.
+@pytest.mark.parametrize(
+    ("status", "tail", "cause", "words"),
+    [
+        (-9, "", FailureCause.KILLED, "ended by SIGKILL"),
+        (-6, "GGML_ASSERT(x) failed", FailureCause.KILLED, "ended by SIGABRT: GGML_ASSERT(x) failed"),
+        (-70, "", FailureCause.KILLED, "ended by signal 70"),
+        (3, "listening", FailureCause.EXITED, "exited with code 3"),
+        (
+            127,
+            "llama-server: error while loading shared libraries: libgomp.so.1: cannot open shared object file: No such",
+            FailureCause.MISSING_LIBRARY,
+            "apt-get install libgomp1",
+        ),
+        (
+            127,
+            "llama-server: error while loading shared libraries: libodd.so.3: cannot open shared object file",
+            FailureCause.MISSING_LIBRARY,
+            "libodd.so.3",
+        ),
+        (
+            1,
+            "0.00.004.062 E srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18999\n",
+            FailureCause.EXITED,
+            "another process took the engine's port",
+        ),
+        (
+            1,
+            "0.00.004.685 E gguf_init_from_reader: invalid magic characters: '???:', expected 'GGUF'\n"
+            "0.00.004.690 E llama_model_load: error loading model: failed to load model from /tmp/r.gguf\n",
+            FailureCause.ARTIFACT_CORRUPT,
+            "invalid magic characters: '???:', expected 'GGUF'",
+        ),
+        (
+            1,
+            "0.00.181.464 E ggml_aligned_malloc: insufficient memory (attempted to allocate  95.34 MB)\n"
+            "0.00.193.280 E llama_model_load: error loading model: unable to allocate AMX buffer\n",
+            FailureCause.OUT_OF_MEMORY,
+            "insufficient memory (attempted to allocate  95.34 MB)",
+        ),
+    ],
+)
+def test_exit_is_classified(adapter: LlamaServer, status: int, tail: str, cause: FailureCause, words: str) -> None:
+    found, message = adapter.classify_exit(status, tail)
+    assert found is cause
+    assert words in message

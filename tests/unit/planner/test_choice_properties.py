@@ -1,0 +1,166 @@
+"""What holds for every fleet: the choice is total and deterministic, and never promises a byte twice."""
+
+from dataclasses import replace
+from random import Random
+
+from covey_api.engines import Compute, EngineName, KvCacheType, LaneState
+from covey_planner.choice import choose, explain_nodes
+from covey_planner.text import render_refusals
+from covey_planner.types import Chosen, Decision, NodeState, NodeView, Pool, VariantView, Wish
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit.builders import artifact, geometry, lane
+from kit.planning import GIB, MIB, large_variant, node, variant, wish
+
+# Fleets are slow to make up; no deadline, since the machine may be busy.
+FLEETS = settings(max_examples=40, deadline=None)
+NUMBERS = settings(deadline=None)
+MEMORY = st.integers(0, 96 * GIB)
+NAMES = tuple("abcdefgh")
+
+
+@st.composite
+def node_views(draw: st.DrawFn, name: str) -> NodeView:
+    """Any node: of any state, with some lanes, with pools that may be over-reserved or missing."""
+    pools = [Pool("Host", draw(MEMORY), draw(st.integers(0, 2 * GIB)), draw(st.integers(0, 32 * GIB)))]
+    lanes = [lane(digest=draw(st.sampled_from(["", "0" * 64])), state=draw(st.sampled_from(LaneState)))]
+    if draw(st.booleans()):
+        lanes.append(lane(compute=Compute.VULKAN, pool="Vulkan0"))
+        pools.append(Pool("Vulkan0", draw(MEMORY), 0, draw(st.integers(0, 8 * GIB))))
+    return NodeView(
+        name=name,
+        state=draw(st.sampled_from([NodeState.READY, NodeState.READY, NodeState.UNKNOWN, NodeState.FACTS_PENDING])),
+        schedulable=draw(st.sampled_from([True, True, True, False])),
+        labels=draw(st.sampled_from([{}, {"zone": "z1"}])),
+        lanes=tuple(lanes[: draw(st.integers(0, 2))]),
+        pools=tuple(pools[: draw(st.integers(0, 2))]),
+        cpu_cores=draw(st.integers(0, 256)),
+        cached=draw(st.sampled_from([frozenset[str](), frozenset({artifact().digest})])),
+    )
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> list[NodeView]:
+    return [draw(node_views(name)) for name in NAMES[: draw(st.integers(0, len(NAMES)))]]
+
+
+def variants() -> st.SearchStrategy[tuple[VariantView, ...]]:
+    sliding = geometry(sliding_window_tokens=1024, sliding_layers=tuple(range(0, 30, 2)), context_tokens=40_000)
+    known = [large_variant("large"), variant("small"), variant("sliding", geometry=sliding)]
+    broken = variant("broken", geometry=None, artifact=None, error="gone")
+    unread = variant("unread", geometry=None, artifact=None)
+    lists = st.lists(st.sampled_from([*known, *known, broken, unread]), max_size=3, unique_by=lambda view: view.name)
+    return lists.map(tuple)
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> Wish:
+    window = st.none() | st.integers(256, 200_000)
+    return wish(
+        variants=draw(variants()),
+        engines=draw(st.sampled_from([(), (EngineName.LLAMA_SERVER,)])),
+        selector=draw(st.sampled_from([{}, {}, {"zone": "z1"}])),
+        exclude=frozenset(draw(st.sets(st.sampled_from(NAMES), max_size=2))),
+        failed=frozenset((name, EngineName.LLAMA_SERVER) for name in draw(st.sets(st.sampled_from(NAMES), max_size=2))),
+        context_tokens=draw(window),
+        min_context_tokens=draw(window),
+        model_context_tokens=draw(window),
+        slots=draw(st.integers(1, 64)),
+        kv_cache_type=draw(st.sampled_from(KvCacheType)),
+        workspace_bytes=draw(st.sampled_from([0, 100 * MIB])),
+        placed=draw(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 3), max_size=3)),
+    )
+
+
+def geometry_of(asked: Wish, chosen: Chosen) -> VariantView:
+    return next(view for view in asked.variants if view.name == chosen.variant)
+
+
+def assert_no_pool_is_over_committed(nodes: list[NodeView], decision: Decision) -> None:
+    for view in nodes:
+        for pool in view.pools:
+            taken = sum(
+                costs.total_bytes
+                for chosen in decision.chosen
+                if chosen.node == view.name
+                for costs in chosen.costs
+                if costs.pool == pool.name
+            )
+            assert taken == 0 or taken <= pool.unreserved_bytes
+
+
+@FLEETS
+@given(wishes(), fleets(), st.integers(0, 6), st.randoms(use_true_random=False))
+def test_choice_is_total_and_the_same_for_every_order_of_nodes(
+    asked: Wish, nodes: list[NodeView], count: int, random: Random
+) -> None:
+    decision = choose(asked, nodes, count)
+    shuffled = list(nodes)
+    random.shuffle(shuffled)
+    assert choose(asked, shuffled, count) == decision
+    assert explain_nodes(asked, shuffled) == explain_nodes(asked, nodes)
+    assert len(decision.chosen) <= count
+    short = len(decision.chosen) < count
+    assert short == bool(decision.pending or decision.counts)
+    assert bool(render_refusals(decision)) == short
+
+
+@FLEETS
+@given(wishes(), fleets(), st.integers(0, 6))
+def test_no_pool_is_ever_over_committed(asked: Wish, nodes: list[NodeView], count: int) -> None:
+    decision = choose(asked, nodes, count)
+    assert_no_pool_is_over_committed(nodes, decision)
+    for answer in explain_nodes(asked, nodes):
+        if isinstance(answer, Chosen):
+            assert_no_pool_is_over_committed(nodes, Decision((answer,), None, (), None))
+
+
+@FLEETS
+@given(wishes(), fleets(), st.integers(0, 6))
+def test_window_keeps_every_bound(asked: Wish, nodes: list[NodeView], count: int) -> None:
+    for chosen in choose(asked, nodes, count).chosen:
+        window = chosen.options.context_tokens
+        known = geometry_of(asked, chosen).geometry
+        assert known is not None
+        bound = min(known.context_tokens, asked.model_context_tokens or known.context_tokens)
+        assert window <= bound
+        if asked.context_tokens is not None:
+            assert window == asked.context_tokens
+        else:
+            assert window % 256 == 0 or window == bound < 256
+            assert window >= (asked.min_context_tokens or min(2048, bound // 256 * 256 or bound))
+
+
+@NUMBERS
+@given(st.integers(0, 64 * GIB), st.integers(0, 16 * GIB), st.integers(1, 32), st.sampled_from(KvCacheType))
+def test_more_memory_never_leaves_less_context(memory: int, more: int, slots: int, kv_type: KvCacheType) -> None:
+    asked = wish(variants=(large_variant(),), slots=slots, kv_cache_type=kv_type)
+    poor, rich = (choose(asked, [node(memory=total)], 1).chosen for total in (memory, memory + more))
+    assert len(poor) <= len(rich)
+    if poor:
+        assert poor[0].options.context_tokens <= rich[0].options.context_tokens
+
+
+@NUMBERS
+@given(st.integers(8 * GIB, 64 * GIB), st.integers(1, 16))
+def test_window_is_the_largest_that_fits(memory: int, slots: int) -> None:
+    asked = wish(variants=(large_variant(),), slots=slots)
+    for chosen in choose(asked, [node(memory=memory)], 1).chosen:
+        window = chosen.options.context_tokens
+        if window < 131_072:
+            assert not choose(replace(asked, context_tokens=window + 256), [node(memory=memory)], 1).chosen
+
+
+@FLEETS
+@given(wishes(), fleets())
+def test_every_node_is_explained_as_the_choice_decides(asked: Wish, nodes: list[NodeView]) -> None:
+    answers = explain_nodes(asked, nodes)
+    assert [answer.node for answer in answers] == sorted(view.name for view in nodes)
+    decision = choose(asked, nodes, 1)
+    fitting = {answer.node for answer in answers if isinstance(answer, Chosen)}
+    if decision.chosen:
+        assert decision.chosen[0] in answers
+    elif decision.pending is None or decision.counts:
+        assert not fitting
+        assert sum(count for _, count in decision.counts) == len(nodes)
+        assert decision.closest is None or decision.closest in answers

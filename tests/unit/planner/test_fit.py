@@ -1,0 +1,58 @@
+"""Stamped options, and the agent's check of stamped bytes."""
+
+from covey_api.engines import KvCacheType
+from covey_api.instance import Costs
+from covey_planner.fit.check import check_costs
+from covey_planner.fit.options import choose_threads, stamp_options
+from kit.builders import geometry
+
+
+def test_check_is_silent_when_every_pool_has_room() -> None:
+    costs = (
+        Costs(pool="Host", weights_bytes=100),
+        Costs(pool="Gpu", weights_bytes=50),
+        Costs(pool="Host", floor_bytes=1),
+    )
+    assert check_costs(costs, {"Host": 101, "Gpu": 50}) == ""
+
+
+def test_check_names_each_short_pool_in_bytes() -> None:
+    costs = (Costs(pool="Gpu", weights_bytes=50), Costs(pool="Host", weights_bytes=2**30, kv_cache_bytes=2**20))
+    assert check_costs(costs, {"Host": 2**30, "Gpu": 49}) == (
+        "pool 'Gpu' must have 50 B (50 bytes) free; got 49 B (49 bytes): 1 B (1 bytes) short; "
+        "pool 'Host' must have 1.0 GiB (1074790400 bytes) free; got 1.0 GiB (1073741824 bytes): "
+        "1.0 MiB (1048576 bytes) short"
+    )
+
+
+def test_check_never_sums_pools_up() -> None:
+    assert "pool 'Gpu'" in check_costs((Costs(pool="Gpu", weights_bytes=50),), {"Host": 1000, "Gpu": 10})
+
+
+def test_pool_without_a_reading_refuses() -> None:
+    text = check_costs((Costs(pool="Gpu", weights_bytes=50),), {"Host": 1000})
+    assert text == "pool 'Gpu' has no reading, and 50 B (50 bytes) must be free in it"
+
+
+def test_options_leave_nothing_to_the_engine() -> None:
+    options = stamp_options(geometry(), cpu_cores=2, context_tokens=4096, slots=3, kv_cache_type=KvCacheType.Q8_0)
+    assert options.to_wire() == {
+        "contextTokens": 4096,
+        "slots": 3,
+        "kvCacheType": "Q8_0",
+        "batchTokens": 2048,
+        "microBatchTokens": 512,
+        "hostCacheMib": 0,
+        "contextCheckpoints": 0,
+        "threads": 1,
+    }
+
+
+def test_models_with_sliding_layers_get_two_checkpoints() -> None:
+    sliding = geometry(sliding_window_tokens=512, sliding_layers=(0,))
+    options = stamp_options(sliding, cpu_cores=2, context_tokens=4096, slots=3, kv_cache_type=KvCacheType.F16)
+    assert options.context_checkpoints == 2
+
+
+def test_threads_are_half_of_the_cores_between_one_and_sixteen() -> None:
+    assert [choose_threads(cores) for cores in (0, 1, 2, 3, 4, 8, 32, 256)] == [1, 1, 1, 1, 2, 4, 16, 16]
