@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -205,6 +206,22 @@ def test_unreadable_file_is_put_aside_and_what_runs_is_adopted(tmp_path: Path) -
         rig.start()
         await rig.wait_phase(MemberPhase.READY, pid=pid)
         assert "can't be read" in rig.log.read_text()
+
+    run(tmp_path, story)
+
+
+def test_folder_that_vanished_while_no_agent_was_there_never_makes_two_engines(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.grace_seconds = 5
+        rig.board.wish(rig.assign())
+        rig.start()
+        first = (await rig.wait_phase(MemberPhase.READY)).pid
+        rig.kill()
+        shutil.rmtree(rig.members)
+        rig.start()
+        second = (await rig.wait_phase(MemberPhase.READY)).pid
+        assert second != first
+        assert_gone(first)
 
     run(tmp_path, story)
 
