@@ -59,6 +59,8 @@ class Entry:
     size_bytes: int
     offset: int
     """Of its local header."""
+    limit: int
+    """Where the archive's data ends and its directory begins."""
 
 
 def parse_end(tail: bytes, archive_bytes: int) -> Directory:
@@ -71,8 +73,9 @@ def parse_end(tail: bytes, archive_bytes: int) -> Directory:
         raise ArchiveInvalid("it has no end-of-directory record, so it is not a whole ZIP archive")
     _, disk, first_disk, entries_here, entries, size_bytes, offset, _ = _END.unpack_from(tail, at)
     end = archive_bytes - len(tail) + at
-    if 0xFFFF in (entries, disk) or _ZIP64 in (size_bytes, offset):
-        disk, first_disk, entries_here, entries, size_bytes, offset, end = _parse_end64(tail, at, archive_bytes)
+    locator = at - _END64_LOCATOR.size
+    if 0xFFFF in (entries, disk) or _ZIP64 in (size_bytes, offset) or tail[max(0, locator) : at][:4] == b"PK\x06\x07":
+        disk, first_disk, entries_here, entries, size_bytes, offset, end = _parse_end64(tail, locator, archive_bytes)
     if disk or first_disk or entries_here != entries:
         raise ArchiveInvalid("it is one part of a split archive")
     if entries > MAX_ENTRIES or size_bytes > MAX_DIRECTORY_BYTES or entries * _ENTRY.size > size_bytes:
@@ -82,8 +85,7 @@ def parse_end(tail: bytes, archive_bytes: int) -> Directory:
     return Directory(offset, size_bytes, entries)
 
 
-def _parse_end64(tail: bytes, at: int, archive_bytes: int) -> tuple[int, int, int, int, int, int, int]:
-    locator = at - _END64_LOCATOR.size
+def _parse_end64(tail: bytes, locator: int, archive_bytes: int) -> tuple[int, int, int, int, int, int, int]:
     if locator < 0 or tail[locator : locator + 4] != b"PK\x06\x07":
         raise ArchiveInvalid("its zip64 locator is missing")
     offset64 = _END64_LOCATOR.unpack_from(tail, locator)[2]
@@ -123,8 +125,8 @@ def _parse_entry(data: bytes, at: int, directory: Directory) -> tuple[Entry, int
     name = _decode_name(data[names_at : names_at + name_bytes], flags)
     extra = data[names_at + name_bytes : names_at + name_bytes + extra_bytes]
     size_bytes, compressed_bytes, offset = _widen(extra, name, size_bytes, compressed_bytes, offset)
-    entry = Entry(name, method, crc, compressed_bytes, size_bytes, offset)
-    _check_entry(entry, flags, attributes >> 16, directory)
+    entry = Entry(name, method, crc, compressed_bytes, size_bytes, offset, directory.offset)
+    _check_entry(entry, flags, attributes >> 16)
     return entry, end
 
 
@@ -158,7 +160,7 @@ def _widen(extra: bytes, name: str, size_bytes: int, compressed_bytes: int, offs
     raise ArchiveInvalid(f"zip64 sizes of member '{name}' are missing")
 
 
-def _check_entry(entry: Entry, flags: int, mode: int, directory: Directory) -> None:
+def _check_entry(entry: Entry, flags: int, mode: int) -> None:
     found = f"member '{entry.name}'"
     if flags & _ENCRYPTED:
         raise ArchiveInvalid(f"{found} is encrypted")
@@ -166,7 +168,7 @@ def _check_entry(entry: Entry, flags: int, mode: int, directory: Directory) -> N
         raise ArchiveInvalid(f"{found} is a symbolic link")
     if entry.method not in (_STORED, _DEFLATED):
         raise ArchiveInvalid(f"{found} is compressed by method {entry.method}; only stored and deflated are read")
-    if entry.offset + LOCAL_BYTES + entry.compressed_bytes > directory.offset:
+    if entry.offset + LOCAL_BYTES + entry.compressed_bytes > entry.limit:
         raise ArchiveInvalid(f"{found} claims bytes beyond the archive's data")
     if entry.method == _STORED and entry.size_bytes != entry.compressed_bytes:
         raise ArchiveInvalid(f"{found} is stored and claims two sizes")
@@ -181,7 +183,10 @@ def parse_local(data: bytes, entry: Entry) -> int:
     fields = _LOCAL.unpack_from(data)
     if fields[3] != entry.method:
         raise ArchiveInvalid(f"directory and local header of member '{entry.name}' differ")
-    return LOCAL_BYTES + fields[9] + fields[10]
+    header_bytes = LOCAL_BYTES + fields[9] + fields[10]
+    if entry.offset + header_bytes + entry.compressed_bytes > entry.limit:
+        raise ArchiveInvalid(f"member '{entry.name}' claims bytes beyond the archive's data")
+    return header_bytes
 
 
 class Inflater:

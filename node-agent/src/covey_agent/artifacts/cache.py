@@ -13,18 +13,12 @@ that what is there may be trusted without reading it again.
 An index in SQLite was the alternative; single files need no schema, no repair, and a lost one costs one fetch.
 """
 
-import asyncio
-import contextlib
 import errno
-import fcntl
 import hashlib
 import logging
-import os
 import shutil
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated
 
 from covey_api.meta import Message, Sha256
 from covey_api.model import ResolvedArtifact
@@ -32,17 +26,14 @@ from covey_api.reasons import FailureCause
 from covey_api.units import format_bytes
 from pydantic import Field, ValidationError
 
+from covey_agent.artifacts.disk import sync_folder, write_atomically
 from covey_agent.ports import AgentError
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
 # Left free beside every artifact: a file system filled to the last byte breaks the state folder and the logs.
 SPARE_BYTES = 128 * 1024 * 1024
-# How often a lock that another process holds is tried again.
-LOCK_POLL_SECONDS = 0.2
 
 
 class Reference(Message):
@@ -60,26 +51,6 @@ class FileDigest(Message):
     modified_ns: int
     inode: int
     sha256: Sha256
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Whole or not at all, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the renames in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def reference_key(artifact: ResolvedArtifact) -> str:
@@ -209,65 +180,6 @@ class Cache:
         self._known_blobs.discard(sha256)
         for key in [key for key, reference in self._known_references.items() if reference.blob == sha256]:
             del self._known_references[key]
-
-
-async def run_to_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run blocking work in a thread; a caller that is cancelled meanwhile still waits for its end.
-
-    The work uses a descriptor that the caller closes when it leaves: a thread that ran on would write to whatever file
-    gets that number next. So keep the work short.
-    """
-    work = asyncio.get_running_loop().run_in_executor(None, lambda: function(*args, **kwargs))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        while not work.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([work])
-        raise
-
-
-@asynccontextmanager
-async def hold_partial(path: Path, patience_seconds: float) -> AsyncGenerator[int]:
-    """A descriptor of the partial file, locked against other processes; waits while its holder makes progress.
-
-    The lock is on the file itself, so that nothing is left behind: who gets it checks that the file still has its name.
-    """
-    loop = asyncio.get_running_loop()
-    size_bytes, deadline = -1, loop.time() + patience_seconds
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            if _lock(descriptor) and _has_name(descriptor, path):
-                yield descriptor
-                return
-            found_bytes = os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
-        if found_bytes != size_bytes:
-            size_bytes, deadline = found_bytes, loop.time() + patience_seconds
-        if loop.time() > deadline:
-            raise AgentError(
-                FailureCause.ARTIFACT_UNAVAILABLE,
-                f"another process holds {path} and has written nothing for {patience_seconds:.0f} s. "
-                f"Find it with `fuser {path}`.",
-            )
-        await asyncio.sleep(LOCK_POLL_SECONDS)
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _has_name(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _read_reference(path: Path) -> Reference | None:

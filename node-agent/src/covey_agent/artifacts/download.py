@@ -5,28 +5,23 @@ A download is identified by the sha256 that the index gave; where the bytes come
 changed file starts over at once and not only at the digest.
 """
 
-import hashlib
-import os
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from covey_api.meta import Message
 from covey_api.reasons import FailureCause
 from covey_api.units import format_bytes
-from pydantic import ValidationError
 
-from covey_agent.artifacts.cache import Cache, hold_partial, run_to_end, write_atomically
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.disk import hold_partial, run_to_end
 from covey_agent.artifacts.flight import Flights, Meter
+from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile, Validators
 from covey_agent.artifacts.web import Backoff, Transient, Web, corrupt
 from covey_agent.ports import AgentError, OnTransfer
 
-# One write and one hash update: large enough that the hop to a thread costs nothing beside it.
-CHUNK_BYTES = 1024 * 1024
-# Read back in one hop to a thread: a cancelled download waits for no more than this.
-TAKE_UP_BYTES = 16 * CHUNK_BYTES
 # A connection that brought less than this in `stall_seconds` is as good as dead: 1 KiB/s.
 _STALL_BYTES = 64 * 1024
 # A try that brought this much counts as progress and gives all tries back; it bounds the tries by the file's size.
@@ -43,85 +38,6 @@ class Remote:
     name: str
     sha256: str
     size_bytes: int
-
-
-class Validators(Message):
-    """What the server said of the file when its first bytes came."""
-
-    url: str
-    etag: str = ""
-    last_modified: str = ""
-
-    @property
-    def condition(self) -> str:
-        """Value of `If-Range`: a strong validator, or nothing."""
-        return self.etag if self.etag and not self.etag.startswith("W/") else self.last_modified
-
-    def contradicts(self, other: "Validators") -> bool:
-        return bool(self.url == other.url and self.etag and other.etag and self.etag != other.etag)
-
-
-class _Sink:
-    """The partial file: grows, is hashed as it grows, can start over. Methods that touch the disk block."""
-
-    def __init__(self, descriptor: int, path: Path) -> None:
-        self._descriptor = descriptor
-        self._path = path
-        self._notes = path.with_name(path.name + ".json")
-        self._hash = hashlib.sha256()
-        self.done_bytes = 0
-        self.validators: Validators | None = None
-        self.is_joined = False
-        """True when the bytes came over more than one connection."""
-
-    def open(self, size_bytes: int) -> None:
-        """Look at what an earlier try left."""
-        if os.fstat(self._descriptor).st_size > size_bytes:
-            self.start_over()
-        try:
-            self.validators = Validators.model_validate_json(self._notes.read_bytes())
-        except (OSError, ValidationError):
-            self.validators = None
-
-    def take_up(self) -> bool:
-        """Hash the next piece of what an earlier try left; False at its end."""
-        piece = os.pread(self._descriptor, TAKE_UP_BYTES, self.done_bytes)
-        self._hash.update(piece)
-        self.done_bytes += len(piece)
-        return bool(piece)
-
-    def begin(self, validators: Validators) -> None:
-        """The first byte is about to come."""
-        self.start_over()
-        self.validators = validators
-        write_atomically(self._notes, validators.model_dump_json().encode())
-
-    def append(self, piece: bytes) -> None:
-        view = memoryview(piece)
-        while view:
-            view = view[os.pwrite(self._descriptor, view, self.done_bytes + len(piece) - len(view)) :]
-        self._hash.update(piece)
-        self.done_bytes += len(piece)
-
-    def start_over(self) -> None:
-        os.ftruncate(self._descriptor, 0)
-        self._hash = hashlib.sha256()
-        self.done_bytes = 0
-        self.validators = None
-        self.is_joined = False
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
-
-    def sync(self) -> None:
-        os.fsync(self._descriptor)
-
-    def forget_notes(self) -> None:
-        self._notes.unlink(missing_ok=True)
-
-    def discard(self) -> None:
-        self._path.unlink(missing_ok=True)
-        self.forget_notes()
 
 
 class Downloader:
@@ -144,77 +60,84 @@ class Downloader:
                 if blob := self._cache.find_blob(remote.sha256, remote.size_bytes):
                     path.unlink()
                     return blob
-                return await self._fill(remote, _Sink(descriptor, path), tell, beside_bytes)
+                return await self._fill(remote, PartialFile(descriptor, path), tell, beside_bytes)
 
         return await self._flights.run(remote.sha256, on_transfer, work)
 
-    async def _fill(self, remote: Remote, sink: _Sink, tell: OnTransfer, beside_bytes: int) -> Path:
-        await run_to_end(sink.open, remote.size_bytes)
-        while await run_to_end(sink.take_up):
+    async def _fill(self, remote: Remote, partial: PartialFile, tell: OnTransfer, beside_bytes: int) -> Path:
+        await run_to_end(partial.open, remote.size_bytes)
+        while await run_to_end(partial.take_up):
             pass
-        self._cache.require_space(remote.size_bytes - sink.done_bytes + beside_bytes, remote.name)
+        self._cache.require_space(remote.size_bytes - partial.done_bytes + beside_bytes, remote.name)
         try:
-            await self._transfer(remote, sink, tell)
-            if sink.is_joined and sink.digest() != remote.sha256:
+            await self._transfer(remote, partial, tell)
+            if partial.is_joined and partial.digest() != remote.sha256:
                 # What an earlier try left may be of another file: once more, all of it, before anybody is accused.
-                sink.start_over()
-                await self._transfer(remote, sink, tell)
-            if sink.digest() != remote.sha256:
+                partial.start_over()
+                await self._transfer(remote, partial, tell)
+            if partial.digest() != remote.sha256:
                 raise corrupt(
                     f"'{remote.name}' must have sha256 {remote.sha256}, as the index says; what came has "
-                    f"{sink.digest()}. Nothing was installed. Check the index, or a proxy before it."
+                    f"{partial.digest()}. Nothing was installed. Check the index, or a proxy before it."
                 )
         except AgentError as error:
             if error.cause is FailureCause.ARTIFACT_CORRUPT:
-                sink.discard()
+                partial.discard()
             raise
-        await run_to_end(sink.sync)
+        await run_to_end(partial.sync)
         path = self._cache.install_blob(self._cache.partial / remote.sha256, remote.sha256)
-        sink.forget_notes()
+        partial.forget_notes()
         return path
 
-    async def _transfer(self, remote: Remote, sink: _Sink, tell: OnTransfer) -> None:
+    async def _transfer(self, remote: Remote, partial: PartialFile, tell: OnTransfer) -> None:
         """Until all bytes are there, over as many connections as it takes and patience allows."""
         meter = Meter(remote.size_bytes, tell)
         backoff = Backoff(self._web.patience, f"download of '{remote.name}'")
-        while sink.done_bytes < remote.size_bytes:
-            before = sink.done_bytes
+        # The furthest so far, not the last try's gain: a server that makes every try start over is no progress.
+        furthest_bytes = partial.done_bytes
+        while partial.done_bytes < remote.size_bytes:
             try:
-                await self._try_transfer(remote, sink, meter)
-                if sink.done_bytes < remote.size_bytes:
-                    raise Transient(f"the body ended at {sink.done_bytes} of {remote.size_bytes} bytes")
+                await self._try_transfer(remote, partial, meter)
+                if partial.done_bytes < remote.size_bytes:
+                    raise Transient(f"the body ended at {partial.done_bytes} of {remote.size_bytes} bytes")
             except Transient as failure:
-                if sink.done_bytes - before >= _PROGRESS_BYTES:
+                if partial.done_bytes - furthest_bytes >= _PROGRESS_BYTES:
+                    furthest_bytes = partial.done_bytes
                     backoff.reset()
                 await backoff.pause(failure)
             except OSError as error:
-                raise self._cache.explain(error, remote.name, remote.size_bytes - sink.done_bytes) from error
-        meter.observe_bytes(sink.done_bytes, last=True)
+                raise self._cache.explain(error, remote.name, remote.size_bytes - partial.done_bytes) from error
+        meter.observe_bytes(partial.done_bytes, last=True)
 
-    async def _try_transfer(self, remote: Remote, sink: _Sink, meter: Meter) -> None:
+    async def _try_transfer(self, remote: Remote, partial: PartialFile, meter: Meter) -> None:
         """One connection."""
         headers: dict[str, str] = {}
-        if sink.done_bytes:
-            headers["Range"] = f"bytes={sink.done_bytes}-"
-            if sink.validators and sink.validators.condition and sink.validators.url == remote.url:
-                headers["If-Range"] = sink.validators.condition
+        if partial.done_bytes:
+            headers["Range"] = f"bytes={partial.done_bytes}-"
+            if partial.validators and partial.validators.condition and partial.validators.url == remote.url:
+                headers["If-Range"] = partial.validators.condition
         async with self._web.open(remote.url, headers) as response:
-            _begin(response, remote, sink)
-            buffer = bytearray()
-            try:
-                async for piece in _watched(response, self._web.patience.stall_seconds):
-                    buffer += piece
-                    if sink.done_bytes + len(buffer) > remote.size_bytes:
-                        raise _wrong_size(remote, f"more than {remote.size_bytes}")
-                    meter.observe_bytes(sink.done_bytes + len(buffer))
-                    if len(buffer) >= CHUNK_BYTES:
-                        taken, buffer = bytes(buffer), bytearray()
-                        await run_to_end(sink.append, taken)
-            finally:
-                sink.append(bytes(buffer))
+            _begin(response, remote, partial)
+            async with aclosing(_watched(response, self._web.patience.stall_seconds)) as pieces:
+                await self._take(pieces, remote, partial, meter)
+
+    async def _take(self, pieces: AsyncGenerator[bytes], remote: Remote, partial: PartialFile, meter: Meter) -> None:
+        """Write what comes, in chunks; what came last also when it breaks off."""
+        buffer = bytearray()
+        try:
+            async for piece in pieces:
+                buffer += piece
+                if partial.done_bytes + len(buffer) > remote.size_bytes:
+                    raise _wrong_size(remote, f"more than {remote.size_bytes}")
+                meter.observe_bytes(partial.done_bytes + len(buffer))
+                if len(buffer) >= CHUNK_BYTES:
+                    taken, buffer = bytes(buffer), bytearray()
+                    await run_to_end(partial.append, taken)
+        finally:
+            partial.append(bytes(buffer))
 
 
-def _begin(response: httpx.Response, remote: Remote, sink: _Sink) -> None:
+def _begin(response: httpx.Response, remote: Remote, partial: PartialFile) -> None:
     """Check that the answer's body goes on where the partial file ends; start over where it is the whole file."""
     found = Validators(
         url=remote.url,
@@ -225,14 +148,15 @@ def _begin(response: httpx.Response, remote: Remote, sink: _Sink) -> None:
         length = response.headers.get("content-length", "")
         if length.isdigit() and int(length) != remote.size_bytes:
             raise _wrong_size(remote, length)
-        sink.begin(found)
+        partial.begin(found)
         return
-    expected = f"bytes {sink.done_bytes}-{remote.size_bytes - 1}/{remote.size_bytes}"
+    expected = f"bytes {partial.done_bytes}-{remote.size_bytes - 1}/{remote.size_bytes}"
     got = response.headers.get("content-range", "")
-    if response.status_code == 206 and got == expected and not (sink.validators and sink.validators.contradicts(found)):
-        sink.is_joined = sink.done_bytes > 0
+    is_other = partial.validators is not None and partial.validators.contradicts(found)
+    if response.status_code == 206 and got == expected and not is_other:
+        partial.is_joined = partial.done_bytes > 0
         return
-    sink.start_over()
+    partial.start_over()
     raise Transient(f"the file changed while it came (asked for '{expected}', got {response.status_code} '{got}')")
 
 

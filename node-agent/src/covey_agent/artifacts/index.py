@@ -209,17 +209,18 @@ def _parse_html(text: str, url: str) -> tuple[IndexFile, ...]:
 
 def choose_wheels(files: tuple[IndexFile, ...], project: str, version: str, index: str) -> tuple[IndexFile, ...]:
     """Wheels of exactly this version, those for any platform first. AgentError when there is none that can be used."""
-    versions: dict[str, list[tuple[bool, IndexFile]]] = {}
+    versions: dict[Version, list[tuple[bool, IndexFile]]] = {}
     for file in files:
         try:
             name, found, _, tags = parse_wheel_filename(file.filename)
         except (InvalidWheelFilename, InvalidVersion):
             continue
         if name == canonicalize_name(project):
-            versions.setdefault(str(found), []).append((not any(tag.platform == "any" for tag in tags), file))
-    wheels = versions.get(_normalized(version), [])
+            versions.setdefault(found, []).append((not any(tag.platform == "any" for tag in tags), file))
+    wanted = _parse_version(version)
+    wheels = versions.get(wanted, []) if wanted else []
     if not wheels:
-        named = sorted(versions, key=Version)[-_VERSIONS_NAMED:]
+        named = [str(found) for found in sorted(versions)[-_VERSIONS_NAMED:]]
         have = f"it has {', '.join(named)}" if named else "it has none of this project"
         raise AgentError(
             FailureCause.ARTIFACT_UNAVAILABLE,
@@ -235,8 +236,8 @@ def choose_wheels(files: tuple[IndexFile, ...], project: str, version: str, inde
     return tuple(file for _, file in usable)
 
 
-def _normalized(version: str) -> str:
+def _parse_version(text: str) -> Version | None:
     try:
-        return str(Version(version))
+        return Version(text)
     except InvalidVersion:
-        return version
+        return None

