@@ -185,10 +185,10 @@ def test_update_needs_the_stored_version(open_adapter: Open) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"term": 4}, "term must never fall"),
-        ({"attempt": 1}, "attempt must never fall"),
-        ({"instance_id": "00000000000000bb"}, "instanceId must not change"),
-        ({"goal": InstanceGoal.RUN}, "goal must only go from Run to Drain"),
+        ({"term": 4}, "`spec.term` must never fall"),
+        ({"attempt": 1}, "`spec.attempt` must never fall"),
+        ({"instance_id": "00000000000000bb"}, "`spec.instanceId` must not change"),
+        ({"goal": InstanceGoal.RUN}, "`spec.goal` must only go from 'Run' to 'Drain'"),
     ],
 )
 def test_update_keeps_the_transition_rules(open_adapter: Open, changes: dict[str, object], message: str) -> None:

@@ -148,7 +148,7 @@ def test_wait_returns_when_the_condition_holds(fleet: RunningFleet) -> None:
 def test_no_secret_is_on_a_command_line_and_private_files_are_private(fleet: RunningFleet) -> None:
     keys = [path.read_text() for path in fleet.state.rglob("token")]
     assignments = json.loads((fleet.state / "agent" / "assignments.json").read_text())
-    secrets = [*keys, *(member["key"] for member in assignments["members"])]
+    secrets = [*keys, *(member["assignment"]["key"] for member in assignments["members"])]
     assert len(secrets) >= 3
     lines = ["\0".join(process.cmdline()) for process in fleet.processes()]
     logs = [path.read_text(errors="replace") for path in (fleet.state / "log").iterdir()]

@@ -103,6 +103,7 @@ class FakeAgent:
     total_bytes: int = 8 * builders.GIB
     members: dict[str, MemberReport] = field(default_factory=dict[str, MemberReport])
     applied: Order | None = None
+    is_complete: bool = False
     paused: bool = False
     fail: Callable[[Instance], FailureCause | None] = lambda _: None
     started: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
@@ -111,8 +112,15 @@ class FakeAgent:
     deaf: bool = False
     """Reports, and follows nothing."""
 
+    @property
+    def applied_term(self) -> int:
+        return self.applied.term if self.applied else 0
+
     def follow(self, assignments: Assignments) -> None:
+        if self.applied is not None and self.applied.is_after(assignments.order):
+            return
         self.applied = assignments.order
+        self.is_complete = assignments.complete
         assigned = {each.instance.spec.instance_id: each for each in assignments.members}
         for instance_id, each in assigned.items():
             now = self.members.get(instance_id)
@@ -160,7 +168,8 @@ class FakeGateway:
     stuck: bool = False
 
     def follow(self, table: Endpoints) -> None:
-        if not self.stuck:
+        is_newer = self.applied is None or not self.applied.is_after(table.order)
+        if is_newer and not self.stuck:
             self.applied = table.order
             self.routed = frozenset(each.instance_id for each in table.endpoints)
 

@@ -8,7 +8,7 @@ the wrong place) and a serial per stream (agents and gateways compare one order)
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import contextmanager
 
 from covey_api.messages import (
@@ -129,8 +129,7 @@ class FleetBoard:
         before, session.demand, session.last_seen = session.demand, demand, self._clock()
         if self._weigh(before) != self._weigh(demand):
             self.wake.set()
-        if demand.applied is not None:
-            self._observed.highest_term = max(self._observed.highest_term, demand.applied.term)
+        self._observe_order(demand.applied)
         return self.order
 
     def on_answer(self, node: str, answer: AskAnswer) -> None:
@@ -141,7 +140,7 @@ class FleetBoard:
             self._observed.answers[answer.id] = answer
             self.wake.set()
 
-    async def watch_assignments(self, node: str) -> AsyncIterator[Assignments | None]:
+    async def watch_assignments(self, node: str) -> AsyncGenerator[Assignments | None]:
         """The newest snapshot now and after each change; None every `KEEPALIVE_SECONDS`."""
         session = self._observed.agents.setdefault(node, AgentSession(node))
         with self._reading("node", node, session) as changed:
@@ -154,7 +153,7 @@ class FleetBoard:
                 elif not await _is_set(changed):
                     yield None
 
-    async def watch_endpoints(self, gateway: str) -> AsyncIterator[Endpoints | None]:
+    async def watch_endpoints(self, gateway: str) -> AsyncGenerator[Endpoints | None]:
         """The newest table now and after each change; None every `KEEPALIVE_SECONDS`."""
         session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
         with self._reading("gateway", gateway, session) as changed:
@@ -204,9 +203,23 @@ class FleetBoard:
         return ReportAnswer(term=self._term, serial=self._serial, resend=resend)
 
     def _observe_term(self, report: Report) -> None:
+        self._observe_order(report.applied)
         terms = [member.instance.spec.term for member in report.members or () if member.instance]
-        applied = report.applied.term if report.applied else 0
-        self._observed.highest_term = max(self._observed.highest_term, applied, *terms)
+        self._observed.highest_term = max(self._observed.highest_term, *terms, 0)
+
+    def _observe_order(self, applied: Order | None) -> None:
+        """The highest term that anybody acts on. A serial of this term that was never given out is somebody else's:
+
+        a store that was lost counts terms anew, and whoever has seen the old ones would wait for ever. It counts as a
+        higher term.
+        """
+        if applied is None:
+            return
+        is_foreign = applied.term == self._term and applied.serial > self._serial
+        heard = applied.term + 1 if is_foreign else applied.term
+        if heard > self._observed.highest_term:
+            self._observed.highest_term = heard
+            self.wake.set()
 
     def _weigh(self, demand: Demand | None) -> tuple[object, ...]:
         """What of a demand decides anything: the table applied, requests on what left it, what can't be reached."""

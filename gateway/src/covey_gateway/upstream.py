@@ -144,7 +144,8 @@ class EngineConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self._is_whole:
             self._can_keep = False  # more than one answer to one request
-        self._headers = {}
+        else:
+            self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._status:  # a trailer is dropped

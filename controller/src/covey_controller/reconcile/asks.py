@@ -116,7 +116,7 @@ def _open_ask(draft: Draft, key: ArtifactKey, variant: Variant) -> None:
     if draft.now < search.until:
         draft.wake_at(search.until)
         return
-    able = [node for node in draft.nodes.values() if _can_read(node, variant)]
+    able = [node for node in draft.nodes.values() if can_read(node, variant)]
     if not able:
         return
     untried = [node for node in able if node.name not in search.tried]
@@ -145,7 +145,8 @@ def _ask_id(draft: Draft, key: ArtifactKey, node: str) -> str:
     return f"header-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
 
 
-def _can_read(node: NodeSight, variant: Variant) -> bool:
+def can_read(node: NodeSight, variant: Variant) -> bool:
+    """Whether this node can be asked for the variant's header."""
     if node.state is not NodeState.READY or node.report is None:
         return False
     return any(lane.engine in variant.engines for lane in node.report.lanes or ())

@@ -83,12 +83,12 @@ def _replica(draft: Draft, sight: Sight, revision: str | None) -> Replica:
 
 
 def standing_of(draft: Draft, sight: Sight) -> Standing:
-    """1. Failed. 2. Lost. 3. Ready. 4. Has not served in this attempt. 5. Recovers."""
+    """1. Failed. 2. Lost. 3. Ready, and its node is there to say so. 4. Has not served in this attempt. 5. Recovers."""
     if fault_of(draft, sight) is not None:
         return Standing.FAILED
     if sight.id in draft.lost:
         return Standing.LOST
-    if sight.phase in (MemberPhase.READY, MemberPhase.DRAINING):
+    if sight.phase is MemberPhase.READY and sight.is_confirmed:
         return Standing.READY
     restarts = sum(member.report.restarts for member in sight.members if member.report)
     return Standing.STARTING if sight.phase in _UNSERVED and restarts == 0 else Standing.RECOVERING

@@ -13,6 +13,7 @@ from covey_api.reasons import ModelReason, NodeReason, ReadyReason
 from covey_planner.text import render_refusals
 from covey_planner.types import NodeState
 
+from covey_controller.reconcile.asks import can_read
 from covey_controller.reconcile.draft import Draft, Progressing
 from covey_controller.reconcile.failures import fault_of
 from covey_controller.reconcile.fleet import NodeSight, Sight
@@ -105,8 +106,8 @@ def judge_instance(draft: Draft, sight: Sight) -> Outcome:
     return Waiting(reason, f"{sight.phase}{_cause(sight)}")
 
 
-def judge_model(model: Model, refused: dict[str, str]) -> Outcome:
-    """1. An alias is an older Model's. 2. A header could not be read. 3. One is being read. 4. All known."""
+def judge_model(draft: Draft, model: Model, refused: dict[str, str]) -> Outcome:
+    """1. An alias is an older Model's. 2. A header could not be read. 3. One has not been read. 4. All known."""
     if refused:
         taken = ", ".join(f"'{alias}' belongs to the older model '{owner}'" for alias, owner in sorted(refused.items()))
         return Stalled(ModelReason.ALIAS_CONFLICT, f"`spec.aliases` must be unique in the namespace: {taken}")
@@ -114,10 +115,13 @@ def judge_model(model: Model, refused: dict[str, str]) -> Outcome:
     errors = [f"variant '{name}': {s.error}" for name, s in statuses.items() if s and s.error]
     if errors:
         return Stalled(ModelReason.GEOMETRY_UNAVAILABLE, "; ".join(errors))
-    pending = [name for name, status in statuses.items() if status is None or status.artifact is None]
-    if pending:
-        names = ", ".join(f"'{name}'" for name in pending)
-        return Waiting(ModelReason.GEOMETRY_PENDING, f"the header of variant {names} has not been read yet")
+    for variant in model.spec.variants:
+        status = statuses[variant.name]
+        if status is None or status.artifact is None:
+            message = f"the header of variant '{variant.name}' has not been read yet"
+            if not any(can_read(node, variant) for node in draft.nodes.values()):
+                message += f": no node is there that offers {' or '.join(variant.engines)}"
+            return Waiting(ModelReason.GEOMETRY_PENDING, message)
     return Done(ModelReason.RESOLVED, "every variant is resolved and its header is read")
 
 

@@ -22,7 +22,7 @@ class Standing(IntEnum):
     STARTING = 2
     """It has not served yet."""
     RECOVERING = 3
-    """It served, and its agent brings it back."""
+    """It served, and its agent brings it back; or it serves, and its node is silent."""
     READY = 4
 
 

@@ -40,7 +40,7 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
     for key, model in draft.models.items():
         before = stored.get(key)
         if isinstance(before, Model):
-            _write(draft, before, before.status, model.status, judge_model(model, refused.get(key, {})))
+            _write(draft, before, before.status, model.status, judge_model(draft, model, refused.get(key, {})))
     for node in draft.nodes.values():
         if node.node is not None and (draft.complete or node.report is not None):
             status = _observed_node(node.node, node)

@@ -2,7 +2,8 @@
 
 On loopback no key is needed, but any web page can reach loopback too: `Host` must be local (a rebound DNS name isn't)
 and `Origin` absent or local. On any other address a key is needed. A key that looks like one of ours is checked
-wherever it is sent, if there are keys at all; another is ignored where none is needed, since SDKs always send one.
+wherever it is sent, so that a deleted one is refused at once; another is ignored where none is needed, since SDKs
+always send one.
 
 Keys are found by the SHA-256 of what was sent. How long a lookup takes tells about a digest's bits at most, and whoever
 could choose a digest's bits would have broken SHA-256; the comparison itself takes constant time.
@@ -48,7 +49,7 @@ def admit(policy: AccessPolicy, head: RequestHead, keys: Mapping[bytes, Key], no
         return error
     if head.path in _OPEN_PATHS:
         return Caller()
-    is_ours = head.credential is not None and head.credential.startswith(KEY_PREFIX) and bool(keys)
+    is_ours = head.credential is not None and head.credential.startswith(KEY_PREFIX)
     if policy.needs_key or is_ours:
         return _check_key(head.credential, keys, now)
     return Caller()

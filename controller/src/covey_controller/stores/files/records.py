@@ -62,7 +62,7 @@ class Records:
         mint_uid: Callable[[], str],
     ) -> None:
         self._database = database
-        self._is_leading = is_leading
+        self.is_leading = is_leading
         self._utc_now = utc_now
         self._mint_uid = mint_uid
         facts = {str(name): str(value) for name, value in database.rows("SELECT name, value FROM facts")}
@@ -85,7 +85,7 @@ class Records:
         term = max(self.term, above) + 1
         if term > MAX_TERM:
             raise ValueError(f"term must be at most {MAX_TERM}; somebody reported {above}. Find out who, and remove it")
-        if not self._is_leading():
+        if not self.is_leading():
             raise LeaseLost(_LOST)
         with self._database.transaction(durable=True) as connection:
             _put_fact(connection, "term", str(term))
@@ -248,7 +248,7 @@ class Records:
     @contextmanager
     def _transaction(self, *, durable: bool) -> Generator[sqlite3.Connection]:
         """A transaction of the leader's. LeaseLost if this process isn't it."""
-        if not self._is_leading():
+        if not self.is_leading():
             raise LeaseLost(_LOST)
         with self._database.transaction(durable=durable) as connection:
             found = connection.execute("SELECT value FROM facts WHERE name='term'").fetchone()

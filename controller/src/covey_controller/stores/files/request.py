@@ -46,10 +46,12 @@ def plan_request(
     read: ReadSet,
     running: frozenset[ObjectKey],
     parse: ParseDocuments,
+    parse_whole: ParseDocuments,
 ) -> PlannedEdit:
     """What is to be written. InvalidSet with every error; KeyError for a key that neither source nor store holds.
 
-    `read` is what `snapshot` parses to. `running`: what may be deleted although no document holds it.
+    `read` is what `snapshot` parses to. `running`: what may be deleted although no document holds it. `parse_whole` is
+    `parse` for the source, which may remember it.
     """
     if read.errors:
         raise InvalidSet(read.errors)
@@ -72,7 +74,7 @@ def plan_request(
         files.pop(path, None)
         if content is not None:
             files[path] = content
-    after = parse_set(digest_of(files), files, parse)
+    after = parse_set(digest_of(files), files, parse_whole)
     if after.errors:
         raise InvalidSet(after.errors)
     verify_edit(edit, read.documents, applied, deleted, after.documents)

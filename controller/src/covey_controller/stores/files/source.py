@@ -6,10 +6,8 @@ One task does all of that, one thing after the other, so an edit never meets a h
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -17,12 +15,16 @@ from typing import Protocol, TypeVar
 
 from covey_api.kinds import ObjectKey
 
-from covey_controller.ports import Applied, Conflict, InvalidSet, SourceError, SourceState
+from covey_controller.ports import Applied, SourceState
 from covey_controller.stores.files.database import StoreFault
+from covey_controller.stores.files.edit_queue import EditQueue, Request, refusal
+from covey_controller.stores.files.file_memory import FileMemory
 from covey_controller.stores.files.folder import Scan, digest_of, read_source, scan_source
+from covey_controller.stores.files.notices import LOOK_SECONDS, render_notices
 from covey_controller.stores.files.records import LeaseLost, Records
 from covey_controller.stores.files.request import Apply, Delete, PlannedEdit, plan_request
 from covey_controller.stores.files.rest import (
+    REST_SECONDS,
     Choice,
     ParseDocuments,
     ReadSet,
@@ -39,15 +41,6 @@ from covey_controller.stores.files.writing import Disk, SourceChanged, finish_wr
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# The safety net under the watch: one `stat` per file, so often.
-LOOK_SECONDS = 5.0
-# A source that doesn't rest for so long is worth a word: nothing of it is read meanwhile.
-UNREST_SECONDS = 30.0
-# Longest wait of who applies by name: for a source at rest, then for the disk.
-EDIT_SECONDS = 30.0
-# Edits are asked for by people and scripts; more than this at once is a loop gone wild.
-MAX_EDITS_WAITING = 64
-
 
 class Leadership(Protocol):
     """One holding of the lease, with the records that it may write."""
@@ -58,12 +51,6 @@ class Leadership(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    asked: Apply | Delete
-    answer: asyncio.Future[tuple[Applied, ...]]
-
-
 class FolderSource:
     """The source of one store."""
 
@@ -72,16 +59,18 @@ class FolderSource:
     ) -> None:
         self._source = source
         self._parse = parse
+        self._parse_whole = FileMemory(parse)
         self._allow_empty = allow_empty
         self._utc_now = utc_now
         self._disk = disk
         self._threads = ThreadPoolExecutor(1, "source")
         self._wake = asyncio.Event()
-        self._requests: deque[_Request] = deque()
+        self._edits = EditQueue(source, self._wake.set)
         self._scan: Scan | None = None
         self._rest = Rest(allow_empty=allow_empty, running=frozenset(), stirred_at=0.0, unrest_since=0.0)
         self._read = ReadSet("")
         self._applied = ""
+        self._verify_at: float | None = None
         self._fault = ""
         self._notices: tuple[str, ...] = ()
         self.wake = self._wake.set
@@ -97,19 +86,7 @@ class FolderSource:
 
     async def ask(self, asked: Apply | Delete) -> tuple[Applied, ...]:
         """Edit the source; returns when the edit is in force."""
-        if len(self._requests) >= MAX_EDITS_WAITING:
-            raise self._refusal(f"more than {MAX_EDITS_WAITING} edits wait for the source; try again later")
-        request = _Request(asked, asyncio.get_running_loop().create_future())
-        self._requests.append(request)
-        self._wake.set()
-        try:
-            async with asyncio.timeout(EDIT_SECONDS):
-                return await request.answer
-        except TimeoutError:
-            raise self._refusal(
-                f"the edit was not confirmed within {EDIT_SECONDS:.0f} s: the source must rest for it, and the disk "
-                "answer. Stop what is changing the source, look at what it holds, and try again"
-            ) from None
+        return await self._edits.ask(asked)
 
     async def follow(self, leadership: Leadership) -> None:
         """Keep the records equal to the source for as long as this process leads."""
@@ -130,8 +107,7 @@ class FolderSource:
             pass
         finally:
             self._scan = None
-            while self._requests:
-                _deliver(self._requests.popleft(), LeaseLost("this process doesn't lead any more; ask the leader"))
+            self._edits.fail_all(LeaseLost("this process doesn't lead any more; ask the leader"))
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -161,26 +137,32 @@ class FolderSource:
         now = self._now()
         if scan != self._scan:
             self._stir(scan, now)
-        due_at = self._rest.due_at
+        due_at = self._due_at()
         if due_at is not None and now >= due_at:
+            self._verify_at = None
             await self._read_set(leadership, now)
-        elif self._rest.read is not None and (request := self._next_request()):
+        elif self._rest.read is not None and (request := self._edits.first()):
             await self._serve(leadership, request)
 
     async def _pause(self) -> None:
         """Until something is due, signalled or asked; after a fault, until the next look."""
         delay = LOOK_SECONDS
         if not self._fault:
-            if self._rest.read is not None and self._next_request():
+            if self._rest.read is not None and self._edits.first():
                 return
-            if self._rest.due_at is not None:
-                delay = min(delay, self._rest.due_at - self._now())
+            if (due_at := self._due_at()) is not None:
+                delay = min(delay, due_at - self._now())
         try:
             async with asyncio.timeout(max(0.0, delay)):
                 await self._wake.wait()
         except TimeoutError:
             pass
         self._wake.clear()
+
+    def _due_at(self) -> float | None:
+        """When the source must be read next."""
+        due = [at for at in (self._rest.due_at, self._verify_at) if at is not None]
+        return min(due, default=None)
 
     def _look_at(self, scan: Scan) -> None:
         self._scan = scan
@@ -199,7 +181,9 @@ class FolderSource:
         digest = digest_of(snapshot.files, snapshot.errors)
         read = self._rest.read
         if read is None or read.digest != digest:
-            work = partial(parse_set, digest, snapshot.files, self._parse, snapshot.errors, snapshot.scan.is_missing)
+            work = partial(
+                parse_set, digest, snapshot.files, self._parse_whole, snapshot.errors, snapshot.scan.is_missing
+            )
             read = await self._off_loop(work)
         await self._put_in_force(leadership, *step(self._rest, SetRead(read), now))
 
@@ -224,44 +208,36 @@ class FolderSource:
             self._read = rest.read
             self.listed.set()
 
-    def _next_request(self) -> _Request | None:
-        """The oldest request that somebody still waits for."""
-        while self._requests and self._requests[0].answer.done():
-            self._requests.popleft()
-        return self._requests[0] if self._requests else None
-
-    async def _serve(self, leadership: Leadership, request: _Request) -> None:
+    async def _serve(self, leadership: Leadership, request: Request) -> None:
         try:
-            results = await self._edit(leadership, request.asked)
+            request.fulfil(await self._edit(leadership, request.asked))
         except SourceChanged:
             # It stays first, and is planned anew when the source has rested again.
             self._stir(None, self._now())
-            return
+        except (StoreFault, LeaseLost) as error:
+            # Files may be written of which the records know nothing: read them as anybody's.
+            self._stir(None, self._now())
+            request.fail(error)
+            raise
         except Exception as error:
-            self._requests.remove(request)
-            _deliver(request, error)
-            if isinstance(error, (StoreFault, LeaseLost)):
-                # Files may be written of which the records know nothing: read them as anybody's.
-                self._stir(None, self._now())
-                raise
-            return
-        self._requests.remove(request)
-        if not request.answer.done():
-            request.answer.set_result(results)
+            request.fail(error)
 
     async def _edit(self, leadership: Leadership, asked: Apply | Delete) -> tuple[Applied, ...]:
         """Plan, write, put in force. SourceChanged when somebody else edits the source meanwhile."""
         read = self._rest.read
         snapshot = await self._off_loop(partial(read_source, self._source))
-        if read is None or snapshot is None or snapshot.scan != self._scan:
+        if read is None or snapshot is None or digest_of(snapshot.files, snapshot.errors) != read.digest:
             raise SourceChanged
         present = await leadership.on_records(_deletable)
-        planned = await self._off_loop(partial(plan_request, asked, self._source, snapshot, read, present, self._parse))
+        work = partial(plan_request, asked, self._source, snapshot, read, present, self._parse, self._parse_whole)
+        planned = await self._off_loop(work)
         if planned.changes:
             await self._write(leadership, planned)
             after = await self._off_loop(partial(read_source, self._source))
             if after is not None and after.files == planned.files:
                 self._look_at(after.scan)
+            # A save in the same tick of the file system's clock as ours looks like ours: read once more after a rest.
+            self._verify_at = self._now() + REST_SECONDS
         if planned.changes or planned.deleted:
             written = SetWritten(planned.after, planned.deleted)
             rest, choice = step(self._rest, written, self._now())
@@ -279,13 +255,11 @@ class FolderSource:
             if is_remembered:
                 await leadership.on_records(Records.end_write)
             if isinstance(error, OSError):
-                raise self._refusal(
-                    f"the source can't be written: {error}. Nothing was changed; make room or give access, try again"
+                raise refusal(
+                    self._source,
+                    f"the source can't be written: {error}. Nothing was changed; make room or give access, try again",
                 ) from error
             raise
-
-    def _refusal(self, message: str) -> InvalidSet:
-        return InvalidSet((SourceError(str(self._source), 1, "", "", message),))
 
     def _say_errors(self, read: ReadSet) -> None:
         """Each error once."""
@@ -300,7 +274,7 @@ class FolderSource:
 
     def _say_notices(self) -> None:
         """Recompute the notices; log each when it first holds."""
-        notices = tuple(_notices(self._rest, self._source, self._fault, self.watch.fault, self._now()))
+        notices = tuple(render_notices(self._rest, self._source, self._fault, self.watch.fault, self._now()))
         for notice in notices:
             if notice not in self._notices:
                 log.warning("%s", notice)
@@ -313,29 +287,3 @@ class FolderSource:
 def _deletable(records: Records) -> frozenset[ObjectKey]:
     """What may be deleted by name besides documents: what lost its document and still runs, and machines."""
     return records.documented | {key for key in records.objects if key.kind == "Node"}
-
-
-def _notices(rest: Rest, source: Path, fault: str, watch_fault: str, now: float) -> list[str]:
-    notices: list[str] = []
-    read = rest.read
-    if fault:
-        notices.append(fault)
-    if watch_fault:
-        notices.append(f"'{source}' can't be watched: changes are seen up to {LOOK_SECONDS:.0f} s later")
-    if read is not None and not read.errors and not read.documents:
-        found = "is missing" if read.is_missing else "holds no object"
-        kept = (
-            "nothing was deleted, what ran keeps running. To let an empty source delete, start with `--allow-empty`; "
-            "to stop single objects, delete them by name"
-            if rest.is_kept_empty
-            else "nothing is asked for"
-        )
-        notices.append(f"source '{source}' {found}: {kept}")
-    if read is None and now - rest.unrest_since > UNREST_SECONDS:
-        notices.append(f"source '{source}' keeps changing: it is read once it has rested")
-    return notices
-
-
-def _deliver(request: _Request, error: Exception | Conflict) -> None:
-    if not request.answer.done():
-        request.answer.set_exception(error)

@@ -10,11 +10,10 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 from uuid import uuid4
 
 from covey_api.instance import Instance
@@ -23,17 +22,17 @@ from covey_api.meta import Status
 from covey_api.node import Node
 
 from covey_controller.ports import Applied, CreatedT, Event, Lease, SourceState
-from covey_controller.stores.files.database import Database, StoreDamaged, StoreFault, move_aside, open_database
+from covey_controller.stores.files.database import StoreDamaged, StoreFault, move_aside
 from covey_controller.stores.files.events import RecordedEvent
+from covey_controller.stores.files.holding import Holding, open_records
 from covey_controller.stores.files.lease import LeaderLock
-from covey_controller.stores.files.records import LeaseLost, Records
+from covey_controller.stores.files.records import LeaseLost
 from covey_controller.stores.files.request import Apply, Delete
 from covey_controller.stores.files.rest import ParseDocuments
 from covey_controller.stores.files.source import FolderSource
 from covey_controller.stores.files.writing import Disk
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 # A source that is read takes well under a second; after this the reconciler sees what the store held before.
 LISTED_SECONDS = 10.0
@@ -45,42 +44,6 @@ def _utc_now() -> datetime:
 
 def _mint_uid() -> str:
     return str(uuid4())
-
-
-@dataclass(slots=True)
-class Holding:
-    """This process leads: the lock, the open records, and the lease as others know it."""
-
-    lock: LeaderLock
-    records: Records
-    threads: ThreadPoolExecutor
-    lease: Lease
-    is_leading: Callable[[], bool]
-    on_lost: Callable[[], None]
-
-    def is_lost(self) -> bool:
-        if not self.lease.lost.is_set() and not self.is_leading():
-            self.lose("the lock file or the store was taken away")
-        return self.lease.lost.is_set()
-
-    def lose(self, words: str) -> None:
-        if not self.lease.lost.is_set():
-            log.error("stopped leading (term %d): %s", self.lease.term, words)
-            self.lease.lost.set()
-            self.on_lost()
-
-    async def on_records(self, work: Callable[[Records], T]) -> T:
-        """Run `work` in the records' thread. LeaseLost when this holding has ended; StoreFault if the disk refuses."""
-        if self.lease.lost.is_set():
-            raise LeaseLost("this process doesn't lead any more")
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self.threads, work, self.records)
-        except LeaseLost as error:
-            self.lose(str(error))
-            raise
-        except StoreDamaged as error:
-            self.lose(f"the store is damaged: {error}")
-            raise LeaseLost("the store is damaged; it is made anew when the lease is taken again") from error
 
 
 class FilesStore:
@@ -113,10 +76,18 @@ class FilesStore:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._source.watch.run())
-                while True:
-                    await self._has_led.wait()
-                    self._has_led.clear()
-                    await self._source.follow(self._require_holding())
+                group.create_task(self.follow())
+        finally:
+            self._close()
+
+    async def follow(self) -> None:
+        """As `run`, by looking every few seconds only, without the kernel's signals."""
+        try:
+            while True:
+                await self._has_led.wait()
+                self._has_led.clear()
+                if self._holding is not None:
+                    await self._source.follow(self._holding)
         finally:
             self._close()
 
@@ -215,42 +186,31 @@ class FilesStore:
         return await self._source.ask(Delete(keys))
 
     def _require_holding(self) -> Holding:
-        if self._holding is None:
-            raise LeaseLost("this process doesn't lead; the lease comes first")
+        if self._holding is None or self._holding.is_lost():
+            raise LeaseLost("this process doesn't lead any more, or not yet: take the lease first")
         return self._holding
 
     async def _open(self, lock: LeaderLock, holder: str) -> Holding:
         """Open the store, repaired if need be, and take the next term in it."""
-        loop = asyncio.get_running_loop()
-
-        def is_leading_of(database: Database) -> Callable[[], bool]:
-            return lambda: lock.is_held() and database.is_in_place()
-
-        def open_records() -> tuple[Records, Database]:
-            database = open_database(self._path)
-            try:
-                return Records(database, is_leading_of(database), self._utc_now, self._mint_uid), database
-            except BaseException:
-                database.close()
-                raise
-
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._threads)
+        work = partial(open_records, self._path, lock, self._utc_now, self._mint_uid)
         try:
-            records, database = await loop.run_in_executor(self._threads, open_records)
+            records = await in_thread(work)
         except StoreDamaged as error:
-            aside = await loop.run_in_executor(self._threads, partial(move_aside, self._path))
+            aside = await in_thread(move_aside, self._path)
             self._moved = (
                 f"the store was damaged ({error}) and was moved to '{aside}'; a new one is rebuilt from the source "
                 "and the agents",
             )
             log.error("%s", self._moved[0])
-            records, database = await loop.run_in_executor(self._threads, open_records)
+            records = await in_thread(work)
         try:
-            term = await loop.run_in_executor(self._threads, records.raise_term, self._last_term)
+            term = await in_thread(records.raise_term, self._last_term)
         except BaseException:
             records.close()
             raise
         lease = Lease(term, holder, asyncio.Event())
-        return Holding(lock, records, self._threads, lease, is_leading_of(database), self._source.wake)
+        return Holding(lock, records, self._threads, lease, self._source.wake)
 
     async def _end_holding(self) -> None:
         if self._holding is not None:

@@ -77,9 +77,9 @@ def without_document(stored: AnyObject, version: str, deletion: str | None) -> N
 def transition_faults(before: InstanceSpec, after: InstanceSpec) -> tuple[str, ...]:
     """The CRD's transition rules for an Instance's spec that a change breaks, in the CRD's words."""
     rules = (
-        (after.term >= before.term, "term must never fall"),
-        (after.attempt >= before.attempt, "attempt must never fall"),
-        (after.instance_id == before.instance_id, "instanceId must not change"),
-        (after.goal in (before.goal, InstanceGoal.DRAIN), "goal must only go from Run to Drain"),
+        (after.term >= before.term, "`spec.term` must never fall"),
+        (after.attempt >= before.attempt, "`spec.attempt` must never fall"),
+        (after.instance_id == before.instance_id, "`spec.instanceId` must not change"),
+        (after.goal in (before.goal, InstanceGoal.DRAIN), "`spec.goal` must only go from 'Run' to 'Drain'"),
     )
     return tuple(message for holds, message in rules if not holds)

@@ -15,7 +15,6 @@ from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.errors import engine_failed, translate_event_error
 from covey_gateway.wire.sse import DONE, split_data
 
-
 # `Raw | None` is no type to msgspec: it would take null alone.
 _ABSENT = msgspec.Raw(b"")
 

@@ -1,0 +1,204 @@
+"""The gateway's end of the fleet API, against the real one: tables come down, demand goes up, serving goes on."""
+
+import asyncio
+import json
+import stat
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from covey_api.messages import CertificateRole, Endpoint, Endpoints, ModelState, Order, ServedModel
+from covey_controller.fleet_api.server import serve_fleet
+from covey_fleet_client.files import ensure_private_folder
+from covey_gateway.fleet import FleetLink
+from integration.fleet_rig import Rig, SteeredBoard, running_fleet
+from integration.gateway_rig import (
+    DONE,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Call,
+    Gateway,
+    ScriptedEngine,
+    asked,
+    chunk,
+    connected,
+    eventually,
+    running_gateway,
+    token,
+)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.integration]
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+class TableBoard(SteeredBoard):
+    """A board whose endpoints are the engines that a test names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engines: tuple[ScriptedEngine, ...] = ()
+        self.term = 1
+
+    def serve(self, *engines: ScriptedEngine) -> None:
+        self.engines = engines
+        self.publish()
+
+    async def watch_endpoints(self, gateway: str) -> AsyncIterator[Endpoints | None]:
+        async for one in super().watch_endpoints(gateway):
+            yield None if one is None else self._table(one.serial)
+
+    def _table(self, serial: int) -> Endpoints:
+        models = (ServedModel(namespace="default", name="m", tasks=("Chat",), state=ModelState.LOADING),)
+        endpoints = tuple(
+            Endpoint(
+                instance_id=f"{index:016x}",
+                instance=f"default/m-{index}",
+                namespace="default",
+                model="m",
+                node="a",
+                host="127.0.0.1",
+                port=engine.port,
+                key="engine-key",
+                engine="LlamaServer",
+                slots=4,
+                context_tokens=2048,
+            )
+            for index, engine in enumerate(self.engines)
+        )
+        return Endpoints(term=self.term, serial=serial, models=models, endpoints=endpoints)
+
+    @property
+    def applied(self) -> Order | None:
+        return self.demands[-1][1].applied if self.demands else None
+
+
+@asynccontextmanager
+async def linked(folder: Path, url: str, token_text: str | None) -> AsyncGenerator[tuple[Gateway, FleetLink]]:
+    """A gateway with a fleet link; its state is in `folder`."""
+    state = folder / "state" / "gateway"
+    ensure_private_folder(state.parent)
+    ensure_private_folder(state)
+    token_file = folder / "token"
+    if token_text is not None:
+        token_file.write_text(token_text)
+    async with running_gateway(is_routed=False) as gateway:
+        link = FleetLink(gateway.traffic, gateway.apply, state, url, token_file, "gw", "http://127.0.0.1:1")
+        link.load_saved()
+        running = asyncio.ensure_future(link.run())
+        try:
+            yield gateway, link
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def serve_again(rig: Rig) -> None:
+    """The same controller at the same address."""
+    await serve_fleet(
+        rig.board,
+        rig.authority,
+        rig.tokens,
+        rig.denials,
+        folder=rig.folder / "controller",
+        host="127.0.0.1",
+        port=int(rig.url.rpartition(":")[2]),
+        on_listening=lambda _: None,
+    )
+
+
+def new_token(rig: Rig) -> str:
+    return rig.token(CertificateRole.GATEWAY)
+
+
+async def test_a_table_comes_down_is_kept_and_acknowledged(tmp_path: Path) -> None:
+    board = TableBoard()
+    async with ScriptedEngine() as engine, running_fleet(tmp_path / "c", board) as rig:
+        async with linked(tmp_path, rig.url, new_token(rig)) as (gateway, link):
+            async with asyncio.timeout(20):
+                await link.has_table.wait()
+            assert (await asked(gateway)).error["code"] == "model_loading"
+            board.serve(engine)
+            await eventually(lambda: board.applied == board.order)
+            assert (await asked(gateway, stream=True)).text == "Hello"
+            assert b"authorization: Bearer engine-key" in engine.calls[0].head
+            path = tmp_path / "state/gateway/table.json"
+            await eventually(lambda: path.exists() and json.loads(path.read_text())["serial"] == board.order.serial)
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert board.demands[-1][1].gateway == "gw"
+            assert board.demands[-1][1].address == "http://127.0.0.1:1"
+
+
+async def test_a_gateway_serves_by_its_last_table_with_no_controller(tmp_path: Path) -> None:
+    board = TableBoard()
+    async with ScriptedEngine() as engine:
+        async with running_fleet(tmp_path / "c", board) as rig:
+            token_text = new_token(rig)
+            board.serve(engine)
+            async with linked(tmp_path, rig.url, token_text) as (gateway, _):
+                await eventually(lambda: (tmp_path / "state/gateway/table.json").exists())
+            url = rig.url
+        async with linked(tmp_path, url, None) as (gateway, _):
+            assert (await asked(gateway, stream=True)).text == "Hello"
+
+
+async def test_a_lower_table_is_ignored(tmp_path: Path) -> None:
+    board = TableBoard()
+    async with ScriptedEngine() as engine, running_fleet(tmp_path / "c", board) as rig:
+        async with linked(tmp_path, rig.url, new_token(rig)) as (gateway, _):
+            board.term = 5
+            board.serve(engine)
+            await eventually(lambda: gateway.traffic.table.order.term == 5)
+            board.term = 4
+            board.serve()
+            board.publish()
+            await asyncio.sleep(0.3)
+            assert (await asked(gateway, stream=True)).text == "Hello"
+            await eventually(lambda: board.applied is not None and board.applied.term == 5)
+
+
+async def test_a_departed_endpoint_is_reported_idle_at_once(tmp_path: Path) -> None:
+    board = TableBoard()
+    go_on = asyncio.Event()
+
+    async def wait(call: Call) -> None:
+        await call.write(STREAM_HEAD, chunk(token("a")))
+        await go_on.wait()
+        await call.write(chunk(DONE), LAST_CHUNK)
+
+    async with ScriptedEngine(wait) as engine, running_fleet(tmp_path / "c", board) as rig:
+        async with linked(tmp_path, rig.url, new_token(rig)) as (gateway, _):
+            board.serve(engine)
+            await eventually(lambda: board.applied == board.order)
+            async with connected(gateway) as client:
+                await client.ask(stream=True)
+                await client.read_head()
+                board.serve()
+                await eventually(lambda: board.applied == board.order)
+                assert [one.in_flight for one in board.demands[-1][1].endpoints] == [1]
+                go_on.set()
+                start = asyncio.get_running_loop().time()
+                await eventually(lambda: board.demands[-1][1].endpoints == ())
+                assert asyncio.get_running_loop().time() - start < 1.5
+
+
+async def test_the_link_comes_back_after_the_controller_does(tmp_path: Path) -> None:
+    board = TableBoard()
+    async with ScriptedEngine() as engine, running_fleet(tmp_path / "c", board) as rig:
+        async with linked(tmp_path, rig.url, new_token(rig)) as (gateway, link):
+            async with asyncio.timeout(20):
+                await link.has_table.wait()
+            rig.server.cancel()
+            await asyncio.gather(rig.server, return_exceptions=True)
+            await asyncio.sleep(0.5)
+            board.serve(engine)
+            again = asyncio.ensure_future(serve_again(rig))
+            await eventually(lambda: gateway.traffic.table.order == board.order, 20)
+            assert (await asked(gateway, stream=True)).text == "Hello"
+            again.cancel()
+            await asyncio.gather(again, return_exceptions=True)

@@ -1,0 +1,131 @@
+"""The gateway as a process: flags, refusals to start, signals, lifeline."""
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytestmark = [pytest.mark.integration]
+
+SECRET = "sk-covey-test"
+HASH = "sha256:" + hashlib.sha256(SECRET.encode()).hexdigest()
+
+
+def write_table(folder: Path, *, has_key: bool = False, port: int = 1) -> Path:
+    document: dict[str, object] = {"models": [{"name": "m", "endpoints": [{"url": f"http://127.0.0.1:{port}"}]}]}
+    if has_key:
+        document["keys"] = [{"name": "ann", "hash": HASH}]
+    path = folder / "table.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def start(*arguments: str, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "covey_gateway", *arguments], stderr=subprocess.PIPE, text=True, pass_fds=pass_fds
+    )
+
+
+@contextmanager
+def running(*arguments: str, pass_fds: tuple[int, ...] = ()) -> Generator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address, once it listens."""
+    process = start(*arguments, pass_fds=pass_fds)
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if " listening on " in line:
+                yield process, line.split()[-1]
+                break
+        else:
+            raise AssertionError("the gateway ended before it listened")
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stderr.close()
+
+
+def refusal(*arguments: str) -> tuple[int, str]:
+    process = start(*arguments)
+    _, words = process.communicate(timeout=30)
+    return process.returncode, words
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")])
+def test_a_gateway_serves_its_table_and_ends_on_a_signal(tmp_path: Path, number: int, name: str) -> None:
+    with running("--table", str(write_table(tmp_path)), "--listen", "127.0.0.1:0") as (process, url):
+        assert httpx.get(f"{url}/readyz").status_code == 200
+        assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["m"]
+        process.send_signal(number)
+        assert process.wait(10) == 0
+
+
+def test_a_gateway_ends_when_its_parents_pipe_ends(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    arguments = ("--table", str(write_table(tmp_path)), "--listen", "127.0.0.1:0", "--lifeline", str(read_end))
+    with running(*arguments, pass_fds=(read_end,)) as (process, _):
+        os.close(read_end)
+        start_time = time.monotonic()
+        os.close(write_end)
+        assert process.wait(10) == 0
+        assert time.monotonic() - start_time < 5
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        code, words = refusal("--table", str(write_table(tmp_path)), "--listen", f"127.0.0.1:{port}")
+    assert code == 1
+    assert f"port {port} on 127.0.0.1 is taken" in words
+    assert "Traceback" not in words
+
+
+def test_a_gateway_that_others_reach_needs_keys(tmp_path: Path) -> None:
+    code, words = refusal("--table", str(write_table(tmp_path)), "--listen", "0.0.0.0:0")
+    assert code == 1
+    assert "must have keys" in words
+    assert "`--insecure`" in words
+    with running("--table", str(write_table(tmp_path)), "--listen", "0.0.0.0:0", "--insecure") as (_, url):
+        port = url.rsplit(":", 1)[1]
+        assert httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"host": "llm.example"}).status_code == 200
+    with running("--table", str(write_table(tmp_path, has_key=True)), "--listen", "0.0.0.0:0") as (_, url):
+        local = f"http://127.0.0.1:{url.rsplit(':', 1)[1]}"
+        assert httpx.get(f"{local}/v1/models").json()["error"]["code"] == "invalid_api_key"
+        assert httpx.get(f"{local}/v1/models", headers={"authorization": f"Bearer {SECRET}"}).status_code == 200
+
+
+def test_a_table_with_a_fault_is_refused_with_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("models: [{name: m, endpoints: [{url: 'http://127.0.0.1:1', slot: 3}]}]")
+    code, words = refusal("--table", str(path), "--listen", "127.0.0.1:0")
+    assert code == 1
+    assert f"{path}: `models[0].endpoints[0].slot` is no field of a table; remove it" in words
+    assert refusal("--table", str(tmp_path / "none"), "--listen", "127.0.0.1:0")[0] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--table", "x", "--controller", "y"), ("--table", "x", "--listen", "8000"), ("--listen", "a:1")]
+)
+def test_wrong_use_has_its_own_exit_code(arguments: tuple[str, ...]) -> None:
+    assert refusal(*arguments)[0] == 2
+
+
+def test_a_bad_token_without_a_table_ends_with_words(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("not-a-token")
+    arguments = ("--controller", "https://127.0.0.1:1", "--token-file", str(token), "--state", str(tmp_path / "state"))
+    code, words = refusal(*arguments, "--listen", "127.0.0.1:0")
+    assert code == 1
+    assert "the token must be" in words
+    assert "not-a-token" not in words

@@ -1,0 +1,223 @@
+"""`plan` on arbitrary worlds: total, deterministic whatever the order, and careful with what runs."""
+
+from dataclasses import replace
+
+from covey_api.instance import Instance, InstanceGoal, Member, MemberPhase
+from covey_api.kinds import Kind
+from covey_api.messages import AskAnswer, Demand, EndpointDemand, Order
+from covey_api.meta import ObjectMeta
+from covey_api.node import Node, NodeSpec
+from covey_api.placement import ContextWish, Placement, Rollout, RolloutStrategy
+from covey_api.reasons import FailureCause
+from covey_controller.reconcile.outcomes import CreateInstance, DeleteObject, Plan, UpdateInstance
+from covey_controller.reconcile.plan import plan
+from covey_controller.reconcile.revision import revision_of
+from covey_controller.reconcile.rollout import SURGE
+from covey_controller.reconcile.world import AgentView, GatewayView, Memory, World
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit import builders, worlds
+
+NODES = ("a", "b", "c")
+NOW = 1000.0
+MODEL = builders.model()
+CURRENT = revision_of(builders.placement(), MODEL)
+orders = st.none() | st.integers(0, 9).map(lambda serial: Order(term=1, serial=serial))
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> tuple[Instance, ...]:
+    made: list[Instance] = []
+    for index in range(draw(st.integers(0, 4))):
+        name = draw(st.sampled_from(("smollm2", "other")))
+        made.append(
+            builders.instance(
+                f"{name}-{index}",
+                node=draw(st.sampled_from(NODES)),
+                instance_id=f"{index + 100:016x}",
+                revision=draw(st.sampled_from((CURRENT, "r1-000000000000"))),
+                goal=draw(st.sampled_from(InstanceGoal)),
+                attempt=draw(st.integers(1, 3)),
+            )
+        )
+    return tuple(made)
+
+
+@st.composite
+def agents(draw: st.DrawFn, known: tuple[Instance, ...]) -> tuple[AgentView, ...]:
+    """Nodes that report some of what is known, and perhaps something that isn't."""
+    stray = builders.instance("smollm2-9", node=draw(st.sampled_from(NODES)), instance_id="f" * 16)
+    views: list[AgentView] = []
+    for node in draw(st.lists(st.sampled_from(NODES), unique=True)):
+        here = [each for each in (*known, stray) if each.spec.members[0].node == node and draw(st.booleans())]
+        reports = [
+            worlds.member_report(
+                each,
+                draw(st.sampled_from(MemberPhase)),
+                attempt=draw(st.integers(1, 3)),
+                cause=draw(st.none() | st.sampled_from(FailureCause)),
+            )
+            for each in here
+        ]
+        facts = draw(st.none() | st.sampled_from((worlds.facts(), worlds.facts(1 << 30))))
+        report = worlds.report(
+            reports,
+            facts=facts,
+            applied=draw(orders),
+        )
+        if draw(st.booleans()):
+            report = report.model_copy(update={"members": None})
+        views.append(
+            AgentView(
+                node,
+                seen=draw(st.sampled_from((0.0, 900.0, 995.0, NOW))),
+                report=report if draw(st.booleans()) else None,
+                disconnected=draw(st.none() | st.sampled_from((900.0, 999.9))),
+            )
+        )
+    return tuple(views)
+
+
+@st.composite
+def arbitrary_worlds(draw: st.DrawFn) -> World:
+    known = draw(instances())
+    objects: list[Kind] = list(known)
+    if draw(st.booleans()):
+        objects.append(draw(st.sampled_from((MODEL, builders.model(known=False)))))
+    if draw(st.booleans()):
+        objects.append(
+            builders.placement(
+                replicas=draw(st.integers(0, 4)),
+                suspend=draw(st.booleans()),
+                context=ContextWish(tokens=draw(st.none() | st.sampled_from((256, 8192)))),
+                rollout=Rollout(strategy=draw(st.sampled_from(RolloutStrategy))),
+            )
+        )
+    for node in draw(st.lists(st.sampled_from(NODES), unique=True)):
+        deleted = draw(st.sampled_from((None, "2026-01-01T00:00:00Z")))
+        objects.append(
+            Node(
+                metadata=ObjectMeta(name=node, uid=f"uid-{node}", deletion_timestamp=deleted),
+                spec=NodeSpec(unschedulable=draw(st.booleans())),
+            )
+        )
+    demand = Demand(
+        gateway="g",
+        address="http://127.0.0.1:1",
+        applied=draw(orders),
+        endpoints=tuple(
+            EndpointDemand(instance_id=each.spec.instance_id, in_flight=draw(st.integers(0, 1))) for each in known
+        ),
+    )
+    gateways = (GatewayView("g", seen=draw(st.sampled_from((0.0, NOW))), connected=draw(st.booleans()), demand=demand),)
+    is_complete = draw(st.booleans())
+    return worlds.world(
+        *objects,
+        led_since=draw(st.sampled_from((0.0, NOW - 5, NOW))),
+        agents=draw(agents(known)),
+        gateways=draw(st.sampled_from((gateways, ()))),
+        answers={"x": AskAnswer(id="x", error="?")},
+        memory=Memory(complete=is_complete, planned_at=draw(st.sampled_from((None, 10.0, NOW - 1)))),
+    )
+
+
+def render(made: Plan) -> str:
+    """All that leaves the leader, to the byte."""
+    return repr((made.actions, made.assignments, made.endpoints, made.statuses, made.notes, made.wake_at))
+
+
+def settle(world: World, now: float) -> World:
+    """The memory of one plan: drains have begun, absences are known."""
+    return replace(world, memory=plan(world, now).memory)
+
+
+def running(objects: tuple[Kind, ...], placement: Placement) -> dict[str, Instance]:
+    found = [each for each in objects if isinstance(each, Instance)]
+    return {
+        each.metadata.name: each
+        for each in found
+        if each.spec.placement == placement.metadata.name and each.spec.goal is InstanceGoal.RUN
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(arbitrary_worlds(), st.data())
+def test_plan_is_total_and_the_same_whatever_the_order_of_its_input(world: World, data: st.DataObject) -> None:
+    shuffled = replace(
+        world,
+        objects=tuple(data.draw(st.permutations(world.objects))),
+        agents=tuple(data.draw(st.permutations(world.agents))),
+    )
+    made, again = plan(world, NOW), plan(shuffled, NOW)
+    assert again == made
+    assert render(again) == render(made)
+
+
+@settings(max_examples=150, deadline=None)
+@given(arbitrary_worlds())
+def test_nothing_is_ended_or_published_before_the_fleet_has_been_seen_whole(world: World) -> None:
+    made = plan(world, NOW)
+    if made.memory.complete:
+        return
+    assert made.endpoints is None
+    assert not any(each.complete for each in made.assignments.values())
+    known = {each.key for each in world.objects}
+    for action in made.actions:
+        assert not isinstance(action, DeleteObject)
+        if isinstance(action, UpdateInstance):
+            before = next(each for each in world.objects if each.key == action.instance.key)
+            assert isinstance(before, Instance)
+            assert action.instance.spec.goal is before.spec.goal
+        if isinstance(action, CreateInstance):
+            assert action.instance.spec.instance_id == "f" * 16, "only what a node runs is taken in"
+            assert action.instance.key not in known
+
+
+@settings(max_examples=150, deadline=None)
+@given(arbitrary_worlds())
+def test_no_more_is_created_than_is_wished_and_its_surge(world: World) -> None:
+    world = settle(world, NOW)
+    made = plan(world, NOW + 1)
+    for placement in (each for each in world.objects if isinstance(each, Placement)):
+        before = running(world.objects, placement)
+        created = [a.instance for a in made.actions if isinstance(a, CreateInstance)]
+        fresh = [each for each in created if each.spec.instance_id in world.fresh_ids]
+        drained = [
+            a.instance.metadata.name
+            for a in made.actions
+            if isinstance(a, UpdateInstance) and a.instance.spec.goal is InstanceGoal.DRAIN
+        ]
+        lost = [each for each in before.values() if each.spec.instance_id in made.memory.lost]
+        if fresh:
+            wanted = 0 if placement.spec.suspend else placement.spec.replicas
+            left = [name for name in before if name not in drained]
+            assert len(left) - len(lost) + len(fresh) <= wanted + SURGE
+        names = [each.metadata.name for each in created]
+        assert len(set(names)) == len(names)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(MemberPhase)), min_size=1, max_size=4), st.integers(1, 3))
+def test_surge_roll_never_stops_the_last_ready_replica(kinds: list[tuple[bool, MemberPhase]], replicas: int) -> None:
+    """With room for all, whoever is ready stays until as many as wished are."""
+    made_of = [
+        builders.instance(
+            f"smollm2-{index}",
+            instance_id=f"{index + 1:016x}",
+            revision=CURRENT if is_current else "r1-000000000000",
+            members=(Member(node="a", costs=()),),
+        )
+        for index, (is_current, _) in enumerate(kinds)
+    ]
+    reports = [worlds.member_report(each, phase) for each, (_, phase) in zip(made_of, kinds, strict=True)]
+    agent = AgentView("a", NOW, worlds.report(reports, facts=worlds.facts(64 * builders.GIB)))
+    world = worlds.world(MODEL, builders.placement(replicas=replicas), *made_of, agents=(agent,))
+    world = replace(world, memory=replace(world.memory, planned_at=NOW - 1))
+    drained = {
+        action.instance.spec.instance_id
+        for action in plan(world, NOW).actions
+        if isinstance(action, UpdateInstance) and action.instance.spec.goal is InstanceGoal.DRAIN
+    }
+    phases = [phase for _, phase in kinds]
+    ready = [i.spec.instance_id for i, phase in zip(made_of, phases, strict=True) if phase is MemberPhase.READY]
+    assert len([each for each in ready if each not in drained]) >= min(len(ready), replicas)

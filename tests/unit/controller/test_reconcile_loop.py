@@ -1,0 +1,231 @@
+"""The leader's loop in virtual time, with a store in memory and agents and gateways at the board."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pytest
+from covey_api.instance import Instance
+from covey_api.messages import REPORT_SECONDS, Order
+from covey_api.placement import ContextWish
+from covey_controller.board import FleetBoard
+from covey_controller.history import History
+from covey_controller.loop import ReconcileLoop, Surroundings
+from covey_controller.ports import Conflict
+from kit import builders
+from kit.memory_store import MemoryStore
+from kit.virtual_time import run_virtual
+from kit.worlds import FakeAgent, FakeGateway
+
+
+@dataclass(slots=True)
+class Control:
+    """One controller with what surrounds it."""
+
+    store: MemoryStore
+    board: FleetBoard
+    history: History
+    loop: ReconcileLoop
+    agents: dict[str, FakeAgent] = field(default_factory=dict[str, FakeAgent])
+
+    async def wait_routed(self, count: int, seconds: float = 60.0) -> None:
+        for _ in range(int(seconds / 0.05)):
+            if len(self.routed()) == count:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"{count} endpoints must be routed within {seconds} s; there are {self.routed()}")
+
+    def routed(self) -> list[str]:
+        table = self.board.published.endpoints
+        return [endpoint.instance_id for endpoint in table.endpoints] if table else []
+
+
+async def live_agent(agent: FakeAgent, board: FleetBoard) -> None:
+    """Follows its stream, reports every `REPORT_SECONDS` and after each change."""
+    changed = asyncio.Event()
+
+    async def follow() -> None:
+        async for assignments in board.watch_assignments(agent.name):
+            if assignments is None:
+                continue
+            agent.follow(assignments)
+            for ask in assignments.asks:
+                board.on_answer(agent.name, agent.answer(ask.id, ask.source))
+            changed.set()
+
+    async def report() -> None:
+        latest = None
+        for sequence in itertools.count(1):
+            board.on_report(agent.name, agent.report().model_copy(update={"sequence": sequence}))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_SECONDS):
+                    await changed.wait()
+            changed.clear()
+            latest = board.published.assignments.get(agent.name) or latest
+            if latest is not None:
+                agent.follow(latest)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(follow())
+        group.create_task(report())
+
+
+async def live_gateway(gateway: FakeGateway, board: FleetBoard) -> None:
+    async for table in board.watch_endpoints(gateway.name):
+        if table is not None:
+            gateway.follow(table)
+        board.on_demand(gateway.name, gateway.demand())
+
+
+@contextlib.asynccontextmanager
+async def controller(store: MemoryStore, *agents: FakeAgent) -> AsyncGenerator[Control]:
+    ids = itertools.count(1)
+    clock = asyncio.get_running_loop().time
+    board, history = FleetBoard(clock), History()
+    surroundings = Surroundings(
+        holder="me",
+        engine_key=lambda instance_id: f"key-{instance_id}",
+        mint_id=lambda: f"{next(ids):016x}",
+        utc_now=lambda: datetime.fromtimestamp(clock(), UTC),
+    )
+    loop = ReconcileLoop(store, board, history, surroundings)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(loop.run()), group.create_task(live_gateway(FakeGateway(), board))]
+        tasks += [group.create_task(live_agent(agent, board)) for agent in agents]
+        try:
+            yield Control(store, board, history, loop, {agent.name: agent for agent in agents})
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def test_wish_is_served_and_then_not_a_single_write_follows_for_five_minutes() -> None:
+    async def story() -> None:
+        store = MemoryStore(builders.model(known=False), builders.placement(replicas=2))
+        async with controller(store, FakeAgent("a"), FakeAgent("b")) as control:
+            await control.wait_routed(2)
+            await asyncio.sleep(10)
+            writes, order = len(store.writes), control.board.order
+            await asyncio.sleep(300)
+            assert store.writes[writes:] == []
+            assert control.board.order == order
+
+    run_virtual(story())
+
+
+def test_changed_wish_is_stored_within_a_tenth_of_a_second() -> None:
+    async def story() -> None:
+        store = MemoryStore(builders.model())
+        async with controller(store, FakeAgent("a")) as control:
+            await asyncio.sleep(20)
+            store.put(builders.placement())
+            await asyncio.sleep(0.1)
+            assert len(store.instances()) == 1
+            await control.wait_routed(1)
+
+    run_virtual(story())
+
+
+def test_new_controller_on_the_same_store_restarts_no_engine() -> None:
+    async def story() -> None:
+        store, agent = MemoryStore(builders.model(), builders.placement(replicas=2)), FakeAgent("a")
+        async with controller(store, agent) as control:
+            await control.wait_routed(2)
+            before = sorted(control.routed())
+            await asyncio.sleep(5)
+        async with controller(store, agent) as control:
+            await control.wait_routed(2, seconds=5)
+            assert sorted(control.routed()) == before
+            assert control.board.order.term == 2
+        assert len(agent.started) == 2
+
+    run_virtual(story())
+
+
+def test_lost_lease_ends_the_leadership_and_not_the_process() -> None:
+    async def story() -> None:
+        store, agent = MemoryStore(builders.model(), builders.placement()), FakeAgent("a")
+        async with controller(store, agent) as control:
+            await control.wait_routed(1)
+            store.lease.lost.set()
+            await asyncio.sleep(5)
+            assert control.board.order.term == 2
+            await control.wait_routed(1)
+        assert len(agent.started) == 1
+
+    run_virtual(story())
+
+
+def test_leader_that_hears_of_a_higher_term_leads_above_it() -> None:
+    async def story() -> None:
+        store, agent = MemoryStore(builders.model(), builders.placement()), FakeAgent("a")
+        agent.applied = Order(term=41, serial=7)
+        async with controller(store, agent) as control:
+            await control.wait_routed(1)
+            assert control.board.order.term == 42
+            assert {each.spec.term for each in store.instances()} == {42}
+
+    run_virtual(story())
+
+
+def test_conflict_is_observed_again_and_converges() -> None:
+    async def story() -> None:
+        store = MemoryStore(builders.model(), builders.placement())
+        store.fail = [Conflict("somebody else wrote"), Conflict("and again")]
+        async with controller(store, FakeAgent("a")) as control:
+            await control.wait_routed(1)
+        assert len(store.instances()) == 1
+
+    run_virtual(story())
+
+
+def test_failing_store_is_tried_with_growing_waits_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> int:
+        store = MemoryStore(builders.model(), builders.placement())
+        store.fail = [OSError("disk is full")] * 12
+        async with controller(store, FakeAgent("a")):
+            await asyncio.sleep(30)
+            tried = 12 - len(store.fail)
+            store.fail = []
+            await asyncio.sleep(15)
+            assert len(store.instances()) == 1
+            return tried
+
+    with caplog.at_level(logging.ERROR):
+        assert 5 <= run_virtual(story()) <= 12
+    said = [record.getMessage() for record in caplog.records if "disk is full" in record.getMessage()]
+    assert len(said) == 1
+
+
+def test_notes_are_recorded_as_events_with_the_status_they_explain() -> None:
+    async def story() -> None:
+        store = MemoryStore(builders.model(), builders.placement())
+        async with controller(store, FakeAgent("a")) as control:
+            await control.wait_routed(1)
+            await asyncio.sleep(1)
+            key = store.instances()[0].key
+            said = [event.reason for event in control.history.events(key)]
+            assert said[0] == "InstanceCreated"
+            assert said[-1] == "Serving"
+            assert {event.reason for event in store.events if event.key == key} >= {"Serving"}
+
+    run_virtual(story())
+
+
+def test_roll_under_the_loop_keeps_the_model_routed() -> None:
+    async def story() -> None:
+        store = MemoryStore(builders.model(), builders.placement())
+        async with controller(store, FakeAgent("a")) as control:
+            await control.wait_routed(1)
+            store.put(builders.placement(context=ContextWish(tokens=1024)))
+            for _ in range(600):
+                await asyncio.sleep(0.05)
+                assert control.routed()
+            stamped: list[Instance] = store.instances()
+            assert [each.spec.options.context_tokens for each in stamped] == [1024]
+
+    run_virtual(story())

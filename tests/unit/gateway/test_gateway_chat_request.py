@@ -1,0 +1,193 @@
+"""Chat requests: what passes, what is refused by name, and that nothing crashes the decoder."""
+
+import json
+from typing import Any
+
+import pytest
+from covey_api.reasons import ErrorCode
+from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.openai.chat import ChatRequest, parse_chat, render_chat
+from covey_gateway.wire.openai.fields import PASSED, READ, REFUSED
+from hypothesis import given
+from hypothesis import strategies as st
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": MESSAGES} | fields).encode()
+
+
+def accepted(content: bytes) -> ChatRequest:
+    request = parse_chat(content)
+    assert isinstance(request, ChatRequest), request
+    return request
+
+
+def refused(content: bytes) -> ApiError:
+    error = parse_chat(content)
+    assert isinstance(error, ApiError), error
+    assert error.status == 400
+    return error
+
+
+def sent(content: bytes, model: str = "the-model") -> dict[str, Any]:
+    return json.loads(render_chat(accepted(content), model))
+
+
+def test_a_smallest_request_is_asked_of_the_engine_as_a_stream_with_usage() -> None:
+    assert not accepted(body()).wants_stream
+    assert sent(body()) == {
+        "model": "the-model",
+        "messages": MESSAGES,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def test_a_stream_request_keeps_its_own_stream_options() -> None:
+    assert accepted(body(stream=True)).wants_stream
+    assert "stream_options" not in sent(body(stream=True))
+    assert "stream_options" not in sent(body(stream=True, stream_options=None))
+    options = {"include_usage": False}
+    assert sent(body(stream=True, stream_options=options))["stream_options"] == options
+
+
+def test_the_smaller_of_both_token_limits_is_sent_under_one_name() -> None:
+    content = sent(body(max_tokens=9, max_completion_tokens=7))
+    assert content["max_tokens"] == 7
+    assert "max_completion_tokens" not in content
+    assert sent(body(max_completion_tokens=7))["max_tokens"] == 7
+    assert "max_tokens" not in sent(body(max_tokens=None))
+
+
+def test_tools_and_sampling_pass_as_they_came() -> None:
+    fields: dict[str, Any] = {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "tool_choice": "auto",
+        "temperature": 0.2,
+        "top_k": 40,
+        "min_p": 0.05,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "response_format": {"type": "json_object"},
+        "metadata": {"a": "b"},
+        "logit_bias": {"1": -100},
+        "stop": None,
+    }
+    content = sent(body(**fields))
+    assert {name: content[name] for name in fields} == fields
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_field_that_touches_what_all_share_is_refused_with_the_reason(name: str) -> None:
+    error = refused(body(**{name: 1}))
+    assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_FIELD, name)
+    assert REFUSED[name] in error.message
+
+
+def test_no_field_is_in_two_lists() -> None:
+    assert not PASSED & READ
+    assert not PASSED & REFUSED.keys()
+    assert not READ & REFUSED.keys()
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_known_one() -> None:
+    error = refused(body(temprature=1))
+    assert error.code is ErrorCode.UNSUPPORTED_FIELD
+    assert "did you mean `temperature`?" in error.message
+
+
+def test_an_escaped_key_is_seen_for_what_it_is() -> None:
+    assert refused(b'{"model":"m","messages":[{}],"id\\u005fslot":1}').param == "id_slot"
+
+
+def test_a_repeated_key_reaches_the_engine_once() -> None:
+    content = b'{"model":"a","model":"b","messages":[{}],"temperature":1,"temperature":2}'
+    assert accepted(content).model == "b"
+    assert render_chat(accepted(content), "b").count(b"temperature") == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": None}, "model"),
+        ({"model": ""}, "model"),
+        ({"model": 3}, "model"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": {}}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"stream": True, "stream_options": 1}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options"),
+        ({"stream": True, "stream_options": {"other": True}}, "stream_options"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"max_completion_tokens": "9"}, "max_completion_tokens"),
+    ],
+)
+def test_a_wrong_value_names_its_field(fields: dict[str, Any], param: str) -> None:
+    assert refused(body(**fields)).param == param
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b'"x"',
+        b"{",
+        b"\xff",
+        b'{"model":"m","messages":[{}]} x',
+        b'{"model":NaN}',
+        b'{"messages":' + b"[" * 100_000,
+        b'{"messages":' + b'{"a":' * 100_000,
+    ],
+)
+def test_what_is_no_json_object_is_refused(content: bytes) -> None:
+    assert refused(content).code is ErrorCode.INVALID_REQUEST
+
+
+def test_a_missing_field_is_named() -> None:
+    assert refused(b"{}").param == "model"
+    assert refused(b'{"model":"m"}').param == "messages"
+
+
+def test_a_large_body_of_known_fields_passes() -> None:
+    assert len(render_chat(accepted(body(user="x" * 1_000_000)), "m")) > 1_000_000
+
+
+def test_a_large_body_of_many_keys_is_refused_at_the_first_unknown_one() -> None:
+    content = b"{" + b",".join(b'"k%d":1' % number for number in range(100_000)) + b"}"
+    assert refused(content).param == "k0"
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+_names = st.sampled_from(sorted(READ | PASSED | REFUSED.keys())) | st.text(max_size=8)
+
+
+@given(st.dictionaries(_names, _json, max_size=6))
+def test_any_object_gives_a_request_or_an_error_that_can_be_sent(fields: dict[str, Any]) -> None:
+    request = parse_chat(json.dumps(fields).encode())
+    if isinstance(request, ApiError):
+        assert request.status == 400
+        request.message.encode()
+    else:
+        content = json.loads(render_chat(request, "m"))
+        assert content["stream"] is True
+        assert content["model"] == "m"
+        assert content["messages"] == fields["messages"]
+        assert not content.keys() & REFUSED.keys()
+
+
+@given(st.binary(max_size=200) | _json.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_give_an_answer(content: bytes) -> None:
+    assert isinstance(parse_chat(content), ApiError | ChatRequest)

@@ -1,0 +1,98 @@
+"""What an engine's own refusal means for a client."""
+
+import json
+from typing import Any
+
+import pytest
+from covey_api.reasons import ErrorCode
+from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.openai.errors import render_envelope, translate_refusal
+
+
+def translated(status: int, body: Any, retry_after_seconds: int | None = None) -> ApiError:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return translate_refusal(status, content, retry_after_seconds, "m")
+
+
+def test_too_long_a_prompt_has_both_numbers() -> None:
+    detail = {"code": 400, "message": "…", "type": "exceed_context_size_error", "n_prompt_tokens": 3031, "n_ctx": 1024}
+    error = translated(400, {"error": detail})
+    assert (error.status, error.code, error.param) == (400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "messages")
+    assert "3031" in error.message
+    assert "1024" in error.message
+    del detail["n_ctx"]
+    assert translated(400, {"error": detail}).code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "code"),
+    [
+        (400, 400, ErrorCode.INVALID_REQUEST),
+        (413, 400, ErrorCode.INVALID_REQUEST),
+        (422, 400, ErrorCode.INVALID_REQUEST),
+        (501, 400, ErrorCode.INVALID_REQUEST),
+        (429, 429, ErrorCode.OVERLOADED),
+        (503, 503, ErrorCode.OVERLOADED),
+        (401, 502, ErrorCode.UPSTREAM_ERROR),
+        (403, 502, ErrorCode.UPSTREAM_ERROR),
+        (404, 502, ErrorCode.UPSTREAM_ERROR),
+        (500, 502, ErrorCode.UPSTREAM_ERROR),
+        (302, 502, ErrorCode.UPSTREAM_ERROR),
+        (204, 502, ErrorCode.UPSTREAM_ERROR),
+    ],
+)
+def test_status_is_kept_where_it_is_the_clients_business(status: int, expected: int, code: ErrorCode) -> None:
+    error = translated(status, {"error": {"message": "the engine's words", "type": "t"}})
+    assert (error.status, error.code) == (expected, code)
+    assert "the engine's words" in error.message
+
+
+def test_a_full_engine_says_when_to_come_again() -> None:
+    assert translated(503, {}).retry_after_seconds == 1
+    assert translated(429, {}, 9).retry_after_seconds == 9
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"error": "bare"}, "bare"),
+        ({"message": "on top", "object": "error"}, "on top"),
+        ({"error": {"message": 3}}, "HTTP status 400"),
+        ({"error": [1]}, "HTTP status 400"),
+        ([], "HTTP status 400"),
+        (b"<html>", "HTTP status 400"),
+        (b"", "HTTP status 400"),
+        (b"[" * 5000, "HTTP status 400"),
+    ],
+)
+def test_every_shape_of_body_gives_words(body: Any, words: str) -> None:
+    assert words in translated(400, body).message
+
+
+def test_an_engines_message_is_cut() -> None:
+    assert len(translated(500, {"error": {"message": "x" * 100_000}}).message) < 2000
+
+
+def test_the_envelope_is_openais() -> None:
+    error = ApiError(503, ErrorCode.MODEL_LOADING, "words", "model", loading={"step": "model"})
+    assert json.loads(render_envelope(error)) == {
+        "error": {
+            "message": "words",
+            "type": "server_error",
+            "param": "model",
+            "code": "model_loading",
+            "loading": {"step": "model"},
+        }
+    }
+    kinds = {
+        status: json.loads(render_envelope(ApiError(status, ErrorCode.OVERLOADED, "")))["error"]["type"]
+        for status in (400, 401, 403, 404, 429, 502)
+    }
+    assert kinds == {
+        400: "invalid_request_error",
+        401: "invalid_request_error",
+        403: "permission_error",
+        404: "invalid_request_error",
+        429: "rate_limit_error",
+        502: "server_error",
+    }

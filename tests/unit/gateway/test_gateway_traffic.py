@@ -1,0 +1,139 @@
+"""What is in flight where, across failures and new tables."""
+
+from covey_api.messages import EndpointDemand, ModelState, Order, ServedModel
+from covey_api.reasons import ErrorCode
+from covey_gateway.limits import MAX_BODIES_BYTES
+from covey_gateway.routing.access import AccessPolicy
+from covey_gateway.routing.table import Caller, RoutingTable, Target, build_table
+from covey_gateway.traffic import Traffic
+from covey_gateway.wire.errors import ApiError
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+MODEL = ServedModel(namespace="default", name="m", state=ModelState.READY)
+
+
+def target(instance_id: str, port: int = 1) -> Target:
+    return Target(
+        id=f"{instance_id}@127.0.0.1:{port}",
+        instance_id=instance_id,
+        namespace="default",
+        model="m",
+        host="127.0.0.1",
+        port=port,
+        key="",
+        slots=1,
+        weight=1,
+        context_tokens=None,
+        confirmed=True,
+    )
+
+
+def table(*targets: Target) -> RoutingTable:
+    return build_table(Order(term=1, serial=1), [MODEL], targets, [])
+
+
+def traffic(*targets: Target) -> tuple[Traffic, Clock]:
+    clock = Clock()
+    made = Traffic(AccessPolicy(needs_local_origin=True, needs_key=False), clock)
+    made.apply_table(table(*targets))
+    return made, clock
+
+
+def taken(made: Traffic) -> Target:
+    found = made.take(MODEL)
+    assert isinstance(found, Target), found
+    return found
+
+
+def test_requests_spread_over_equal_endpoints() -> None:
+    made, _ = traffic(target("a"), target("b"))
+    assert {taken(made).instance_id, taken(made).instance_id} == {"a", "b"}
+    assert made.observe_demand() == (
+        EndpointDemand(instance_id="a", in_flight=1),
+        EndpointDemand(instance_id="b", in_flight=1),
+    )
+
+
+def test_an_endpoint_that_refused_is_unreachable_until_it_answers() -> None:
+    made, clock = traffic(target("a"))
+    made.release(taken(made), refused="it took no connection")
+    assert made.observe_demand() == (EndpointDemand(instance_id="a", in_flight=0, unreachable=True),)
+    found = made.take(MODEL)
+    assert isinstance(found, ApiError)
+    assert found.code is ErrorCode.UPSTREAM_UNAVAILABLE
+    clock.now = 1.0
+    probe = taken(made)
+    assert isinstance(made.take(MODEL), ApiError)
+    made.confirm(probe)
+    assert taken(made).instance_id == "a"
+    assert made.observe_demand() == (EndpointDemand(instance_id="a", in_flight=2),)
+
+
+def test_a_probe_that_its_client_left_lets_the_next_one_probe() -> None:
+    made, clock = traffic(target("a"))
+    made.release(taken(made), refused="x")
+    clock.now = 1.0
+    made.release(taken(made))
+    assert taken(made).instance_id == "a"
+
+
+def test_a_departed_endpoint_is_reported_until_it_is_idle() -> None:
+    made, _ = traffic(target("a"))
+    told: list[bool] = []
+    made.watch_departed(lambda: told.append(True))
+    first, second = taken(made), taken(made)
+    assert made.apply_table(table(target("b"))) == {"a@127.0.0.1:1"}
+    assert taken(made).instance_id == "b"
+    made.release(first)
+    assert not told
+    assert EndpointDemand(instance_id="a", in_flight=1) in made.observe_demand()
+    made.release(second)
+    assert told == [True]
+    assert [one.instance_id for one in made.observe_demand()] == ["b"]
+
+
+def test_an_endpoint_that_left_idle_leaves_nothing_behind() -> None:
+    made, _ = traffic(target("a"))
+    made.release(taken(made), refused="x")
+    made.apply_table(table())
+    assert made.observe_demand() == ()
+    made.apply_table(table(target("a")))
+    assert taken(made).instance_id == "a"
+
+
+def test_a_restarted_engine_starts_with_a_clean_record() -> None:
+    made, _ = traffic(target("a", port=1))
+    made.release(taken(made), refused="x")
+    made.apply_table(table(target("a", port=2)))
+    assert taken(made).port == 2
+
+
+def test_a_model_without_endpoints_is_refused_by_its_newest_state() -> None:
+    made, _ = traffic(target("a"))
+    gone = MODEL.model_copy(update={"state": ModelState.UNAVAILABLE})
+    made.apply_table(build_table(Order(term=1, serial=2), [gone], [], []))
+    found = made.take(MODEL)
+    assert isinstance(found, ApiError)
+    assert found.code is ErrorCode.MODEL_UNAVAILABLE
+
+
+def test_an_unknown_model_is_not_found() -> None:
+    made, _ = traffic()
+    found = made.find_model(Caller(), "x")
+    assert isinstance(found, ApiError)
+    assert found.status == 404
+
+
+def test_held_bodies_are_bounded_together() -> None:
+    made, _ = traffic()
+    assert made.reserve_body(MAX_BODIES_BYTES)
+    assert not made.reserve_body(1)
+    made.free_body(1)
+    assert made.reserve_body(1)
