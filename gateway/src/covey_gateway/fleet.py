@@ -74,15 +74,16 @@ class FleetLink:
     async def run(self) -> None:
         """Join and stay connected, until cancelled. StartError when refused with no table to serve by."""
         backoff = Backoff()
+        this = asyncio.current_task()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._save())
             while True:
-                try:
-                    await self._follow(backoff)
-                except* FleetError as group:
-                    # What weighs most: a refusal before a broken connection.
-                    errors = sorted(flatten_errors(group), key=lambda error: error.kind is FleetErrorKind.UNREACHABLE)
-                    await self._wait_after(errors[0], backoff)
+                # A task of its own: up to Python 3.12 a TaskGroup whose child fails swallows a cancellation that comes
+                # meanwhile, and miscounts those of its task. Only this task's count tells.
+                error = await tasks.create_task(self._follow(backoff))
+                if this is not None and this.cancelling():
+                    raise asyncio.CancelledError
+                await self._wait_after(error, backoff)
 
     async def _wait_after(self, error: FleetError, backoff: Backoff) -> None:
         if error.kind is FleetErrorKind.UNREACHABLE:
@@ -97,8 +98,17 @@ class FleetLink:
         self._is_connected = False
         await asyncio.sleep(delay_seconds)
 
-    async def _follow(self, backoff: Backoff) -> None:
-        """One connection: ends by FleetError only."""
+    async def _follow(self, backoff: Backoff) -> FleetError:
+        """One connection, to its end: what weighs most of it, a refusal before a broken connection."""
+        errors: list[FleetError] = []
+        try:
+            await self._connect(backoff)
+        except* FleetError as group:
+            errors = flatten_errors(group)
+        return min(errors, key=lambda error: error.kind is FleetErrorKind.UNREACHABLE)
+
+    async def _connect(self, backoff: Backoff) -> None:
+        """Join and follow; ends by FleetError only."""
         identity = await ensure_joined(
             load_identity(self._folder), self._url, CertificateRole.GATEWAY, self._name, self._read_token()
         )
