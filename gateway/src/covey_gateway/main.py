@@ -9,10 +9,8 @@ import argparse
 import asyncio
 import logging
 import os
-import resource
 import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ import uvloop
 from covey_fleet_client.files import ensure_private_folder
 from covey_fleet_client.identity import render_name
 from covey_fleet_client.lifeline import watch_lifeline
+from covey_fleet_client.process import raise_file_limit, start_logging
 
 from covey_gateway.failures import StartError, flatten_errors
 from covey_gateway.fleet import FleetLink
@@ -52,9 +51,8 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 ended as asked, 1 could not serve, 2 wrong use."""
     options = parse_options(arguments)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s gateway %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
-    _raise_file_limit()
+    start_logging("gateway")
+    raise_file_limit()
     code = 0
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -62,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except* StartError as group:
         code = 1
         for error in flatten_errors(group):
-            print(f"covey gateway: {error}", file=sys.stderr)
+            _log.error("%s", error)
     return code
 
 
@@ -190,9 +188,3 @@ async def _serve(
 def _render_address(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _raise_file_limit() -> None:
-    """A relayed request has two sockets; the usual soft limit of 1024 is for programs that still use select()."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
