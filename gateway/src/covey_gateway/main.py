@@ -16,15 +16,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
-from covey_fleet_client.files import ensure_private_folder
-from covey_fleet_client.identity import render_name
 from covey_fleet_client.lifeline import watch_lifeline
 
 from covey_gateway.failures import StartError, flatten_errors
-from covey_gateway.fleet import FleetLink
-from covey_gateway.limits import DRAIN_SECONDS, ORPHAN_DRAIN_SECONDS
+from covey_gateway.limits import DRAIN_SECONDS, MAX_CONNECTIONS, ORPHAN_DRAIN_SECONDS
 from covey_gateway.routing.access import choose_policy
 from covey_gateway.routing.table import RoutingTable
 from covey_gateway.server import GatewayServer, bind_socket
@@ -32,7 +30,13 @@ from covey_gateway.table import load_table
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 
+if TYPE_CHECKING:
+    from covey_gateway.fleet import FleetLink
+
 DEFAULT_LISTEN = "127.0.0.1:52415"
+
+# Two for each connection and some more; macOS refuses its own "unlimited".
+_MAX_FILES = 2 * MAX_CONNECTIONS + 1024
 
 _log = logging.getLogger("covey.gateway")
 
@@ -152,7 +156,13 @@ async def run_gateway(options: Options) -> None:
 
 def _build_link(
     options: Options, traffic: Traffic, apply: Callable[[RoutingTable], None], bound: socket.socket
-) -> FleetLink:
+) -> "FleetLink":
+    # TLS and an HTTP client are 15 MB that a gateway with a static table has no use for.
+    from covey_fleet_client.files import ensure_private_folder
+    from covey_fleet_client.identity import render_name
+
+    from covey_gateway.fleet import FleetLink
+
     folder = options.state / "gateway"
     try:
         ensure_private_folder(options.state)
@@ -173,7 +183,7 @@ def _build_link(
 
 
 async def _serve(
-    options: Options, traffic: Traffic, server: GatewayServer, bound: socket.socket, link: FleetLink | None
+    options: Options, traffic: Traffic, server: GatewayServer, bound: socket.socket, link: "FleetLink | None"
 ) -> None:
     if traffic.policy.needs_key:
         if link is not None:
@@ -194,5 +204,7 @@ def _render_address(bound: socket.socket) -> str:
 
 def _raise_file_limit() -> None:
     """A relayed request has two sockets; the usual soft limit of 1024 is for programs that still use select()."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
