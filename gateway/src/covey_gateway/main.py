@@ -14,15 +14,13 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
-from covey_fleet_client.files import ensure_private_folder
-from covey_fleet_client.identity import render_name
 from covey_fleet_client.lifeline import watch_lifeline
 from covey_fleet_client.process import raise_file_limit, start_logging
 
 from covey_gateway.failures import StartError, flatten_errors
-from covey_gateway.fleet import FleetLink
 from covey_gateway.limits import DRAIN_SECONDS, ORPHAN_DRAIN_SECONDS
 from covey_gateway.routing.access import choose_policy
 from covey_gateway.routing.table import RoutingTable
@@ -31,7 +29,11 @@ from covey_gateway.table import load_table
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 
+if TYPE_CHECKING:
+    from covey_gateway.fleet import FleetLink
+
 DEFAULT_LISTEN = "127.0.0.1:52415"
+
 
 _log = logging.getLogger("covey.gateway")
 
@@ -150,7 +152,13 @@ async def run_gateway(options: Options) -> None:
 
 def _build_link(
     options: Options, traffic: Traffic, apply: Callable[[RoutingTable], None], bound: socket.socket
-) -> FleetLink:
+) -> "FleetLink":
+    # TLS and an HTTP client are 15 MB that a gateway with a static table has no use for.
+    from covey_fleet_client.files import ensure_private_folder
+    from covey_fleet_client.identity import render_name
+
+    from covey_gateway.fleet import FleetLink
+
     folder = options.state / "gateway"
     try:
         ensure_private_folder(options.state)
@@ -171,7 +179,7 @@ def _build_link(
 
 
 async def _serve(
-    options: Options, traffic: Traffic, server: GatewayServer, bound: socket.socket, link: FleetLink | None
+    options: Options, traffic: Traffic, server: GatewayServer, bound: socket.socket, link: "FleetLink | None"
 ) -> None:
     if traffic.policy.needs_key:
         if link is not None:
