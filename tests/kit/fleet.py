@@ -1,6 +1,6 @@
 """A whole Covey on this machine for tests: `covey up` on a folder, with the real engine and the real small model.
 
-The artifact cache is the user's own (or `COVEY_CACHE`), so that model and engine are fetched once.
+The artifact cache is the tests' shared one, so that model and engine are fetched once.
 """
 
 import os
@@ -19,6 +19,8 @@ from typing import Any, cast
 import httpx
 import psutil
 from covey.control import Control
+
+from kit.cache import shared_cache
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "01-one-model"
 # Generous: the first start in a fresh cache fetches 170 MB.
@@ -118,7 +120,7 @@ class RunningFleet:
         return result
 
     def _environment(self) -> dict[str, str]:
-        return os.environ | {"COVEY_STATE": str(self.state)}
+        return os.environ | {"COVEY_STATE": str(self.state), "COVEY_CACHE": str(shared_cache())}
 
     def objects(self, plural: str) -> list[JsonObject]:
         """All objects of a kind, asked over the control socket as the command does."""
