@@ -134,6 +134,7 @@ class EngineConnection(asyncio.Protocol):
         if self._is_whole and (receiver := self._receiver) is not None:
             self._receiver = None
             if self._can_keep and self.is_open:
+                self.resume()  # the last bytes may have found the client stalled; the next one must hear its answer
                 self._engines.keep(self)
             else:
                 self._transport.close()
