@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -556,6 +557,25 @@ async def test_a_slow_client_gets_everything() -> None:
         await asyncio.sleep(0.5)
         assert len((await client.read_answer()).text) == 20_000_000
         writer.transport.abort()
+
+
+async def test_a_connection_that_was_paused_at_the_end_of_an_answer_serves_the_next_one() -> None:
+    async def burst(call: Call) -> None:
+        texts = ["x" * 100] if len(engine.calls) > 1 else ["x" * 100] * 1000
+        await call.write(STREAM_HEAD + b"".join(chunk(token(text)) for text in texts) + chunk(DONE) + LAST_CHUNK)
+
+    # So little room on the way to the client that the answer's last bytes find it stalled.
+    async with ScriptedEngine(burst) as engine, running_gateway(engine.target(), send_bytes=4096) as gateway:
+        with socket.socket() as narrow:
+            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            narrow.connect(("127.0.0.1", gateway.port))
+            reader, writer = await asyncio.open_connection(sock=narrow, limit=1024)
+            client = RawClient(reader, writer)
+            await client.ask(stream=True)
+            assert len((await client.read_answer()).text) == 100_000
+            writer.transport.abort()
+        assert len((await asked(gateway, stream=True)).text) == 100
+        assert engine.connections == 1
 
 
 # Failures

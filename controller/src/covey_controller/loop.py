@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from covey_api.kinds import Kind, ObjectKey
+from covey_fleet_client.tasks import run_apart
 
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
@@ -77,15 +78,19 @@ class ReconcileLoop:
     async def run(self) -> None:
         above: int | None = None
         while True:
-            try:
-                lease = await self._take_lease(above)
-                log.info("leading with term %d", lease.term)
-                above = await self._lead(lease)
-            except Exception as error:
-                above = None
-                await self._backoff.wait(error)
-            finally:
-                self.is_leading = False
+            above = await run_apart(self._lead_once(above))
+
+    async def _lead_once(self, above: int | None) -> int | None:
+        """From taking the lease to its end, or to a failure; the term to lead above next, if one was heard of."""
+        try:
+            lease = await self._take_lease(above)
+            log.info("leading with term %d", lease.term)
+            return await self._lead(lease)
+        except Exception as error:
+            await self._backoff.wait(error)
+            return None
+        finally:
+            self.is_leading = False
 
     async def _take_lease(self, above: int | None) -> Lease:
         """Waits for as long as somebody else leads."""

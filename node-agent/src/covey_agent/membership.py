@@ -15,6 +15,7 @@ from covey_fleet_client.client import FleetClient
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import Identity, load_identity
 from covey_fleet_client.join import ensure_joined
+from covey_fleet_client.tasks import flatten_errors, run_apart
 from pydantic import ValidationError
 
 from covey_agent.asks import Asks
@@ -46,13 +47,20 @@ class Membership:
         backoff = Backoff()
         while True:
             joined = await self._join(load_identity(folder), controller_url, token_file)
-            try:
-                async with FleetClient(joined, controller_url) as fleet, asyncio.TaskGroup() as group:
-                    group.create_task(fleet.watch_certificate())
-                    group.create_task(self.serve(fleet))
-            except* FleetError as errors:
-                logger.warning("node '%s' has no place in this fleet: %s", self._node, errors.exceptions[0])
+            for error in await run_apart(self._take_part(joined, controller_url)):
+                logger.warning("node '%s' has no place in this fleet: %s", self._node, error.message)
             await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
+
+    async def _take_part(self, joined: Identity, controller_url: str) -> list[FleetError]:
+        """Serve by this certificate; why the controller doesn't take it."""
+        refusals: list[FleetError] = []
+        try:
+            async with FleetClient(joined, controller_url) as fleet, asyncio.TaskGroup() as group:
+                group.create_task(fleet.watch_certificate())
+                group.create_task(self.serve(fleet))
+        except* FleetError as errors:
+            refusals = flatten_errors(errors)
+        return refusals
 
     async def serve(self, fleet: Fleet) -> None:
         """Follow, report and answer, until cancelled; FleetError when the controller doesn't take this certificate."""

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import click
+from covey_fleet_client.tasks import flatten_errors
 from rich.console import Console
 
 from covey.commands.options import state_option
@@ -55,12 +56,7 @@ def _run_to_end(settings: Settings, *, wait: bool, headless: bool) -> None:
     try:
         asyncio.run(_run(settings, wait=wait, headless=headless))
     except* CommandError as errors:
-        raise _first_leaf(errors) from None
-
-
-def _first_leaf(errors: ExceptionGroup[CommandError]) -> CommandError:
-    first = errors.exceptions[0]
-    return _first_leaf(first) if isinstance(first, ExceptionGroup) else first
+        raise flatten_errors(errors)[0] from None
 
 
 def _report_running(running: AlreadyRunning, settings: Settings) -> None:
