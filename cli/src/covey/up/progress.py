@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import click
 from covey_api.units import format_bytes
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from covey.control import Control, JsonObject
 from covey.errors import CommandError
@@ -55,8 +55,7 @@ class Display:
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
+            TextColumn("{task.fields[amount]}"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -76,17 +75,19 @@ class Display:
         step = str(progress.get("step", "")) or outcome.reason
         label = f"{outcome.name}: {step}"
         done, total = int(progress.get("doneBytes", 0)), int(progress.get("totalBytes", 0))
+        rate = format_bytes(int(progress.get("bytesPerSecond", 0)))
+        amount = f"{format_bytes(done)} of {format_bytes(total)}, {rate}/s" if total else ""
         if self._terminal:
-            task = self._tasks.setdefault(outcome.name, self._bars.add_task(label, total=None))
-            self._bars.update(task, description=label, completed=done, total=total or None)
+            if outcome.name not in self._tasks:
+                self._tasks[outcome.name] = self._bars.add_task(label, total=None, amount="")
+            task = self._tasks[outcome.name]
+            self._bars.update(task, description=label, completed=done, total=total or None, amount=amount)
             return
         now = time.monotonic()
         last, shown = self._lines.get(outcome.name, ("", -LINE_SECONDS))
         if label == last and (not total or now - shown < LINE_SECONDS):
             return
-        rate = format_bytes(int(progress.get("bytesPerSecond", 0)))
-        amount = f" {format_bytes(done)} of {format_bytes(total)}, {rate}/s" if total else ""
-        click.echo(f"{label}{amount}", err=True)
+        click.echo(f"{label} {amount}".rstrip(), err=True)
         self._lines[outcome.name] = (label, now)
 
 
