@@ -110,6 +110,7 @@ class ReconcileLoop:
         except* HigherTerm as errors:
             above = max(error.term for error in errors.exceptions if isinstance(error, HigherTerm))
             log.warning("a term of %d was reported, above this one (%d): taking the lease anew", above, lease.term)
+        _raise_if_cancelled()
         return above
 
     async def _watch_store(self) -> None:
@@ -231,6 +232,13 @@ class Backoff:
     def reset(self) -> None:
         self._seconds = FIRST_BACKOFF_SECONDS
         self._said.clear()
+
+
+def _raise_if_cancelled() -> None:
+    """A TaskGroup whose child fails as it is being cancelled raises the failure alone (CPython before 3.13)."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _end_when_lost(lease: Lease) -> None:

@@ -46,6 +46,13 @@ class Fleet(Protocol):
     async def post(self, path: str, message: Message, answer: type[Answer]) -> Answer: ...
 
 
+def _raise_if_cancelled() -> None:
+    """A TaskGroup whose child fails as it is being cancelled raises the failure alone (CPython before 3.13)."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class FleetLink:
     """`apply` puts a table into force; `folder` is the gateway's private folder, `address` where clients reach it."""
 
@@ -95,6 +102,7 @@ class FleetLink:
                 try:
                     await self._follow(backoff)
                 except* FleetError as group:
+                    _raise_if_cancelled()
                     # What weighs most: a refusal before a broken connection.
                     errors = sorted(flatten_errors(group), key=lambda error: error.kind is FleetErrorKind.UNREACHABLE)
                     await self._wait_after(errors[0], backoff)

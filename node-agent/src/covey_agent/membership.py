@@ -52,6 +52,7 @@ class Membership:
                     group.create_task(self.serve(fleet))
             except* FleetError as errors:
                 logger.warning("node '%s' has no place in this fleet: %s", self._node, errors.exceptions[0])
+            raise_if_cancelled()
             await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
 
     async def serve(self, fleet: Fleet) -> None:
@@ -103,6 +104,13 @@ class Membership:
             return
         await self._runtime.receive(assignments)
         self._asks.receive(assignments.asks)
+
+
+def raise_if_cancelled() -> None:
+    """A TaskGroup whose child fails as it is being cancelled raises the failure alone (CPython before 3.13)."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def read_token(path: Path | None) -> str | None:

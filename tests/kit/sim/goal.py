@@ -5,6 +5,7 @@ from dataclasses import replace
 from covey_api.kinds import ObjectKey
 from covey_api.messages import MemberAssignment
 from covey_api.model import Model
+from covey_api.node import Node
 from covey_api.placement import Placement
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.wanted import render_wish
@@ -43,6 +44,10 @@ def why_not_converged(world: World) -> str:
     stored = {item.spec.instance_id for item in world.safety.instances}
     if ids != stored:
         return f"the store holds {sorted(stored)}, and {sorted(ids)} run"
+    for name in world.machines:
+        node = objects.get(ObjectKey("Node", "", name))
+        if not isinstance(node, Node) or not any(each.type == "Ready" and each.status == "True" for each in node.status.conditions):
+            return f"node {name} is not Ready"
     return _why_not_routed(world, ids)
 
 

@@ -71,10 +71,10 @@ class Process:
         return self._group.create_task(coroutine, context=self.context)
 
     def receive(self, arrive: Callable[[], None]) -> None:
-        """Something reaches it: now, or when it goes on."""
+        """Something reaches it: now, or when it goes on; never, once it is being killed."""
         if self.is_paused:
             self.inbox.append(arrive)
-        else:
+        elif not self.is_dying:
             arrive()
 
     def pause(self) -> None:

@@ -128,7 +128,8 @@ class Network:
             self._send(connection, None)
 
     def _send(self, connection: Connection, line: bytes | None) -> None:
-        at = max(self._loop.time() + self.delay_seconds(connection.link), connection.last_arrival)
+        # Timers of one moment fire in any order; lines of one connection keep theirs.
+        at = max(self._loop.time() + self.delay_seconds(connection.link), connection.last_arrival + 1e-6)
         connection.last_arrival = at
         self._loop.call_at(at, self._deliver, connection, line)
 

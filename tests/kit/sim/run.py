@@ -6,10 +6,14 @@ import random as module_random
 import shutil
 import sqlite3
 import tempfile
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import cast
+
+from covey_api.kinds import Kind, ObjectKey
 
 from covey_controller.stores.files.store import store_paths
 from kit.sim.faults import cause_faults, heal
@@ -20,6 +24,8 @@ from kit.sim.world import World
 
 # Backoffs of up to 5 min, fetch tries up to a minute apart, strays that drain after 15 min.
 CONVERGE_SECONDS = 1800.0
+# The last message that a troubled wire held back has come, and every backoff towards the controller is over.
+SETTLED_SECONDS = 15.0
 QUIET_SECONDS, LONG_QUIET_SECONDS = 300.0, 3600.0
 LONG_QUIET_EVERY = 50
 
@@ -96,10 +102,13 @@ def check_story(world: World) -> None:
 
 
 async def _converge(world: World) -> None:
-    deadline = world.now() + CONVERGE_SECONDS
-    while why := why_not_converged(world):
-        if world.now() > deadline:
-            raise Violation(f"not converged {CONVERGE_SECONDS:.0f} s after all was healed: {why}")
+    """Until all has been as it should be for `SETTLED_SECONDS`."""
+    deadline, since = world.now() + CONVERGE_SECONDS, world.now()
+    while world.now() < since + SETTLED_SECONDS:
+        if why := why_not_converged(world):
+            since = world.now()
+            if since > deadline:
+                raise Violation(f"not converged {CONVERGE_SECONDS:.0f} s after all was healed: {why}")
         await asyncio.sleep(1.0)
         check_story(world)
     world.story.tell("run", "converged")
@@ -108,23 +117,46 @@ async def _converge(world: World) -> None:
 async def _stay_quiet(world: World, seconds: float) -> None:
     """Nothing is written, nothing is published, every request succeeds."""
     assert world.controller is not None
-    await asyncio.sleep(5.0)  # the last statuses
-    check_story(world)
     path, _ = store_paths(world.source, world.folder / "controller")
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as reader:
         version = reader.execute("PRAGMA data_version").fetchone()
-        order = world.controller.board.order
+        order, before = world.controller.board.order, dict(world.controller.history.objects)
         deadline = world.now() + seconds
         while world.now() < deadline:
             await asyncio.sleep(seconds / 10)
             check_story(world)
             await _ask_all(world)
             if reader.execute("PRAGMA data_version").fetchone() != version:
-                raise Violation("the store was written although nothing changed")
+                raise Violation(f"the store was written although nothing changed: {_differences(before, world)}")
             if world.controller.board.order != order:
                 raise Violation(f"{world.controller.board.order} was published although nothing changed")
             if why := why_not_converged(world):
                 raise Violation(f"it did not stay as wished: {why}")
+
+
+def _differences(before: Mapping[ObjectKey, Kind], world: World) -> str:
+    """What is stored otherwise than before, field by field."""
+    found: list[str] = []
+    after = world.controller.history.objects if world.controller else {}
+    for key in sorted(before.keys() | after.keys(), key=str):
+        old, new = before.get(key), after.get(key)
+        if old is None or new is None:
+            found.append(f"{key} {'is gone' if new is None else 'is new'}")
+        elif old != new:
+            was, now = flatten(old.to_wire()), flatten(new.to_wire())
+            changed = [each for each in sorted(was.keys() | now.keys()) if was.get(each) != now.get(each)]
+            found += [f"{key} {each}: {was.get(each)} -> {now.get(each)}" for each in changed]
+    return "; ".join(found)[:1000]
+
+
+def flatten(value: object, path: str = "") -> dict[str, str]:
+    if isinstance(value, dict):
+        items = [(str(key), each) for key, each in cast("dict[object, object]", value).items()]
+    elif isinstance(value, list):
+        items = [(str(index), each) for index, each in enumerate(cast("list[object]", value))]
+    else:
+        return {path: str(value)}
+    return {name: text for key, each in items for name, text in flatten(each, f"{path}.{key}").items()}
 
 
 async def _ask_all(world: World) -> None:

@@ -46,7 +46,7 @@ class Safety:
     def __init__(self, story: Story, machines: dict[str, Machine], people: People) -> None:
         self.calm = Calm()
         self.instances: tuple[Instance, ...] = ()
-        """As the leader saw them last."""
+        self._engines: tuple[Engine, ...] = ()
         self._story = story
         self._machines = machines
         self._people = people
@@ -61,26 +61,27 @@ class Safety:
 
     # After every step.
 
-    def check(self, now: float) -> None:
-        """Memory, and one engine for each Instance."""
-        alive: dict[str, str] = {}
+    def check(self, instances: tuple[Instance, ...] | None) -> None:
+        """Memory, and one engine for each Instance. `instances`: as the leader saw them last, if there is news."""
+        engines = tuple(engine for machine in self._machines.values() for engine in machine.engines())
+        if engines == self._engines and instances is None:
+            return
+        self._engines = engines
+        self.instances = self.instances if instances is None else instances
+        alive: dict[str, int] = {}
+        for engine in engines:
+            if other := alive.get(engine.instance_id):
+                self._story.violate(f"two engines run for instance {engine.instance_id}, on ports {other}, {engine.port}")
+            alive[engine.instance_id] = engine.port
+            if (last := self._last_on_port.get(engine.port)) not in (None, engine) and last.is_alive:
+                self._story.violate(f"two engines run on port {engine.port}")
+            self._last_on_port[engine.port] = engine
+        members = [member for instance in self.instances for member in instance.spec.members]
         for machine in self._machines.values():
-            taken = 0
-            for engine in machine.engines():
-                taken += engine.stamped_bytes
-                if other := alive.get(engine.instance_id):
-                    self._story.violate(f"two engines run for instance {engine.instance_id}: {other}, {machine.name}")
-                alive[engine.instance_id] = machine.name
-                if self._last_on_port.setdefault(engine.port, engine) is not engine:
-                    if self._last_on_port[engine.port].is_alive:
-                        self._story.violate(f"two engines run on port {engine.port} of {machine.name}")
-                    self._last_on_port[engine.port] = engine
-            self._check_memory(machine, taken, "engines that run")
-            self._check_memory(machine, self._reserved(machine.name), "instances that are stored")
-
-    def _reserved(self, node: str) -> int:
-        members = (member for instance in self.instances for member in instance.spec.members)
-        return sum(member.bytes_in("Host") for member in members if member.node == node)
+            running = sum(engine.stamped_bytes for engine in engines if machine.owns_port(engine.port))
+            self._check_memory(machine, running, "engines that run")
+            stored = sum(member.bytes_in("Host") for member in members if member.node == machine.name)
+            self._check_memory(machine, stored, "instances that are stored")
 
     def _check_memory(self, machine: Machine, taken: int, what: str) -> None:
         limit = machine.total_bytes - RESERVE_BYTES

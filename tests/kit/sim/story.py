@@ -41,6 +41,7 @@ class Story:
         self._digest.update(crossed)
 
     def violate(self, rule: str) -> None:
-        """Remember the first words for each rule; the run ends at its next look."""
-        self.tell("VIOLATION", rule)
-        self.violations.append(rule)
+        """Remember it, once; the run ends at its next look."""
+        if rule not in self.violations:
+            self.tell("VIOLATION", rule)
+            self.violations.append(rule)

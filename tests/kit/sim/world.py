@@ -1,12 +1,15 @@
 """One simulated fleet: people, a controller, machines with agents, gateways, clients, and the wires between them."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from covey_api.instance import Instance
+from covey_api.kinds import Kind, ObjectKey
+from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
 from covey_controller.reconcile.outcomes import Note
 from covey_controller.stores.files.store import store_paths
 from kit.builders import GIB
@@ -23,6 +26,10 @@ from kit.sim.story import Story
 
 MIB = 2**20
 FOREVER = float("inf")
+# A leader publishes no table before it has seen its fleet whole.
+SEEN_WHOLE_SECONDS = FIRST_REPORTS_SECONDS + 2.0
+# A store that is taken away is noticed at the next look.
+LOOK_SECONDS = 6.0
 
 
 class World:
@@ -51,7 +58,7 @@ class World:
         """Machines whose engines no gateway reaches."""
         self.outcomes: dict[str, int] = {}
         self.leaders = 0
-        self._terms: dict[str, int] = {}
+        self._seen: Mapping[ObjectKey, Kind] = {}
         for index in range(self.random.choice((2, 3, 3, 4, 5))):
             self._build_machine(seed, index)
 
@@ -81,7 +88,7 @@ class World:
             self.source, self.folder / "controller", Random(f"{self.leaders} {self.random.random()}"), self.disk, self._on_note
         )
         self.network.controller = self.controller
-        self.calm.disturb("controller", self.now())
+        self.calm.disturb("controller", self.now() + SEEN_WHOLE_SECONDS)
         self.story.tell("controller", "starts")
 
     async def kill_controller(self) -> None:
@@ -140,6 +147,8 @@ class World:
         path, _ = store_paths(self.source, self.folder / "controller")
         for ending in ("", "-wal", "-shm"):
             path.with_name(path.name + ending).unlink(missing_ok=True)
+        if self.controller is not None:
+            self.calm.disturb("controller", self.now() + LOOK_SECONDS + SEEN_WHOLE_SECONDS)
         self.story.tell("people", "delete the store's file")
 
     def processes(self) -> list[Process]:
@@ -150,11 +159,12 @@ class World:
 
     def look(self) -> None:
         """After every turn of the loop: the rules that hold at every moment."""
-        if self.controller is not None and self.controller.history.world is not None:
-            objects = self.controller.history.objects.values()
-            self.safety.instances = tuple(item for item in objects if item.kind == "Instance")  # pyright: ignore
-        now = self.now()
-        self.safety.check(now)
+        history = self.controller.history if self.controller else None
+        instances = None
+        if history is not None and history.objects is not self._seen:
+            self._seen = history.objects
+            instances = tuple(item for item in history.objects.values() if isinstance(item, Instance))
+        self.safety.check(instances)
         for name, gateway in self.gateways.items():
             self.safety.on_order(f"gateway {name}", gateway.traffic.table.order, is_new=False)
 
