@@ -95,12 +95,22 @@ def test_keeper_holds_files_that_only_its_user_reads(folder: Path) -> None:
     run(story)
 
 
-def test_keeper_takes_less_than_15_mb(folder: Path) -> None:
+def test_keeper_takes_less_than_15_mb_and_sleeps_while_nothing_happens(folder: Path) -> None:
     async def story() -> None:
         keepers, port = ProcessKeepers(folder, 60), free_port()
         await keepers.start(ID, 1, port, launch(folder, port))
+        await asyncio.to_thread(wait_for, lambda: is_open(port), "the engine listens")
         pid = json.loads((folder / ID / "keeper.json").read_text())["pid"]
         assert observe_pss_bytes(pid) < 15_000_000
+        # Claimed or not, nothing is due: it must not wake up once.
+        for is_claimed in (True, False):
+            if not is_claimed:
+                keepers.close()
+                await asyncio.sleep(0.5)
+            before = psutil.Process(pid).num_ctx_switches()
+            await asyncio.sleep(1)
+            assert psutil.Process(pid).num_ctx_switches() == before
+        await keepers.find(ID, "")
         await end(keepers)
 
     run(story)

@@ -189,7 +189,10 @@ class AgentRig:
 
 
 def is_keeper(process: psutil.Process) -> bool:
-    return any(word.endswith("keeper.py") for word in process.cmdline())
+    try:
+        return any(word.endswith("keeper.py") for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 @asynccontextmanager

@@ -46,6 +46,7 @@ def engines(fleet: RunningFleet) -> set[int]:
 
 
 def source(fleet: RunningFleet) -> str:
+    """What `covey get source` says, once something is expected of it."""
     return fleet.covey("get", "source").stdout
 
 

@@ -28,12 +28,12 @@ from covey_api.messages import (
     ReportAnswer,
 )
 from covey_controller.authority import ensure_authority
-from covey_controller.private_files import write_private
 from covey_controller.serving.answers import BODY_SECONDS
 from covey_controller.serving.lines import SEND_SECONDS
 from covey_controller.serving.protocol import HEAD_SECONDS, MAX_HEAD_BYTES
 from covey_fleet_client.client import FleetClient
 from covey_fleet_client.errors import FleetError, FleetErrorKind
+from covey_fleet_client.files import write_private
 from covey_fleet_client.identity import Identity, load_identity
 from covey_fleet_client.join import ensure_joined
 from integration.fleet_rig import Rig, SteeredBoard, demand, eventually, report, running_fleet

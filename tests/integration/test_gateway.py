@@ -16,7 +16,6 @@ from covey_gateway.limits import (
     HEAD_SECONDS,
     KEEP_ALIVE_SECONDS,
     MAX_BODY_BYTES,
-    MAX_IDLE_PER_ENDPOINT,
     MAX_OUTSTANDING_PER_SLOT,
     MAX_PIPELINED,
 )
@@ -144,6 +143,29 @@ async def test_a_request_that_follows_while_an_answer_runs_waits_for_its_turn() 
         assert await client.read_chunk() == DONE
         assert await client.read_chunk() == b""
         assert (await client.read_answer()).text == "a"
+
+
+async def test_a_request_cut_in_its_body_behind_another_is_read_on_when_its_turn_comes() -> None:
+    go_on = asyncio.Event()
+
+    async def say_when(call: Call) -> None:
+        await go_on.wait()
+        await call.stream(call.content["user"])
+
+    async with (
+        ScriptedEngine(say_when) as engine,
+        running_gateway(engine.target()) as gateway,
+        connected(gateway) as client,
+    ):
+        first, second = request(user="1", stream=True), request(user="2" * 1000, stream=True)
+        await client.send(first + second[:-500])
+        await eventually(lambda: len(engine.calls) == 1)
+        await client.send(second[-500:-200])
+        await asyncio.sleep(0.05)
+        await client.send(second[-200:] + request(user="3", stream=True))
+        await asyncio.sleep(0.05)
+        go_on.set()
+        assert [(await client.read_answer()).text for _ in range(3)] == ["1", "2" * 1000, "3"]
 
 
 async def test_a_body_arrives_whole_in_whatever_pieces() -> None:
@@ -681,11 +703,11 @@ async def test_connections_are_reused_and_closed_before_the_engine_would() -> No
         assert engine.connections == 2
 
 
-async def test_few_idle_connections_are_kept() -> None:
+async def test_one_idle_connection_per_slot_is_kept() -> None:
     async with ScriptedEngine() as engine, running_gateway(engine.target()) as gateway:
         answers = await asyncio.gather(*(asked(gateway, stream=True) for _ in range(12)))
         assert all(answer.text == "Hello" for answer in answers)
-        await eventually(lambda: engine.open_connections <= MAX_IDLE_PER_ENDPOINT)
+        await eventually(lambda: engine.open_connections <= engine.target().slots)
 
 
 async def test_a_reused_connection_that_the_engine_closed_is_replaced_unnoticed() -> None:

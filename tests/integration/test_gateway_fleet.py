@@ -118,20 +118,23 @@ def new_token(rig: Rig) -> str:
 
 async def test_a_table_comes_down_is_kept_and_acknowledged(tmp_path: Path) -> None:
     board = TableBoard()
-    async with ScriptedEngine() as engine, running_fleet(tmp_path / "c", board) as rig:
-        async with linked(tmp_path, rig.url, new_token(rig)) as (gateway, link):
-            async with asyncio.timeout(20):
-                await link.has_table.wait()
-            assert (await asked(gateway)).error["code"] == "model_loading"
-            board.serve(engine)
-            await eventually(lambda: board.applied == board.order)
-            assert (await asked(gateway, stream=True)).text == "Hello"
-            assert b"authorization: Bearer engine-key" in engine.calls[0].head
-            path = tmp_path / "state/gateway/table.json"
-            await eventually(lambda: path.exists() and json.loads(path.read_text())["serial"] == board.order.serial)
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            assert board.demands[-1][1].gateway == "gw"
-            assert board.demands[-1][1].address == "http://127.0.0.1:1"
+    async with (
+        ScriptedEngine() as engine,
+        running_fleet(tmp_path / "c", board) as rig,
+        linked(tmp_path, rig.url, new_token(rig)) as (gateway, link),
+    ):
+        async with asyncio.timeout(20):
+            await link.has_table.wait()
+        assert (await asked(gateway)).error["code"] == "model_loading"
+        board.serve(engine)
+        await eventually(lambda: board.applied == board.order)
+        assert (await asked(gateway, stream=True)).text == "Hello"
+        assert b"authorization: Bearer engine-key" in engine.calls[0].head
+        path = tmp_path / "state/gateway/table.json"
+        await eventually(lambda: path.exists() and json.loads(path.read_text())["serial"] == board.order.serial)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert board.demands[-1][1].gateway == "gw"
+        assert board.demands[-1][1].address == "http://127.0.0.1:1"
 
 
 async def test_a_gateway_serves_by_its_last_table_with_no_controller(tmp_path: Path) -> None:
@@ -149,17 +152,20 @@ async def test_a_gateway_serves_by_its_last_table_with_no_controller(tmp_path: P
 
 async def test_a_lower_table_is_ignored(tmp_path: Path) -> None:
     board = TableBoard()
-    async with ScriptedEngine() as engine, running_fleet(tmp_path / "c", board) as rig:
-        async with linked(tmp_path, rig.url, new_token(rig)) as (gateway, _):
-            board.term = 5
-            board.serve(engine)
-            await eventually(lambda: gateway.traffic.table.order.term == 5)
-            board.term = 4
-            board.serve()
-            board.publish()
-            await asyncio.sleep(0.3)
-            assert (await asked(gateway, stream=True)).text == "Hello"
-            await eventually(lambda: board.applied is not None and board.applied.term == 5)
+    async with (
+        ScriptedEngine() as engine,
+        running_fleet(tmp_path / "c", board) as rig,
+        linked(tmp_path, rig.url, new_token(rig)) as (gateway, _),
+    ):
+        board.term = 5
+        board.serve(engine)
+        await eventually(lambda: gateway.traffic.table.order.term == 5)
+        board.term = 4
+        board.serve()
+        board.publish()
+        await asyncio.sleep(0.3)
+        assert (await asked(gateway, stream=True)).text == "Hello"
+        await eventually(lambda: board.applied is not None and board.applied.term == 5)
 
 
 async def test_a_departed_endpoint_is_reported_idle_at_once(tmp_path: Path) -> None:
@@ -171,34 +177,40 @@ async def test_a_departed_endpoint_is_reported_idle_at_once(tmp_path: Path) -> N
         await go_on.wait()
         await call.write(chunk(DONE), LAST_CHUNK)
 
-    async with ScriptedEngine(wait) as engine, running_fleet(tmp_path / "c", board) as rig:
-        async with linked(tmp_path, rig.url, new_token(rig)) as (gateway, _):
-            board.serve(engine)
+    async with (
+        ScriptedEngine(wait) as engine,
+        running_fleet(tmp_path / "c", board) as rig,
+        linked(tmp_path, rig.url, new_token(rig)) as (gateway, _),
+    ):
+        board.serve(engine)
+        await eventually(lambda: board.applied == board.order)
+        async with connected(gateway) as client:
+            await client.ask(stream=True)
+            await client.read_head()
+            board.serve()
             await eventually(lambda: board.applied == board.order)
-            async with connected(gateway) as client:
-                await client.ask(stream=True)
-                await client.read_head()
-                board.serve()
-                await eventually(lambda: board.applied == board.order)
-                assert [one.in_flight for one in board.demands[-1][1].endpoints] == [1]
-                go_on.set()
-                start = asyncio.get_running_loop().time()
-                await eventually(lambda: board.demands[-1][1].endpoints == ())
-                assert asyncio.get_running_loop().time() - start < 1.5
+            assert [one.in_flight for one in board.demands[-1][1].endpoints] == [1]
+            go_on.set()
+            start = asyncio.get_running_loop().time()
+            await eventually(lambda: board.demands[-1][1].endpoints == ())
+            assert asyncio.get_running_loop().time() - start < 1.5
 
 
 async def test_the_link_comes_back_after_the_controller_does(tmp_path: Path) -> None:
     board = TableBoard()
-    async with ScriptedEngine() as engine, running_fleet(tmp_path / "c", board) as rig:
-        async with linked(tmp_path, rig.url, new_token(rig)) as (gateway, link):
-            async with asyncio.timeout(20):
-                await link.has_table.wait()
-            rig.server.cancel()
-            await asyncio.gather(rig.server, return_exceptions=True)
-            await asyncio.sleep(0.5)
-            board.serve(engine)
-            again = asyncio.ensure_future(serve_again(rig))
-            await eventually(lambda: gateway.traffic.table.order == board.order, 20)
-            assert (await asked(gateway, stream=True)).text == "Hello"
-            again.cancel()
-            await asyncio.gather(again, return_exceptions=True)
+    async with (
+        ScriptedEngine() as engine,
+        running_fleet(tmp_path / "c", board) as rig,
+        linked(tmp_path, rig.url, new_token(rig)) as (gateway, link),
+    ):
+        async with asyncio.timeout(20):
+            await link.has_table.wait()
+        rig.server.cancel()
+        await asyncio.gather(rig.server, return_exceptions=True)
+        await asyncio.sleep(0.5)
+        board.serve(engine)
+        again = asyncio.ensure_future(serve_again(rig))
+        await eventually(lambda: gateway.traffic.table.order == board.order, 20)
+        assert (await asked(gateway, stream=True)).text == "Hello"
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)

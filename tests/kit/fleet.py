@@ -3,7 +3,6 @@
 The artifact cache is the user's own (or `COVEY_CACHE`), so that model and engine are fetched once.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from typing import Any, cast
 
 import httpx
 import psutil
+from covey.control import Control
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "01-one-model"
 # Generous: the first start in a fresh cache fetches 170 MB.
@@ -121,8 +121,9 @@ class RunningFleet:
         return os.environ | {"COVEY_STATE": str(self.state)}
 
     def objects(self, plural: str) -> list[JsonObject]:
-        listed = json.loads(self.covey("get", plural, "-A", "-o", "json").stdout)
-        return cast(list[JsonObject], listed["items"])
+        """All objects of a kind, asked over the control socket as the command does."""
+        with Control(self.state) as control:
+            return control.list_objects(plural)
 
     def instances(self) -> dict[str, JsonObject]:
         return {item["metadata"]["name"]: item for item in self.objects("instances")}

@@ -116,6 +116,7 @@ class FakeAdapter:
 
     def __init__(self) -> None:
         self.failure: Exception | None = None
+        self.unready_probes = 0
 
     def render(
         self, program: EngineProgram, instance: Instance, weights: Path, folder: Path, port: int, key: str
@@ -125,7 +126,8 @@ class FakeAdapter:
         return Launch(("engine",), {}, ())
 
     async def is_ready(self, port: int, key: str) -> bool:
-        return True
+        self.unready_probes -= 1
+        return self.unready_probes < 0
 
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
         return FailureCause.EXITED, f"exited with code {status}"

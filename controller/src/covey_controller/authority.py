@@ -18,13 +18,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from covey_api.messages import CertificateRole
+from covey_fleet_client.files import ensure_private_folder, write_private
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-from covey_controller.private_files import ensure_private_folder, write_private
 
 AUTHORITY_LIFETIME = timedelta(days=3650)
 CERTIFICATE_LIFETIME = timedelta(days=90)

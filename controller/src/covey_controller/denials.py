@@ -7,9 +7,8 @@ goes when its certificate has expired anyway.
 import asyncio
 from pathlib import Path
 
+from covey_fleet_client.files import write_private
 from pydantic import BaseModel, ValidationError
-
-from covey_controller.private_files import write_private
 
 
 class _Denials(BaseModel):

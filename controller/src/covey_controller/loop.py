@@ -75,17 +75,27 @@ class ReconcileLoop:
         """True once this process leads and has listed its store."""
 
     async def run(self) -> None:
+        this = asyncio.current_task()
         above: int | None = None
-        while True:
-            try:
-                lease = await self._take_lease(above)
-                log.info("leading with term %d", lease.term)
-                above = await self._lead(lease)
-            except Exception as error:
-                above = None
-                await self._backoff.wait(error)
-            finally:
-                self.is_leading = False
+        async with asyncio.TaskGroup() as group:
+            while True:
+                # A task of its own: up to Python 3.12 a TaskGroup whose child fails swallows a cancellation that comes
+                # meanwhile, and miscounts those of its task. Only this task's count tells.
+                above = await group.create_task(self._lead_once(above))
+                if this is not None and this.cancelling():
+                    raise asyncio.CancelledError
+
+    async def _lead_once(self, above: int | None) -> int | None:
+        """One leadership, from its lease to its end; the term to lead above next, if a higher one was heard of."""
+        try:
+            lease = await self._take_lease(above)
+            log.info("leading with term %d", lease.term)
+            return await self._lead(lease)
+        except Exception as error:
+            await self._backoff.wait(error)
+            return None
+        finally:
+            self.is_leading = False
 
     async def _take_lease(self, above: int | None) -> Lease:
         """Waits for as long as somebody else leads."""
@@ -110,7 +120,6 @@ class ReconcileLoop:
         except* HigherTerm as errors:
             above = max(error.term for error in errors.exceptions if isinstance(error, HigherTerm))
             log.warning("a term of %d was reported, above this one (%d): taking the lease anew", above, lease.term)
-        _raise_if_cancelled()
         return above
 
     async def _watch_store(self) -> None:
@@ -232,13 +241,6 @@ class Backoff:
     def reset(self) -> None:
         self._seconds = FIRST_BACKOFF_SECONDS
         self._said.clear()
-
-
-def _raise_if_cancelled() -> None:
-    """A TaskGroup whose child fails as it is being cancelled raises the failure alone (CPython before 3.13)."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 async def _end_when_lost(lease: Lease) -> None:

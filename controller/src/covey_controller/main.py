@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,9 @@ from functools import partial
 from pathlib import Path
 
 import uvloop
+from covey_fleet_client.files import ensure_private_folder, write_private
+from covey_fleet_client.lifeline import watch_lifeline
+from covey_fleet_client.process import raise_file_limit, start_logging
 
 from covey_controller.authority import derive_engine_key, ensure_authority, ensure_fleet_secret
 from covey_controller.board import FleetBoard
@@ -27,9 +29,7 @@ from covey_controller.denials import Denials
 from covey_controller.explain import HistoryExplainer
 from covey_controller.fleet_api.server import serve_fleet
 from covey_controller.history import History
-from covey_controller.lifeline import wait_parent_gone
 from covey_controller.loop import ReconcileLoop, Surroundings
-from covey_controller.private_files import ensure_private_folder, write_private
 from covey_controller.serving.listener import ListenFailed
 from covey_controller.stores.files.documents import parse_documents
 from covey_controller.stores.files.store import FilesStore, store_paths
@@ -61,16 +61,10 @@ class Options:
         return self.state / "controller"
 
 
-class LineFormatter(logging.Formatter):
-    """One line per record, tracebacks too."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).replace("\n", "\\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(arguments)
-    _log_to_stderr()
+    start_logging("controller")
+    raise_file_limit()
     failed = False
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -109,12 +103,6 @@ def _parse_address(parser: argparse.ArgumentParser, text: str) -> tuple[str, int
     if not port.isdecimal() or int(port) > 65_535:
         parser.error(f"`--fleet-listen` must be 'HOST:PORT'; got '{text}'")
     return host.strip("[]"), int(port)
-
-
-def _log_to_stderr() -> None:
-    stream = logging.StreamHandler(sys.stderr)
-    stream.setFormatter(LineFormatter("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[stream])
 
 
 async def run_controller(options: Options) -> None:
@@ -183,7 +171,7 @@ async def _wait_stop(lifeline: int | None) -> None:
 
 
 async def _set_when_parent_gone(descriptor: int, asked: asyncio.Event) -> None:
-    await wait_parent_gone(descriptor)
+    await watch_lifeline(descriptor)
     log.info("the parent is gone")
     asked.set()
 

@@ -12,9 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from covey_api.messages import CertificateRole
+from covey_fleet_client.files import write_private
 from pydantic import BaseModel, ConfigDict, ValidationError
-
-from covey_controller.private_files import write_private
 
 MAX_USES = 1000
 MAX_TTL_SECONDS = 30 * 24 * 3600

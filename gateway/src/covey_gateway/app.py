@@ -3,12 +3,12 @@
 It answers from the same table as the relay. Its errors have OpenAI's envelope, whoever raises them.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from covey_api.messages import ModelState, ServedModel
 from covey_api.reasons import ErrorCode
 from fastapi import FastAPI, Request, Response
-from starlette.exceptions import HTTPException
 
 from covey_gateway.routing.refusals import refuse_method, refuse_path, refuse_unknown
 from covey_gateway.routing.table import Caller
@@ -45,7 +45,8 @@ def build_app(traffic: Traffic) -> FastAPI:
     app.add_api_route("/v1/models/{name:path}", read_model)
     app.add_api_route("/healthz", is_alive)
     app.add_api_route("/readyz", is_ready)
-    app.add_exception_handler(HTTPException, _explain_status)
+    app.add_exception_handler(404, _explain_path)
+    app.add_exception_handler(405, _explain_method)
     app.add_exception_handler(Exception, _explain_bug)
     return app
 
@@ -73,11 +74,13 @@ def _render_model(traffic: Traffic, name: str, model: ServedModel) -> dict[str, 
     return {"id": name, "object": "model", "created": model.created, "owned_by": model.namespace, "covey": added}
 
 
-async def _explain_status(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException) and error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "GET")
-        return _render_error(refuse_method(request.method, request.url.path, allowed))
+async def _explain_path(request: Request, error: Exception) -> Response:
     return _render_error(refuse_path(request.url.path))
+
+
+async def _explain_method(request: Request, error: Exception) -> Response:
+    headers: Mapping[str, str] = getattr(error, "headers", None) or {}
+    return _render_error(refuse_method(request.method, request.url.path, headers.get("Allow", "GET")))
 
 
 async def _explain_bug(request: Request, error: Exception) -> Response:

@@ -88,8 +88,7 @@ class ClientConnection(HttpToolsProtocol):
         self._read_at = self.now()
         if self._is_deaf:
             return
-        is_due = self._answering is not None and self._receiving is not self._answering
-        if not is_due and not self._held:
+        if not self._is_answer_due() and not self._held:
             self._feed(data)
             return
         self._held.append(data)
@@ -121,6 +120,10 @@ class ClientConnection(HttpToolsProtocol):
 
     # Reading.
 
+    def _is_answer_due(self) -> bool:
+        """Whether what arrives now belongs behind a request that is read and not answered."""
+        return self._answering is not None and self._receiving is not self._answering
+
     def _feed(self, data: bytes) -> None:
         was_in_head = self._phase is _Phase.HEAD
         try:
@@ -139,12 +142,13 @@ class ClientConnection(HttpToolsProtocol):
                 self.refuse_input(ApiError(431, ErrorCode.INVALID_REQUEST, message))
 
     def _feed_held(self) -> None:
+        if not self._held or self._is_deaf or self._is_answer_due():
+            return
         data = b"".join(self._held)
         self._held.clear()
         self._held_bytes = 0
-        if data and not self._is_deaf:
-            self.flow.resume_reading()
-            self._feed(data)
+        self.flow.resume_reading()
+        self._feed(data)
 
     def _feed_without_upgrade(self, rest: bytes) -> None:
         """Some clients (Java's) offer h2c with every request; whoever offers it also takes HTTP/1.1."""
@@ -264,7 +268,7 @@ class ClientConnection(HttpToolsProtocol):
             self._begin(self._queue.popleft())
         elif self._is_deaf:
             self._linger()
-        elif self._held:
+        if self._held:
             # Not from here: an answer may end inside the parser's own call.
             self.loop.call_soon(self._feed_held)
 
@@ -310,7 +314,7 @@ class ClientConnection(HttpToolsProtocol):
                 self.transport.abort()
         elif self._stalled_since is not None and now - self._stalled_since > CLIENT_STALL_SECONDS:
             self.transport.abort()
-        elif self._answering is not None and self._receiving is not self._answering:
+        elif self._is_answer_due():
             if isinstance(self._answering, Exchange):
                 self._answering.check_deadlines(now)
         elif self._phase is _Phase.BETWEEN:

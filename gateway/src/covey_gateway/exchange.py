@@ -31,6 +31,11 @@ _log = logging.getLogger(__name__)
 _EXPECTED = frozenset((ErrorCode.MODEL_LOADING, ErrorCode.MODEL_UNAVAILABLE))
 
 
+def choose_request_id(head: RequestHead | None) -> str:
+    """The client's own, else a random one."""
+    return (head.request_id if head else None) or f"req-{secrets.token_hex(8)}"
+
+
 class Client(Protocol):
     """The connection a request came on, as far as the request needs it."""
 
@@ -68,7 +73,7 @@ class Exchange:
         self._engines = engines
         self._is_chunked = is_chunked
         self._awaits_continue = head is not None and head.expects_continue
-        self._request_id = (head.request_id if head else None) or f"req-{secrets.token_hex(8)}"
+        self._request_id = choose_request_id(head)
         self._admitted = admitted
         self._is_first = False
         self._is_whole = False

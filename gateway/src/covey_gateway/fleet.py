@@ -46,13 +46,6 @@ class Fleet(Protocol):
     async def post(self, path: str, message: Message, answer: type[Answer]) -> Answer: ...
 
 
-def _raise_if_cancelled() -> None:
-    """A TaskGroup whose child fails as it is being cancelled raises the failure alone (CPython before 3.13)."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
 class FleetLink:
     """`apply` puts a table into force; `folder` is the gateway's private folder, `address` where clients reach it."""
 
@@ -96,16 +89,16 @@ class FleetLink:
     async def run(self) -> None:
         """Join and stay connected, until cancelled. StartError when refused with no table to serve by."""
         backoff = Backoff()
+        this = asyncio.current_task()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._save())
             while True:
-                try:
-                    await self._follow(backoff)
-                except* FleetError as group:
-                    _raise_if_cancelled()
-                    # What weighs most: a refusal before a broken connection.
-                    errors = sorted(flatten_errors(group), key=lambda error: error.kind is FleetErrorKind.UNREACHABLE)
-                    await self._wait_after(errors[0], backoff)
+                # A task of its own: up to Python 3.12 a TaskGroup whose child fails swallows a cancellation that comes
+                # meanwhile, and miscounts those of its task. Only this task's count tells.
+                error = await tasks.create_task(self._follow(backoff))
+                if this is not None and this.cancelling():
+                    raise asyncio.CancelledError
+                await self._wait_after(error, backoff)
 
     async def _wait_after(self, error: FleetError, backoff: Backoff) -> None:
         if error.kind is FleetErrorKind.UNREACHABLE:
@@ -120,8 +113,17 @@ class FleetLink:
         self._is_connected = False
         await asyncio.sleep(delay_seconds)
 
-    async def _follow(self, backoff: Backoff) -> None:
-        """One connection: ends by FleetError only."""
+    async def _follow(self, backoff: Backoff) -> FleetError:
+        """One connection, to its end: what weighs most of it, a refusal before a broken connection."""
+        errors: list[FleetError] = []
+        try:
+            await self._connect(backoff)
+        except* FleetError as group:
+            errors = flatten_errors(group)
+        return min(errors, key=lambda error: error.kind is FleetErrorKind.UNREACHABLE)
+
+    async def _connect(self, backoff: Backoff) -> None:
+        """Join and follow; ends by FleetError only."""
         identity = await ensure_joined(
             load_identity(self._folder), self._url, CertificateRole.GATEWAY, self._name, self._read_token()
         )
@@ -130,13 +132,13 @@ class FleetLink:
             tasks.create_task(self.serve(client, backoff))
 
     async def serve(self, fleet: Fleet, backoff: Backoff) -> None:
-        """Follow tables and report demand over one connection: ends by FleetError only."""
+        """Follow tables and report demand over one connection; ends by FleetError only."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_endpoints(fleet, backoff))
             tasks.create_task(self._report_demand(fleet))
 
-    async def _watch_endpoints(self, client: Fleet, backoff: Backoff) -> None:
-        async with aclosing(client.stream("endpoints")) as lines:
+    async def _watch_endpoints(self, fleet: Fleet, backoff: Backoff) -> None:
+        async with aclosing(fleet.stream("endpoints")) as lines:
             async for line in lines:
                 if not self._is_connected:
                     self._is_connected = True
@@ -159,11 +161,11 @@ class FleetLink:
         self._apply(parse_endpoints(snapshot))
         self.has_table.set()
 
-    async def _report_demand(self, client: Fleet) -> None:
+    async def _report_demand(self, fleet: Fleet) -> None:
         """Every `REPORT_SECONDS`, and at once when a table was applied or a departed endpoint has become idle."""
         while True:
             self._is_due.clear()
-            await client.post("demand", self._observe_demand(), DemandAnswer)
+            await fleet.post("demand", self._observe_demand(), DemandAnswer)
             await asyncio.sleep(_MIN_REPORT_SECONDS)
             try:
                 async with asyncio.timeout(REPORT_SECONDS - _MIN_REPORT_SECONDS):

@@ -6,7 +6,7 @@
 MAX_BODY_BYTES = 64 * 1024 * 1024
 # All bodies that are held at a time: eight of the longest, so that many clients can't take the machine's memory.
 MAX_BODIES_BYTES = 512 * 1024 * 1024
-# Ours and the client's file descriptors together stay under the usual hard limit of 20,000 and more.
+# With an engine's connection for each, 16,384 file descriptors: what any system lets one process have.
 MAX_CONNECTIONS = 8192
 # Requests read ahead on one connection behind an unanswered one; browsers and SDKs send one at a time.
 MAX_PIPELINED = 16
@@ -33,9 +33,10 @@ CONNECT_SECONDS = 5.0
 ENGINE_HEAD_SECONDS = 600.0
 # Between two bytes of an answer that began: decoding is slow at worst, not silent; a wedged engine is.
 ENGINE_SILENCE_SECONDS = 300.0
-# llama-server closes a kept-alive connection after 5 s and spends a thread on each: ours go before, and few are kept.
+# llama-server closes a kept-alive connection after 5 s: ours go before.
 ENGINE_IDLE_SECONDS = 3.0
-MAX_IDLE_PER_ENDPOINT = 4
+# It also spends a thread on each, of a few more than it has slots: one idle connection per slot, and never many.
+MAX_IDLE_PER_ENDPOINT = 16
 # Requests at one endpoint per slot: behind 64 others a client waits minutes and is better told so.
 MAX_OUTSTANDING_PER_SLOT = 64
 # An engine's refusal; only its message is used.

@@ -9,21 +9,18 @@ import argparse
 import asyncio
 import logging
 import os
-import resource
 import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
-from covey_fleet_client.files import ensure_private_folder
-from covey_fleet_client.identity import render_name
 from covey_fleet_client.lifeline import watch_lifeline
+from covey_fleet_client.process import raise_file_limit, start_logging
 
 from covey_gateway.failures import StartError, flatten_errors
-from covey_gateway.fleet import FleetLink
 from covey_gateway.limits import DRAIN_SECONDS, ORPHAN_DRAIN_SECONDS
 from covey_gateway.routing.access import choose_policy
 from covey_gateway.routing.table import RoutingTable
@@ -32,7 +29,11 @@ from covey_gateway.table import load_table
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 
+if TYPE_CHECKING:
+    from covey_gateway.fleet import FleetLink
+
 DEFAULT_LISTEN = "127.0.0.1:52415"
+
 
 _log = logging.getLogger("covey.gateway")
 
@@ -52,9 +53,8 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 ended as asked, 1 could not serve, 2 wrong use."""
     options = parse_options(arguments)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s gateway %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
-    _raise_file_limit()
+    start_logging("gateway")
+    raise_file_limit()
     code = 0
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except* StartError as group:
         code = 1
         for error in flatten_errors(group):
-            print(f"covey gateway: {error}", file=sys.stderr)
+            _log.error("%s", error)
     return code
 
 
@@ -152,7 +152,13 @@ async def run_gateway(options: Options) -> None:
 
 def _build_link(
     options: Options, traffic: Traffic, apply: Callable[[RoutingTable], None], bound: socket.socket
-) -> FleetLink:
+) -> "FleetLink":
+    # TLS and an HTTP client are 15 MB that a gateway with a static table has no use for.
+    from covey_fleet_client.files import ensure_private_folder
+    from covey_fleet_client.identity import render_name
+
+    from covey_gateway.fleet import FleetLink
+
     folder = options.state / "gateway"
     try:
         ensure_private_folder(options.state)
@@ -173,7 +179,7 @@ def _build_link(
 
 
 async def _serve(
-    options: Options, traffic: Traffic, server: GatewayServer, bound: socket.socket, link: FleetLink | None
+    options: Options, traffic: Traffic, server: GatewayServer, bound: socket.socket, link: "FleetLink | None"
 ) -> None:
     if traffic.policy.needs_key:
         if link is not None:
@@ -190,9 +196,3 @@ async def _serve(
 def _render_address(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _raise_file_limit() -> None:
-    """A relayed request has two sockets; the usual soft limit of 1024 is for programs that still use select()."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

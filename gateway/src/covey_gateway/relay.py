@@ -12,7 +12,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from covey_gateway.connection import ClientConnection
-from covey_gateway.exchange import Exchange
+from covey_gateway.exchange import Exchange, choose_request_id
 from covey_gateway.limits import MAX_CONNECTIONS
 from covey_gateway.routing.access import admit
 from covey_gateway.routing.refusals import refuse_method
@@ -44,7 +44,7 @@ class Relay(ClientConnection):
         head = parse_head(self.parser.get_method(), self.url, version, self.headers)
         admitted = self._admit(head) if isinstance(head, RequestHead) else head
         if isinstance(head, RequestHead) and isinstance(admitted, Caller) and head.path not in HOT_PATHS:
-            self._start_asgi(admitted)
+            self._start_asgi(admitted, choose_request_id(head))
             return
         self.receive(
             Exchange(
@@ -70,10 +70,11 @@ class Relay(ClientConnection):
             return invalid_request("the request target must be a valid path")
         return admitted
 
-    def _start_asgi(self, caller: Caller) -> None:
+    def _start_asgi(self, caller: Caller, request_id: str) -> None:
         """uvicorn makes its cycle; its turn is ours to say, so its own pipeline stays empty."""
         self.scope.setdefault("state", {})["caller"] = caller
         super().on_headers_complete()
+        self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", request_id.encode())]
         if self.pipeline:
             self.flow.resume_reading()
             self._start_asgi_task(*self.pipeline.pop())

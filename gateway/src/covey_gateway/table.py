@@ -26,6 +26,15 @@ _ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", ma
 _URL = r"^http://(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?$"
 
 
+class _Loader(yaml.SafeLoader):
+    """Times stay the text they are, as in Kubernetes."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  (as in its base class)
+        first: [one for one in resolvers if one[0] != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 class TableEndpoint(Document):
     url: Annotated[str, Field(pattern=_URL, max_length=255)]
     """`http://HOST:PORT` of an engine that speaks OpenAI's chat completions."""
@@ -79,7 +88,7 @@ def load_table(path: Path) -> RoutingTable:
 
 def parse_table(content: bytes, name: str) -> RoutingTable:
     try:
-        read: Any = yaml.safe_load(content)
+        read: Any = yaml.load(content, _Loader)  # noqa: S506  (a SafeLoader)
         document = TableDocument.model_validate(read)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise StartError(f"{name}: it must be YAML or JSON: {error}") from None

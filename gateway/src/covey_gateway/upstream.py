@@ -213,7 +213,7 @@ class Engines:
     def keep(self, connection: EngineConnection) -> None:
         """For the next request, if there is room."""
         idle = self._idle.setdefault(connection.target.id, [])
-        if len(idle) >= MAX_IDLE_PER_ENDPOINT:
+        if len(idle) >= min(connection.target.slots, MAX_IDLE_PER_ENDPOINT):
             connection.abort()
             return
         connection.idle_since = self._loop.time()

@@ -7,12 +7,11 @@ member first. A crash is as SIGTERM.
 import asyncio
 import logging
 import os
-import resource
 import secrets
 import signal
 import socket
 import sys
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import httpx
 from covey_fleet_client.files import ensure_private_folder
 from covey_fleet_client.identity import load_identity, render_name
 from covey_fleet_client.lifeline import watch_lifeline
+from covey_fleet_client.process import raise_file_limit, start_logging
 
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader
@@ -50,8 +50,7 @@ CLOSE_SECONDS = 9.0
 
 def main() -> int:
     options = parse_options(sys.argv[1:])
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each probe says nothing
+    start_logging("agent")
     raise_file_limit()
     folder = options.state / "agent"
     try:
@@ -67,14 +66,6 @@ def main() -> int:
         return asyncio.run(run_agent(options, folder))
     finally:
         os.close(lock)
-
-
-def raise_file_limit() -> None:
-    """Each member, transfer and connection takes descriptors; the soft limit is often 1024 or, on macOS, 256."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):  # macOS refuses its own "unlimited"
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def run_agent(options: Options, folder: Path) -> int:

@@ -43,17 +43,29 @@ class Membership:
         A fleet that doesn't know this certificate may have been made anew: then the token, if it is a new one, joins
         again.
         """
+        this = asyncio.current_task()
         backoff = Backoff()
-        while True:
-            joined = await self._join(load_identity(folder), controller_url, token_file)
-            try:
-                async with FleetClient(joined, controller_url) as fleet, asyncio.TaskGroup() as group:
-                    group.create_task(fleet.watch_certificate())
-                    group.create_task(self.serve(fleet))
-            except* FleetError as errors:
-                logger.warning("node '%s' has no place in this fleet: %s", self._node, errors.exceptions[0])
-            raise_if_cancelled()
-            await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
+        async with asyncio.TaskGroup() as group:
+            while True:
+                joined = await self._join(load_identity(folder), controller_url, token_file)
+                # A task of its own: up to Python 3.12 a TaskGroup whose child fails swallows a cancellation that comes
+                # meanwhile, and miscounts those of its task. Only this task's count tells.
+                error = await group.create_task(self._stay(joined, controller_url))
+                if this is not None and this.cancelling():
+                    raise asyncio.CancelledError
+                logger.warning("node '%s' has no place in this fleet: %s", self._node, error)
+                await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
+
+    async def _stay(self, joined: Identity, controller_url: str) -> Exception | None:
+        """Serve until this certificate isn't taken; the first error that says so."""
+        found: Exception | None = None
+        try:
+            async with FleetClient(joined, controller_url) as fleet, asyncio.TaskGroup() as group:
+                group.create_task(fleet.watch_certificate())
+                group.create_task(self.serve(fleet))
+        except* FleetError as errors:
+            found = errors.exceptions[0]
+        return found
 
     async def serve(self, fleet: Fleet) -> None:
         """Follow, report and answer, until cancelled; FleetError when the controller doesn't take this certificate."""
@@ -104,13 +116,6 @@ class Membership:
             return
         await self._runtime.receive(assignments)
         self._asks.receive(assignments.asks)
-
-
-def raise_if_cancelled() -> None:
-    """A TaskGroup whose child fails as it is being cancelled raises the failure alone (CPython before 3.13)."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def read_token(path: Path | None) -> str | None:

@@ -77,19 +77,23 @@ class Runtime:
         self._has_begun = True
         self._sweep()
         loop = asyncio.get_running_loop()
+        now = loop.time()
         async with asyncio.TaskGroup() as group:
             self._begin_all(group, effects)
             while not self.state.is_closed:
-                event = await self._next_event(loop.time())
-                before = self.state
-                self.state, effects = step(before, event, loop.time())
+                event = await self._next_event(now)
+                before, now = self.state, loop.time()
+                self.state, effects = step(before, event, now)
                 log_transitions(before, self.state)
                 self._begin_all(group, effects)
                 if observe_news(self.state) != observe_news(before):
                     self._on_change()
 
     async def _next_event(self, now: float) -> Event:
-        """What comes first: an event, or the time at which the supervisor wants to look again."""
+        """What comes first: an event, or the time at which the supervisor wants to look again.
+
+        `now` is the last step's, and not the clock's: what became due while effects were begun would be due for ever.
+        """
         due = next_due(self.state, now)
         if self._unkept is not None:
             due = min(now + KEEP_AGAIN_SECONDS, due or math.inf)

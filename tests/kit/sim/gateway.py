@@ -30,7 +30,7 @@ class SimLink(FleetLink):
         super().__init__(traffic, apply, folder, "", None, name, f"http://{name}")
         self._fleet = fleet
 
-    async def _follow(self, backoff: Backoff) -> None:
+    async def _connect(self, backoff: Backoff) -> None:
         await self.serve(self._fleet, backoff)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from covey_agent.single import AlreadyRunning, take_folder
 from covey_agent.supervisor.effects import StartKeeper
 from covey_agent.supervisor.kept import Kept
 from covey_agent.supervisor.state import MemberState
+from covey_agent.supervisor.step import PROBE_AGAIN_SECONDS
 from covey_agent.surveys import Survey
 from covey_api.instance import MemberPhase
 from covey_api.messages import Ask, AskAnswer, AskKind, MemberAssignment, MemberGoal, Order, ReportAnswer
@@ -29,12 +31,20 @@ from kit.supervised import assign, snapshot
 A, B = "00000000000000aa", "00000000000000bb"
 
 
+class SlowKeptFile(KeptFile):
+    """On a disk that takes longer for a write than the supervisor waits between two probes."""
+
+    def write(self, kept: Kept) -> None:
+        time.sleep(1.5 * PROBE_AGAIN_SECONDS)
+        super().write(kept)
+
+
 class Running:
     """A runtime over fakes, with the parts that report and answer."""
 
-    def __init__(self, folder: Path, world: World) -> None:
+    def __init__(self, folder: Path, world: World, kept_file: KeptFile | None = None) -> None:
         self.changed = asyncio.Event()
-        self.kept_file = KeptFile(folder)
+        self.kept_file = kept_file or KeptFile(folder)
         self.runtime = Runtime(world.outside, folder / "members", self.kept_file, "boot", self.changed.set)
         self.survey = Survey(world.engines, world.facts, lambda: self.runtime.state.spec, self.changed.set)
         this = Self("a", "boot", "0.1.0")
@@ -59,11 +69,14 @@ class Running:
         return self.runtime.state.members[key]
 
 
+Story = Callable[[Running], Awaitable[None]]
+
+
 def run(
-    folder: Path, world: World, story: Callable[[Running], Awaitable[None]], fleet: FakeFleet | None = None
+    folder: Path, world: World, story: Story, fleet: FakeFleet | None = None, kept_file: KeptFile | None = None
 ) -> None:
     async def bounded() -> None:
-        running = Running(folder, world)
+        running = Running(folder, world, kept_file)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(running.runtime.run())]
             if fleet is not None:
@@ -133,6 +146,21 @@ def test_disk_that_refuses_costs_no_engine_and_is_tried_again(tmp_path: Path) ->
         await running.wait(lambda: bool(running.kept_file.read().members))
 
     run(tmp_path, world, story)
+
+
+def test_what_became_due_during_a_slow_write_is_done_all_the_same(tmp_path: Path) -> None:
+    world = World()
+    world.adapter.unready_probes = 2
+
+    async def story(running: Running) -> None:
+        await running.receive(assign(A))
+        await running.wait(lambda: world.adapter.unready_probes == 1)
+        await asyncio.sleep(0.01)
+        # Written while the next probe becomes due; nothing else happens afterwards.
+        await running.receive(assign(A), serial=2)
+        await running.wait_phase(MemberPhase.READY)
+
+    run(tmp_path, world, story, kept_file=SlowKeptFile(tmp_path))
 
 
 def test_leftovers_of_forgotten_members_are_swept_and_living_ones_kept(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from covey_api.node import Node, NodeReserve, NodeSpec
 from covey_api.placement import ContextWish, Placement, PlacementStatus, Rollout, RolloutStrategy
 from covey_api.reasons import EventReason, FailureCause, ReadyReason
 from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
-from kit import builders
+from covey_controller.reconcile.plan import plan
+from covey_controller.reconcile.world import AgentView
+from kit import builders, worlds
 from kit.worlds import FakeGateway, Worldlet
 
 # Of this a GiB is the node's reserve; two replicas of 4 slots of 8192 tokens don't fit into the rest.
@@ -564,3 +566,25 @@ def test_missing_model_is_a_condition_and_keeps_what_runs() -> None:
     story.run(20)
     assert story.routed() == ["smollm2-0"]
     assert ready_condition(story).reason == ReadyReason.MODEL_NOT_FOUND
+
+
+def test_change_under_a_new_leader_carries_its_term() -> None:
+    story = fleet("a")
+    story.restart_leader()
+    story.run(5)
+    assert [i.spec.term for i in story.instances()] == [1], "a new leadership alone writes nothing"
+    story.gateways["g"].in_flight = {story.instances()[0].spec.instance_id: 1}
+    story.remove(builders.placement())
+    story.run(3)
+    assert [(i.spec.goal, i.spec.term) for i in story.instances()] == [(InstanceGoal.DRAIN, 2)]
+
+
+@pytest.mark.parametrize("wished", [False, True], ids=["stray", "adoption"])
+@pytest.mark.parametrize("seen", [0.0, 100.0])
+def test_nothing_is_taken_in_by_what_a_node_said_before_it_fell_silent(seen: float, wished: bool) -> None:
+    stray = builders.instance()
+    agent = AgentView("a", seen, worlds.report([worlds.member_report(stray)]))
+    objects = [builders.model(), builders.placement("smollm2" if wished else "other", model="smollm2", replicas=0)]
+    made = plan(worlds.world(*objects, agents=(agent,)), 100.0)
+    taken_in = any(note.reason in (EventReason.ADOPTED, EventReason.STRAY_FOUND) for note in made.notes)
+    assert taken_in is (seen == 100.0)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 from covey_gateway.failures import StartError
@@ -66,6 +67,13 @@ keys:
 )
 def test_a_fault_is_named_by_its_field(document: object, field: str) -> None:
     assert field in refused(json.dumps(document).encode())
+
+
+def test_the_example_of_the_reference_is_a_table() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/gateway.md").read_text()
+    table = parse_table(page.partition("```yaml\n")[2].partition("```")[0].encode(), "t.yaml")
+    assert table.resolve(Caller(), "gpt-4o") is not None
+    assert [key.name for key in table.keys.values()] == ["ann"]
 
 
 def test_a_name_means_one_model() -> None:

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from covey_fleet_client.files import ensure_private_folder
+
 from covey_controller.control_api.app import build_control_app
 from covey_controller.ports import Explainer, Source
-from covey_controller.private_files import ensure_private_folder
 from covey_controller.serving.listener import ListenFailed, serve
 from covey_controller.tokens import Tokens
 

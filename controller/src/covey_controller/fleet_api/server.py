@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from covey_fleet_client.files import write_private
+
 from covey_controller.authority import CERTIFICATE_LIFETIME, Authority
 from covey_controller.denials import Denials
 from covey_controller.fleet_api.app import build_fleet_app
 from covey_controller.ports import Board
-from covey_controller.private_files import write_private
 from covey_controller.serving.listener import BACKLOG, ListenFailed, serve
 from covey_controller.tokens import Tokens
 

@@ -13,19 +13,18 @@ A revision that fits nowhere, or whose Model is unknown, changes nothing that ru
 from collections.abc import Sequence
 from dataclasses import replace
 
-from covey_api.instance import Instance, InstanceGoal, InstanceSpec, Member, MemberPhase
+from covey_api.instance import Instance, InstanceGoal, MemberPhase
 from covey_api.kinds import ObjectKey
-from covey_api.meta import ObjectMeta
-from covey_api.model import Model
 from covey_api.placement import Placement, RolloutStrategy
 from covey_api.reasons import EventReason
 from covey_planner.choice import choose
-from covey_planner.types import Chosen, Decision, Wish
+from covey_planner.types import Decision, Wish
 
 from covey_controller.reconcile.draft import Draft, Progressing
 from covey_controller.reconcile.failures import due_at, fault_of, plan_failures
 from covey_controller.reconcile.fleet import Sight
-from covey_controller.reconcile.names import lowest_free_name, ordinal_of
+from covey_controller.reconcile.making import InstanceMaker, running_instances
+from covey_controller.reconcile.names import ordinal_of
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.rollout import (
     Replica,
@@ -53,15 +52,9 @@ def plan_placement(draft: Draft, key: ObjectKey, placement: Placement) -> None:
         return
     failed = failed_lanes(progressing.failures)
     wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key))
-    maker = _Maker(draft, key, placement, model, revision)
+    maker = InstanceMaker(draft, key, placement, model, revision)
     replicas = _retry_failed(maker, wish, replicas)
     _place_missing(maker, wish, replicas, progressing)
-
-
-def running_instances(draft: Draft, key: ObjectKey) -> list[Instance]:
-    """The Placement's Instances with goal Run whose node is not lost."""
-    sights = [sight for sight in draft.sights_of(key) if sight.id not in draft.lost]
-    return [sight.instance for sight in sights if sight.instance.spec.goal is InstanceGoal.RUN]
 
 
 def observe_replicas(draft: Draft, key: ObjectKey, revision: str | None) -> list[Replica]:
@@ -104,59 +97,7 @@ def _leave(draft: Draft, key: ObjectKey, revision: str | None, wanted: int) -> l
     return [replica for replica in replicas if replica.name not in why]
 
 
-class _Maker:
-    """Makes Instances of one Placement at one revision."""
-
-    def __init__(self, draft: Draft, key: ObjectKey, placement: Placement, model: Model, revision: str) -> None:
-        self.draft = draft
-        self.key = key
-        self.placement = placement
-        self.model = model
-        self.revision = revision
-
-    def sight(self, name: str) -> Sight:
-        return self.draft.sights[ObjectKey("Instance", self.key.namespace, name)]
-
-    def draining(self) -> list[Instance]:
-        """Instances of this Placement that are on their way out, and still hold their memory."""
-        instances = [sight.instance for sight in self.draft.sights_of(self.key)]
-        return [instance for instance in instances if instance.spec.goal is InstanceGoal.DRAIN]
-
-    def create(self, chosen: Chosen) -> Instance | None:
-        """None when this plan has used up its fresh ids."""
-        instance_id = self.draft.next_id()
-        if instance_id is None:
-            return None
-        name = lowest_free_name(self.draft, self.key.namespace, self.key.name)
-        spec = self._stamp(chosen, instance_id)
-        instance = Instance(metadata=ObjectMeta(name=name, namespace=self.key.namespace), spec=spec)
-        message = (
-            f"placed on node '{chosen.node}', lane {chosen.lane.engine}/{chosen.lane.compute}, "
-            f"{chosen.options.slots} slots of {chosen.options.context_tokens} tokens, revision {self.revision}"
-        )
-        self.draft.create(instance, EventReason.CREATED, message)
-        return instance
-
-    def _stamp(self, chosen: Chosen, instance_id: str) -> InstanceSpec:
-        wish = self.placement.spec
-        return InstanceSpec(
-            instance_id=instance_id,
-            placement=self.key.name,
-            model=self.model.metadata.name,
-            variant=chosen.variant,
-            revision=self.revision,
-            term=self.draft.world.term,
-            engine=chosen.lane.engine,
-            compute=chosen.lane.compute,
-            artifact=chosen.artifact,
-            options=chosen.options,
-            members=(Member(node=chosen.node, costs=chosen.costs),),
-            startup_seconds=wish.timeouts.startup_seconds,
-            drain_seconds=wish.rollout.drain_seconds,
-        )
-
-
-def _retry_failed(maker: _Maker, wish: Wish, replicas: Sequence[Replica]) -> list[Replica]:
+def _retry_failed(maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica]) -> list[Replica]:
     """Move failed replicas of this revision elsewhere, else start their next attempt when it is due."""
     draft = maker.draft
     kept: list[Replica] = []
@@ -175,7 +116,7 @@ def _retry_failed(maker: _Maker, wish: Wish, replicas: Sequence[Replica]) -> lis
     return kept
 
 
-def _start_attempt(maker: _Maker, sight: Sight) -> None:
+def _start_attempt(maker: InstanceMaker, sight: Sight) -> None:
     draft, spec = maker.draft, sight.instance.spec
     due = max(due_at(draft, Spot(maker.key, spec.revision, member.node)) for member in spec.members)
     if draft.now < due:
@@ -187,7 +128,7 @@ def _start_attempt(maker: _Maker, sight: Sight) -> None:
     draft.note(sight.instance.key, EventReason.ATTEMPT_STARTED, f"attempt {changed.attempt}: no other node takes it")
 
 
-def _place_missing(maker: _Maker, wish: Wish, replicas: Sequence[Replica], progressing: Progressing) -> None:
+def _place_missing(maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica], progressing: Progressing) -> None:
     """Create what is missing, or make room for it."""
     wanted = progressing.wanted
     if count_missing(replicas, wanted) == 0:
@@ -209,7 +150,7 @@ def _place_missing(maker: _Maker, wish: Wish, replicas: Sequence[Replica], progr
         maker.create(chosen)
 
 
-def _choose_with_retries(maker: _Maker, wish: Wish, count: int) -> Decision:
+def _choose_with_retries(maker: InstanceMaker, wish: Wish, count: int) -> Decision:
     """The planner's answer; where it leaves replicas without a place, nodes whose backoff is over are asked again."""
     decision = choose(wish, maker.draft.views(), count)
     if decision.pending is not None or len(decision.chosen) == count or not wish.failed:
@@ -221,7 +162,7 @@ def _choose_with_retries(maker: _Maker, wish: Wish, count: int) -> Decision:
     return choose(replace(wish, failed=barred), maker.draft.views(), count) if barred != wish.failed else decision
 
 
-def _is_room_beside(maker: _Maker, wish: Wish, leaving: Sequence[Instance], decision: Decision) -> bool:
+def _is_room_beside(maker: InstanceMaker, wish: Wish, leaving: Sequence[Instance], decision: Decision) -> bool:
     """Whether a new one may start beside those that leave: it fits, and not by giving up window for it.
 
     A window is stamped once. One that starts in what the others leave free would stay small when they are gone.
@@ -235,7 +176,7 @@ def _is_room_beside(maker: _Maker, wish: Wish, leaving: Sequence[Instance], deci
     return not instead.chosen or beside >= instead.chosen[0].options.context_tokens
 
 
-def _recreate(maker: _Maker, wish: Wish, olds: Sequence[Replica], progressing: Progressing) -> None:
+def _recreate(maker: InstanceMaker, wish: Wish, olds: Sequence[Replica], progressing: Progressing) -> None:
     """Drain all old ones at once, if the new revision fits without them; what follows waits until they are gone."""
     sights = [maker.sight(old.name) for old in olds]
     decision = choose(wish, maker.draft.views_without(*(sight.instance for sight in sights)), 1)
@@ -247,7 +188,7 @@ def _recreate(maker: _Maker, wish: Wish, olds: Sequence[Replica], progressing: P
 
 
 def _make_room(
-    maker: _Maker, wish: Wish, replicas: Sequence[Replica], olds: Sequence[Replica], progressing: Progressing
+    maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica], olds: Sequence[Replica], progressing: Progressing
 ) -> None:
     """Drain one old one, if the new revision then fits; the next one only when what came before serves."""
     is_settling = any(replica.is_current and replica.standing is not Standing.READY for replica in replicas)
@@ -263,5 +204,5 @@ def _make_room(
             return
 
 
-def _has_old_draining(maker: _Maker) -> bool:
+def _has_old_draining(maker: InstanceMaker) -> bool:
     return any(instance.spec.revision != maker.revision for instance in maker.draining())

@@ -17,7 +17,7 @@ from covey_controller.reconcile.begin import begin_draft
 from covey_controller.reconcile.draft import Draft, sort_key
 from covey_controller.reconcile.drains import why_quiet
 from covey_controller.reconcile.fleet import Sight, view_node
-from covey_controller.reconcile.instances import running_instances
+from covey_controller.reconcile.making import running_instances
 from covey_controller.reconcile.wanted import failed_lanes, fresh_status, model_key, render_wish, wanted_replicas
 from covey_controller.reconcile.world import World
 

@@ -19,6 +19,7 @@ import httpx
 from covey_api.engines import Compute, EngineName, KvCacheType
 from covey_api.instance import Instance
 from covey_api.reasons import FailureCause
+from covey_planner.fit.options import ASSUMED_ARGUMENTS
 
 from covey_agent.ports import EngineProgram, Launch
 
@@ -63,16 +64,15 @@ class LlamaServer:
         argv = [
             *(str(program.path), "-m", str(weights), "--alias", spec.model),
             *("--host", "127.0.0.1", "--port", str(port), "--api-key-file", str(folder / KEY_FILE)),
-            *("-c", str(options.context_tokens * options.slots), "-np", str(options.slots), "--no-kv-unified"),
+            *("-c", str(options.context_tokens * options.slots), "-np", str(options.slots)),
             *("-b", str(options.batch_tokens), "-ub", str(options.micro_batch_tokens)),
             *("-ctk", cache_type, "-ctv", cache_type),
-            # Quantised values need flash attention; where it isn't needed, the model's shape decides.
-            *("-fa", "auto" if options.kv_cache_type is KvCacheType.F16 else "on"),
+            *ASSUMED_ARGUMENTS,
             *("--cache-ram", str(options.host_cache_mib), "--ctx-checkpoints", str(options.context_checkpoints)),
             *("-t", str(options.threads), "-tb", str(options.threads)),
             *("--threads-http", str(HTTP_THREADS_PER_SLOT * options.slots + SPARE_HTTP_THREADS)),
             *render_placement(instance),
-            *("--fit", "off", "--no-context-shift", "--offline", "--no-webui", "--no-slots"),
+            *("--no-context-shift", "--offline", "--no-webui", "--no-slots"),
         ]
         return Launch(tuple(argv), dict(program.environment), ((KEY_FILE, f"{key}\n"),))
 

@@ -276,8 +276,7 @@ class Keeper:
 
     def run(self) -> None:
         while not self.is_over:
-            wait = max(0.0, min(self._deadlines(), default=3600.0) - time.monotonic())
-            for key, _ in self.selector.select(wait):
+            for key, _ in self.selector.select(self._wait_seconds()):
                 self._guard(key.data)
             self._guard(self.check)
 
@@ -289,11 +288,12 @@ class Keeper:
             self.output.write(f"keeper: {traceback.format_exc()}".encode())
             time.sleep(0.1)  # so that one that repeats doesn't spin
 
-    def _deadlines(self) -> list[float]:
+    def _wait_seconds(self) -> float | None:
+        """Until the next deadline; None: only an event can change anything."""
         deadlines = [at for at in (self.kill_at,) if at is not None]
         if self.unclaimed_since is not None:
             deadlines.append(self.unclaimed_since + self.launch["orphanGraceSeconds"])
-        return deadlines
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def check(self) -> None:
         """What time and the engine's state ask for."""

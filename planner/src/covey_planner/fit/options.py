@@ -5,11 +5,12 @@ from covey_api.instance import EngineOptions
 from covey_api.model import Geometry
 
 # What the estimator takes for granted beside the stamped options; the adapter passes these to every llama-server.
-#   no mmap: an engine that lays matrices out anew for the CPU would keep the mapped file and its copy
+#   no mmap: an engine that lays matrices out anew for the CPU would keep the mapped file and its copy (newer builds
+#     say `--load-mode none`, and still know this name; older ones know this one alone)
 #   flash attention: without it the buffers grow with window by micro batch by heads
 #   no unified cache: every slot has its own window, so one conversation can't end another's
 #   no fitting: the engine must not shrink what was stamped
-ASSUMED_ARGUMENTS: tuple[str, ...] = ("--load-mode", "none", "--flash-attn", "on", "--no-kv-unified", "--fit", "off")
+ASSUMED_ARGUMENTS: tuple[str, ...] = ("--no-mmap", "--flash-attn", "on", "--no-kv-unified", "--fit", "off")
 
 # The engine's own default, and the point from which larger batches gain little; its buffers grow with the micro batch.
 _BATCH_TOKENS = 2048

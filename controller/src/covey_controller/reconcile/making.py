@@ -1,0 +1,71 @@
+"""Makes Instances of one Placement at one revision: all that is stamped on them, and their names."""
+
+from covey_api.instance import Instance, InstanceGoal, InstanceSpec, Member
+from covey_api.kinds import ObjectKey
+from covey_api.meta import ObjectMeta
+from covey_api.model import Model
+from covey_api.placement import Placement
+from covey_api.reasons import EventReason
+from covey_planner.types import Chosen
+
+from covey_controller.reconcile.draft import Draft
+from covey_controller.reconcile.fleet import Sight
+from covey_controller.reconcile.names import lowest_free_name
+
+
+class InstanceMaker:
+    """Makes Instances of one Placement at one revision."""
+
+    def __init__(self, draft: Draft, key: ObjectKey, placement: Placement, model: Model, revision: str) -> None:
+        self.draft = draft
+        self.key = key
+        self.placement = placement
+        self.model = model
+        self.revision = revision
+
+    def sight(self, name: str) -> Sight:
+        return self.draft.sights[ObjectKey("Instance", self.key.namespace, name)]
+
+    def draining(self) -> list[Instance]:
+        """Instances of this Placement that are on their way out, and still hold their memory."""
+        instances = [sight.instance for sight in self.draft.sights_of(self.key)]
+        return [instance for instance in instances if instance.spec.goal is InstanceGoal.DRAIN]
+
+    def create(self, chosen: Chosen) -> Instance | None:
+        """None when this plan has used up its fresh ids."""
+        instance_id = self.draft.next_id()
+        if instance_id is None:
+            return None
+        name = lowest_free_name(self.draft, self.key.namespace, self.key.name)
+        spec = self._stamp(chosen, instance_id)
+        instance = Instance(metadata=ObjectMeta(name=name, namespace=self.key.namespace), spec=spec)
+        message = (
+            f"placed on node '{chosen.node}', lane {chosen.lane.engine}/{chosen.lane.compute}, "
+            f"{chosen.options.slots} slots of {chosen.options.context_tokens} tokens, revision {self.revision}"
+        )
+        self.draft.create(instance, EventReason.CREATED, message)
+        return instance
+
+    def _stamp(self, chosen: Chosen, instance_id: str) -> InstanceSpec:
+        wish = self.placement.spec
+        return InstanceSpec(
+            instance_id=instance_id,
+            placement=self.key.name,
+            model=self.model.metadata.name,
+            variant=chosen.variant,
+            revision=self.revision,
+            term=self.draft.world.term,
+            engine=chosen.lane.engine,
+            compute=chosen.lane.compute,
+            artifact=chosen.artifact,
+            options=chosen.options,
+            members=(Member(node=chosen.node, costs=chosen.costs),),
+            startup_seconds=wish.timeouts.startup_seconds,
+            drain_seconds=wish.rollout.drain_seconds,
+        )
+
+
+def running_instances(draft: Draft, key: ObjectKey) -> list[Instance]:
+    """The Placement's Instances with goal Run whose node is not lost."""
+    sights = [sight for sight in draft.sights_of(key) if sight.id not in draft.lost]
+    return [sight.instance for sight in sights if sight.instance.spec.goal is InstanceGoal.RUN]

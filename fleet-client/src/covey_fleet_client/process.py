@@ -1,0 +1,29 @@
+"""What every part's process does at its start: log lines of one form, and as many open files as it may have."""
+
+import logging
+import resource
+import sys
+from contextlib import suppress
+
+
+class _LineFormatter(logging.Formatter):
+    """One line per record, tracebacks too: whoever reads lines (`covey up`, journald) sees whole records."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("\n", "\\n")
+
+
+def start_logging(part: str) -> None:
+    """Records of INFO and above to standard error, as `TIME PART LEVEL MESSAGE`."""
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(_LineFormatter(f"%(asctime)s {part} %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[stream])
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
+
+
+def raise_file_limit() -> None:
+    """Each member, transfer and connection takes descriptors; the soft limit is often 1024 or, on macOS, 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # macOS refuses its own "unlimited"
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,224 @@
+"""The gateway before the real engine with the real model, asked by the official `openai` client.
+
+`COVEY_TEST_LLAMA_SERVER` and `COVEY_TEST_MODEL` name the `llama-server` and a SmolLM2 GGUF; else this is skipped.
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from covey_gateway.routing.table import Target
+from integration.gateway_rig import Gateway, asked, connected, running_gateway, target
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+pytestmark = [pytest.mark.anyio, pytest.mark.integration]
+
+KEY = "engine-key-of-this-test"
+SLOT_TOKENS = 1024
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+@dataclass(frozen=True)
+class RealEngine:
+    url: str
+    target: Target
+
+    async def wait_busy_slots(self, count: int, timeout_seconds: float) -> None:
+        """Until that many slots decode; TimeoutError otherwise."""
+        async with (
+            httpx.AsyncClient(headers={"authorization": f"Bearer {KEY}"}) as client,
+            asyncio.timeout(timeout_seconds),
+        ):
+            busy = -1
+            for _ in range(1000):
+                slots = (await client.get(f"{self.url}/slots")).json()
+                busy = sum(slot["is_processing"] for slot in slots)
+                if busy == count:
+                    return
+                await asyncio.sleep(0.02)
+            raise TimeoutError(f"{busy} slots are busy")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealEngine]:
+    program, model = os.environ.get("COVEY_TEST_LLAMA_SERVER"), os.environ.get("COVEY_TEST_MODEL")
+    if not program or not model:
+        pytest.skip("COVEY_TEST_LLAMA_SERVER and COVEY_TEST_MODEL must name the engine and its model")
+    folder = tmp_path_factory.mktemp("engine")
+    (folder / "key").write_text(KEY)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = ["-m", model, "--alias", "m", "--host", "127.0.0.1", "--port", str(port), "-c", str(2 * SLOT_TOKENS)]
+    arguments += ["-np", "2", "--no-kv-unified", "-ngl", "0", "-t", "1", "--cache-ram", "0", "--slots", "--no-webui"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([program, *arguments, "--api-key-file", str(folder / "key")], stdout=log, stderr=log)
+    try:
+        wait_ready(f"http://127.0.0.1:{port}", process, folder / "log")
+        yield RealEngine(f"http://127.0.0.1:{port}", target(port, key=KEY, slots=2))
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def wait_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
+        for _ in range(300):
+            assert process.poll() is None, log.read_text()[-2000:]
+            try:
+                if client.get(f"{url}/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            process_wait(process, 0.2)
+    raise AssertionError("the engine did not become ready within a minute")
+
+
+def process_wait(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """Sleep, but not past the process's end."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+
+
+@asynccontextmanager
+async def sdk(engine: RealEngine) -> AsyncGenerator[tuple[openai.AsyncOpenAI, Gateway]]:
+    async with running_gateway(engine.target) as gateway:
+        url = f"http://127.0.0.1:{gateway.port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="not-checked-on-loopback", max_retries=0) as client:
+            yield client, gateway
+
+
+def user(text: str) -> Any:
+    return [{"role": "user", "content": text}]
+
+
+async def complete(client: openai.AsyncOpenAI, **fields: Any) -> ChatCompletion:
+    """One answer; what is given as `Any` is no overload of the SDK's."""
+    create: Any = client.chat.completions.create
+    answer = await create(**{"model": "m", "messages": user("Hi")} | fields)
+    assert isinstance(answer, ChatCompletion)
+    return answer
+
+
+async def stream(client: openai.AsyncOpenAI, **fields: Any) -> list[ChatCompletionChunk]:
+    create: Any = client.chat.completions.create
+    return [event async for event in await create(**{"model": "m", "messages": user("Hi"), "stream": True} | fields)]
+
+
+def text_of(events: list[ChatCompletionChunk]) -> str:
+    return "".join(choice.delta.content or "" for event in events for choice in event.choices)
+
+
+async def test_the_sdk_gets_the_same_answer_with_and_without_a_stream(engine: RealEngine) -> None:
+    fields: Any = {"messages": user("Say hello."), "max_tokens": 12, "temperature": 0, "seed": 1}
+    async with sdk(engine) as (client, _):
+        whole = await complete(client, **fields)
+        events = await stream(client, **fields, stream_options={"include_usage": True})
+    (choice,) = whole.choices
+    assert choice.message.content
+    assert choice.message.content == text_of(events)
+    assert {choice.finish_reason} == {c.finish_reason for event in events for c in event.choices if c.finish_reason}
+    usage = events[-1].usage
+    assert whole.usage is not None
+    assert usage is not None
+    assert whole.usage.completion_tokens == usage.completion_tokens == 12
+    assert whole.usage.prompt_tokens == usage.prompt_tokens > 0
+
+
+async def test_the_answers_model_is_the_models_name_whatever_was_asked(engine: RealEngine) -> None:
+    async with sdk(engine) as (client, _):
+        assert (await complete(client, model="gpt-4o", max_tokens=1)).model == "m"
+        assert {event.model for event in await stream(client, model="gpt-4o", max_tokens=1)} == {"m"}
+
+
+async def test_choices_logprobs_and_a_schema_pass(engine: RealEngine) -> None:
+    async with sdk(engine) as (client, _):
+        answer = await complete(client, max_completion_tokens=3, n=2, logprobs=True, top_logprobs=2)
+        assert [choice.index for choice in answer.choices] == [0, 1]
+        for choice in answer.choices:
+            assert choice.logprobs is not None
+            assert choice.logprobs.content is not None
+            assert len(choice.logprobs.content) == 3
+            assert len(choice.logprobs.content[0].top_logprobs) == 2
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 6
+        schema: Any = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+        answer = await complete(
+            client,
+            messages=user("Answer in JSON."),
+            max_tokens=40,
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        )
+        assert answer.choices[0].message.content is not None
+        assert answer.choices[0].message.content.lstrip().startswith("{")
+
+
+async def test_tools_are_taken_with_and_without_a_stream(engine: RealEngine) -> None:
+    fields: Any = {"messages": user("Weather in Paris?"), "tools": [TOOL], "tool_choice": "auto"}
+    async with sdk(engine) as (client, _):
+        (choice,) = (await complete(client, **fields, max_tokens=8, temperature=0)).choices
+        assert choice.message.content or choice.message.tool_calls
+        assert text_of(await stream(client, **fields, max_tokens=8, temperature=0)) == (choice.message.content or "")
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_too_long_a_prompt_is_refused_before_a_byte(engine: RealEngine, is_stream: bool) -> None:
+    async with sdk(engine) as (client, gateway):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await complete(client, messages=user("word " * 3000), stream=is_stream)
+        assert caught.value.code == "context_length_exceeded"
+        assert str(SLOT_TOKENS) in str(caught.value)
+        assert "3031" in str(caught.value)
+        answer = await asked(gateway, messages=user("word " * 3000), stream=is_stream)
+        assert answer.status == 400
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_client_that_leaves_frees_its_slot_within_a_second(engine: RealEngine, is_stream: bool) -> None:
+    async with running_gateway(engine.target) as gateway, connected(gateway) as client:
+        await client.ask(messages=user("Count."), max_tokens=900, ignore_eos=True, stream=is_stream)
+        await engine.wait_busy_slots(1, timeout_seconds=20)
+        client.leave()
+        await engine.wait_busy_slots(0, timeout_seconds=1)
+        assert gateway.in_flight == 0
+
+
+async def test_the_engines_own_way_with_requests_cannot_be_reached(engine: RealEngine) -> None:
+    async with sdk(engine) as (client, _):
+        for name in ("id_slot", "cache_prompt", "n_predict", "lora"):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await complete(client, extra_body={name: 1})
+            assert (caught.value.code, caught.value.param) == ("unsupported_field", name)
+        with pytest.raises(openai.NotFoundError):
+            await complete(client, model="other")
+        assert [model.id async for model in client.models.list()] == ["m"]
+
+
+async def test_more_requests_than_slots_are_all_answered(engine: RealEngine) -> None:
+    async with sdk(engine) as (client, gateway):
+        calls = [complete(client, messages=user(f"{n}"), max_tokens=4) for n in range(8)]
+        answers = await asyncio.gather(*calls)
+        assert all(answer.usage and answer.usage.completion_tokens for answer in answers)
+        assert gateway.in_flight == 0
