@@ -3,10 +3,11 @@
 import asyncio
 from random import Random
 
+from covey_fleet_client.backoff import LONGEST_DELAY_SECONDS
 from kit.sim.loop import Process
 from kit.sim.machine import KILLED
-from kit.sim.network import Link
-from kit.sim.world import FOREVER, Fault, World
+from kit.sim.network import SPIKE_SECONDS, Link
+from kit.sim.world import Fault, World
 
 SOONEST, LONGEST = 15.0, 60.0
 
@@ -45,13 +46,13 @@ async def _pause(world: World, part: str, process: Process, random: Random) -> N
     if process.is_paused or process.is_dying:
         return
     process.pause()
-    world.calm.disturb(part, FOREVER)
+    world.calm.begin(part, "paused")
     world.story.tell(part, "is paused")
     await asyncio.sleep(random.choice((0.5, 3.0, 12.0, 40.0)))
     if process.is_paused and not process.is_dying:
         world.story.tell(part, "goes on")
-        world.calm.disturb(part, world.now())
         process.resume()
+    world.calm.end(part, "paused", world.now())
 
 
 async def kill_agent(world: World, random: Random) -> None:
@@ -91,18 +92,18 @@ async def kill_engine(world: World, random: Random) -> None:
 async def cut_link(world: World, random: Random) -> None:
     name, part, link = _choose_link(world, random)
     link.is_cut = True
-    world.calm.disturb(part, FOREVER)
+    world.calm.begin(part, cause := f"cut at {world.now()}")
     world.story.tell("wires", f"{name} is cut off from the controller")
     await asyncio.sleep(random.choice((1.0, 8.0, 25.0, 80.0)))
     world.network.heal(link)
-    world.calm.disturb(part, world.now())
+    world.calm.end(part, cause, world.now() + LONGEST_DELAY_SECONDS)
     world.story.tell("wires", f"{name} reaches the controller again")
 
 
 async def break_streams(world: World, random: Random) -> None:
     name, part, link = _choose_link(world, random)
     world.story.tell("wires", f"streams of {name} break")
-    world.calm.disturb(part, world.now())
+    world.calm.end(part, "broken", world.now() + LONGEST_DELAY_SECONDS)
     world.network.break_streams(link)
 
 
@@ -110,11 +111,11 @@ async def trouble_link(world: World, random: Random) -> None:
     """Messages are late, overtake each other, or are lost."""
     name, part, link = _choose_link(world, random)
     link.spike_share, link.loss_share = random.choice(((0.2, 0.0), (0.5, 0.0), (0.1, 0.2), (0.0, 0.4)))
-    world.calm.disturb(part, FOREVER)
+    world.calm.begin(part, cause := f"trouble at {world.now()}")
     world.story.tell("wires", f"{name}: {link.spike_share:.0%} of messages are late, {link.loss_share:.0%} lost")
     await asyncio.sleep(random.uniform(5.0, 40.0))
     link.spike_share = link.loss_share = 0.0
-    world.calm.disturb(part, world.now() + 15.0)
+    world.calm.end(part, cause, world.now() + SPIKE_SECONDS[1] + LONGEST_DELAY_SECONDS)
 
 
 def _choose_link(world: World, random: Random) -> tuple[str, str, Link]:
@@ -126,11 +127,11 @@ def _choose_link(world: World, random: Random) -> tuple[str, str, Link]:
 async def cut_path(world: World, random: Random) -> None:
     name = random.choice(sorted(world.machines))
     world.cut_paths.add(name)
-    world.calm.disturb(name, FOREVER)
+    world.calm.begin(name, "path")
     world.story.tell("wires", f"no gateway reaches engines of {name}")
     await asyncio.sleep(random.choice((3.0, 20.0)))
     world.cut_paths.discard(name)
-    world.calm.disturb(name, world.now())
+    world.calm.end(name, "path", world.now())
 
 
 async def lose_node(world: World, random: Random) -> None:
@@ -138,7 +139,7 @@ async def lose_node(world: World, random: Random) -> None:
     machine = world.machines[name]
     if not machine.is_on:
         return
-    world.calm.disturb(name, FOREVER)
+    world.calm.begin(name, "power")
     world.story.tell(name, "loses power")
     await world.kill_agent(name)
     machine.power_off()
@@ -150,7 +151,7 @@ async def lose_node(world: World, random: Random) -> None:
 def power_on(world: World, name: str) -> None:
     world.story.tell(name, "starts again")
     world.machines[name].power_on()
-    world.calm.disturb(name, world.now())
+    world.calm.end(name, "power", world.now())
     world.start_agent(name)
 
 

@@ -54,6 +54,8 @@ class Machine:
         self.ports: dict[int, Engine] = {}
         self.processes: dict[int, int] = {}
         """Living process ids with their start times."""
+        self.changes = 0
+        """Starts and ends of engines so far."""
         self.has_lost_memory = False
         """What the agent decided did not reach the disk: its next start may know less."""
         self._random = random
@@ -100,6 +102,7 @@ class Machine:
             exit=exited,
         )
         keeper = Keeper(pid, start_time, attempt, text, engine)
+        self.changes += 1
         self.keepers[instance_id] = keeper
         self.ports[port] = engine
         exited.add_done_callback(lambda _: self._on_exit(keeper))
@@ -119,6 +122,7 @@ class Machine:
         keeper.engine.end(status, self.now())
 
     def _on_exit(self, keeper: Keeper) -> None:
+        self.changes += 1
         self.processes.pop(keeper.engine.pid, None)
         if self.ports.get(keeper.engine.port) is keeper.engine:
             del self.ports[keeper.engine.port]

@@ -30,23 +30,28 @@ _STOP_REASONS = frozenset(
 
 
 class Calm:
-    """Until when each part is disturbed; infinity while the fault lasts."""
+    """Which faults touch which part now, and when the last one left it."""
 
     def __init__(self) -> None:
+        self._causes: dict[str, set[str]] = {}
         self._until: dict[str, float] = {}
 
-    def disturb(self, part: str, until: float) -> None:
-        self._until[part] = until
+    def begin(self, part: str, cause: str) -> None:
+        self._causes.setdefault(part, set()).add(cause)
+
+    def end(self, part: str, cause: str, until: float) -> None:
+        """The fault is over; what it leaves behind is, at `until`."""
+        self._causes.get(part, set()).discard(cause)
+        self._until[part] = max(until, self._until.get(part, 0.0))
 
     def holds(self, now: float, seconds: float, *parts: str) -> bool:
-        return all(now - self._until.get(part, 0.0) >= seconds for part in parts)
+        return all(not self._causes.get(part) and now - self._until.get(part, 0.0) >= seconds for part in parts)
 
 
 class Safety:
     def __init__(self, story: Story, machines: dict[str, Machine], people: People) -> None:
         self.calm = Calm()
         self.instances: tuple[Instance, ...] = ()
-        self._engines: tuple[Engine, ...] = ()
         self._story = story
         self._machines = machines
         self._people = people
@@ -63,10 +68,7 @@ class Safety:
 
     def check(self, instances: tuple[Instance, ...] | None) -> None:
         """Memory, and one engine for each Instance. `instances`: as the leader saw them last, if there is news."""
-        engines = tuple(engine for machine in self._machines.values() for engine in machine.engines())
-        if engines == self._engines and instances is None:
-            return
-        self._engines = engines
+        engines = [engine for machine in self._machines.values() for engine in machine.engines()]
         self.instances = self.instances if instances is None else instances
         alive: dict[str, int] = {}
         for engine in engines:
@@ -151,7 +153,7 @@ class Safety:
         if drained_at is not None and now - drained_at >= instance.spec.drain_seconds:
             return
         for transport in engine.in_flight:
-            if self.calm.holds(now, GATEWAY_CALM_SECONDS, transport.gateway.name, "wires"):
+            if self.calm.holds(now, GATEWAY_CALM_SECONDS, transport.gateway.name):
                 self._story.violate(f"a request of {transport.gateway.name} on {name} is cut by a stop")
 
     def on_dial(self, gateway: Process, machine: Machine | None, port: int, now: float) -> None:
@@ -164,6 +166,6 @@ class Safety:
         last = self._last_on_port.get(port)
         if machine is None or last is None or last.ended_at is None:
             return
-        parts: Iterable[str] = (gateway.name, f"agent {machine.name}", machine.name, "controller", "wires")
+        parts: Iterable[str] = (gateway.name, f"agent {machine.name}", machine.name, "controller")
         if now - last.ended_at > STALE_SECONDS and self.calm.holds(now, STALE_SECONDS, *parts):
             self._story.violate(f"{gateway.name} still routes to port {port}, whose engine ended at {last.ended_at:.3f}")

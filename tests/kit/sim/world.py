@@ -12,6 +12,7 @@ from covey_api.kinds import Kind, ObjectKey
 from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
 from covey_controller.reconcile.outcomes import Note
 from covey_controller.stores.files.store import store_paths
+from covey_gateway.routing.table import RoutingTable
 from kit.builders import GIB
 from kit.sim.control import Controller
 from kit.sim.engine import EngineTransport
@@ -25,7 +26,6 @@ from kit.sim.safety import Safety
 from kit.sim.story import Story
 
 MIB = 2**20
-FOREVER = float("inf")
 # A leader publishes no table before it has seen its fleet whole.
 SEEN_WHOLE_SECONDS = FIRST_REPORTS_SECONDS + 2.0
 # A store that is taken away is noticed at the next look.
@@ -59,6 +59,8 @@ class World:
         self.outcomes: dict[str, int] = {}
         self.leaders = 0
         self._seen: Mapping[ObjectKey, Kind] = {}
+        self._changes = 0
+        self._tables: dict[str, RoutingTable] = {}
         for index in range(self.random.choice((2, 3, 3, 4, 5))):
             self._build_machine(seed, index)
 
@@ -88,14 +90,14 @@ class World:
             self.source, self.folder / "controller", Random(f"{self.leaders} {self.random.random()}"), self.disk, self._on_note
         )
         self.network.controller = self.controller
-        self.calm.disturb("controller", self.now() + SEEN_WHOLE_SECONDS)
+        self.calm.end("controller", "killed", self.now() + SEEN_WHOLE_SECONDS)
         self.story.tell("controller", "starts")
 
     async def kill_controller(self) -> None:
         controller, self.controller = self.controller, None
         if controller is None:
             return
-        self.calm.disturb("controller", FOREVER)
+        self.calm.begin("controller", "killed")
         self.story.tell("controller", "is killed")
         await controller.process.kill()
         self.network.controller = None
@@ -107,7 +109,7 @@ class World:
         if machine.has_lost_memory:
             self.safety.forget_order(f"agent {name}")
         link = self.links.setdefault(name, Link(name))
-        self.calm.disturb(f"agent {name}", self.now())
+        self.calm.end(f"agent {name}", "killed", self.now())
         self.story.tell(f"agent {name}", "starts")
         self.agents[name] = Agent(
             machine, SimFleet(self.network, link), Random(f"{name} {self.random.random()}"), self._on_stop, self._on_agent
@@ -116,7 +118,7 @@ class World:
     async def kill_agent(self, name: str) -> None:
         agent = self.agents.pop(name, None)
         if agent is not None:
-            self.calm.disturb(f"agent {name}", FOREVER)
+            self.calm.begin(f"agent {name}", "killed")
             self.story.tell(f"agent {name}", "is killed")
             await agent.kill()
 
@@ -126,7 +128,7 @@ class World:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         link = self.links.setdefault(name, Link(name))
-        self.calm.disturb(f"gateway {name}", self.now())
+        self.calm.end(f"gateway {name}", "killed", self.now())
         self.safety.forget_order(f"gateway {name}")
         self.story.tell(f"gateway {name}", "starts")
         self.gateways[name] = Gateway(name, folder, SimFleet(self.network, link))
@@ -135,7 +137,7 @@ class World:
         gateway = self.gateways.pop(name, None)
         if gateway is None:
             return
-        self.calm.disturb(f"gateway {name}", FOREVER)
+        self.calm.begin(f"gateway {name}", "killed")
         self.story.tell(f"gateway {name}", "is killed")
         await gateway.process.kill()
         for machine in self.machines.values():
@@ -148,7 +150,7 @@ class World:
         for ending in ("", "-wal", "-shm"):
             path.with_name(path.name + ending).unlink(missing_ok=True)
         if self.controller is not None:
-            self.calm.disturb("controller", self.now() + LOOK_SECONDS + SEEN_WHOLE_SECONDS)
+            self.calm.end("controller", "store", self.now() + LOOK_SECONDS + SEEN_WHOLE_SECONDS)
         self.story.tell("people", "delete the store's file")
 
     def processes(self) -> list[Process]:
@@ -160,13 +162,18 @@ class World:
     def look(self) -> None:
         """After every turn of the loop: the rules that hold at every moment."""
         history = self.controller.history if self.controller else None
+        changes = sum(machine.changes for machine in self.machines.values())
         instances = None
         if history is not None and history.objects is not self._seen:
             self._seen = history.objects
             instances = tuple(item for item in history.objects.values() if isinstance(item, Instance))
-        self.safety.check(instances)
+        if instances is not None or changes != self._changes:
+            self._changes = changes
+            self.safety.check(instances)
         for name, gateway in self.gateways.items():
-            self.safety.on_order(f"gateway {name}", gateway.traffic.table.order, is_new=False)
+            if gateway.traffic.table is not self._tables.get(name):
+                self._tables[name] = gateway.traffic.table
+                self.safety.on_order(f"gateway {name}", gateway.traffic.table.order, is_new=False)
 
     def _on_line(self, peer: str, line: bytes) -> None:
         self.safety.on_line(peer, self.leaders, line)
