@@ -21,6 +21,7 @@ RESERVE_BYTES = GIB
 # An engine whose keeper no agent claims ends after this.
 ORPHAN_GRACE_SECONDS = 300.0
 FIRST_PID = 100
+STRANGER_SECONDS = 1.0
 KILLED, CRASHED = -9, 1
 
 
@@ -222,6 +223,9 @@ class MachineKeepers:
             return EngineExit(0, "", None, "", False, "")
         await asyncio.shield(keeper.engine.exit)
         await self._wait()
+        # A keeper tells of its engine's end; a stranger that was taken for one never does.
+        while keeper.record is None and self._machine.is_living(keeper):
+            await asyncio.sleep(STRANGER_SECONDS)
         return keeper.record or EngineExit(keeper.attempt, keeper.engine.identity, None, "", False, "")
 
     async def stop(self, instance_id: str, grace_seconds: float) -> None:
