@@ -7,7 +7,7 @@ RUN := $(UV) run --frozen --no-sync
 PARTS := crds planner fleet-client controller node-agent gateway cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check golden verify bench clean
+.PHONY: help setup up test check golden verify sim bench clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,9 @@ golden: setup ## refresh golden files; review them as a diff
 verify: setup ## regenerate everything generated; fail on a dirty tree
 	@$(RUN) python tools/generate.py
 	@git diff --exit-code -- manifests docs/reference || (echo "generated files were stale: commit the diff above" && exit 1)
+
+sim: setup ## simulate a fleet with faults: SEEDS=300, or one and its story with SEED=123
+	@PYTHONPATH=tests $(RUN) python -m sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),300))
 
 bench: setup ## run the benchmarks; one JSON line a figure
 	@for bench in bench/*.py; do $(RUN) python $$bench || exit 1; done

@@ -1,12 +1,15 @@
 """An event loop whose clock jumps to the next timer as soon as nothing else is to do: minutes pass in milliseconds.
 
-For code that waits on timers, events and queues alone. A wait that nothing can end is reported instead of hanging.
+For code that waits on timers, events and queues alone; what it hands to threads runs at once, in place. The order of
+everything is the same in every run. A wait that nothing can end is reported instead of hanging.
 """
 
 import asyncio
+import itertools
 import selectors
-from collections.abc import Coroutine
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -16,27 +19,55 @@ class Deadlock(Exception):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Never sleeps: instead of waiting it moves the clock."""
+    """Never sleeps, and never asks the kernel: instead of waiting it moves the clock."""
 
     jumped = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if ready or timeout == 0:
-            return ready
         if timeout is None:
             raise Deadlock("every task waits, and no timer is set")
-        self.jumped += timeout
+        self.jumped += max(0.0, timeout)
         return []
 
 
+class NumberedTask(asyncio.Task[T]):
+    """Hashed by its number: a TaskGroup holds its tasks in a set, and cancels them in that set's order."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], **options: Any) -> None:
+        self._number = next(NumberedTask._numbers)
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """For `asyncio.Runner(loop_factory=VirtualTimeLoop)`."""
+
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
+        NumberedTask._numbers = itertools.count(1)
+        self.set_task_factory(_create_numbered)
 
     def time(self) -> float:
         return self._jumping.jumped
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+def _create_numbered(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], context: Context | None = None
+) -> NumberedTask[T]:
+    return NumberedTask(coroutine, loop=loop, context=context)
 
 
 def run_virtual(main: Coroutine[object, object, T]) -> T:

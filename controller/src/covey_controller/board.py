@@ -56,9 +56,15 @@ class FleetBoard:
     # What the loop does with it.
 
     def begin(self, term: int) -> None:
-        """A new leadership: nothing is published yet, and serials start again."""
+        """A new leadership: nothing is published yet, serials start again, and every agent is asked for all it holds.
+
+        Its store may be another one than the last leadership's: of members that were assigned, only a full report
+        holds the Instance, and one that isn't known could not be adopted.
+        """
         self._term, self._serial = term, 0
         self._assignments, self._endpoints = {}, None
+        for session in self._observed.agents.values():
+            session.report = None
 
     def publish(self, assignments: Mapping[str, Assignments], endpoints: Endpoints | None) -> None:
         """Stream what differs from what is streamed. No endpoints: gateways keep what they have."""

@@ -8,11 +8,13 @@ before it: a slow disk must not hold back a table.
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from covey_api.messages import REPORT_SECONDS, CertificateRole, Demand, DemandAnswer, Endpoints
+from covey_api.meta import Message
 from covey_fleet_client.backoff import LONGEST_DELAY_SECONDS, Backoff
 from covey_fleet_client.client import FleetClient
 from covey_fleet_client.errors import FleetError, FleetErrorKind
@@ -30,6 +32,19 @@ from covey_gateway.traffic import Traffic
 _MIN_REPORT_SECONDS = 0.05
 
 _log = logging.getLogger(__name__)
+
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+class Fleet(Protocol):
+    """The controller, as `covey_fleet_client.FleetClient` reaches it. Both raise FleetError."""
+
+    def stream(self, path: str) -> AsyncGenerator[bytes]:
+        """Lines, until it breaks."""
+        ...
+
+    async def post(self, path: str, message: Message, answer: type[Answer]) -> Answer: ...
 
 
 class FleetLink:
@@ -108,12 +123,17 @@ class FleetLink:
             load_identity(self._folder), self._url, CertificateRole.GATEWAY, self._name, self._read_token()
         )
         async with FleetClient(identity, self._url) as client, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch_endpoints(client, backoff))
-            tasks.create_task(self._report_demand(client))
             tasks.create_task(client.watch_certificate())
+            tasks.create_task(self.serve(client, backoff))
 
-    async def _watch_endpoints(self, client: FleetClient, backoff: Backoff) -> None:
-        async with aclosing(client.stream("endpoints")) as lines:
+    async def serve(self, fleet: Fleet, backoff: Backoff) -> None:
+        """Follow tables and report demand over one connection; ends by FleetError only."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch_endpoints(fleet, backoff))
+            tasks.create_task(self._report_demand(fleet))
+
+    async def _watch_endpoints(self, fleet: Fleet, backoff: Backoff) -> None:
+        async with aclosing(fleet.stream("endpoints")) as lines:
             async for line in lines:
                 if not self._is_connected:
                     self._is_connected = True
@@ -136,11 +156,11 @@ class FleetLink:
         self._apply(parse_endpoints(snapshot))
         self.has_table.set()
 
-    async def _report_demand(self, client: FleetClient) -> None:
+    async def _report_demand(self, fleet: Fleet) -> None:
         """Every `REPORT_SECONDS`, and at once when a table was applied or a departed endpoint has become idle."""
         while True:
             self._is_due.clear()
-            await client.post("demand", self._observe_demand(), DemandAnswer)
+            await fleet.post("demand", self._observe_demand(), DemandAnswer)
             await asyncio.sleep(_MIN_REPORT_SECONDS)
             try:
                 async with asyncio.timeout(REPORT_SECONDS - _MIN_REPORT_SECONDS):

@@ -67,6 +67,8 @@ class Outside:
     facts: Facts
     keepers: Keepers
     adapters: Mapping[EngineName, EngineAdapter]
+    choose_port: Callable[[], int] = choose_port
+    """A port of loopback that is free now."""
 
 
 class Performer:
@@ -113,7 +115,7 @@ class Performer:
             case StartKeeper(key, assignment):
                 self.progress.pop(key, None)
                 adapter = outside.adapters[assignment.instance.spec.engine]
-                port = choose_port()
+                port = outside.choose_port()
                 launch = render_launch(adapter, effect, self._members / key, port)
                 attempt = assignment.instance.spec.attempt
                 return KeeperStarted(key, await outside.keepers.start(key, attempt, port, launch))

@@ -22,7 +22,7 @@ from covey_controller.stores.files.writing import Disk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kit.documents import placement_key, placement_yaml
-from kit.virtual_loop import VirtualLoop
+from kit.virtual_time import VirtualTimeLoop
 
 T = TypeVar("T")
 NAMES = ("a", "b", "c")
@@ -161,17 +161,17 @@ def test_any_edits_end_where_a_fresh_start_on_the_final_folder_does(steps: list[
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "source"
         folder.mkdir()
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             objects, wanted, is_valid = runner.run(
                 follow(folder, Path(temporary) / "first.sqlite", True, [*BEGINNING, *steps])
             )
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             fresh, fresh_wanted, _ = runner.run(follow(folder, Path(temporary) / "second.sqlite", True, []))
         assert wanted == fresh_wanted
         if is_valid:
             assert specs(objects) == specs(fresh)
         else:
             assert fresh == {}
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             again, _, _ = runner.run(follow(folder, Path(temporary) / "first.sqlite", True, []))
         assert again == objects, "a restart changes nothing"

@@ -1,0 +1,270 @@
+"""What goes wrong, and when: drawn from the seed. Every fault ends by itself, or is ended by `heal`."""
+
+import asyncio
+from random import Random
+
+from covey_fleet_client.backoff import LONGEST_DELAY_SECONDS
+
+from kit.sim.loop import Process
+from kit.sim.machine import KILLED
+from kit.sim.network import SPIKE_SECONDS, Link
+from kit.sim.world import Fault, World
+
+SOONEST, LONGEST = 15.0, 60.0
+
+
+async def kill_controller(world: World, random: Random) -> None:
+    await world.kill_controller()
+    if random.random() < 0.25:
+        world.lose_store()
+    await asyncio.sleep(random.choice((0.1, 1.0, 5.0, 25.0)))
+    if world.controller is None:
+        world.start_controller()
+
+
+async def lose_store(world: World, random: Random) -> None:
+    world.lose_store()
+
+
+async def pause_controller(world: World, random: Random) -> None:
+    if world.controller is not None:
+        await _pause(world, "controller", world.controller.process, random)
+
+
+async def pause_agent(world: World, random: Random) -> None:
+    if world.agents:
+        name = random.choice(sorted(world.agents))
+        await _pause(world, f"agent {name}", world.agents[name].process, random)
+
+
+async def pause_gateway(world: World, random: Random) -> None:
+    if world.gateways:
+        name = random.choice(sorted(world.gateways))
+        await _pause(world, f"gateway {name}", world.gateways[name].process, random)
+
+
+async def _pause(world: World, part: str, process: Process, random: Random) -> None:
+    if process.is_paused or process.is_dying:
+        return
+    process.pause()
+    world.calm.begin(part, "paused")
+    world.story.tell(part, "is paused")
+    await asyncio.sleep(random.choice((0.5, 3.0, 12.0, 40.0)))
+    if process.is_paused and not process.is_dying:
+        world.story.tell(part, "goes on")
+        process.resume()
+    world.calm.end(part, "paused", world.now())
+
+
+async def kill_agent(world: World, random: Random) -> None:
+    name = random.choice(sorted(world.machines))
+    await world.kill_agent(name)
+    if random.random() < 0.15:
+        (world.machines[name].folder / "assignments.json").unlink(missing_ok=True)
+        world.safety.forget_order(f"agent {name}")
+        world.story.tell("people", f"delete what agent {name} kept")
+    await asyncio.sleep(random.choice((0.2, 2.0, 15.0, 40.0)))
+    world.start_agent(name)
+
+
+async def kill_gateway(world: World, random: Random) -> None:
+    name = random.choice(world.gateway_names)
+    await world.kill_gateway(name)
+    if random.random() < 0.2:
+        (world.folder / name / "table.json").unlink(missing_ok=True)
+    await asyncio.sleep(random.choice((0.1, 1.0, 15.0)))
+    world.start_gateway(name)
+
+
+async def kill_engine(world: World, random: Random) -> None:
+    found = [(machine, keeper) for machine in world.machines.values() for keeper in machine.keepers.values()]
+    living = [(machine, keeper) for machine, keeper in found if keeper.engine.is_alive]
+    if not living:
+        return
+    machine, keeper = random.choice(living)
+    if random.random() < 0.3:
+        world.story.tell(machine.name, f"the keeper of {keeper.engine.instance_id} is killed")
+        machine.kill_keeper(keeper)
+    else:
+        world.story.tell(machine.name, f"the engine of {keeper.engine.instance_id} is killed")
+        machine.end_engine(keeper, KILLED, "Engine")
+
+
+async def cut_link(world: World, random: Random) -> None:
+    name, part, link = _choose_link(world, random)
+    link.is_cut = True
+    world.calm.begin(part, cause := f"cut at {world.now()}")
+    world.story.tell("wires", f"{name} is cut off from the controller")
+    await asyncio.sleep(random.choice((1.0, 8.0, 25.0, 80.0)))
+    world.network.heal(link)
+    world.calm.end(part, cause, world.now() + LONGEST_DELAY_SECONDS)
+    world.story.tell("wires", f"{name} reaches the controller again")
+
+
+async def break_streams(world: World, random: Random) -> None:
+    name, part, link = _choose_link(world, random)
+    world.story.tell("wires", f"streams of {name} break")
+    world.calm.end(part, "broken", world.now() + LONGEST_DELAY_SECONDS)
+    world.network.break_streams(link)
+
+
+async def trouble_link(world: World, random: Random) -> None:
+    """Messages are late, overtake each other, or are lost."""
+    name, part, link = _choose_link(world, random)
+    link.spike_share, link.loss_share = random.choice(((0.2, 0.0), (0.5, 0.0), (0.1, 0.2), (0.0, 0.4)))
+    world.calm.begin(part, cause := f"trouble at {world.now()}")
+    world.story.tell("wires", f"{name}: {link.spike_share:.0%} of messages are late, {link.loss_share:.0%} lost")
+    await asyncio.sleep(random.uniform(5.0, 40.0))
+    link.spike_share = link.loss_share = 0.0
+    world.calm.end(part, cause, world.now() + SPIKE_SECONDS[1] + LONGEST_DELAY_SECONDS)
+
+
+def _choose_link(world: World, random: Random) -> tuple[str, str, Link]:
+    name = random.choice(sorted(world.links))
+    part = f"agent {name}" if name in world.machines else f"gateway {name}"
+    return name, part, world.links[name]
+
+
+async def cut_path(world: World, random: Random) -> None:
+    name = random.choice(sorted(world.machines))
+    world.cut_paths.add(name)
+    world.calm.begin(name, "path")
+    world.story.tell("wires", f"no gateway reaches engines of {name}")
+    await asyncio.sleep(random.choice((3.0, 20.0)))
+    world.cut_paths.discard(name)
+    world.calm.end(name, "path", world.now())
+
+
+async def lose_node(world: World, random: Random) -> None:
+    name = random.choice(sorted(world.machines))
+    machine = world.machines[name]
+    if not machine.is_on:
+        return
+    world.calm.begin(name, "power")
+    world.story.tell(name, "loses power")
+    await world.kill_agent(name)
+    machine.power_off()
+    await asyncio.sleep(random.choice((3.0, 20.0, 90.0, 140.0)))
+    if not machine.is_on:
+        power_on(world, name)
+
+
+def power_on(world: World, name: str) -> None:
+    world.story.tell(name, "starts again")
+    world.machines[name].power_on()
+    world.calm.end(name, "power", world.now())
+    world.start_agent(name)
+
+
+async def take_memory(world: World, random: Random) -> None:
+    """Somebody else's process: the agent refuses to start what doesn't fit beside it."""
+    name = random.choice(sorted(world.machines))
+    machine = world.machines[name]
+    machine.foreign_bytes = random.randrange(machine.total_bytes)
+    world.story.tell(name, f"another program takes {machine.foreign_bytes} bytes")
+    await asyncio.sleep(random.uniform(5.0, 40.0))
+    machine.foreign_bytes = 0
+
+
+async def break_fetches(world: World, random: Random) -> None:
+    machine = world.machines[random.choice(sorted(world.machines))]
+    machine.is_fetch_broken = True
+    machine.cached.clear()
+    world.story.tell(machine.name, "artifacts can't be fetched, and the cache is empty")
+    await asyncio.sleep(random.uniform(5.0, 40.0))
+    machine.is_fetch_broken = False
+
+
+async def fill_disk(world: World, random: Random) -> None:
+    name = random.choice(sorted(world.machines))
+    world.machines[name].is_disk_full = True
+    world.safety.forget_order(f"agent {name}")
+    world.machines[name].has_lost_memory = True
+    world.story.tell(name, "the disk is full")
+    await asyncio.sleep(random.uniform(2.0, 30.0))
+    world.machines[name].is_disk_full = False
+
+
+async def crash_engines(world: World, random: Random) -> None:
+    machine = world.machines[random.choice(sorted(world.machines))]
+    if random.random() < 0.3:
+        machine.hangs_to_come = 1
+    else:
+        machine.crashes_to_come = random.choice((1, 2, 5))
+    world.story.tell(machine.name, f"the next engines fail: {machine.crashes_to_come}, {machine.hangs_to_come} hang")
+
+
+async def edit(world: World, random: Random) -> None:
+    world.people.edit(world.now())
+
+
+async def edit_again(world: World, random: Random) -> None:
+    for _ in range(random.randrange(2, 5)):
+        world.people.edit(world.now())
+        await asyncio.sleep(random.choice((0.1, 1.0, 4.0)))
+
+
+FAULTS: tuple[tuple[Fault, int], ...] = (
+    (kill_controller, 8),
+    (lose_store, 2),
+    (pause_controller, 4),
+    (pause_agent, 3),
+    (pause_gateway, 3),
+    (kill_agent, 7),
+    (kill_gateway, 4),
+    (kill_engine, 6),
+    (cut_link, 5),
+    (break_streams, 3),
+    (trouble_link, 4),
+    (cut_path, 2),
+    (lose_node, 4),
+    (take_memory, 3),
+    (break_fetches, 2),
+    (fill_disk, 1),
+    (crash_engines, 3),
+    (edit, 14),
+    (edit_again, 4),
+)
+
+
+async def cause_faults(world: World, random: Random) -> None:
+    """A time of trouble, with clients that ask all the while."""
+    seconds = random.uniform(SOONEST, LONGEST)
+    count = random.randrange(3, 13)
+    faults, weights = zip(*FAULTS, strict=True)
+    await asyncio.sleep(random.uniform(0.0, 12.0))
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(_ask_for_ever(world))
+        troubles = [
+            group.create_task(_cause(world, fault, random.uniform(0.0, seconds), Random(f"{random.random()} {index}")))
+            for index, fault in enumerate(random.choices(faults, weights, k=count))
+        ]
+        await asyncio.wait(troubles)
+        asking.cancel()
+
+
+async def _cause(world: World, fault: Fault, after_seconds: float, random: Random) -> None:
+    await asyncio.sleep(after_seconds)
+    if not world.story.violations:
+        await fault(world, random)
+
+
+async def _ask_for_ever(world: World) -> None:
+    async with asyncio.TaskGroup() as group:
+        while True:
+            await asyncio.sleep(world.random.uniform(0.1, 2.0))
+            group.create_task(_ask(world))
+
+
+async def _ask(world: World) -> None:
+    await world.ask(world.random.choice(world.gateway_names), world.choose_model())
+
+
+async def heal(world: World) -> None:
+    """Everything that is broken works again."""
+    world.story.tell("run", "all heals")
+    if world.people.broken:
+        world.people.repair(world.now())
+    for machine in world.machines.values():
+        machine.foreign_bytes = machine.crashes_to_come = machine.hangs_to_come = 0
+        machine.is_disk_full = machine.is_fetch_broken = False

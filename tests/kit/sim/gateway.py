@@ -1,0 +1,100 @@
+"""A gateway's own logic: the fleet link, traffic, exchanges, deliveries and connections to engines; no sockets.
+
+Clients speak to an `Exchange` as the relay's connection does; engines are reached through the loop's `dial`.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from covey_fleet_client.backoff import Backoff
+from covey_gateway.exchange import Exchange
+from covey_gateway.fleet import FleetLink
+from covey_gateway.limits import SWEEP_SECONDS
+from covey_gateway.routing.access import AccessPolicy
+from covey_gateway.routing.table import Caller, RoutingTable
+from covey_gateway.traffic import Traffic
+from covey_gateway.upstream import Engines
+
+from kit.sim.loop import Process, running_loop
+from kit.sim.network import SimFleet
+
+
+class SimLink(FleetLink):
+    """The real link, on the simulated wire: it has joined already."""
+
+    def __init__(self, fleet: SimFleet, traffic: Traffic, engines: Engines, folder: Path, name: str) -> None:
+        def apply(table: RoutingTable) -> None:
+            engines.forget(traffic.apply_table(table))
+
+        super().__init__(traffic, apply, folder, "", None, name, f"http://{name}")
+        self._fleet = fleet
+
+    async def _connect(self, backoff: Backoff) -> None:
+        await self.serve(self._fleet, backoff)
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One client's request, as it sees it."""
+
+    model: str
+    asked_at: float
+    written: list[bytes] = field(default_factory=list[bytes])
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def is_stalled(self) -> bool:
+        return False
+
+    def end_answer(self, *, keeps_alive: bool, is_read: bool) -> None:
+        self.answered.set()
+
+    @property
+    def outcome(self) -> str:
+        """`200`, or the status with the error's code, or `200 cut` when the stream ended in an error."""
+        text = b"".join(self.written)
+        status = text[9:12].decode()
+        body = text.partition(b"\r\n\r\n")[2]
+        if status != "200":
+            return f"{status} {json.loads(body)['error']['code']}"
+        return "200 cut" if b'"error"' in body else "200"
+
+
+class Gateway:
+    """One gateway process."""
+
+    def __init__(self, name: str, folder: Path, fleet: SimFleet) -> None:
+        self.name = name
+        self.disturbed_at = 0.0
+        self.process = Process(f"gateway {name}", self._run)
+        loop = running_loop()
+        self.traffic = Traffic(AccessPolicy(needs_local_origin=False, needs_key=False), loop.time)
+        self.engines = Engines(loop, self.process.spawn)
+        self._link = SimLink(fleet, self.traffic, self.engines, folder, name)
+        self._link.load_saved()
+
+    async def _run(self, process: Process) -> None:
+        process.spawn(self._sweep())
+        await self._link.run()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.engines.close_idle(asyncio.get_running_loop().time())
+
+    def ask(self, request: Request, *, wants_stream: bool) -> None:
+        """A client's request arrives."""
+        body = json.dumps(
+            {"model": request.model, "stream": wants_stream, "messages": [{"role": "user", "content": "hi"}]}
+        ).encode()
+        exchange = Exchange(request, self.traffic, self.engines, None, Caller(), keeps_alive=True, is_chunked=True)
+        exchange.begin()
+        exchange.take_body(body)
+        exchange.complete_body()

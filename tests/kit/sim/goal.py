@@ -1,0 +1,97 @@
+"""When a fleet is as it should be: as many ready replicas as wished and fit, and nothing else runs."""
+
+from dataclasses import replace
+
+from covey_api.kinds import ObjectKey
+from covey_api.messages import MemberAssignment
+from covey_api.model import Model
+from covey_api.node import Node
+from covey_api.placement import Placement
+from covey_controller.reconcile.revision import revision_of
+from covey_controller.reconcile.wanted import render_wish
+from covey_planner.choice import choose
+
+from kit import planning
+from kit.sim.engine import Engine
+from kit.sim.machine import RESERVE_BYTES, Keeper, Machine
+from kit.sim.node import LANE
+from kit.sim.world import World
+
+
+def why_not_converged(world: World) -> str:
+    """What is not as it should be yet; empty when all is."""
+    controller = world.controller
+    if controller is None or not controller.loop.is_leading:
+        return "no controller leads"
+    objects = controller.history.objects
+    running: dict[str, list[tuple[Machine, Keeper]]] = {}
+    for machine in world.machines.values():
+        for keeper in machine.keepers.values():
+            if keeper.engine.is_alive:
+                spec = MemberAssignment.model_validate_json(keeper.assignment).instance.spec
+                running.setdefault(spec.placement, []).append((machine, keeper))
+    if unasked := running.keys() - world.people.wishes.keys():
+        return f"engines of {sorted(unasked)} run, which nobody wishes"
+    for name, wish in sorted(world.people.wishes.items()):
+        key = ObjectKey("Placement", "default", name)
+        placement, model = objects.get(key), objects.get(ObjectKey("Model", "default", wish.model))
+        if not isinstance(placement, Placement) or not isinstance(model, Model):
+            return f"{key} or its model is not in force"
+        if placement.spec.replicas != wish.replicas or placement.spec.context.tokens != wish.context_tokens:
+            return f"{key} is in force as it was before"
+        if why := _why_not(world, name, placement, model, running.get(name, [])):
+            return why
+    ids = {keeper.engine.instance_id for found in running.values() for _, keeper in found}
+    stored = {item.spec.instance_id for item in world.safety.instances}
+    if ids != stored:
+        return f"the store holds {sorted(stored)}, and {sorted(ids)} run"
+    for name in world.machines:
+        node = objects.get(ObjectKey("Node", "", name))
+        if not isinstance(node, Node) or not any(
+            each.type == "Ready" and each.status == "True" for each in node.status.conditions
+        ):
+            return f"node {name} is not Ready"
+    return _why_not_routed(world, ids)
+
+
+def _why_not(world: World, name: str, placement: Placement, model: Model, found: list[tuple[Machine, Keeper]]) -> str:
+    if unready := [keeper.engine.instance_id for _, keeper in found if keeper.engine.ready_told_at is None]:
+        return f"{unready} of {name} are not ready"
+    if len(found) > placement.spec.replicas:
+        return f"{len(found)} of {name} run, {placement.spec.replicas} are wished"
+    revision = revision_of(placement, model)
+    old = [pair for pair in found if _revision(pair[1]) != revision]
+    if len(found) == placement.spec.replicas and not old:
+        return ""
+    wish = render_wish(placement, model, None, (), ())
+    big = replace(planning.node("big", memory=1 << 40), lanes=(LANE,), cpu_cores=4)
+    decision = choose(wish, (big,), 1)
+    if not decision.chosen:
+        return f"{name} can't be planned yet: {decision.pending}"
+    needed = sum(costs.total_bytes for costs in decision.chosen[0].costs)
+    for machine in world.machines.values():
+        freed = sum(keeper.engine.stamped_bytes for at, keeper in old if at is machine)
+        free = machine.total_bytes - RESERVE_BYTES - sum(engine.stamped_bytes for engine in machine.engines()) + freed
+        if machine.is_on and free >= needed:
+            return f"{len(found)} of {placement.spec.replicas} of {name} run, {len(old)} old, and node {machine.name} has room"
+    return ""
+
+
+def _revision(keeper: Keeper) -> str:
+    return MemberAssignment.model_validate_json(keeper.assignment).instance.spec.revision
+
+
+def _why_not_routed(world: World, ids: set[str]) -> str:
+    for name in world.gateway_names:
+        gateway = world.gateways.get(name)
+        if gateway is None:
+            return f"gateway {name} is away"
+        table = gateway.traffic.table
+        routed = {target.instance_id for targets in table.targets.values() for target in targets if target.confirmed}
+        if routed != ids:
+            return f"gateway {name} routes to {sorted(routed)}, and {sorted(ids)} run"
+    return ""
+
+
+def living(world: World) -> list[Engine]:
+    return [engine for machine in world.machines.values() for engine in machine.engines()]

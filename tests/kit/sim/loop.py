@@ -1,0 +1,103 @@
+"""The virtual loop with processes in it: one that is paused gets none of its callbacks until it goes on.
+
+A callback belongs to the process whose context it runs in. Timers of a paused process do fire; what they wake is kept
+back, as signals and packets are for a process that was stopped by SIGSTOP.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, cast
+
+from kit.virtual_time import VirtualTimeLoop
+
+PROCESS: ContextVar["Process | None"] = ContextVar("process", default=None)
+Dial = Callable[[Callable[[], asyncio.Protocol], int], Coroutine[Any, Any, tuple[asyncio.Transport, asyncio.Protocol]]]
+
+
+class SimLoop(VirtualTimeLoop):
+    """`dial`: how a connection to a port is opened."""
+
+    dial: Dial
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        context = context or copy_context()
+        process = context.get(PROCESS)
+        if process is not None and process.is_paused:
+            handle = asyncio.Handle(callback, args, self, context)
+            process.backlog.append((handle, callback, args, context))
+            return handle
+        return super().call_soon(callback, *args, context=context)
+
+    async def create_connection(  # pyright: ignore[reportIncompatibleMethodOverride]  # what the gateway uses of it
+        self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        return await self.dial(protocol_factory, port)
+
+
+class Process:
+    """One process: a TaskGroup in a context of its own. `kill` ends it wherever it stands; what it kept is on disk."""
+
+    def __init__(self, name: str, body: Callable[["Process"], Coroutine[Any, Any, None]]) -> None:
+        self.name = name
+        self.is_paused = False
+        self.is_dying = False
+        self.backlog: list[tuple[asyncio.Handle, Callable[..., Any], tuple[Any, ...], Context]] = []
+        self.inbox: list[Callable[[], None]] = []
+        """What arrived while it was paused."""
+        self.context = copy_context()
+        self.context.run(PROCESS.set, self)
+        self._body = body
+        self._group: asyncio.TaskGroup | None = None
+        self._task = asyncio.get_running_loop().create_task(self._run(), context=self.context)
+        self.failure: BaseException | None = None
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                await self._body(self)
+        except BaseException as error:
+            self.failure = error
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    @property
+    def has_ended(self) -> bool:
+        return self._task.done()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        assert self._group is not None
+        return self._group.create_task(coroutine, context=self.context)
+
+    def receive(self, arrive: Callable[[], None]) -> None:
+        """Something reaches it: now, or when it goes on; never, once it is being killed."""
+        if self.is_paused:
+            self.inbox.append(arrive)
+        elif not self.is_dying:
+            arrive()
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        if not self.is_paused:
+            return
+        self.is_paused = False
+        backlog, self.backlog = self.backlog, []
+        for handle, callback, args, context in backlog:
+            if not handle.cancelled():
+                asyncio.get_running_loop().call_soon(callback, *args, context=context)
+        inbox, self.inbox = self.inbox, []
+        for arrive in inbox:
+            arrive()
+
+    async def kill(self) -> None:
+        self.is_dying = True
+        self.resume()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+def running_loop() -> SimLoop:
+    return cast(SimLoop, asyncio.get_running_loop())

@@ -1,0 +1,157 @@
+"""A node: its machine at the agent's ports, and the agent's own loops on it.
+
+Real here: the supervisor's step and its runtime, the performer, reports, asks, the membership's following, the kept
+file. Replaced: keepers, artifacts, engines, facts and the adapter, all of which read the machine.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from covey_agent.asks import Asks
+from covey_agent.kept_file import KeptFile
+from covey_agent.membership import Membership
+from covey_agent.performer import Outside
+from covey_agent.ports import AgentError, EngineProgram, Launch, OnTransfer, Transfer
+from covey_agent.reports import Reporter, Self
+from covey_agent.runtime import Runtime
+from covey_agent.supervisor.kept import Kept
+from covey_agent.surveys import Survey
+from covey_api.engines import EngineName, Lane
+from covey_api.instance import Instance
+from covey_api.messages import PoolReading
+from covey_api.model import Geometry, ResolvedArtifact
+from covey_api.node import MemoryPool, NodeFacts, NodeSpec
+from covey_api.reasons import FailureCause
+
+from kit import builders
+from kit.sim.loop import Process
+from kit.sim.machine import Machine, MachineKeepers, OnStop
+from kit.sim.network import SimFleet
+
+LANE = builders.lane(digest="0" * 64)
+
+
+class Adapter:
+    """`EngineAdapter`: renders nothing that matters, and asks the machine's engine for a token."""
+
+    engine = EngineName.LLAMA_SERVER
+
+    def __init__(self, machine: Machine, random: Random) -> None:
+        self._machine = machine
+        self._random = random
+
+    def render(
+        self, program: EngineProgram, instance: Instance, weights: Path, folder: Path, port: int, key: str
+    ) -> Launch:
+        return Launch((str(program.path),), {}, ())
+
+    async def is_ready(self, port: int, key: str) -> bool:
+        await asyncio.sleep(self._random.uniform(0.001, 0.1))
+        engine = self._machine.ports.get(port)
+        if engine is None or engine.key != key or not engine.is_loaded(self._machine.now()):
+            return False
+        engine.ready_told_at = engine.ready_told_at or self._machine.now()
+        return True
+
+    def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
+        return (FailureCause.KILLED, "was killed") if status < 0 else (FailureCause.EXITED, f"exited with {status}")
+
+
+class Artifacts:
+    def __init__(self, machine: Machine, random: Random) -> None:
+        self._machine = machine
+        self._random = random
+
+    async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
+        await asyncio.sleep(self._random.uniform(0.05, 1.0))
+        self._check()
+        return builders.artifact(source=source, name=source.rpartition("/")[2]), builders.geometry()
+
+    async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
+        if artifact.digest not in self._machine.cached:
+            on_transfer(Transfer(0, artifact.size_bytes, 10_000_000))
+            await asyncio.sleep(self._random.uniform(0.1, 2.0))
+            self._check()
+            self._machine.cached.add(artifact.digest)
+        return Path("/cache") / artifact.digest
+
+    def _check(self) -> None:
+        if self._machine.is_fetch_broken:
+            raise AgentError(FailureCause.ARTIFACT_UNAVAILABLE, "the source can't be reached")
+
+    def digests(self) -> tuple[str, ...]:
+        return tuple(sorted(self._machine.cached))
+
+
+class Engines:
+    async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
+        return (LANE,)
+
+    async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
+        await asyncio.sleep(0.01)
+        return EngineProgram(Path("/bin/engine"), {}, "1", "")
+
+
+class Facts:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    async def observe_facts(self) -> NodeFacts:
+        pool = MemoryPool(name="Host", total_bytes=self._machine.total_bytes)
+        return NodeFacts(os="linux", architecture="x86_64", cpu_cores=4, pools=(pool,))
+
+    def observe_readings(self) -> tuple[PoolReading, ...]:
+        return (PoolReading(name="Host", available_bytes=self._machine.available_bytes()),)
+
+
+class SimKeptFile(KeptFile):
+    """The real file, on a disk that can be full."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine.folder)
+        self._machine = machine
+
+    def write(self, kept: Kept) -> None:
+        if self._machine.is_disk_full:
+            raise OSError(28, "no space left on device")
+        super().write(kept)
+
+
+class Agent:
+    """One agent process on a machine."""
+
+    def __init__(
+        self, machine: Machine, fleet: SimFleet, random: Random, on_stop: OnStop, on_change: Callable[["Agent"], None]
+    ) -> None:
+        self.machine = machine
+        keepers = MachineKeepers(machine, random, on_stop)
+        facts, artifacts, engines = Facts(machine), Artifacts(machine, random), Engines()
+        adapter = Adapter(machine, random)
+        outside = Outside(
+            artifacts, engines, facts, keepers, {adapter.engine: adapter}, choose_port=machine.choose_port
+        )
+        self._changed = asyncio.Event()
+        self._on_change = on_change
+        self.runtime = Runtime(outside, machine.folder / "members", SimKeptFile(machine), "boot", self._change)
+        self._survey = Survey(engines, facts, lambda: self.runtime.state.spec, self._changed.set)
+        this = Self(machine.name, f"{random.getrandbits(64):016x}", "0.1.0")
+        reporter = Reporter(this, self.runtime, self._survey, artifacts, facts, self._changed)
+        asks = Asks(machine.name, self.runtime, artifacts, keepers)
+        self._membership = Membership(machine.name, self.runtime, reporter, asks, random.random)
+        self._fleet = fleet
+        self.process = Process(f"agent {machine.name}", self._run)
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._on_change(self)
+
+    async def _run(self, process: Process) -> None:
+        process.spawn(self.runtime.run())
+        process.spawn(self._survey.run())
+        await self._membership.serve(self._fleet)
+
+    async def kill(self) -> None:
+        await self.process.kill()
+        self.machine.release_claims()

@@ -1,0 +1,170 @@
+"""People who edit the source: valid sets, broken ones, an emptied folder, changes of mind in the middle of a roll."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from covey_controller.stores.files.writing import Disk
+
+from kit.sim.story import Story
+
+MODELS = ("m0", "m1")
+_MODEL = """apiVersion: covey.dev/v1alpha1
+kind: Model
+metadata: {{name: {name}}}
+spec:
+  tasks: [Chat]
+  variants:
+  - name: gguf
+    format: Gguf
+    source: file:///models/{name}.gguf
+    engines: [LlamaServer]
+"""
+_PLACEMENT = """apiVersion: covey.dev/v1alpha1
+kind: Placement
+metadata: {{name: {name}}}
+spec:
+  modelRef: {{name: {wish.model}}}
+  replicas: {wish.replicas}
+  concurrency: 2
+  context: {{tokens: {wish.context_tokens}}}
+  rollout: {{strategy: {wish.strategy}, drainSeconds: {wish.drain_seconds}}}
+  timeouts: {{startupSeconds: 20}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One Placement, as far as these people write it."""
+
+    model: str
+    replicas: int
+    context_tokens: int
+    strategy: str
+    drain_seconds: int
+
+    def render(self, name: str) -> str:
+        return _PLACEMENT.format(name=name, wish=self)
+
+
+@dataclass(slots=True)
+class People:
+    folder: Path
+    random: Random
+    story: Story
+    wishes: dict[str, Wish] = field(default_factory=dict[str, Wish])
+    """The last valid set that they wrote."""
+    wished_at: dict[str, float] = field(default_factory=dict[str, float])
+    """Since when each Placement is in it."""
+    broken: str = ""
+    """What they did to the source; empty while it is valid."""
+    _ticks: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def make_wish(self) -> Wish:
+        pick = self.random.choice
+        return Wish(
+            model=pick(MODELS),
+            replicas=pick((1, 1, 2, 3)),
+            context_tokens=pick((512, 1024, 2048)),
+            strategy=pick(("Surge", "Surge", "Recreate")),
+            drain_seconds=pick((5, 20, 60)),
+        )
+
+    def begin(self, count: int) -> None:
+        self.save("models.yaml", "---\n".join(_MODEL.format(name=name) for name in MODELS))
+        for index in range(count):
+            self.wish(f"p{index}", self.make_wish(), 0.0)
+
+    def wish(self, name: str, wish: Wish | None, now: float) -> None:
+        """Write a Placement's file, or remove it."""
+        if wish is None:
+            self.wishes.pop(name, None)
+            self.wished_at.pop(name, None)
+            (self.folder / f"{name}.yaml").unlink(missing_ok=True)
+            self.story.tell("people", f"delete placement {name}")
+            return
+        self.wishes[name] = wish
+        self.wished_at.setdefault(name, now)
+        self.save(f"{name}.yaml", wish.render(name))
+        self.story.tell("people", f"wish {name}: {wish}")
+
+    def edit(self, now: float) -> None:
+        """One change of mind."""
+        if self.broken:
+            self.repair(now)
+            return
+        name = self.random.choice(sorted({*self.wishes, "p0", "p1", "p2"}))
+        wish, kind = self.wishes.get(name), self.random.randrange(10)
+        if wish is None:
+            self.wish(name, self.make_wish(), now)
+        elif kind < 3:
+            self.wish(name, replace(wish, replicas=self.random.randrange(0, 4)), now)
+        elif kind < 6:
+            self.wish(name, replace(wish, context_tokens=self.random.choice((512, 1024, 2048))), now)
+        elif kind < 7:
+            self.wish(name, replace(wish, strategy=self.random.choice(("Surge", "Recreate"))), now)
+        elif kind < 8 and len(self.wishes) > 1:
+            self.wish(name, None, now)
+        elif kind < 9:
+            self.break_set()
+        else:
+            self.empty()
+
+    def break_set(self) -> None:
+        self.broken = "invalid"
+        self.save(
+            "broken.yaml", "apiVersion: covey.dev/v1alpha1\nkind: Placement\nmetadata: {name: p9}\nspec: {x: 1}\n"
+        )
+        self.story.tell("people", "write an invalid document")
+
+    def empty(self) -> None:
+        self.broken = "empty"
+        for path in sorted(self.folder.glob("*.yaml")):
+            path.unlink()
+        self.story.tell("people", "empty the source")
+
+    def repair(self, now: float) -> None:
+        """The last valid set is written whole again."""
+        (self.folder / "broken.yaml").unlink(missing_ok=True)
+        if self.broken == "empty":
+            self.save("models.yaml", "---\n".join(_MODEL.format(name=name) for name in MODELS))
+            for name, wish in sorted(self.wishes.items()):
+                self.save(f"{name}.yaml", wish.render(name))
+        self.broken = ""
+        self.story.tell("people", "repair the source")
+
+    def save(self, name: str, text: str) -> None:
+        """As an editor saves: another file takes the name. Times are counted, so that no two saves look alike."""
+        temporary = self.folder / f".{name}.tmp"
+        temporary.write_text(text)
+        stamp_file(str(temporary), next(self._ticks))
+        temporary.rename(self.folder / name)
+
+
+class SimDisk(Disk):
+    """The controller's disk under the source: refuses the next steps when told to; its files look new every time."""
+
+    def __init__(self) -> None:
+        self.refusals = 0
+        self._ticks = itertools.count(1_000_000)
+
+    def write_temporary(self, path: str, content: bytes, mode: int) -> None:
+        self._refuse()
+        super().write_temporary(path, content, mode)
+        stamp_file(path, next(self._ticks))
+
+    def rename(self, temporary: str, path: str) -> None:
+        self._refuse()
+        super().rename(temporary, path)
+
+    def _refuse(self) -> None:
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise OSError(28, "no space left on device")
+
+
+def stamp_file(path: str, tick: int) -> None:
+    os.utime(path, ns=(tick * 1000, tick * 1000))

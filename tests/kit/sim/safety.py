@@ -1,0 +1,176 @@
+"""What no fault may break, looked at after every step. Each rule says what was found, in words for a person.
+
+A part that a fault touches, or touched a moment ago, is *disturbed*: what is said of it may be old. Rules that allow
+staleness ask for calm; the others hold at every moment.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+
+from covey_api.instance import Instance
+from covey_api.messages import MemberAssignment, Order
+from covey_api.reasons import EventReason
+from covey_controller.reconcile.outcomes import Note
+
+from kit.sim.engine import Engine
+from kit.sim.loop import Process
+from kit.sim.machine import RESERVE_BYTES, Keeper, Machine
+from kit.sim.people import People
+from kit.sim.story import Story
+
+# A report, a plan and a table, each with its debounce, on wires that are whole.
+STALE_SECONDS = 2.0
+# A gateway that a fault touched may be away, or counted as away, for this long after it.
+GATEWAY_CALM_SECONDS = 30.0
+# An edit rests, vanishes and is read within this.
+EDIT_SECONDS = 15.0
+_STOP_REASONS = frozenset(
+    {EventReason.DRAIN_STARTED, EventReason.DRAIN_ENDED, EventReason.ATTEMPT_STARTED, EventReason.FAILED}
+)
+
+
+class Calm:
+    """Which faults touch which part now, and when the last one left it."""
+
+    def __init__(self) -> None:
+        self._causes: dict[str, set[str]] = {}
+        self._until: dict[str, float] = {}
+
+    def begin(self, part: str, cause: str) -> None:
+        self._causes.setdefault(part, set()).add(cause)
+
+    def end(self, part: str, cause: str, until: float) -> None:
+        """The fault is over; what it leaves behind is, at `until`."""
+        self._causes.get(part, set()).discard(cause)
+        self._until[part] = max(until, self._until.get(part, 0.0))
+
+    def holds(self, now: float, seconds: float, *parts: str) -> bool:
+        return all(not self._causes.get(part) and now - self._until.get(part, 0.0) >= seconds for part in parts)
+
+
+class Safety:
+    def __init__(self, story: Story, machines: dict[str, Machine], people: People) -> None:
+        self.calm = Calm()
+        self.instances: tuple[Instance, ...] = ()
+        self._story = story
+        self._machines = machines
+        self._people = people
+        self._told: dict[str, set[int]] = {}
+        """By instanceId: attempts that a complete snapshot told to stop, or that a later one superseded."""
+        self._attempts: dict[str, int] = {}
+        self._serials: dict[tuple[str, int, int], int] = {}
+        self._orders: dict[str, Order] = {}
+        self._notes: dict[str, dict[str, float]] = {}
+        """By Instance name: when each reason was said, since it was made."""
+        self._last_on_port: dict[int, Engine] = {}
+
+    # After every step.
+
+    def check(self, instances: tuple[Instance, ...] | None) -> None:
+        """Memory, and one engine for each Instance. `instances`: as the leader saw them last, if there is news."""
+        engines = [engine for machine in self._machines.values() for engine in machine.engines()]
+        self.instances = self.instances if instances is None else instances
+        alive: dict[str, int] = {}
+        for engine in engines:
+            if other := alive.get(engine.instance_id):
+                self._story.violate(
+                    f"two engines run for instance {engine.instance_id}, on ports {other}, {engine.port}"
+                )
+            alive[engine.instance_id] = engine.port
+            if (last := self._last_on_port.get(engine.port)) not in (None, engine) and last.is_alive:
+                self._story.violate(f"two engines run on port {engine.port}")
+            self._last_on_port[engine.port] = engine
+        members = [member for instance in self.instances for member in instance.spec.members]
+        for machine in self._machines.values():
+            running = sum(engine.stamped_bytes for engine in engines if machine.owns_port(engine.port))
+            self._check_memory(machine, running, "engines that run")
+            stored = sum(member.bytes_in("Host") for member in members if member.node == machine.name)
+            self._check_memory(machine, stored, "instances that are stored")
+
+    def _check_memory(self, machine: Machine, taken: int, what: str) -> None:
+        limit = machine.total_bytes - RESERVE_BYTES
+        if taken > limit:
+            self._story.violate(f"node {machine.name} is over-committed: {what} hold {taken} of {limit} bytes")
+
+    # As it happens.
+
+    def on_line(self, peer: str, controller: int, line: bytes) -> None:
+        """A snapshot reaches a member."""
+        snapshot = json.loads(line)
+        term, serial = snapshot["term"], snapshot["serial"]
+        key = (peer, controller, term)
+        if serial < self._serials.get(key, 0):
+            self._story.violate(f"serial goes back for {peer}: {serial} after {self._serials[key]} in term {term}")
+        self._serials[key] = serial
+        for member in snapshot.get("members", ()):
+            spec = member["instance"]["spec"]
+            instance_id, attempt = spec["instanceId"], spec["attempt"]
+            if snapshot["complete"]:
+                if member["goal"] == "Stop":
+                    self._told.setdefault(instance_id, set()).add(attempt)
+                self._attempts[instance_id] = max(attempt, self._attempts.get(instance_id, 0))
+            elif member["goal"] == "Stop":
+                self._story.violate(f"a snapshot that isn't complete stops instance {instance_id} on {peer}")
+
+    def on_order(self, who: str, order: Order | None, *, is_new: bool) -> None:
+        """What an agent or gateway acts on by now; `is_new`: its disk lost what was before."""
+        before = self._orders.get(who)
+        if not is_new and before is not None and (order is None or before.is_after(order)):
+            self._story.violate(f"order falls for {who}: {order} after {before}")
+        if order is not None:
+            self._orders[who] = order
+
+    def forget_order(self, who: str) -> None:
+        self._orders.pop(who, None)
+
+    def on_note(self, note: Note, now: float) -> None:
+        if note.key.kind != "Instance":
+            return
+        if note.reason in (EventReason.CREATED, EventReason.ADOPTED):
+            self._notes[note.key.name] = {}
+        self._notes.setdefault(note.key.name, {}).setdefault(note.reason, now)
+        gone = re.match(r"placement '(\w+)' does not exist any more", note.message)
+        if gone and note.reason == EventReason.DRAIN_STARTED:
+            wished_at = self._people.wished_at.get(gone[1])
+            if wished_at is not None and now - wished_at > EDIT_SECONDS:
+                self._story.violate(f"{note.key.name} drains for a placement that is wished: {note.message}")
+
+    def on_stop(self, machine: Machine, keeper: Keeper, now: float) -> None:
+        """An agent asks for the end of an engine."""
+        engine = keeper.engine
+        if not engine.is_alive:
+            return
+        assignment = MemberAssignment.model_validate_json(keeper.assignment)
+        instance = assignment.instance
+        name = instance.metadata.name
+        told = self._told.get(engine.instance_id, set())
+        is_superseded = self._attempts.get(engine.instance_id, 0) > keeper.attempt
+        is_healthy = engine.ready_told_at is not None
+        if is_healthy and not told and not is_superseded:
+            self._story.violate(f"{name} on {machine.name} is stopped, and no complete snapshot said so")
+        notes = self._notes.get(name, {})
+        if is_healthy and not notes.keys() & _STOP_REASONS:
+            self._story.violate(f"healthy {name} on {machine.name} is stopped without a note")
+        drained_at = notes.get(EventReason.DRAIN_STARTED)
+        if drained_at is not None and now - drained_at >= instance.spec.drain_seconds:
+            return
+        for transport in engine.in_flight:
+            if self.calm.holds(now, GATEWAY_CALM_SECONDS, transport.gateway.name):
+                self._story.violate(f"a request of {transport.gateway.name} on {name} is cut by a stop")
+
+    def on_dial(self, gateway: Process, machine: Machine | None, port: int, now: float) -> None:
+        """A gateway sends a request to an endpoint of its table."""
+        engine = machine.ports.get(port) if machine else None
+        if engine is not None:
+            if engine.ready_told_at is None:
+                self._story.violate(f"{gateway.name} routes to port {port}, whose engine never generated a token")
+            return
+        last = self._last_on_port.get(port)
+        if machine is None or last is None or last.ended_at is None:
+            return
+        parts: Iterable[str] = (gateway.name, f"agent {machine.name}", machine.name, "controller")
+        if now - last.ended_at > STALE_SECONDS and self.calm.holds(now, STALE_SECONDS, *parts):
+            self._story.violate(
+                f"{gateway.name} still routes to port {port}, whose engine ended at {last.ended_at:.3f}"
+            )

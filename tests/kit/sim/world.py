@@ -1,0 +1,241 @@
+"""One simulated fleet: people, a controller, machines with agents, gateways, clients, and the wires between them."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from covey_api.instance import Instance
+from covey_api.kinds import Kind, ObjectKey
+from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
+from covey_controller.reconcile.outcomes import Note
+from covey_controller.stores.files.store import store_paths
+from covey_gateway.routing.table import RoutingTable
+
+from kit.builders import GIB
+from kit.sim.control import Controller
+from kit.sim.engine import EngineTransport
+from kit.sim.gateway import Gateway, Request
+from kit.sim.loop import PROCESS, Process, running_loop
+from kit.sim.machine import Keeper, Machine
+from kit.sim.network import Link, Network, SimFleet
+from kit.sim.node import Agent
+from kit.sim.people import MODELS, People, SimDisk
+from kit.sim.safety import Safety
+from kit.sim.story import Story
+
+MIB = 2**20
+# A leader publishes no table before it has seen its fleet whole.
+SEEN_WHOLE_SECONDS = FIRST_REPORTS_SECONDS + 2.0
+# A store that is taken away is noticed at the next look.
+LOOK_SECONDS = 6.0
+
+
+class World:
+    """Everything is decided by `seed`; `folder` is empty and on a fast disk."""
+
+    def __init__(self, seed: int, folder: Path, story: Story) -> None:
+        self.story = story
+        self.folder = folder
+        self.random = Random(f"{seed} world")
+        self.loop = running_loop()
+        self.loop.dial = self._dial
+        self.source = folder / "source"
+        self.source.mkdir()
+        self.people = People(self.source, Random(f"{seed} people"), story)
+        self.machines: dict[str, Machine] = {}
+        self.safety = Safety(story, self.machines, self.people)
+        self.calm = self.safety.calm
+        self.network = Network(Random(f"{seed} network"), story, self._on_line)
+        self.links: dict[str, Link] = {}
+        self.disk = SimDisk()
+        self.controller: Controller | None = None
+        self.agents: dict[str, Agent] = {}
+        self.gateways: dict[str, Gateway] = {}
+        self.gateway_names = [f"g{index}" for index in range(self.random.choice((1, 2)))]
+        self.cut_paths: set[str] = set()
+        """Machines whose engines no gateway reaches."""
+        self.outcomes: dict[str, int] = {}
+        self.leaders = 0
+        self._seen: Mapping[ObjectKey, Kind] = {}
+        self._changes = 0
+        self._tables: dict[str, RoutingTable] = {}
+        for index in range(self.random.choice((2, 3, 3, 4, 5))):
+            self._build_machine(seed, index)
+
+    def _build_machine(self, seed: int, index: int) -> None:
+        name = "abcde"[index]
+        folder = self.folder / name
+        folder.mkdir()
+        size = GIB + self.random.choice((500, 700, 900, 1400)) * MIB
+        self.machines[name] = Machine(name, index, size, Random(f"{seed} {name}"), self.story, folder)
+
+    def now(self) -> float:
+        return self.loop.time()
+
+    async def begin(self) -> None:
+        self.people.begin(self.random.choice((1, 2, 2, 3)))
+        self.start_controller()
+        for name in self.machines:
+            self.start_agent(name)
+        for name in self.gateway_names:
+            self.start_gateway(name)
+
+    # Processes.
+
+    def start_controller(self) -> None:
+        self.leaders += 1
+        self.controller = Controller(
+            self.source,
+            self.folder / "controller",
+            Random(f"{self.leaders} {self.random.random()}"),
+            self.disk,
+            self._on_note,
+        )
+        self.network.controller = self.controller
+        self.calm.end("controller", "killed", self.now() + SEEN_WHOLE_SECONDS)
+        self.story.tell("controller", "starts")
+
+    async def kill_controller(self) -> None:
+        controller, self.controller = self.controller, None
+        if controller is None:
+            return
+        self.calm.begin("controller", "killed")
+        self.story.tell("controller", "is killed")
+        await controller.process.kill()
+        self.network.controller = None
+
+    def start_agent(self, name: str) -> None:
+        machine = self.machines[name]
+        if name in self.agents or not machine.is_on:
+            return
+        if machine.has_lost_memory:
+            self.safety.forget_order(f"agent {name}")
+        link = self.links.setdefault(name, Link(name))
+        self.calm.end(f"agent {name}", "killed", self.now())
+        self.story.tell(f"agent {name}", "starts")
+        self.agents[name] = Agent(
+            machine,
+            SimFleet(self.network, link),
+            Random(f"{name} {self.random.random()}"),
+            self._on_stop,
+            self._on_agent,
+        )
+
+    async def kill_agent(self, name: str) -> None:
+        agent = self.agents.pop(name, None)
+        if agent is not None:
+            self.calm.begin(f"agent {name}", "killed")
+            self.story.tell(f"agent {name}", "is killed")
+            await agent.kill()
+
+    def start_gateway(self, name: str) -> None:
+        if name in self.gateways:
+            return
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        link = self.links.setdefault(name, Link(name))
+        self.calm.end(f"gateway {name}", "killed", self.now())
+        self.safety.forget_order(f"gateway {name}")
+        self.story.tell(f"gateway {name}", "starts")
+        self.gateways[name] = Gateway(name, folder, SimFleet(self.network, link))
+
+    async def kill_gateway(self, name: str) -> None:
+        gateway = self.gateways.pop(name, None)
+        if gateway is None:
+            return
+        self.calm.begin(f"gateway {name}", "killed")
+        self.story.tell(f"gateway {name}", "is killed")
+        await gateway.process.kill()
+        for machine in self.machines.values():
+            for engine in machine.engines():
+                for transport in [one for one in engine.transports if one.gateway is gateway.process]:
+                    transport.abort()
+
+    def lose_store(self) -> None:
+        path, _ = store_paths(self.source, self.folder / "controller")
+        for ending in ("", "-wal", "-shm"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+        if self.controller is not None:
+            self.calm.end("controller", "store", self.now() + LOOK_SECONDS + SEEN_WHOLE_SECONDS)
+        self.story.tell("people", "delete the store's file")
+
+    def processes(self) -> list[Process]:
+        parts = [*self.agents.values(), *self.gateways.values()]
+        return [part.process for part in parts] + ([self.controller.process] if self.controller else [])
+
+    # What is seen.
+
+    def look(self) -> None:
+        """After every turn of the loop: the rules that hold at every moment."""
+        history = self.controller.history if self.controller else None
+        changes = sum(machine.changes for machine in self.machines.values())
+        instances = None
+        if history is not None and history.objects is not self._seen:
+            self._seen = history.objects
+            instances = tuple(item for item in history.objects.values() if isinstance(item, Instance))
+        if instances is not None or changes != self._changes:
+            self._changes = changes
+            self.safety.check(instances)
+        for name, gateway in self.gateways.items():
+            if gateway.traffic.table is not self._tables.get(name):
+                self._tables[name] = gateway.traffic.table
+                self.safety.on_order(f"gateway {name}", gateway.traffic.table.order, is_new=False)
+
+    def _on_line(self, peer: str, line: bytes) -> None:
+        self.safety.on_line(peer, self.leaders, line)
+
+    def _on_note(self, controller: Controller, note: Note) -> None:
+        self.story.tell("controller", f"{note.key}: {note.reason}: {note.message}")
+        self.safety.on_note(note, self.now())
+
+    def _on_agent(self, agent: Agent) -> None:
+        self.safety.on_order(f"agent {agent.machine.name}", agent.runtime.state.order, is_new=False)
+
+    def _on_stop(self, machine: Machine, keeper: Keeper) -> None:
+        self.story.tell(f"agent {machine.name}", f"stops the engine of {keeper.engine.instance_id}")
+        self.safety.on_stop(machine, keeper, self.now())
+
+    # Requests.
+
+    async def _dial(
+        self, protocol_factory: Callable[[], asyncio.Protocol], port: int
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        gateway = PROCESS.get()
+        assert gateway is not None
+        machine = next((one for one in self.machines.values() if one.owns_port(port)), None)
+        self.safety.on_dial(gateway, machine, port, self.now())
+        await asyncio.sleep(0.001)
+        while machine is not None and (machine.name in self.cut_paths or not machine.is_on):
+            await asyncio.sleep(0.5)
+        engine = machine.ports.get(port) if machine else None
+        if engine is None:
+            raise ConnectionRefusedError("nobody listens there")
+        protocol = protocol_factory()
+        transport = EngineTransport(engine, protocol, gateway, self.random)
+        protocol.connection_made(transport)
+        return transport, protocol
+
+    async def ask(self, name: str, model: str) -> str:
+        """One request of a client; its outcome, or `gone` when its gateway is not there (any more)."""
+        gateway = self.gateways.get(name)
+        if gateway is None or gateway.process.is_paused:
+            return "gone"
+        request = Request(model, self.now())
+        stream = self.random.random() < 0.5
+        gateway.process.context.run(partial(gateway.ask, request, wants_stream=stream))
+        try:
+            async with asyncio.timeout(60.0):
+                await request.answered.wait()
+        except TimeoutError:
+            return "gone" if self.gateways.get(name) is not gateway else "silent"
+        self.outcomes[request.outcome] = self.outcomes.get(request.outcome, 0) + 1
+        return request.outcome
+
+    def choose_model(self) -> str:
+        return self.random.choice(MODELS)
+
+
+Fault = Callable[[World, Random], Coroutine[Any, Any, None]]

@@ -1,0 +1,12 @@
+"""Seeds that failed once, each with the name of what was wrong. They are run with the others, whatever is drawn there.
+
+A seed decides a run together with the simulator's own code: where that changes, a seed may tell another story. The bug
+itself is held by the unit test that came with its correction.
+"""
+
+FAILED_ONCE: dict[int, str] = {
+    15: "a store lost under a running leader: members whose Instance had not been reported were doubled, not adopted",
+    17: "the same, and a node was over-committed by the doubles",
+    19: "the same, and a healthy engine was stopped without a note",
+    115: "a gateway whose stream broke as it was told to end went on for ever",
+}
