@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from covey_agent.keeper.keeper import wait_seconds
 from covey_agent.keeper.keepers import ProcessKeepers
 from covey_agent.keeper.link import connect
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
@@ -101,6 +102,25 @@ def test_keeper_takes_less_than_15_mb(folder: Path) -> None:
         await keepers.start(ID, 1, port, launch(folder, port))
         pid = json.loads((folder / ID / "keeper.json").read_text())["pid"]
         assert observe_pss_bytes(pid) < 15_000_000
+        await end(keepers)
+
+    run(story)
+
+
+def test_keeper_with_nothing_due_sleeps_however_long_the_machine_has_run(folder: Path) -> None:
+    month_seconds = 30 * 24 * 3600.0
+    assert wait_seconds([], month_seconds) >= 60
+    assert wait_seconds([month_seconds + 2, month_seconds + 1], month_seconds) == 1
+    assert wait_seconds([month_seconds - 1], month_seconds) == 0
+
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        await keepers.start(ID, 1, port, launch(folder, port))
+        keeper = psutil.Process(json.loads((folder / ID / "keeper.json").read_text())["pid"])
+        await asyncio.to_thread(wait_for, lambda: is_open(port), "the engine listens")
+        before = sum(keeper.cpu_times()[:2])
+        await asyncio.sleep(1)
+        assert sum(keeper.cpu_times()[:2]) - before < 0.1, "a claimed keeper must cost nothing"
         await end(keepers)
 
     run(story)

@@ -56,6 +56,8 @@ MAX_CONNECTIONS = 16
 OWN_STOP_GRACE_SECONDS = 5.0
 # Children of the engine may hold its output pipe open after its end; they are killed, this is for the pipe to drain.
 DRAIN_SECONDS = 1.0
+# A keeper with nothing due is woken by its sockets, its pipe and signals alone.
+IDLE_SECONDS = 3600.0
 # How long the launcher waits for its keeper to say that the engine was started.
 LAUNCH_SECONDS = 10
 
@@ -130,6 +132,11 @@ def observe_oom_kills() -> int | None:
             return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), None)
     except OSError:
         return None
+
+
+def wait_seconds(deadlines: list[float], now: float) -> float:
+    """How long nothing is due; without deadlines a time that costs nothing to wake up after."""
+    return max(0.0, min(deadlines) - now) if deadlines else IDLE_SECONDS
 
 
 class Output:
@@ -276,8 +283,7 @@ class Keeper:
 
     def run(self) -> None:
         while not self.is_over:
-            wait = max(0.0, min(self._deadlines(), default=3600.0) - time.monotonic())
-            for key, _ in self.selector.select(wait):
+            for key, _ in self.selector.select(wait_seconds(self._deadlines(), time.monotonic())):
                 self._guard(key.data)
             self._guard(self.check)
 
