@@ -89,11 +89,13 @@ class ControlRoutes:
         return JSONResponse(asdict(self._source.source_state()))
 
     async def gateways(self, _: Request) -> Response:
+        newest = self._explainer.table_order()
         items = [
             {
                 "name": session.name,
                 "address": session.demand.address if session.demand is not None else "",
                 "connected": session.connected,
+                "current": newest is not None and session.demand is not None and session.demand.applied == newest,
             }
             for session in self._explainer.gateways()
         ]
