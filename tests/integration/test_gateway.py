@@ -480,16 +480,18 @@ async def test_an_engine_that_never_answers_times_out() -> None:
 
 
 async def test_an_engine_that_falls_silent_ends_the_stream_with_an_error() -> None:
-    async with ScriptedEngine(hold) as engine, running_gateway(engine.target()) as gateway:
-        async with connected(gateway) as client:
-            await client.ask(stream=True)
-            await client.read_head()
-            assert await client.read_chunk() == token("a")
-            gateway.pass_time(ENGINE_SILENCE_SECONDS + 1)
-            event = await client.read_chunk()
-            assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "upstream_timeout"
-            assert await client.read_chunk() == b""
-            assert await client.is_closed()
+    async with (
+        ScriptedEngine(hold) as engine,
+        running_gateway(engine.target()) as gateway,
+        connected(gateway) as client,
+    ):
+        await client.ask(stream=True)
+        await client.read_head()
+        assert await client.read_chunk() == token("a")
+        gateway.pass_time(ENGINE_SILENCE_SECONDS + 1)
+        event = await client.read_chunk()
+        assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "upstream_timeout"
+        assert await client.read_chunk() == b""
         await eventually(lambda: engine.open_connections == 0)
 
 
