@@ -189,7 +189,8 @@ class Sent:
 class Traffic:
     """Steady streamed chat requests from a few threads, counted by outcome.
 
-    `waits_for_gateway`: a refused connection is tried again, as clients do; nothing was lost by it.
+    `waits_for_gateway`: a refused connection, and a 503 (nothing serves now), are tried again, as clients do: nothing
+    was lost by it.
     """
 
     def __init__(self, fleet: RunningFleet, workers: int = 2, *, waits_for_gateway: bool = False) -> None:
@@ -198,6 +199,12 @@ class Traffic:
         self._waits_for_gateway = waits_for_gateway
         self.sent: list[Sent] = []
         self.refused = 0
+        self.told_to_wait: list[Sent] = []
+        self._under_way: set[object] = set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._under_way)
 
     @property
     def done(self) -> int:
@@ -227,6 +234,14 @@ class Traffic:
                 future.result(timeout=120)
 
     def _send(self, client: httpx.Client) -> None:
+        request = object()
+        self._under_way.add(request)
+        try:
+            self._exchange(client)
+        finally:
+            self._under_way.discard(request)
+
+    def _exchange(self, client: httpx.Client) -> None:
         body = self._fleet.chat(stream=True, max_tokens=16)
         began = time.monotonic()
         try:
@@ -240,6 +255,10 @@ class Traffic:
             return
         except httpx.HTTPError as error:
             self._count(began, repr(error))
+            return
+        if self._waits_for_gateway and response.status_code == 503:
+            self.told_to_wait.append(Sent(began, time.monotonic(), f"{response.status_code}: {text}"))
+            time.sleep(0.2)
             return
         is_whole = response.status_code == 200 and "data: [DONE]" in text and '"error"' not in text
         self._count(began, "" if is_whole else f"{response.status_code}: {text[-300:]}")

@@ -118,6 +118,7 @@ def is_converged(fleet: RunningFleet, replicas: int) -> bool:
         nodes = control.list_objects("cnodes")
         return (
             control.is_ready()
+            and is_listening(fleet)
             and all(has_condition(item, "Ready") for item in (*placements, *nodes))
             and len(found) == replicas
             and all(item.get("status", {}).get("phase") == "Ready" for item in found)
@@ -126,6 +127,12 @@ def is_converged(fleet: RunningFleet, replicas: int) -> bool:
         )
 
     return read(fleet, ask, False)
+
+
+def is_listening(fleet: RunningFleet) -> bool:
+    """Whether the gateway takes connections."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", int(fleet.url.rpartition(":")[2]))) == 0
 
 
 def has_condition(item: JsonObject, kind: str) -> bool:
