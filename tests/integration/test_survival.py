@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+import httpx
 import pytest
 from kit.fleet import EXAMPLE, RunningFleet, Traffic, running_fleet, wait_until
 from kit.parts import (
@@ -294,9 +295,12 @@ def test_next_up_adopts_what_a_killed_one_left() -> None:
         kill_up(fleet)
         restarted(fleet)
         assert (members(fleet), fleet.ask().status_code) == (before, 200)
-        # At once: the parts that are still ending hold locks, the control socket and the gateway's port.
-        kill_up(fleet)
-        restarted(fleet)
+        # At once, while a stream keeps the old gateway on its port: old parts hold locks and the control socket too.
+        body = fleet.chat(stream=True, max_tokens=4000)
+        with httpx.stream("POST", f"{fleet.url}/v1/chat/completions", json=body, timeout=60) as response:
+            assert response.status_code == 200
+            kill_up(fleet)
+            restarted(fleet)
         assert (members(fleet), fleet.ask().status_code) == (before, 200)
         assert_nothing_doubled(fleet)
 

@@ -159,19 +159,33 @@ def describe(fleet: RunningFleet) -> str:
     return f"members: {members(fleet)}\n{logs}"
 
 
+def engine_commands(fleet: RunningFleet) -> dict[int, list[str]]:
+    """Command lines of engines that serve, by process id; an engine that is asked for its version isn't one."""
+    found: dict[int, list[str]] = {}
+    for process in fleet.processes_of("llama-server"):
+        with contextlib.suppress(psutil.Error):
+            command = process.cmdline()
+            if "--port" in command and process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = command
+    return found
+
+
+def is_kept(pid: int) -> bool:
+    """Whether a keeper is the process's parent, or the process is gone."""
+    try:
+        parent = psutil.Process(pid).parent()
+        return parent is not None and any(word.endswith("keeper.py") for word in parent.cmdline())
+    except psutil.Error:
+        return not is_alive(pid)
+
+
 def assert_nothing_doubled(fleet: RunningFleet) -> None:
-    """One engine per member folder, one port each, and no engine that no keeper knows."""
-    living = members(fleet)
-    ports = [member.port for member in living]
-    assert len(ports) == len(set(ports)), f"two engines on one port: {living}"
-    engines = {process.pid for process in fleet.processes_of("llama-server")}
-    keepers = {process.pid for process in fleet.processes_of("keeper.py")}
-    assert engines <= {member.engine_pid for member in members(fleet)} | {member.engine_pid for member in living}, (
-        living
-    )
-    assert keepers <= {member.keeper_pid for member in members(fleet)} | {member.keeper_pid for member in living}, (
-        living
-    )
+    """No two engines for one Instance, none on one port, and none without a keeper."""
+    engines = engine_commands(fleet)
+    for option in ("--port", "--api-key-file"):  # the file is in the member's own folder
+        values = [command[command.index(option) + 1] for command in engines.values()]
+        assert len(values) == len(set(values)), f"two engines with one {option}: {engines}"
+    wait_until(lambda: all(map(is_kept, engines)), f"engines without a keeper end: {engines}", 5)
 
 
 def events(fleet: RunningFleet, plural: str) -> dict[str, list[str]]:
