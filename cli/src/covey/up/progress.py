@@ -92,7 +92,10 @@ class Display:
 
 
 async def wait_until_settled(control: Control, console: Console) -> list[Outcome]:
-    """Every placement as it is once each is ready or stalled. Shows progress and each source error meanwhile."""
+    """Every placement as it is once each is ready or stalled, and the gateway routes by what this controller has seen.
+
+    Until then a status may be what the controller of an earlier run wrote. Shows progress and each source error.
+    """
     told: set[str] = set()
     with Display(console) as display:
         while True:
@@ -112,8 +115,10 @@ def _observe(control: Control, display: Display, told: set[str]) -> list[Outcome
         if line not in told:
             told.add(line)
             click.echo(line, err=True)
+    is_routed = any(gateway["current"] for gateway in control.list_gateways())
     outcomes = [parse_outcome(item) for item in control.list_objects("placements")]
     for outcome in outcomes:
         if not outcome.ready and not outcome.stalled:
             display.update(outcome, control.get_progress("placements", outcome.namespace, outcome.name))
-    return outcomes if outcomes or source["applied"] or source.get("errors") else None
+    is_read = outcomes or source["applied"] or source.get("errors")
+    return outcomes if is_routed and is_read else None
