@@ -69,7 +69,7 @@ def test_grammar_is_refused_with_what_to_use() -> None:
 
 
 def test_schema_longer_than_can_be_looked_through_is_refused() -> None:
-    body = {"model": "m", "messages": [{}], "tools": ["x" * MAX_SCHEMA_BYTES]}
+    body: dict[str, Any] = {"model": "m", "messages": [{}], "tools": ["x" * MAX_SCHEMA_BYTES]}
     refused = parse_chat(json.dumps(body).encode())
     assert isinstance(refused, ApiError)
     assert (refused.status, refused.param) == (400, "tools")
