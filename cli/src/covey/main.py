@@ -5,6 +5,7 @@ import sys
 from typing import NoReturn
 
 import click
+from covey_api.text import escape_controls
 
 from covey.commands.chat import chat
 from covey.commands.objects import apply, delete, describe, get, wait, why
@@ -46,7 +47,7 @@ def main() -> NoReturn:
     try:
         cli.main(standalone_mode=False)
     except CommandError as error:
-        click.echo(f"covey: {error}", err=True)
+        click.echo(f"covey: {escape_controls(str(error))}", err=True)
         sys.exit(error.code)
     except click.ClickException as error:
         error.show()

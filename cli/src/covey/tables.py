@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 from covey_api.kinds import Column, Kind
+from covey_api.text import escape_controls
 
 from covey.jsonpath import find_values
 
@@ -14,7 +15,8 @@ JsonObject = dict[str, Any]
 
 
 def render_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned by spaces, three apart; no trailing blanks."""
+    """Columns aligned by spaces, three apart; no trailing blanks. A cell is one line, whatever a node wrote into it."""
+    rows = [[escape_controls(cell).replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows))
     return "\n".join(line.rstrip() for line in lines)

@@ -5,12 +5,14 @@ import resource
 import sys
 from contextlib import suppress
 
+from covey_api.text import escape_controls
+
 
 class _LineFormatter(logging.Formatter):
     """One line per record, tracebacks too: whoever reads lines (`covey up`, journald) sees whole records."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).replace("\n", "\\n")
+        return escape_controls(super().format(record)).replace("\n", "\\n")
 
 
 def start_logging(part: str) -> None:

@@ -80,7 +80,8 @@ class Exchange:
         # The rest of the body is not worth waiting for.
         self._is_hopeless = False
         self._has_head_sent = False
-        self._pieces: list[bytes] = []
+        # One buffer: a list of chunks of two bytes would take thirty times what is counted.
+        self._body = bytearray()
         self._body_bytes = 0
         self._reserved_bytes = 0
         self._delivery: Delivery | None = None
@@ -109,7 +110,7 @@ class Exchange:
             return
         elif self._traffic.reserve_body(len(piece)):
             self._reserved_bytes += len(piece)
-            self._pieces.append(piece)
+            self._body += piece
         else:
             message = "the gateway holds as many request bodies as it may; try again"
             self._refuse_body(ApiError(503, ErrorCode.OVERLOADED, message, retry_after_seconds=1))
@@ -132,7 +133,7 @@ class Exchange:
             self._proceed()
 
     def _free_body(self) -> None:
-        self._pieces.clear()
+        self._body = bytearray()
         self._traffic.free_body(self._reserved_bytes)
         self._reserved_bytes = 0
 
@@ -148,8 +149,8 @@ class Exchange:
             self._deliver(ask)
 
     def _understand(self, caller: Caller) -> Ask | ApiError:
-        pieces, self._pieces = self._pieces, []
-        request = parse_chat(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        body, self._body = self._body, bytearray()
+        request = parse_chat(bytes(body))
         if isinstance(request, ApiError):
             return request
         model = self._traffic.find_model(caller, request.model)

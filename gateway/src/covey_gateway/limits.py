@@ -8,6 +8,8 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_BODIES_BYTES = 512 * 1024 * 1024
 # With an engine's connection for each, 16,384 file descriptors: what any system lets one process have.
 MAX_CONNECTIONS = 8192
+# JSON schemas and tools of one request, decoded to look for what hangs an engine: hundreds of tools have 200 kB.
+MAX_SCHEMA_BYTES = 1024 * 1024
 # Requests read ahead on one connection behind an unanswered one; browsers and SDKs send one at a time.
 MAX_PIPELINED = 16
 # Bytes kept unparsed behind an unanswered request before the connection is no longer read.

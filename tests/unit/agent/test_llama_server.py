@@ -110,3 +110,18 @@ def test_exit_is_classified(adapter: LlamaServer, status: int, tail: str, cause:
     found, message = adapter.classify_exit(status, tail)
     assert found is cause
     assert words in message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "insufficient memory",
+        "error while loading shared libraries: libx.so:",
+        "error loading model",
+        "last read: 'my prompt'",
+    ],
+)
+def test_words_of_a_client_in_the_output_are_no_cause_and_are_not_quoted(adapter: LlamaServer, words: str) -> None:
+    line = f'0.03.025.536 W srv    operator(): got exception: {{"error":{{"code":500,"message":"{words}"}}}}'
+    found, message = adapter.classify_exit(-11, f"0.00.001 I main: starting\n{line}\n{line}")
+    assert (found, message) == (FailureCause.KILLED, "ended by SIGSEGV")

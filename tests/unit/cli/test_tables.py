@@ -54,3 +54,15 @@ def test_render_describe_shows_conditions_and_events() -> None:
     assert "Generation:  2 (observed 2)" in text
     assert "PartlyServing" in text
     assert "Created" in text
+
+
+def test_what_a_node_writes_cannot_steer_a_terminal_or_add_a_row() -> None:
+    table = render_table(("NAME",), [("a\x1b[2J\x9b31m\r\u202e\nfake",), ("größe 量",)])
+    assert table == "NAME\na\\x1b[2J\\x9b31m\\r\\u202e\\nfake\ngröße 量"
+
+
+def test_described_conditions_cannot_steer_a_terminal() -> None:
+    condition = {"type": "Ready", "status": "False", "reason": "X", "message": "\x1b]0;owned\x07"}
+    item = ITEM | {"status": {"conditions": [condition], "version": "\x1b[31m"}}
+    text = render_describe(Placement, item, [{"reason": "R", "message": "\x1b[2J"}])
+    assert "\x1b" not in text

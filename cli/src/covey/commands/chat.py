@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import click
 import httpx
+from covey_api.text import escape_controls
 
 from covey.commands.options import open_control, state_option
 from covey.errors import CommandError, ExitCode
@@ -43,7 +44,8 @@ def chat(model: str, prompt: tuple[str, ...], url: str | None, max_tokens: int |
             answer = ""
             for piece in _stream_answer(http, model, messages, max_tokens):
                 answer += piece
-                click.echo(piece, nl=False)
+                # Raw into a file or a pipe; on a terminal a model must not be able to steer it.
+                click.echo(escape_controls(piece) if sys.stdout.isatty() else piece, nl=False)
                 sys.stdout.flush()
             click.echo()
             messages.append({"role": "assistant", "content": answer})

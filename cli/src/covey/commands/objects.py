@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 from covey_api.kinds import Kind
+from covey_api.text import escape_controls
 
 from covey.commands.options import (
     kind_of,
@@ -100,7 +101,7 @@ def _print_source(source: JsonObject, output: str | None) -> None:
     if source["wanted"] != source["applied"]:
         click.echo(f"Refused:  set {source['wanted']}")
     for error in source.get("errors", ()):
-        click.echo(f"  {error['file']}:{error['line']}: {error['message']}")
+        click.echo(f"  {error['file']}:{error['line']}: {escape_controls(error['message'])}")
     for notice in source.get("notices", ()):
         click.echo(f"Note:     {notice}")
 
@@ -148,7 +149,7 @@ def why(target: tuple[str, ...], namespace: str, output: str, state: Path) -> No
             control.explain(kind.PLURAL, namespace_of(kind, namespace), name) for kind, name in parse_targets(target)
         ]
     for answer in answers:
-        click.echo(render_json(answer["data"]) if output == "json" else answer["text"].rstrip("\n"))
+        click.echo(render_json(answer["data"]) if output == "json" else escape_controls(answer["text"]).rstrip("\n"))
 
 
 @click.command()

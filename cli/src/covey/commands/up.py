@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import click
+from covey_api.text import escape_controls
 from covey_fleet_client.tasks import flatten_errors
 from rich.console import Console
 
@@ -131,7 +132,7 @@ def _describe_places(control: Control, settings: Settings) -> list[str]:
 
 def _describe_outcomes(outcomes: list[Outcome]) -> list[str]:
     return [
-        f"Placement '{outcome.name}' is not serving: {outcome.reason}: {outcome.message}"
+        f"Placement '{outcome.name}' is not serving: {outcome.reason}: {escape_controls(outcome.message)}"
         for outcome in outcomes
         if not outcome.ready
     ]

@@ -44,6 +44,8 @@ _BAD_MODEL = re.compile(
     r"invalid magic|failed to read (key-value pairs|tensor)|error loading model|failed to open GGUF|unknown model arch"
 )
 _BIND = re.compile(r"couldn't bind HTTP server socket")
+# A refused request, with words of a client's: they are no cause of an exit, and no status may show them.
+_REFUSED_REQUEST = re.compile(r"^.*: got exception: .*\n?", re.MULTILINE)
 # Longest line of output that is quoted in a message.
 _MAX_QUOTE = 300
 
@@ -91,6 +93,7 @@ class LlamaServer:
             return False
 
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
+        tail = _REFUSED_REQUEST.sub("", tail)
         if match := _MISSING_LIBRARY.search(tail):
             library = match.group(1)
             package = _PACKAGES.get(library)

@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 from covey_api.reasons import ErrorCode
 
+from covey_gateway.limits import MAX_SCHEMA_BYTES
 from covey_gateway.wire.errors import ApiError, invalid_request
-from covey_gateway.wire.openai.fields import PASSED, READ, REFUSED
+from covey_gateway.wire.openai.fields import PASSED, READ, REFUSED, SCHEMAS
+from covey_gateway.wire.openai.patterns import find_wild_pattern
 
 PATH = "/v1/chat/completions"
 
@@ -36,6 +38,7 @@ _KINDS: dict[type[Any], tuple[str, msgspec.json.Decoder[Any]]] = {
     int: ("a whole number", msgspec.json.Decoder(int | None)),
     dict: ("an object", msgspec.json.Decoder(dict[str, Any] | None)),
 }
+_ANY = msgspec.json.Decoder()
 _ENCODE = msgspec.json.Encoder().encode
 _TRUE = msgspec.Raw(b"true")
 # An engine whose answer is put together here is asked to count tokens.
@@ -60,6 +63,7 @@ def parse_chat(body: bytes) -> ChatRequest | ApiError:
     2. `model` a string, `messages` an array that isn't empty.
     3. `stream` a boolean; `stream_options` only with it, and only with what is known.
     4. `max_tokens` and `max_completion_tokens` whole numbers above zero; the smaller counts.
+    5. No pattern in a JSON schema that would hang the engine.
     """
     fields = _decode(body)
     if isinstance(fields, ApiError):
@@ -80,6 +84,8 @@ def parse_chat(body: bytes) -> ChatRequest | ApiError:
     max_tokens = _read_max_tokens(fields)
     if isinstance(max_tokens, ApiError):
         return max_tokens
+    if (error := _check_schemas(fields)) is not None:
+        return error
     rest = {"messages": fields["messages"]}
     rest.update((name, value) for name, value in fields.items() if name not in READ)
     return ChatRequest(model, wants_stream is True, rest, fields.get("stream_options"), max_tokens)
@@ -158,6 +164,23 @@ def _check_stream_options(fields: dict[str, msgspec.Raw], wants_stream: bool) ->
             )
         if not isinstance(value, bool | None):
             return invalid_request(f"`stream_options.{name}` must be true or false", "stream_options")
+    return None
+
+
+def _check_schemas(fields: dict[str, msgspec.Raw]) -> ApiError | None:
+    for name in SCHEMAS:
+        raw = fields.get(name)
+        if raw is not None and memoryview(raw).nbytes > MAX_SCHEMA_BYTES:
+            return invalid_request(f"`{name}` must have at most {MAX_SCHEMA_BYTES} bytes", name)
+        # The key may be written with escapes; most schemas have neither.
+        if raw is None or not (b"pattern" in (text := bytes(raw)) or b"\\u" in text):
+            continue
+        try:
+            words = find_wild_pattern(_ANY.decode(raw))
+        except (msgspec.DecodeError, RecursionError):
+            return invalid_request(f"`{name}` must be JSON that isn't nested this deeply", name)
+        if words is not None:
+            return invalid_request(f"`{name}`: {words}", name)
     return None
 
 

@@ -56,7 +56,6 @@ _EXTRAS = frozenset(
         "dynatemp_exponent",
         "dynatemp_range",
         "enable_thinking",
-        "grammar",
         "ignore_eos",
         "include_stop_str_in_output",
         "json_schema",
@@ -90,6 +89,9 @@ _EXTRAS = frozenset(
 
 PASSED = _OPENAI | _EXTRAS
 
+# Where a JSON schema may be.
+SCHEMAS = ("response_format", "json_schema", "tools", "functions")
+
 _SLOTS = "slots are the gateway's and the engine's to choose"
 _CACHE = "the prompt cache is shared by all clients of the engine"
 _WEIGHTS = "what the engine loads is declared in the Model"
@@ -105,6 +107,7 @@ REFUSED = {
     "chat_template": "the template is the Model's; use `chat_template_kwargs` for its variables",
     "data_parallel_rank": _SLOTS,
     "draft_model": _WEIGHTS,
+    "grammar": "a grammar can hang or end the engine of all its clients; use `response_format` with a JSON schema",
     "id_slot": _SLOTS,
     "kv_transfer_params": _CACHE,
     "lora": _WEIGHTS,
