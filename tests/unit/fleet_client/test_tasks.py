@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from covey_fleet_client.tasks import run_apart
 
-
 pytestmark = pytest.mark.anyio
 
 
