@@ -16,7 +16,7 @@ import signal
 from pathlib import Path
 
 import httpx
-from covey_api.engines import Compute, EngineName, KvCacheType
+from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType
 from covey_api.instance import Instance
 from covey_api.reasons import FailureCause
 from covey_planner.fit.options import ASSUMED_ARGUMENTS
@@ -109,7 +109,7 @@ def render_placement(instance: Instance) -> tuple[str, ...]:
     if instance.spec.compute is Compute.CPU:
         # `none` also keeps a driver that is there from taking memory of a device.
         return "-ngl", "0", "-dev", "none"
-    devices = sorted({costs.pool for costs in instance.spec.members[0].costs if costs.pool != "Host"})
+    devices = sorted({costs.pool for costs in instance.spec.members[0].costs if costs.pool != HOST_POOL})
     chosen = ("-dev", ",".join(devices)) if devices else ()
     return "-ngl", ALL_LAYERS, *chosen
 
