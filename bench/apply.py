@@ -9,7 +9,6 @@ memory and an engine, and starts nothing. Measured to the moment at which a watc
 import asyncio
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -73,7 +72,8 @@ async def running_controller(folder: Path) -> AsyncGenerator[tuple[Path, httpx.A
     (source / "model.yaml").write_text(MODEL)
     flags = ("--source", str(source), "--state", str(state), "--fleet-listen", "127.0.0.1:0")
     command = (sys.executable, "-m", "covey_controller", *flags)
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as process:
+    with (folder / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stderr=log)
         try:
             transport = httpx.AsyncHTTPTransport(uds=str(state / "control.sock"))
             async with httpx.AsyncClient(transport=transport, base_url="http://covey", timeout=30) as control:
@@ -81,6 +81,7 @@ async def running_controller(folder: Path) -> AsyncGenerator[tuple[Path, httpx.A
                 yield source, control, json.loads((state / "controller" / "fleet.json").read_text())["url"]
         finally:
             process.terminate()
+            await process.wait()
 
 
 async def wait_ready(control: httpx.AsyncClient) -> None:

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 GOLDEN_FILES = Path(__file__).parent / "golden" / "files"
 # Children that were told to end get this long; a busy machine needs it.
 CHILDREN_END_SECONDS = 5.0
+
+# How long an example takes says how busy the machine is, and nothing of the code.
+settings.register_profile("covey", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("covey")
 
 Golden = Callable[[str, str], None]
 

@@ -166,6 +166,8 @@ class FakeGateway:
     unreachable: set[str] = field(default_factory=set[str])
     seen: float = 0.0
     stuck: bool = False
+    dead: bool = False
+    """It says nothing any more, and its stream is broken."""
 
     def follow(self, table: Endpoints) -> None:
         is_newer = self.applied is None or not self.applied.is_after(table.order)
@@ -236,7 +238,7 @@ class Worldlet:
             led_since=self.led_since,
             objects=tuple(self.objects.values()),
             agents=tuple(AgentView(a.name, a.seen, a.report()) for a in self.agents.values() if a.seen >= 0),
-            gateways=tuple(GatewayView(g.name, g.seen, True, g.demand()) for g in self.gateways.values()),
+            gateways=tuple(GatewayView(g.name, g.seen, not g.dead, g.demand()) for g in self.gateways.values()),
             answers=self.answers,
             published=self.published,
             memory=self.memory,
@@ -253,7 +255,8 @@ class Worldlet:
             if not agent.paused:
                 agent.seen = self.now
         for gateway in self.gateways.values():
-            gateway.seen = self.now
+            if not gateway.dead:
+                gateway.seen = self.now
         made = plan(self.observe(), self.now)
         self._act(made)
         self._publish(made)
@@ -318,5 +321,5 @@ class Worldlet:
             for ask in assignments.asks:
                 self.answers[ask.id] = agent.answer(ask.id, ask.source)
         for gateway in self.gateways.values():
-            if self.published.endpoints is not None:
+            if self.published.endpoints is not None and not gateway.dead:
                 gateway.follow(self.published.endpoints)

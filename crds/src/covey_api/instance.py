@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from covey_api.engines import Compute, EngineName, KvCacheType
+from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType
 from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Name, Status
 from covey_api.model import ResolvedArtifact
@@ -28,7 +28,7 @@ class MemberRole(StrEnum):
 class Costs(Message):
     """The bytes one member takes from one pool, by purpose. The planner computes them, the agent checks them."""
 
-    pool: Annotated[str, Field(max_length=63)] = "Host"
+    pool: Annotated[str, Field(max_length=63)] = HOST_POOL
     """Which memory pool of the node."""
     weights_bytes: int = 0
     """The weights, as loaded."""

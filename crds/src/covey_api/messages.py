@@ -219,7 +219,6 @@ class ServedModel(Message):
     state: ModelState
     reason: str = ""
     message: str = ""
-    ready_replicas: int = 0
     replicas: int = 0
     progress: Progress | None = None
     retry_after_seconds: int = 5

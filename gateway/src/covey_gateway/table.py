@@ -109,7 +109,6 @@ def _render_model(model: TableModel) -> ServedModel:
         aliases=model.aliases,
         tasks=(Task.CHAT,),
         state=ModelState.READY,
-        ready_replicas=len(model.endpoints),
         replicas=len(model.endpoints),
     )
 

@@ -324,6 +324,18 @@ def test_silent_node_that_serves_requests_is_not_replaced() -> None:
     assert [i.spec.instance_id for i in story.instances()] == [first.spec.instance_id]
 
 
+def test_requests_of_a_gateway_that_died_with_the_node_keep_nothing_from_being_replaced() -> None:
+    story = fleet("a", "b")
+    first = story.instances()[0]
+    home = first.spec.members[0].node
+    beside = FakeGateway("beside", in_flight={first.spec.instance_id: 1})
+    story.gateways["beside"] = beside
+    story.run(5)
+    story.agents[home].paused, beside.dead = True, True
+    story.run(120)
+    assert [i.spec.members[0].node for i in story.instances()] == ["b" if home == "a" else "a"]
+
+
 def test_silent_node_that_no_gateway_reaches_loses_its_endpoint() -> None:
     story = fleet("a")
     first = story.instances()[0]

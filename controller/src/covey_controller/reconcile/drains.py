@@ -33,10 +33,10 @@ _HOLDS_REQUESTS = frozenset({MemberPhase.READY, MemberPhase.DRAINING})
 def observe_losses(draft: Draft) -> None:
     """Which running Instances are lost, and which a gateway found unreachable while their node was silent.
 
-    Lost: its node has been silent for the grace, and no gateway has requests on it. It is replaced, and leaves when the
-    replacement serves; if its node comes back first, it is as good as ever.
+    Lost: its node has been silent for the grace, and no live gateway has requests on it. It is replaced, and leaves
+    when the replacement serves; if its node comes back first, it is as good as ever.
     """
-    demands = [gateway.demand for gateway in draft.world.gateways if gateway.demand]
+    demands = [gateway.demand for gateway in live_gateways(draft) if gateway.demand]
     shunned = {e.instance_id for demand in demands for e in demand.endpoints if e.unreachable}
     busy = {e.instance_id for demand in demands for e in demand.endpoints if e.in_flight > 0 and not e.unreachable}
     silent = [sight for sight in draft.sights.values() if sight.unknown_since < float("inf")]
@@ -56,6 +56,11 @@ def observe_losses(draft: Draft) -> None:
         draft.lost[sight.id] = draft.now
         message = f"its node has been silent for {int(NODE_GRACE_SECONDS)} s and no gateway has requests on it"
         draft.note(sight.instance.key, EventReason.LOST, message, warning=True)
+
+
+def live_gateways(draft: Draft) -> list[GatewayView]:
+    """Those whose word counts. What a dead one said last is over with it."""
+    return [gateway for gateway in draft.world.gateways if is_live(gateway, draft.watching_since, draft.now)]
 
 
 def plan_drains(draft: Draft, strays: list[Sight]) -> None:
@@ -97,7 +102,7 @@ def why_quiet(draft: Draft, sight: Sight, drain: Drain) -> str | None:
     if draft.now >= deadline:
         return f"`drainSeconds` ({sight.instance.spec.drain_seconds}) have passed"
     draft.wake_at(deadline)
-    live = [g for g in draft.world.gateways if is_live(g, draft.watching_since, draft.now)]
+    live = live_gateways(draft)
     if not live:
         draft.wake_at(drain.since + NO_GATEWAY_SECONDS)
         return "no gateway is there to send requests" if draft.now >= drain.since + NO_GATEWAY_SECONDS else None

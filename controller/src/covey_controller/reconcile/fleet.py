@@ -7,6 +7,7 @@ paused or has just begun never mistakes its own absence for the death of a node.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance, MemberPhase
 from covey_api.messages import NODE_SILENCE_SECONDS, Endpoints, MemberReport, Report
 from covey_api.node import Node, NodeSpec
@@ -17,7 +18,6 @@ from covey_controller.reconcile.world import AgentView, GatewayView
 
 # A stream that is opened again within this (a renewed certificate, a restarted reader) was not broken.
 STREAM_BREAK_SECONDS = 1.0
-HOST_POOL = "Host"
 
 # Phases in which a member's engine is gone for good.
 ENDED = frozenset({MemberPhase.STOPPED, MemberPhase.FAILED})

@@ -119,7 +119,6 @@ def _served_model(
         state=state,
         reason=outcome.reason if outcome and state is not ModelState.READY else "",
         message=outcome.message if outcome and state is not ModelState.READY else "",
-        ready_replicas=ready,
         replicas=wanted,
         progress=progress,
         retry_after_seconds=retry_after_seconds(progress),

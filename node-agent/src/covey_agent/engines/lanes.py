@@ -7,7 +7,7 @@ A lane's pool has the engine's name of the device (`Vulkan0`), so that stamped b
 import re
 from dataclasses import dataclass
 
-from covey_api.engines import Compute, EngineName, Lane, LaneState
+from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
 from covey_api.node import MemoryPool
 
 # `  Vulkan0: AMD Radeon RX 7900 XTX (RADV NAVI31) (24560 MiB, 23980 MiB free)`
@@ -24,7 +24,6 @@ _COMPUTES = {
     "MTL": Compute.METAL,
 }
 _MIB = 1024 * 1024
-HOST_POOL = "Host"
 
 
 @dataclass(frozen=True, slots=True)

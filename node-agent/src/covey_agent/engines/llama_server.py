@@ -16,11 +16,12 @@ import signal
 from pathlib import Path
 
 import httpx
-from covey_api.engines import Compute, EngineName, KvCacheType
+from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType
 from covey_api.instance import Instance
 from covey_api.reasons import FailureCause
 from covey_planner.fit.options import ASSUMED_ARGUMENTS
 
+from covey_agent.engines.libraries import explain_missing_library
 from covey_agent.ports import EngineProgram, Launch
 
 KEY_FILE = "engine.key"
@@ -33,8 +34,6 @@ PROBE_SECONDS = 30.0
 ALL_LAYERS = "999"
 
 _CACHE_TYPES = {KvCacheType.F16: "f16", KvCacheType.Q8_0: "q8_0", KvCacheType.Q4_0: "q4_0"}
-_MISSING_LIBRARY = re.compile(r"error while loading shared libraries: (\S+?):")
-_PACKAGES = {"libgomp.so.1": "libgomp1", "libvulkan.so.1": "libvulkan1", "libstdc++.so.6": "libstdc++6"}
 _OUT_OF_MEMORY = re.compile(
     r"insufficient memory|unable to allocate|failed to allocate|std::bad_alloc|out of (device |host )?memory"
     r"|ErrorOutOfDeviceMemory|cudaMalloc failed",
@@ -94,11 +93,8 @@ class LlamaServer:
 
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
         tail = _REFUSED_REQUEST.sub("", tail)
-        if match := _MISSING_LIBRARY.search(tail):
-            library = match.group(1)
-            package = _PACKAGES.get(library)
-            cure = f"Install it: apt-get install {package}" if package else "Install the package that has it"
-            return FailureCause.MISSING_LIBRARY, f"the engine needs the shared library '{library}'. {cure}."
+        if missing := explain_missing_library("the engine", tail):
+            return FailureCause.MISSING_LIBRARY, missing
         words = f"{render_status(status)}{quote_last_error(tail)}"
         if _OUT_OF_MEMORY.search(tail):
             return FailureCause.OUT_OF_MEMORY, words
@@ -116,7 +112,7 @@ def render_placement(instance: Instance) -> tuple[str, ...]:
     if instance.spec.compute is Compute.CPU:
         # `none` also keeps a driver that is there from taking memory of a device.
         return "-ngl", "0", "-dev", "none"
-    devices = sorted({costs.pool for costs in instance.spec.members[0].costs if costs.pool != "Host"})
+    devices = sorted({costs.pool for costs in instance.spec.members[0].costs if costs.pool != HOST_POOL})
     chosen = ("-dev", ",".join(devices)) if devices else ()
     return "-ngl", ALL_LAYERS, *chosen
 

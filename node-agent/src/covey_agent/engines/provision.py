@@ -25,6 +25,7 @@ from covey_api.node import EngineOverride, NodeSpec, Provisioning
 from covey_api.reasons import FailureCause
 
 from covey_agent.engines.lanes import EngineDevice, parse_devices, plan_lanes
+from covey_agent.engines.libraries import explain_missing_library
 from covey_agent.engines.managed import ManagedEngine, is_platform_fit
 from covey_agent.engines.probe import ask
 from covey_agent.ports import AgentError, EngineProgram, OnTransfer
@@ -41,15 +42,6 @@ _DEVICES_SECONDS = 30.0
 _SILENCE_SECONDS = 300.0
 
 _VERSION = re.compile(r"^version: (.{1,64})", re.MULTILINE)
-_LIBRARY = re.compile(r"error while loading shared libraries: ([^:\s]+): cannot open shared object file")
-# Debian's and Ubuntu's packages of libraries that llama-server builds ask for.
-_PACKAGES = {
-    "libcurl.so.4": "libcurl4",
-    "libgomp.so.1": "libgomp1",
-    "libssl.so.3": "libssl3",
-    "libstdc++.so.6": "libstdc++6",
-    "libvulkan.so.1": "libvulkan1",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +154,8 @@ class NodeEngines:
         answer = await ask(program.path, "--version", environment=program.environment, seconds=_VERSION_SECONDS)
         if answer is None:
             raise _unusable(f"{program.path} did not answer `--version` within {_VERSION_SECONDS:.0f} s.")
-        if missing := _LIBRARY.search(answer.text):
-            raise _missing_library(program.path, missing.group(1))
+        if missing := explain_missing_library(str(program.path), answer.text):
+            raise AgentError(FailureCause.MISSING_LIBRARY, missing)
         if answer.status != 0:
             last = " ".join(answer.text.split())[-200:]
             raise _unusable(f"{program.path} must answer `--version`; it ended with {answer.status}: {last}")
@@ -205,15 +197,6 @@ def _parse_version(text: str) -> str:
 
 def _unusable(message: str) -> AgentError:
     return AgentError(FailureCause.NO_USABLE_ENGINE, message)
-
-
-def _missing_library(path: Path, library: str) -> AgentError:
-    package = _PACKAGES.get(library)
-    cure = f"apt-get install {package}" if package else f"apt-file search {library} names the package"
-    return AgentError(
-        FailureCause.MISSING_LIBRARY,
-        f"{path} needs the shared library '{library}', which is not on this machine. On Debian and Ubuntu: `{cure}`.",
-    )
 
 
 def _install_line(is_provisioning_on: bool) -> str:

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from covey_api.engines import HOST_POOL
 from covey_api.messages import PoolReading
 from covey_api.node import Device, MemoryPool, NodeFacts
 
-from covey_agent.engines.lanes import HOST_POOL, EngineDevice, device_pools
+from covey_agent.engines.lanes import EngineDevice, device_pools
 from covey_agent.facts.devices import observe_amd, observe_nvidia
 from covey_agent.facts.host import (
     observe_cpu_cores,

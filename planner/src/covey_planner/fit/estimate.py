@@ -11,11 +11,10 @@ factors (1.1 for weights, 128 elements a head) are off by half and more on small
 
 from dataclasses import dataclass
 
-from covey_api.engines import Compute, KvCacheType, Lane
+from covey_api.engines import HOST_POOL, Compute, KvCacheType, Lane
 from covey_api.instance import Costs, EngineOptions
 from covey_api.model import Geometry
 
-HOST_POOL = "Host"
 # The engine rounds the cells of each slot up to this.
 CELL_STEP = 256
 # Bytes of one block of 32 elements in the KV cache.
