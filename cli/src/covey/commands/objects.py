@@ -57,7 +57,9 @@ def get(
         else:
             wanted, chosen = set(names), [kind_of(word) for word in kinds.split(",") if word]
         if watch:
-            _watch_objects(control, chosen, wanted, None if all_namespaces else namespace)
+            if output in ("yaml", "json", "name"):
+                raise CommandError(f"--watch prints tables; it can't print '{output}'", ExitCode.WRONG_USE)
+            _watch_objects(control, chosen, wanted, None if all_namespaces else namespace, wide=output == "wide")
             return
         found: list[tuple[type[Kind], list[JsonObject]]] = []
         for kind in chosen:
@@ -105,8 +107,11 @@ def _print_source(source: JsonObject, output: str | None) -> None:
         click.echo(f"Note:     {notice}")
 
 
-def _watch_objects(control: Control, kinds: list[type[Kind]], names: set[str], namespace: str | None) -> None:
+def _watch_objects(
+    control: Control, kinds: list[type[Kind]], names: set[str], namespace: str | None, *, wide: bool
+) -> None:
     headed = False
+    seen: dict[tuple[str, str, str], JsonObject] = {}  # sets the widths, so that rows stay under their heads
     by_name = {kind.__name__: kind for kind in kinds}
     for change in control.watch([kind.PLURAL for kind in kinds]):
         item = change.get("object")
@@ -115,8 +120,12 @@ def _watch_objects(control: Control, kinds: list[type[Kind]], names: set[str], n
         kind = by_name[item["kind"]]
         if kind.NAMESPACED and namespace and item["metadata"].get("namespace") != namespace:
             continue
-        table = render_objects(kind, [item], wide=False, all_namespaces=namespace is None, prefix=len(kinds) > 1)
-        head, row = table.splitlines()
+        key = (item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"])
+        seen.pop(key, None)
+        seen[key] = item
+        items = [one for (of_kind, _, _), one in seen.items() if of_kind == item["kind"]]
+        table = render_objects(kind, items, wide=wide, all_namespaces=namespace is None, prefix=len(kinds) > 1)
+        head, *_, row = table.splitlines()
         click.echo(row if headed and len(kinds) == 1 else f"{head}\n{row}")
         headed = True
 

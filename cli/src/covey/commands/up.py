@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -46,9 +47,23 @@ def up(source: Path, wait: bool, headless: bool, port: int, allow_empty: bool, c
     )
     try:
         with hold_state_folder(settings):
+            _require_free_port(port)
             _run_to_end(settings, wait=wait, headless=headless)
     except AlreadyRunning as running:
         _report_running(running, settings)
+
+
+def _require_free_port(port: int) -> None:
+    """Before anything starts: else another process's answers on the port would be taken for this Covey's."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the gateway does: a port in TIME_WAIT is free
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise CommandError(
+                f"port {port} on 127.0.0.1 must be free for the gateway; got: {error.strerror}. End what uses it "
+                "(another 'covey up'?), or choose another with --port."
+            ) from error
 
 
 def _run_to_end(settings: Settings, *, wait: bool, headless: bool) -> None:
@@ -144,8 +159,18 @@ def _describe_outcomes(outcomes: list[Outcome]) -> list[str]:
 def _describe_use(outcomes: list[Outcome], settings: Settings) -> list[str]:
     ready = [outcome.model for outcome in outcomes if outcome.ready]
     lines = ["", f"Covey serves at {settings.gateway_url}"]
+    if not outcomes:
+        return [
+            *lines,
+            f"Nothing is placed: no Placement runs from '{settings.source}'. Add one, or 'covey get source'.",
+        ]
     if not ready:
-        return [*lines, "No model is ready; 'covey get placements' says why."]
+        return [
+            *lines,
+            "No model is ready; 'covey describe placements/NAME' says more.",
+            "",
+            "Ctrl-C stops everything.",
+        ]
     model = ready[0]
     body = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Say hello."}}]}}'
     return [
