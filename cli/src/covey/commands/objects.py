@@ -66,17 +66,20 @@ def get(
             items = control.list_objects(kind.PLURAL, None if all_namespaces else namespace_of(kind, namespace) or None)
             found.append((kind, [item for item in items if not wanted or item["metadata"]["name"] in wanted]))
     missing = wanted - {item["metadata"]["name"] for _, items in found for item in items}
-    _print_objects(found, output, all_namespaces)
+    _print_objects(found, output, all_namespaces, names=wanted)
     if missing:
         where = "" if all_namespaces else f" in namespace '{namespace}'"
         names_text = ", ".join(f"'{name}'" for name in sorted(missing))
         raise CommandError(f"no {'/'.join(k.SINGULAR for k in chosen)} {names_text}{where}", ExitCode.NOTHING_MATCHED)
 
 
-def _print_objects(found: list[tuple[type[Kind], list[JsonObject]]], output: str | None, all_namespaces: bool) -> None:
+def _print_objects(
+    found: list[tuple[type[Kind], list[JsonObject]]], output: str | None, all_namespaces: bool, names: set[str]
+) -> None:
     everything = [item for _, items in found for item in items]
     if output in ("json", "yaml"):
-        listed = {"apiVersion": "v1", "kind": "List", "items": everything}
+        is_one = len(names) == 1 and len(found) == 1 and len(everything) == 1
+        listed = everything[0] if is_one else {"apiVersion": "v1", "kind": "List", "items": everything}
         click.echo(render_json(listed) if output == "json" else render_yaml(listed))
         return
     blocks: list[str] = []
@@ -88,7 +91,7 @@ def _print_objects(found: list[tuple[type[Kind], list[JsonObject]]], output: str
                 kind, items, wide=output == "wide", all_namespaces=all_namespaces, prefix=len(found) > 1
             )
             blocks.append(table)
-        else:
+        elif not names:
             click.echo(f"No {kind.PLURAL} found.", err=True)
     click.echo(("\n" if output == "name" else "\n\n").join(blocks)) if blocks else None
 
