@@ -108,7 +108,14 @@ async def _run(settings: Settings, *, wait: bool, headless: bool) -> None:
                 waiting.cancel()
             console.print("Stopping: the gateway, the agent with its engines, the controller.", highlight=False)
     finally:
-        console.print("Stopped; nothing that Covey started is left running.", highlight=False)
+        console.print(_describe_end(parent, settings), highlight=False)
+
+
+def _describe_end(parent: Parent, settings: Settings) -> str:
+    if parent.left_engines:
+        members = settings.state / "agent" / "members"
+        return f"Stopped, but an engine may still run: what could not be ended is in '{members}/*/keeper.json'."
+    return "Stopped; nothing that Covey started is left running."
 
 
 def _watch_signals(stopping: asyncio.Event, parent: Parent, console: Console) -> None:
@@ -160,17 +167,10 @@ def _describe_use(outcomes: list[Outcome], settings: Settings) -> list[str]:
     ready = [outcome.model for outcome in outcomes if outcome.ready]
     lines = ["", f"Covey serves at {settings.gateway_url}"]
     if not outcomes:
-        return [
-            *lines,
-            f"Nothing is placed: no Placement runs from '{settings.source}'. Add one, or 'covey get source'.",
-        ]
+        words = f"Nothing is asked for: '{settings.source}' holds no valid Placement. See: covey get source"
+        return [*lines, words, "", "Ctrl-C stops everything."]
     if not ready:
-        return [
-            *lines,
-            "No model is ready; 'covey describe placements/NAME' says more.",
-            "",
-            "Ctrl-C stops everything.",
-        ]
+        return [*lines, "No model is ready. See: covey why placement/NAME", "", "Ctrl-C stops everything."]
     model = ready[0]
     body = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Say hello."}}]}}'
     return [
