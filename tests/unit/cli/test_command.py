@@ -59,4 +59,6 @@ def test_command_interrupted_while_it_imports_leaves_no_trace(tmp_path: Path) ->
 
 def test_command_prints_its_version_and_help(tmp_path: Path) -> None:
     assert covey("--version", state=tmp_path).stdout.strip().endswith("0.1.0")
-    assert "up" in covey("--help", state=tmp_path).stdout
+    words = covey("--help", state=tmp_path).stdout
+    assert "up" in words
+    assert "..." not in words.partition("Commands:")[2], "a summary is cut off"

@@ -42,7 +42,9 @@ def get(
     watch: bool,
     state: Path,
 ) -> None:
-    """List objects: KINDS is one kind or several with commas, e.g. `models,placements,nodes,instances`.
+    """List objects of one kind or of several.
+
+    KINDS is a kind, or several with commas: `models,placements,nodes,instances`.
 
     `covey get source` shows what the source holds and what of it runs.
     """
@@ -138,7 +140,10 @@ def _watch_objects(
 @namespace_option
 @state_option
 def describe(target: tuple[str, ...], namespace: str, state: Path) -> None:
-    """Show objects whole, with conditions and events: KIND NAME, or KIND/NAME."""
+    """Show objects whole, with conditions and events.
+
+    TARGET is KIND NAME, or KIND/NAME.
+    """
     with open_control(state) as control:
         blocks: list[str] = []
         for kind, name in parse_targets(target):
@@ -154,7 +159,10 @@ def describe(target: tuple[str, ...], namespace: str, state: Path) -> None:
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
 @state_option
 def why(target: tuple[str, ...], namespace: str, output: str, state: Path) -> None:
-    """Explain a decision in full, per node and in bytes: KIND NAME, or KIND/NAME."""
+    """Explain a decision, per node and in bytes.
+
+    TARGET is KIND NAME, or KIND/NAME.
+    """
     with open_control(state) as control:
         answers = [
             control.explain(kind.PLURAL, namespace_of(kind, namespace), name) for kind, name in parse_targets(target)
@@ -167,7 +175,10 @@ def why(target: tuple[str, ...], namespace: str, output: str, state: Path) -> No
 @click.option("-f", "--filename", required=True, multiple=True, help="File, folder, or `-` for standard input.")
 @state_option
 def apply(filename: tuple[str, ...], state: Path) -> None:
-    """Write documents into the source of the running Covey, as one set that is taken whole or not at all."""
+    """Write documents into the running Covey's source.
+
+    They are taken as one set, whole or not at all.
+    """
     text = "\n---\n".join(_read_documents(name) for name in filename)
     with open_control(state) as control:
         print_results(control.apply_text(text, ", ".join(filename)))
@@ -194,7 +205,10 @@ def _read_documents(name: str) -> str:
 @namespace_option
 @state_option
 def delete(target: tuple[str, ...], filename: tuple[str, ...], namespace: str, state: Path) -> None:
-    """Remove objects from the source: KIND NAME, KIND/NAME, or -f FILE."""
+    """Remove objects from the source.
+
+    TARGET is KIND NAME, or KIND/NAME; or give -f FILE.
+    """
     if bool(target) == bool(filename):
         raise CommandError("give either objects or -f FILE", ExitCode.WRONG_USE)
     if filename:

@@ -35,7 +35,10 @@ SHOWN_LEVELS = (" WARNING ", " ERROR ", " CRITICAL ")
 )
 @state_option
 def up(source: Path, wait: bool, headless: bool, port: int, allow_empty: bool, cache: Path | None, state: Path) -> None:
-    """Run Covey on this machine as the YAML files in SOURCE (a folder or a file) say."""
+    """Run Covey on this machine, as YAML files say.
+
+    SOURCE is a folder or a file; by default the present folder.
+    """
     if not source.exists():
         raise CommandError(f"source '{source}' must be a folder or a file; there is nothing", ExitCode.WRONG_USE)
     settings = Settings(
