@@ -14,9 +14,11 @@ help: ## list what there is
 
 $(UV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer must be on PATH as python3; got " + sys.version.split()[0])'
+	@echo "Installing uv into .uv (once, some seconds)"
 	@$(PYTHON) -m venv .uv && .uv/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
 
 setup: $(UV) ## install uv and the locked environment into the checkout
+	@test -x .venv/bin/covey || echo "Installing the locked environment into .venv (once, up to a minute)"
 	@$(UV) sync --frozen --quiet --compile-bytecode
 	@.venv/bin/python -m compileall -q $(foreach part,$(PARTS),$(part)/src)
 

@@ -111,6 +111,12 @@ def test_get_lists_every_kind_in_one_call(fleet: RunningFleet) -> None:
     assert re.search(r"cnode/\S+\s+True", text)
 
 
+def test_one_named_object_is_printed_itself_and_several_as_a_list(fleet: RunningFleet) -> None:
+    one = json.loads(fleet.covey("get", "model", "smollm2", "-o", "json").stdout)
+    assert (one["kind"], one["metadata"]["name"]) == ("Model", "smollm2")
+    assert json.loads(fleet.covey("get", "models", "-o", "json").stdout)["kind"] == "List"
+
+
 def test_get_of_something_missing_ends_with_three(fleet: RunningFleet) -> None:
     result = fleet.covey("get", "model", "nothing", check=False)
     assert result.returncode == 3

@@ -1,5 +1,5 @@
 """`python -m covey`."""
 
-from covey.main import main
+from covey.entry import main
 
 main()

@@ -15,7 +15,7 @@ def explain_exit(adapter: EngineAdapter, instance: Instance, ended: EngineExit) 
     4. The kernel killed for lack of memory meanwhile, and this one by SIGKILL: out of memory.
     5. What the adapter reads in status and last words.
     """
-    see = f" See: covey logs instance/{instance.metadata.name}"
+    see = f" Its output: 'agent/members/{instance.spec.instance_id}/output.log' in the node's state folder"
     if ended.status is None:  # 1
         words = "the engine's keeper ended without an exit record, and the engine with it: something killed it."
         return FailureCause.KEEPER_LOST, words + see

@@ -287,7 +287,7 @@ def test_asks_expire_are_delivered_when_the_controller_is_back_and_answered_once
         (
             EngineExit(1, "", 3, "Engine", False, ""),
             FailureCause.EXITED,
-            "'LlamaServer' exited with code 3. See:",
+            "'LlamaServer' exited with code 3. Its output:",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """The command as a process: exit codes and words, with nothing running."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ def covey(*arguments: str, state: Path) -> subprocess.CompletedProcess[str]:
         (("apply", "-f", "/nowhere.yaml"), 2, "cannot read '/nowhere.yaml'"),
         (("up", "/nowhere"), 2, "must be a folder or a file"),
         (("frobnicate",), 2, "No such command"),
+        (("key", "create", "Läp top"), 2, "the name of a key must be lowercase letters"),
+        (("get", "models", "-w", "-o", "json"), 2, "--watch prints tables"),
     ],
 )
 def test_command_fails_with_a_code_and_words(tmp_path: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
@@ -34,6 +37,28 @@ def test_command_fails_with_a_code_and_words(tmp_path: Path, arguments: tuple[st
     assert "Traceback" not in result.stderr
 
 
+def test_up_starts_nothing_when_the_port_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = covey("up", str(tmp_path / "source"), "--wait", "--port", port, state=tmp_path / "state")
+    assert result.returncode == 1
+    assert f"port {port} on 127.0.0.1 must be free" in result.stderr
+    assert "--port" in result.stderr
+    assert not (tmp_path / "state" / "controller").exists()
+    assert "Covey serves" not in result.stdout
+
+
+def test_command_interrupted_while_it_imports_leaves_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "covey", "--version"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (130, "")
+
+
 def test_command_prints_its_version_and_help(tmp_path: Path) -> None:
     assert covey("--version", state=tmp_path).stdout.strip().endswith("0.1.0")
-    assert "up" in covey("--help", state=tmp_path).stdout
+    words = covey("--help", state=tmp_path).stdout
+    assert "up" in words
+    assert "..." not in words.partition("Commands:")[2], "a summary is cut off"

@@ -189,6 +189,9 @@ def test_revision_that_fits_nowhere_leaves_the_old_one_serving() -> None:
     assert [i.spec for i in story.instances()] == [i.spec for i in old]
     assert story.routed() == ["smollm2-0"]
     assert ready_condition(story).reason == ReadyReason.NOT_PLACED
+    assert ready_condition(story).message.startswith(
+        "0 of 1 replicas are ready at the new revision, 'smollm2-0' serves meanwhile; "
+    )
     assert placement_status(story).closest_refusal.startswith("a: ContextTooSmall")
 
 

@@ -48,6 +48,18 @@ def test_placement_that_fits_nowhere_says_every_nodes_answer_in_bytes() -> None:
     assert text.count("no: ContextTooSmall") == 2
 
 
+def test_placement_of_an_unreadable_model_does_not_say_that_no_node_is_there() -> None:
+    story = Worldlet()
+    story.put(builders.model(known=False), builders.placement())
+    story.add_agents("a")
+    story.agents["a"].unreadable = True
+    story.run(15)
+    text = text_of(story, PLACEMENT)
+    assert "GeometryUnavailable" in text
+    assert "no node has joined" not in text
+    assert "not asked: what the model needs is not known" in text
+
+
 def test_model_says_what_was_read_where_it_is_and_who_asks(story: Worldlet) -> None:
     text = text_of(story, MODEL)
     assert "variant 'gguf-q4-1' (Gguf): 93.8 MiB" in text

@@ -43,7 +43,9 @@ def get(
     watch: bool,
     state: Path,
 ) -> None:
-    """List objects: KINDS is one kind or several with commas, e.g. `models,placements,nodes,instances`.
+    """List objects of one kind or of several.
+
+    KINDS is a kind, or several with commas: `models,placements,nodes,instances`.
 
     `covey get source` shows what the source holds and what of it runs.
     """
@@ -58,24 +60,29 @@ def get(
         else:
             wanted, chosen = set(names), [kind_of(word) for word in kinds.split(",") if word]
         if watch:
-            _watch_objects(control, chosen, wanted, None if all_namespaces else namespace)
+            if output in ("yaml", "json", "name"):
+                raise CommandError(f"--watch prints tables; it can't print '{output}'", ExitCode.WRONG_USE)
+            _watch_objects(control, chosen, wanted, None if all_namespaces else namespace, wide=output == "wide")
             return
         found: list[tuple[type[Kind], list[JsonObject]]] = []
         for kind in chosen:
             items = control.list_objects(kind.PLURAL, None if all_namespaces else namespace_of(kind, namespace) or None)
             found.append((kind, [item for item in items if not wanted or item["metadata"]["name"] in wanted]))
     missing = wanted - {item["metadata"]["name"] for _, items in found for item in items}
-    _print_objects(found, output, all_namespaces)
+    _print_objects(found, output, all_namespaces, names=wanted)
     if missing:
         where = "" if all_namespaces else f" in namespace '{namespace}'"
         names_text = ", ".join(f"'{name}'" for name in sorted(missing))
         raise CommandError(f"no {'/'.join(k.SINGULAR for k in chosen)} {names_text}{where}", ExitCode.NOTHING_MATCHED)
 
 
-def _print_objects(found: list[tuple[type[Kind], list[JsonObject]]], output: str | None, all_namespaces: bool) -> None:
+def _print_objects(
+    found: list[tuple[type[Kind], list[JsonObject]]], output: str | None, all_namespaces: bool, names: set[str]
+) -> None:
     everything = [item for _, items in found for item in items]
     if output in ("json", "yaml"):
-        listed = {"apiVersion": "v1", "kind": "List", "items": everything}
+        is_one = len(names) == 1 and len(found) == 1 and len(everything) == 1
+        listed = everything[0] if is_one else {"apiVersion": "v1", "kind": "List", "items": everything}
         click.echo(render_json(listed) if output == "json" else render_yaml(listed))
         return
     blocks: list[str] = []
@@ -87,7 +94,7 @@ def _print_objects(found: list[tuple[type[Kind], list[JsonObject]]], output: str
                 kind, items, wide=output == "wide", all_namespaces=all_namespaces, prefix=len(found) > 1
             )
             blocks.append(table)
-        else:
+        elif not names:
             click.echo(f"No {kind.PLURAL} found.", err=True)
     click.echo(("\n" if output == "name" else "\n\n").join(blocks)) if blocks else None
 
@@ -106,8 +113,11 @@ def _print_source(source: JsonObject, output: str | None) -> None:
         click.echo(f"Note:     {notice}")
 
 
-def _watch_objects(control: Control, kinds: list[type[Kind]], names: set[str], namespace: str | None) -> None:
+def _watch_objects(
+    control: Control, kinds: list[type[Kind]], names: set[str], namespace: str | None, *, wide: bool
+) -> None:
     headed = False
+    seen: dict[tuple[str, str, str], JsonObject] = {}  # sets the widths, so that rows stay under their heads
     by_name = {kind.__name__: kind for kind in kinds}
     for change in control.watch([kind.PLURAL for kind in kinds]):
         item = change.get("object")
@@ -116,8 +126,12 @@ def _watch_objects(control: Control, kinds: list[type[Kind]], names: set[str], n
         kind = by_name[item["kind"]]
         if kind.NAMESPACED and namespace and item["metadata"].get("namespace") != namespace:
             continue
-        table = render_objects(kind, [item], wide=False, all_namespaces=namespace is None, prefix=len(kinds) > 1)
-        head, row = table.splitlines()
+        key = (item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"])
+        seen.pop(key, None)
+        seen[key] = item
+        items = [one for (of_kind, _, _), one in seen.items() if of_kind == item["kind"]]
+        table = render_objects(kind, items, wide=wide, all_namespaces=namespace is None, prefix=len(kinds) > 1)
+        head, *_, row = table.splitlines()
         click.echo(row if headed and len(kinds) == 1 else f"{head}\n{row}")
         headed = True
 
@@ -127,7 +141,10 @@ def _watch_objects(control: Control, kinds: list[type[Kind]], names: set[str], n
 @namespace_option
 @state_option
 def describe(target: tuple[str, ...], namespace: str, state: Path) -> None:
-    """Show objects whole, with conditions and events: KIND NAME, or KIND/NAME."""
+    """Show objects whole, with conditions and events.
+
+    TARGET is KIND NAME, or KIND/NAME.
+    """
     with open_control(state) as control:
         blocks: list[str] = []
         for kind, name in parse_targets(target):
@@ -143,7 +160,10 @@ def describe(target: tuple[str, ...], namespace: str, state: Path) -> None:
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
 @state_option
 def why(target: tuple[str, ...], namespace: str, output: str, state: Path) -> None:
-    """Explain a decision in full, per node and in bytes: KIND NAME, or KIND/NAME."""
+    """Explain a decision, per node and in bytes.
+
+    TARGET is KIND NAME, or KIND/NAME.
+    """
     with open_control(state) as control:
         answers = [
             control.explain(kind.PLURAL, namespace_of(kind, namespace), name) for kind, name in parse_targets(target)
@@ -156,7 +176,10 @@ def why(target: tuple[str, ...], namespace: str, output: str, state: Path) -> No
 @click.option("-f", "--filename", required=True, multiple=True, help="File, folder, or `-` for standard input.")
 @state_option
 def apply(filename: tuple[str, ...], state: Path) -> None:
-    """Write documents into the source of the running Covey, as one set that is taken whole or not at all."""
+    """Write documents into the running Covey's source.
+
+    They are taken as one set, whole or not at all.
+    """
     text = "\n---\n".join(_read_documents(name) for name in filename)
     with open_control(state) as control:
         print_results(control.apply_text(text, ", ".join(filename)))
@@ -183,7 +206,10 @@ def _read_documents(name: str) -> str:
 @namespace_option
 @state_option
 def delete(target: tuple[str, ...], filename: tuple[str, ...], namespace: str, state: Path) -> None:
-    """Remove objects from the source: KIND NAME, KIND/NAME, or -f FILE."""
+    """Remove objects from the source.
+
+    TARGET is KIND NAME, or KIND/NAME; or give -f FILE.
+    """
     if bool(target) == bool(filename):
         raise CommandError("give either objects or -f FILE", ExitCode.WRONG_USE)
     if filename:

@@ -1,10 +1,13 @@
 """Keys of clients and tokens of machines. Each secret is printed once and stored hashed."""
 
+import re
 from pathlib import Path
 
 import click
+from covey_api.meta import NAME_PATTERN
 
 from covey.commands.options import namespace_option, open_control, state_option
+from covey.errors import CommandError, ExitCode
 
 
 @click.group()
@@ -19,6 +22,9 @@ def key() -> None:
 @state_option
 def create_key(name: str, expiry: str | None, namespace: str, state: Path) -> None:
     """Make a key; it is shown once. The source gets an AccessKey with its hash."""
+    if not re.fullmatch(NAME_PATTERN, name):
+        wanted = "lowercase letters, digits and '-', with a letter or digit at both ends"
+        raise CommandError(f"the name of a key must be {wanted}; got '{name}'", ExitCode.WRONG_USE)
     with open_control(state) as control:
         click.echo(control.create_key(name, namespace, expiry))
 

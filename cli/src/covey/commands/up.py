@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -36,7 +37,10 @@ SHOWN_LEVELS = (" WARNING ", " ERROR ", " CRITICAL ")
 )
 @state_option
 def up(source: Path, wait: bool, headless: bool, port: int, allow_empty: bool, cache: Path | None, state: Path) -> None:
-    """Run Covey on this machine as the YAML files in SOURCE (a folder or a file) say."""
+    """Run Covey on this machine, as YAML files say.
+
+    SOURCE is a folder or a file; by default the present folder.
+    """
     if not source.exists():
         raise CommandError(f"source '{source}' must be a folder or a file; there is nothing", ExitCode.WRONG_USE)
     settings = Settings(
@@ -48,9 +52,24 @@ def up(source: Path, wait: bool, headless: bool, port: int, allow_empty: bool, c
     )
     try:
         with hold_state_folder(settings) as was_killed:
+            if not was_killed:  # else the gateway of the one that was killed may still be ending
+                _require_free_port(port)
             _run_to_end(settings, wait=wait, headless=headless, follows_killed=was_killed)
     except AlreadyRunning as running:
         _report_running(running, settings)
+
+
+def _require_free_port(port: int) -> None:
+    """Before anything starts: else another process's answers on the port would be taken for this Covey's."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the gateway does: a port in TIME_WAIT is free
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise CommandError(
+                f"port {port} on 127.0.0.1 must be free for the gateway; got: {error.strerror}. End what uses it "
+                "(another 'covey up'?), or choose another with --port."
+            ) from error
 
 
 def _run_to_end(settings: Settings, *, wait: bool, headless: bool, follows_killed: bool) -> None:
@@ -90,7 +109,14 @@ async def _run(settings: Settings, *, wait: bool, headless: bool, follows_killed
                 waiting.cancel()
             console.print("Stopping: the gateway, the agent with its engines, the controller.", highlight=False)
     finally:
-        console.print("Stopped; nothing that Covey started is left running.", highlight=False)
+        console.print(_describe_end(parent, settings), highlight=False)
+
+
+def _describe_end(parent: Parent, settings: Settings) -> str:
+    if parent.left_engines:
+        members = settings.state / "agent" / "members"
+        return f"Stopped, but an engine may still run: what could not be ended is in '{members}/*/keeper.json'."
+    return "Stopped; nothing that Covey started is left running."
 
 
 def _watch_signals(stopping: asyncio.Event, parent: Parent, console: Console) -> None:
@@ -141,8 +167,11 @@ def _describe_outcomes(outcomes: list[Outcome]) -> list[str]:
 def _describe_use(outcomes: list[Outcome], settings: Settings) -> list[str]:
     ready = [outcome.model for outcome in outcomes if outcome.ready]
     lines = ["", f"Covey serves at {settings.gateway_url}"]
+    if not outcomes:
+        words = f"Nothing is asked for: '{settings.source}' holds no valid Placement. See: covey get source"
+        return [*lines, words, "", "Ctrl-C stops everything."]
     if not ready:
-        return [*lines, "No model is ready; 'covey get placements' says why."]
+        return [*lines, "No model is ready. See: covey why placement/NAME", "", "Ctrl-C stops everything."]
     model = ready[0]
     body = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Say hello."}}]}}'
     return [

@@ -109,6 +109,8 @@ class Parent:
         self._settings = settings
         self._follows_killed = follows_killed
         self._fleet_listen = "127.0.0.1:0"
+        self.left_engines = False
+        """After the end: whether an engine could not be stopped."""
         self._lifeline, self._lifeline_end = os.pipe()
         logs = settings.state / "log"
         ensure_private_folder(logs)
@@ -204,7 +206,7 @@ class Parent:
         self.agent.stop(signal.SIGINT)
         await self._wait_for_end((self.gateway, self.agent), PARTS_STOP_SECONDS)
         if self.agent.exit_status != 0:
-            await self._sweep()
+            self.left_engines = not await self._sweep()
         self.controller.stop(signal.SIGTERM)
         await self._wait_for_end((self.controller,), CONTROLLER_STOP_SECONDS)
 
@@ -216,15 +218,16 @@ class Parent:
         for part in parts:
             part.signal(signal.SIGKILL)
 
-    async def _sweep(self) -> None:
-        """Stop what the agent left: it died, or was never started in this run."""
+    async def _sweep(self) -> bool:
+        """Stop what the agent left: it died, or was never started in this run. False when something may still run."""
         arguments = ("-m", "covey_agent", "--stop-all", "--state", str(self._settings.state))
         process = await asyncio.create_subprocess_exec(sys.executable, *arguments, start_new_session=True)
         try:
-            await asyncio.wait_for(process.wait(), SWEEP_SECONDS)
+            return await asyncio.wait_for(process.wait(), SWEEP_SECONDS) == 0
         except TimeoutError:
             process.kill()
             await process.wait()
+            return False
 
     def hurry(self) -> None:
         """A second interrupt: end the parts now; the sweep still runs."""

@@ -63,6 +63,8 @@ def _judge_short(
     draft: Draft, progressing: Progressing, current: Sequence[Sight], olds: Sequence[Sight], ready: int
 ) -> Outcome:
     serving = f"{ready} of {progressing.wanted} replicas are ready"
+    if olds:
+        serving = f"{serving} at the new revision, {_names(olds)} serves meanwhile"
     for sight in current:
         if fault := fault_of(draft, sight):
             detail = f"instance '{sight.instance.metadata.name}' failed on node '{fault.node}': {fault.cause}"
@@ -79,7 +81,7 @@ def _judge_short(
     if silent:
         return Waiting(ReadyReason.NODE_UNKNOWN, f"{serving}; the node of {_names(silent)} is silent")
     if olds:
-        return Waiting(ReadyReason.ROLLING_OUT, f"{serving} at the new revision; {_names(olds)} serves meanwhile")
+        return Waiting(ReadyReason.ROLLING_OUT, serving)
     return _judge_starting(current, serving)
 
 

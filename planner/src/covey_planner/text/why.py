@@ -84,7 +84,7 @@ def _lines(why: WhyPlacement) -> Iterator[str]:
     for result in results:
         yield f"  {result.node:<{width}}  {_result_text(wish, result, nodes)}"
     if not results:
-        yield "  no node has joined yet"
+        yield "  not asked: what the model needs is not known" if nodes else "  no node has joined yet"
 
 
 def _wished_window(wish: Wish) -> str:
