@@ -51,8 +51,16 @@ def part_pid(fleet: RunningFleet, name: str) -> int:
 def kill_part(fleet: RunningFleet, name: str) -> int:
     """SIGKILL to a part; the process id that it had."""
     pid = part_pid(fleet, name)
-    os.kill(pid, signal.SIGKILL)
+    kill_process(pid)
     return pid
+
+
+def kill_process(pid: int) -> None:
+    """SIGKILL, and until the kernel has torn it down: its sockets take connections until then."""
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def wait_part_again(fleet: RunningFleet, name: str, before: int) -> int:
