@@ -33,6 +33,7 @@ from kit.parts import (
     read,
     wait_converged,
     wait_part_again,
+    write_wish,
 )
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -53,10 +54,10 @@ def shared() -> Generator[RunningFleet]:
 @pytest.fixture
 def fleet(shared: RunningFleet) -> RunningFleet:
     """The shared fleet with two replicas that serve."""
+    write_wish(shared, TWO)
     for path in shared.folder.iterdir():
         if path.name not in ("model.yaml", "placement.yaml"):
             path.unlink()
-    shared.write("placement.yaml", TWO)
     wait_converged(shared, 2)
     return shared
 
@@ -240,11 +241,11 @@ def test_paused_parts_lose_nothing(fleet: RunningFleet) -> None:
 
 
 def change_window(fleet: RunningFleet) -> None:
-    fleet.write("placement.yaml", f"{TWO}  context: {{tokens: 1024}}\n")
+    write_wish(fleet, f"{TWO}  context: {{tokens: 1024}}\n")
 
 
 def scale_down(fleet: RunningFleet) -> None:
-    fleet.write("placement.yaml", PLACEMENT)
+    write_wish(fleet, PLACEMENT)
 
 
 def replace_placement(fleet: RunningFleet) -> None:
