@@ -22,9 +22,11 @@ from kit.fleet import EXAMPLE, RunningFleet, running_fleet  # noqa: E402 the tes
 from kit.parts import (  # noqa: E402
     AGENT,
     CONTROLLER,
+    GATEWAY,
     find_part,
     is_alive,
     is_converged,
+    is_listening,
     kill_part,
     members,
     wait_converged,
@@ -41,6 +43,7 @@ BOUNDS = {
     "engine kill to unrouted": 1.0,
     "agent restart to adopted": 3.0,
     "controller restart to converged": 5.0,
+    "gateway kill to answered": 1.0,
     "CPU of all parts at rest": 3.0,
     "PSS of all parts at rest": 350.0,
 }
@@ -102,6 +105,11 @@ def measure_controller(fleet: RunningFleet) -> float:
     return measure_part(fleet, CONTROLLER, lambda: is_converged(fleet, 2))
 
 
+def measure_gateway(fleet: RunningFleet) -> float:
+    kill_part(fleet, GATEWAY)
+    return seconds_until(lambda: is_listening(fleet) and fleet.ask(max_tokens=1).status_code == 200)
+
+
 def parts_of(fleet: RunningFleet) -> dict[str, list[psutil.Process]]:
     """Covey's own processes; engines are not counted."""
     keepers = [psutil.Process(member.keeper_pid) for member in members(fleet)]
@@ -140,6 +148,7 @@ def main() -> None:
             ("engine kill to unrouted", measure_engine_kill),
             ("agent restart to adopted", measure_agent),
             ("controller restart to converged", measure_controller),
+            ("gateway kill to answered", measure_gateway),
         ):
             seconds = [measure(fleet) for _ in range(REPEATS)]
             show(figure, statistics.median(seconds), "s", worst=round(max(seconds), 3), repeats=REPEATS)

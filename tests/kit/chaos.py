@@ -12,11 +12,13 @@ from pathlib import Path
 import psutil
 
 from kit.fleet import RunningFleet, Sent, Traffic
-from kit.parts import GATEWAY, PARTS, find_part, is_alive, members
+from kit.parts import GATEWAY, PARTS, find_part, kill_process, members
 
 LONGEST_PAUSE_SECONDS = 3.0
 # A request whose connection was torn down is seen to fail this much later, on a busy machine.
 NOTICE_SECONDS = 1.0
+# A killed process's socket takes connections until its last thread has ended.
+TEARDOWN_SECONDS = 0.2
 ENGINE, KEEPER = "engine", "keeper"
 
 
@@ -61,7 +63,7 @@ class Chaos:
             began = time.monotonic()
             at_risk = self._count_at_risk(victim, port) if kills else 0
             with contextlib.suppress(ProcessLookupError):
-                _kill(pid) if kills else _pause(pid, seconds)
+                kill_process(pid) if kills else _pause(pid, seconds)
             what = "kill" if kills else f"pause {seconds:.1f} s"
             self.faults.append(Fault(len(self.faults), what, victim, pid, began, time.monotonic(), at_risk))
         time.sleep(0.5 + 2.5 * rest)
@@ -92,21 +94,17 @@ class Chaos:
         """Requests that were lost beyond those in flight on what was killed."""
         lost = [one for one in self._traffic.sent if one.failure]
         for fault in self.faults:
-            struck = [one for one in lost if one.began <= fault.ended and one.ended >= fault.began]
-            struck = [one for one in struck if one.ended <= fault.ended + NOTICE_SECONDS]
+            struck = [
+                one
+                for one in lost
+                if one.began <= fault.ended + TEARDOWN_SECONDS
+                and fault.began <= one.ended <= fault.ended + NOTICE_SECONDS
+            ]
             # What the gateway's socket still took while the process ended was in flight on it too.
             count = len(struck) if fault.victim == GATEWAY and fault.at_risk else fault.at_risk
             for one in sorted(struck, key=lambda one: one.ended)[:count]:
                 lost.remove(one)
         return lost
-
-
-def _kill(pid: int) -> None:
-    """SIGKILL, and until the kernel has torn it down: its sockets take connections until then."""
-    os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.001)
 
 
 def _pause(pid: int, seconds: float) -> None:

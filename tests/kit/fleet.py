@@ -192,8 +192,8 @@ class Sent:
 class Traffic:
     """Steady streamed chat requests from a few threads, counted by outcome.
 
-    `waits_for_gateway`: a refused connection, and a 503 (nothing serves now), are tried again, as clients do: nothing
-    was lost by it.
+    `waits_for_gateway`: a refused connection, a 503 (nothing serves now), and any answer with `Retry-After`, are tried
+    again, as clients do: nothing was lost by it.
     """
 
     def __init__(self, fleet: RunningFleet, workers: int = 2, *, waits_for_gateway: bool = False) -> None:
@@ -259,7 +259,7 @@ class Traffic:
         except httpx.HTTPError as error:
             self._count(began, repr(error))
             return
-        if self._waits_for_gateway and response.status_code == 503:
+        if self._waits_for_gateway and (response.status_code == 503 or "retry-after" in response.headers):
             self.told_to_wait.append(Sent(began, time.monotonic(), f"{response.status_code}: {text}"))
             time.sleep(0.2)
             return

@@ -51,8 +51,16 @@ def part_pid(fleet: RunningFleet, name: str) -> int:
 def kill_part(fleet: RunningFleet, name: str) -> int:
     """SIGKILL to a part; the process id that it had."""
     pid = part_pid(fleet, name)
-    os.kill(pid, signal.SIGKILL)
+    kill_process(pid)
     return pid
+
+
+def kill_process(pid: int) -> None:
+    """SIGKILL, and until the kernel has torn it down: its sockets take connections until then."""
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def wait_part_again(fleet: RunningFleet, name: str, before: int) -> int:
@@ -120,6 +128,7 @@ def is_converged(fleet: RunningFleet, replicas: int) -> bool:
             control.is_ready()
             and is_listening(fleet)
             and all(has_condition(item, "Ready") for item in (*placements, *nodes))
+            and all(item["status"]["observedGeneration"] == item["metadata"]["generation"] for item in placements)
             and len(found) == replicas
             and all(item.get("status", {}).get("phase") == "Ready" for item in found)
             and {item["spec"]["instanceId"] for item in found} == {each.instance_id for each in members(fleet)}
@@ -152,9 +161,9 @@ def wait_converged(fleet: RunningFleet, replicas: int, seconds: float = 60.0) ->
 
 def describe(fleet: RunningFleet) -> str:
     """What there is, for the words of a failure."""
+    paths = (*(fleet.state / "log").glob("*.log"), *(fleet.state / "agent" / "members").glob("*/output.log"))
     logs = "\n".join(
-        f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
-        for path in sorted((fleet.state / "log").glob("*.log"))
+        f"--- {path}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:]) for path in sorted(paths)
     )
     return f"members: {members(fleet)}\n{logs}"
 
@@ -177,6 +186,21 @@ def is_kept(pid: int) -> bool:
         return parent is not None and any(word.endswith("keeper.py") for word in parent.cmdline())
     except psutil.Error:
         return not is_alive(pid)
+
+
+def write_wish(fleet: RunningFleet, text: str) -> None:
+    """Save the placement, and wait until the controller has read another wish in it."""
+    path = fleet.folder / "placement.yaml"
+    if path.exists() and path.read_text() == text:
+        return
+    before = generations(fleet)
+    path.write_text(text)
+    wait_until(lambda: generations(fleet) not in ({}, before), "the controller reads the wish", 30)
+
+
+def generations(fleet: RunningFleet) -> dict[str, int]:
+    found = read(fleet, lambda control: control.list_objects("placements"), [])
+    return {item["metadata"]["uid"]: item["metadata"]["generation"] for item in found}
 
 
 def assert_nothing_doubled(fleet: RunningFleet) -> None:
