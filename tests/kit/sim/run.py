@@ -70,6 +70,7 @@ async def _run(seed: int, folder: Path, is_told: bool) -> Result:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, CheckedLoop)
     story = Story(loop.time, is_told=is_told)
+    loop.set_exception_handler(lambda _, what: story.violate(f"{what['message']}: {what.get('exception')!r}"))
     world = World(seed, folder, story)
     converged = 0.0
     failure = ""
@@ -95,7 +96,7 @@ async def _run(seed: int, folder: Path, is_told: bool) -> Result:
 def check_story(world: World) -> None:
     """Violation if a rule was broken, or a process ended by itself."""
     for process in world.processes():
-        if process.has_ended:
+        if process.has_ended and not process.is_dying:
             world.story.violate(f"{process.name} ended by itself: {process.failure!r}")
     if world.story.violations:
         raise Violation(world.story.violations[0])

@@ -94,13 +94,13 @@ class World:
         self.story.tell("controller", "starts")
 
     async def kill_controller(self) -> None:
-        controller, self.controller = self.controller, None
-        if controller is None:
+        controller = self.controller
+        if controller is None or controller.process.is_dying:
             return
         self.calm.begin("controller", "killed")
         self.story.tell("controller", "is killed")
         await controller.process.kill()
-        self.network.controller = None
+        self.controller = self.network.controller = None
 
     def start_agent(self, name: str) -> None:
         machine = self.machines[name]
@@ -116,11 +116,12 @@ class World:
         )
 
     async def kill_agent(self, name: str) -> None:
-        agent = self.agents.pop(name, None)
-        if agent is not None:
+        agent = self.agents.get(name)
+        if agent is not None and not agent.process.is_dying:
             self.calm.begin(f"agent {name}", "killed")
             self.story.tell(f"agent {name}", "is killed")
             await agent.kill()
+            del self.agents[name]
 
     def start_gateway(self, name: str) -> None:
         if name in self.gateways:
@@ -134,8 +135,8 @@ class World:
         self.gateways[name] = Gateway(name, folder, SimFleet(self.network, link))
 
     async def kill_gateway(self, name: str) -> None:
-        gateway = self.gateways.pop(name, None)
-        if gateway is None:
+        gateway = self.gateways.get(name)
+        if gateway is None or gateway.process.is_dying:
             return
         self.calm.begin(f"gateway {name}", "killed")
         self.story.tell(f"gateway {name}", "is killed")
@@ -144,6 +145,7 @@ class World:
             for engine in machine.engines():
                 for transport in [one for one in engine.transports if one.gateway is gateway.process]:
                     transport.abort()
+        del self.gateways[name]
 
     def lose_store(self) -> None:
         path, _ = store_paths(self.source, self.folder / "controller")
@@ -212,7 +214,7 @@ class World:
     async def ask(self, name: str, model: str) -> str:
         """One request of a client; its outcome, or `gone` when its gateway is not there (any more)."""
         gateway = self.gateways.get(name)
-        if gateway is None or gateway.process.is_paused:
+        if gateway is None or gateway.process.is_paused or gateway.process.is_dying:
             return "gone"
         request = Request(model, self.now())
         stream = self.random.random() < 0.5
