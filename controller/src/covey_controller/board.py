@@ -8,6 +8,7 @@ the wrong place) and a serial per stream (agents and gateways compare one order)
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import contextmanager
 
@@ -32,6 +33,10 @@ from covey_controller.reconcile.world import AgentView, GatewayView, Published
 FORGET_SECONDS = 600.0
 # Answers that wait for the loop; more than are ever open at once.
 MAX_ANSWERS = 1024
+# How far above its own a leader believes terms: a start a second for eleven days.
+MAX_TERM_LEAP = 1_000_000
+
+_log = logging.getLogger(__name__)
 
 
 class FleetBoard:
@@ -42,6 +47,7 @@ class FleetBoard:
         self._observed = Observed()
         self._term = 0
         self._serial = 0
+        self._is_leap_said = False
         self._assignments: dict[str, Assignments] = {}
         self._endpoints: Endpoints | None = None
         self._readers: dict[tuple[str, str], list[asyncio.Event]] = {}
@@ -210,8 +216,9 @@ class FleetBoard:
 
     def _observe_term(self, report: Report) -> None:
         self._observe_order(report.applied)
-        terms = [member.instance.spec.term for member in report.members or () if member.instance]
-        self._observed.highest_term = max(self._observed.highest_term, *terms, 0)
+        for member in report.members or ():
+            if member.instance is not None:
+                self._hear_term(member.instance.spec.term)
 
     def _observe_order(self, applied: Order | None) -> None:
         """The highest term that anybody acts on. A serial of this term that was never given out is somebody else's:
@@ -222,9 +229,16 @@ class FleetBoard:
         if applied is None:
             return
         is_foreign = applied.term == self._term and applied.serial > self._serial
-        heard = applied.term + 1 if is_foreign else applied.term
-        if heard > self._observed.highest_term:
-            self._observed.highest_term = heard
+        self._hear_term(applied.term + 1 if is_foreign else applied.term)
+
+    def _hear_term(self, term: int) -> None:
+        """A leap that no count of leaders explains is a lie: believed once, it would use up all terms there are."""
+        if term > self._term + MAX_TERM_LEAP:
+            if not self._is_leap_said:
+                _log.error("a term of %d was reported, far above this one (%d): it is not believed", term, self._term)
+            self._is_leap_said = True
+        elif term > self._observed.highest_term:
+            self._observed.highest_term = term
             self.wake.set()
 
     def _weigh(self, demand: Demand | None) -> tuple[object, ...]:

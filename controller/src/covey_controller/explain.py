@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from covey_api.kinds import Kind, ObjectKey
+from covey_api.messages import Order
 
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
@@ -39,6 +40,10 @@ class HistoryExplainer:
     def gateways(self) -> tuple[GatewaySession, ...]:
         sessions = self._board.observed.gateways
         return tuple(sessions[name] for name in sorted(sessions))
+
+    def table_order(self) -> Order | None:
+        table = self._board.published.endpoints
+        return table.order if table is not None else None
 
     def progress(self, key: ObjectKey) -> dict[str, Any]:
         """Live progress; empty when there is none. Never stored."""

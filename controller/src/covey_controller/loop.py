@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from covey_api.kinds import Kind, ObjectKey
+from covey_fleet_client.tasks import run_apart
 
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
@@ -75,18 +76,12 @@ class ReconcileLoop:
         """True once this process leads and has listed its store."""
 
     async def run(self) -> None:
-        this = asyncio.current_task()
         above: int | None = None
-        async with asyncio.TaskGroup() as group:
-            while True:
-                # A task of its own: up to Python 3.12 a TaskGroup whose child fails swallows a cancellation that comes
-                # meanwhile, and miscounts those of its task. Only this task's count tells.
-                above = await group.create_task(self._lead_once(above))
-                if this is not None and this.cancelling():
-                    raise asyncio.CancelledError
+        while True:
+            above = await run_apart(self._lead_once(above))
 
     async def _lead_once(self, above: int | None) -> int | None:
-        """One leadership, from its lease to its end; the term to lead above next, if a higher one was heard of."""
+        """From taking the lease to its end, or to a failure; the term to lead above next, if one was heard of."""
         try:
             lease = await self._take_lease(above)
             log.info("leading with term %d", lease.term)

@@ -21,6 +21,7 @@ import uvloop
 from covey_fleet_client.files import ensure_private_folder, write_private
 from covey_fleet_client.lifeline import watch_lifeline
 from covey_fleet_client.process import raise_file_limit, start_logging
+from covey_fleet_client.tasks import flatten_errors
 
 from covey_controller.authority import derive_engine_key, ensure_authority, ensure_fleet_secret
 from covey_controller.board import FleetBoard
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runner.run(run_controller(options))
     except* (OSError, ValueError, ListenFailed) as errors:
         failed = True
-        for error in errors.exceptions:
+        for error in flatten_errors(errors):
             log.error("%s", error)
     return FAILED if failed else DONE
 

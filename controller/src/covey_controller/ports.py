@@ -211,6 +211,10 @@ class Explainer(Protocol):
 
     def gateways(self) -> tuple[GatewaySession, ...]: ...
 
+    def table_order(self) -> Order | None:
+        """Order of the table that gateways are sent; None before this leader has seen enough to publish one."""
+        ...
+
     def progress(self, key: ObjectKey) -> dict[str, Any]:
         """Live progress of an Instance or Placement, for `covey up --wait`; empty when there is none. Never stored.
 

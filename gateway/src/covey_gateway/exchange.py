@@ -216,7 +216,8 @@ class Exchange:
             self._write_answer(error.status, render_envelope(error), error)
             return
         self.write_events(render_error_event(error))
-        self.keeps_alive = False
+        # A chunked answer ends whole: the head promised to keep the connection, and the next request may be under way.
+        self.keeps_alive = self.keeps_alive and self._is_whole
         self.end_stream()
 
     def _write_answer(self, status: int, content: bytes, error: ApiError | None = None) -> None:

@@ -21,9 +21,10 @@ from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.files import write_private
 from covey_fleet_client.identity import load_identity
 from covey_fleet_client.join import ensure_joined
+from covey_fleet_client.tasks import flatten_errors, run_apart
 from pydantic import ValidationError
 
-from covey_gateway.failures import StartError, flatten_errors
+from covey_gateway.failures import StartError
 from covey_gateway.routing.table import RoutingTable, parse_endpoints
 from covey_gateway.traffic import Traffic
 
@@ -89,16 +90,10 @@ class FleetLink:
     async def run(self) -> None:
         """Join and stay connected, until cancelled. StartError when refused with no table to serve by."""
         backoff = Backoff()
-        this = asyncio.current_task()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._save())
             while True:
-                # A task of its own: up to Python 3.12 a TaskGroup whose child fails swallows a cancellation that comes
-                # meanwhile, and miscounts those of its task. Only this task's count tells.
-                error = await tasks.create_task(self._follow(backoff))
-                if this is not None and this.cancelling():
-                    raise asyncio.CancelledError
-                await self._wait_after(error, backoff)
+                await self._wait_after(await run_apart(self._follow(backoff)), backoff)
 
     async def _wait_after(self, error: FleetError, backoff: Backoff) -> None:
         if error.kind is FleetErrorKind.UNREACHABLE:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import uvloop
 from covey_fleet_client.lifeline import watch_lifeline
 from covey_fleet_client.process import raise_file_limit, start_logging
+from covey_fleet_client.tasks import flatten_errors
 
-from covey_gateway.failures import StartError, flatten_errors
+from covey_gateway.failures import StartError
 from covey_gateway.limits import DRAIN_SECONDS, ORPHAN_DRAIN_SECONDS
 from covey_gateway.routing.access import choose_policy
 from covey_gateway.routing.table import RoutingTable

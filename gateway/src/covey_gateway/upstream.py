@@ -134,6 +134,7 @@ class EngineConnection(asyncio.Protocol):
         if self._is_whole and (receiver := self._receiver) is not None:
             self._receiver = None
             if self._can_keep and self.is_open:
+                self.resume()  # the last bytes may have found the client stalled; the next one must hear its answer
                 self._engines.keep(self)
             else:
                 self._transport.close()
@@ -194,6 +195,13 @@ class Engines:
 
     async def _dial(self, target: Target, receiver: Receiver) -> None:
         try:
+            await self._open(target, receiver)
+        except Exception:
+            # This task shares the process's TaskGroup: a bug met by one request must not end all others.
+            _log.exception("a request to endpoint %s could not be sent", target.id)
+
+    async def _open(self, target: Target, receiver: Receiver) -> None:
+        try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await self._loop.create_connection(
                     lambda: EngineConnection(target, self), target.host, target.port
@@ -206,9 +214,8 @@ class Engines:
             try:
                 receiver.on_connected(connection)
             except Exception:
-                # This task shares the process's TaskGroup: a bug met by one request must not end all others.
                 connection.abort()
-                _log.exception("a request to endpoint %s could not be sent", target.id)
+                raise
 
     def keep(self, connection: EngineConnection) -> None:
         """For the next request, if there is room."""

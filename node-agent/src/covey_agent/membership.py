@@ -15,6 +15,7 @@ from covey_fleet_client.client import FleetClient
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import Identity, load_identity
 from covey_fleet_client.join import ensure_joined
+from covey_fleet_client.tasks import flatten_errors, run_apart
 from pydantic import ValidationError
 
 from covey_agent.asks import Asks
@@ -43,29 +44,23 @@ class Membership:
         A fleet that doesn't know this certificate may have been made anew: then the token, if it is a new one, joins
         again.
         """
-        this = asyncio.current_task()
         backoff = Backoff()
-        async with asyncio.TaskGroup() as group:
-            while True:
-                joined = await self._join(load_identity(folder), controller_url, token_file)
-                # A task of its own: up to Python 3.12 a TaskGroup whose child fails swallows a cancellation that comes
-                # meanwhile, and miscounts those of its task. Only this task's count tells.
-                error = await group.create_task(self._stay(joined, controller_url))
-                if this is not None and this.cancelling():
-                    raise asyncio.CancelledError
-                logger.warning("node '%s' has no place in this fleet: %s", self._node, error)
-                await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
+        while True:
+            joined = await self._join(load_identity(folder), controller_url, token_file)
+            for error in await run_apart(self._take_part(joined, controller_url)):
+                logger.warning("node '%s' has no place in this fleet: %s", self._node, error.message)
+            await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
 
-    async def _stay(self, joined: Identity, controller_url: str) -> Exception | None:
-        """Serve until this certificate isn't taken; the first error that says so."""
-        found: Exception | None = None
+    async def _take_part(self, joined: Identity, controller_url: str) -> list[FleetError]:
+        """Serve by this certificate; why the controller doesn't take it."""
+        refusals: list[FleetError] = []
         try:
             async with FleetClient(joined, controller_url) as fleet, asyncio.TaskGroup() as group:
                 group.create_task(fleet.watch_certificate())
                 group.create_task(self.serve(fleet))
         except* FleetError as errors:
-            found = errors.exceptions[0]
-        return found
+            refusals = flatten_errors(errors)
+        return refusals
 
     async def serve(self, fleet: Fleet) -> None:
         """Follow, report and answer, until cancelled; FleetError when the controller doesn't take this certificate."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 # How long engines run on without an agent: a restart, an upgrade, a person who looks into it.
 ORPHAN_GRACE_SECONDS = 300.0
+GRACE_VARIABLE = "COVEY_ORPHAN_GRACE_SECONDS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,20 @@ def parse_options(arguments: list[str]) -> Options:
     parser.add_argument("--cache", metavar="DIR", type=Path, help="artifact cache ($COVEY_CACHE, or the user's)")
     parser.add_argument("--name", help="name of the Node (default: as before, else the host's)")
     parser.add_argument("--lifeline", metavar="FD", type=int, help="end when this pipe ends")
-    parser.add_argument("--orphan-grace-seconds", metavar="N", type=float, help="engines' life without an agent (300)")
+    parser.add_argument(
+        "--orphan-grace-seconds",
+        metavar="N",
+        type=float,
+        # A text: argparse parses it as it does a flag's.
+        default=os.environ.get(GRACE_VARIABLE, str(ORPHAN_GRACE_SECONDS)),
+        help=f"engines' life without an agent (${GRACE_VARIABLE}, or 300)",
+    )
     parser.add_argument("--stop-all", action="store_true", help="end every keeper of the state folder, and exit")
     found = parser.parse_args(arguments)
     if not found.stop_all and not found.controller:
         parser.error("--controller is needed, unless --stop-all is given")
+    if not found.orphan_grace_seconds > 0:
+        parser.error(f"`--orphan-grace-seconds` must be above 0; got {found.orphan_grace_seconds:g}")
     return Options(
         state=found.state.absolute(),
         controller=found.controller or "",
@@ -41,7 +51,7 @@ def parse_options(arguments: list[str]) -> Options:
         cache=(found.cache or default_cache()).absolute(),
         name=found.name or "",
         lifeline=found.lifeline,
-        orphan_grace_seconds=found.orphan_grace_seconds or ORPHAN_GRACE_SECONDS,
+        orphan_grace_seconds=found.orphan_grace_seconds,
         stop_all=found.stop_all,
     )
 

@@ -19,6 +19,7 @@ from covey_controller.serving.lines import render_snapshots
 from covey_controller.stores.files.documents import ParsedDocument, parse_documents
 from covey_controller.stores.files.store import FilesStore
 from covey_controller.stores.files.writing import Disk
+
 from kit.sim.loop import Process
 
 # Long before any file's own time: a source that was just written has not rested yet, whatever the machine's clock says.

@@ -4,6 +4,7 @@ import asyncio
 from random import Random
 
 from covey_fleet_client.backoff import LONGEST_DELAY_SECONDS
+
 from kit.sim.loop import Process
 from kit.sim.machine import KILLED
 from kit.sim.network import SPIKE_SECONDS, Link

@@ -10,6 +10,7 @@ from covey_api.placement import Placement
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.wanted import render_wish
 from covey_planner.choice import choose
+
 from kit import planning
 from kit.sim.engine import Engine
 from kit.sim.machine import RESERVE_BYTES, Keeper, Machine
@@ -46,14 +47,14 @@ def why_not_converged(world: World) -> str:
         return f"the store holds {sorted(stored)}, and {sorted(ids)} run"
     for name in world.machines:
         node = objects.get(ObjectKey("Node", "", name))
-        if not isinstance(node, Node) or not any(each.type == "Ready" and each.status == "True" for each in node.status.conditions):
+        if not isinstance(node, Node) or not any(
+            each.type == "Ready" and each.status == "True" for each in node.status.conditions
+        ):
             return f"node {name} is not Ready"
     return _why_not_routed(world, ids)
 
 
-def _why_not(
-    world: World, name: str, placement: Placement, model: Model, found: list[tuple[Machine, Keeper]]
-) -> str:
+def _why_not(world: World, name: str, placement: Placement, model: Model, found: list[tuple[Machine, Keeper]]) -> str:
     if unready := [keeper.engine.instance_id for _, keeper in found if keeper.engine.ready_told_at is None]:
         return f"{unready} of {name} are not ready"
     if len(found) > placement.spec.replicas:

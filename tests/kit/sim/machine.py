@@ -13,6 +13,7 @@ from random import Random
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
 from covey_api.messages import MemberAssignment
 from covey_api.reasons import FailureCause
+
 from kit.builders import GIB
 from kit.sim.engine import Engine
 from kit.sim.story import Story

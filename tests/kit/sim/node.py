@@ -24,6 +24,7 @@ from covey_api.messages import PoolReading
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import MemoryPool, NodeFacts, NodeSpec
 from covey_api.reasons import FailureCause
+
 from kit import builders
 from kit.sim.loop import Process
 from kit.sim.machine import Machine, MachineKeepers, OnStop

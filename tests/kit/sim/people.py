@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from covey_controller.stores.files.writing import Disk
+
 from kit.sim.story import Story
 
 MODELS = ("m0", "m1")
@@ -114,7 +115,9 @@ class People:
 
     def break_set(self) -> None:
         self.broken = "invalid"
-        self.save("broken.yaml", "apiVersion: covey.dev/v1alpha1\nkind: Placement\nmetadata: {name: p9}\nspec: {x: 1}\n")
+        self.save(
+            "broken.yaml", "apiVersion: covey.dev/v1alpha1\nkind: Placement\nmetadata: {name: p9}\nspec: {x: 1}\n"
+        )
         self.story.tell("people", "write an invalid document")
 
     def empty(self) -> None:

@@ -14,8 +14,8 @@ from random import Random
 from typing import cast
 
 from covey_api.kinds import Kind, ObjectKey
-
 from covey_controller.stores.files.store import store_paths
+
 from kit.sim.faults import cause_faults, heal
 from kit.sim.goal import why_not_converged
 from kit.sim.loop import SimLoop
@@ -164,7 +164,11 @@ async def _ask_all(world: World) -> None:
     served = sorted({wish.model for wish in world.people.wishes.values()})
     for name in world.gateway_names:
         for model in served:
-            if any(target.model == model for targets in world.gateways[name].traffic.table.targets.values() for target in targets):
+            if any(
+                target.model == model
+                for targets in world.gateways[name].traffic.table.targets.values()
+                for target in targets
+            ):
                 outcome = await world.ask(name, model)
                 if outcome != "200":
                     raise Violation(f"a request for '{model}' at {name} failed in a quiet fleet: {outcome}")

@@ -12,6 +12,7 @@ from covey_api.instance import Instance
 from covey_api.messages import MemberAssignment, Order
 from covey_api.reasons import EventReason
 from covey_controller.reconcile.outcomes import Note
+
 from kit.sim.engine import Engine
 from kit.sim.loop import Process
 from kit.sim.machine import RESERVE_BYTES, Keeper, Machine
@@ -73,7 +74,9 @@ class Safety:
         alive: dict[str, int] = {}
         for engine in engines:
             if other := alive.get(engine.instance_id):
-                self._story.violate(f"two engines run for instance {engine.instance_id}, on ports {other}, {engine.port}")
+                self._story.violate(
+                    f"two engines run for instance {engine.instance_id}, on ports {other}, {engine.port}"
+                )
             alive[engine.instance_id] = engine.port
             if (last := self._last_on_port.get(engine.port)) not in (None, engine) and last.is_alive:
                 self._story.violate(f"two engines run on port {engine.port}")
@@ -166,4 +169,6 @@ class Safety:
             return
         parts: Iterable[str] = (gateway.name, f"agent {machine.name}", machine.name, "controller")
         if now - last.ended_at > STALE_SECONDS and self.calm.holds(now, STALE_SECONDS, *parts):
-            self._story.violate(f"{gateway.name} still routes to port {port}, whose engine ended at {last.ended_at:.3f}")
+            self._story.violate(
+                f"{gateway.name} still routes to port {port}, whose engine ended at {last.ended_at:.3f}"
+            )

@@ -13,6 +13,7 @@ from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
 from covey_controller.reconcile.outcomes import Note
 from covey_controller.stores.files.store import store_paths
 from covey_gateway.routing.table import RoutingTable
+
 from kit.builders import GIB
 from kit.sim.control import Controller
 from kit.sim.engine import EngineTransport
@@ -87,7 +88,11 @@ class World:
     def start_controller(self) -> None:
         self.leaders += 1
         self.controller = Controller(
-            self.source, self.folder / "controller", Random(f"{self.leaders} {self.random.random()}"), self.disk, self._on_note
+            self.source,
+            self.folder / "controller",
+            Random(f"{self.leaders} {self.random.random()}"),
+            self.disk,
+            self._on_note,
         )
         self.network.controller = self.controller
         self.calm.end("controller", "killed", self.now() + SEEN_WHOLE_SECONDS)
@@ -112,7 +117,11 @@ class World:
         self.calm.end(f"agent {name}", "killed", self.now())
         self.story.tell(f"agent {name}", "starts")
         self.agents[name] = Agent(
-            machine, SimFleet(self.network, link), Random(f"{name} {self.random.random()}"), self._on_stop, self._on_agent
+            machine,
+            SimFleet(self.network, link),
+            Random(f"{name} {self.random.random()}"),
+            self._on_stop,
+            self._on_agent,
         )
 
     async def kill_agent(self, name: str) -> None:

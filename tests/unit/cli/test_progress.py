@@ -1,6 +1,9 @@
 """What `covey up --wait` waits for."""
 
-from covey.up.progress import parse_outcome
+import io
+
+from covey.up.progress import Display, parse_outcome
+from rich.console import Console
 
 
 def item(generation: int, observed: int, **conditions: str) -> dict[str, object]:
@@ -31,3 +34,15 @@ def test_parse_outcome_is_stalled_when_the_condition_says_so() -> None:
 def test_parse_outcome_takes_an_object_that_nobody_looked_at_as_pending() -> None:
     outcome = parse_outcome({"metadata": {"name": "p"}, "spec": {"modelRef": {"name": "m"}}})
     assert (outcome.ready, outcome.stalled, outcome.reason) == (False, False, "Pending")
+
+
+def test_display_keeps_one_bar_a_placement_however_often_it_is_updated() -> None:
+    screen = io.StringIO()
+    display = Display(Console(file=screen, force_terminal=True, width=100))
+    outcome = parse_outcome(item(1, 1))
+    for _ in range(3):
+        display.update(outcome, {"step": "model", "doneBytes": 1, "totalBytes": 2})
+    with display:
+        first_frame = screen.getvalue()
+    assert first_frame.count("p: model") == 1
+    assert "1 B of 2 B" in first_frame

@@ -17,7 +17,7 @@ from covey_api.messages import (
     Report,
 )
 from covey_api.node import NodeSpec
-from covey_controller.board import FORGET_SECONDS, FleetBoard
+from covey_controller.board import FORGET_SECONDS, MAX_TERM_LEAP, FleetBoard
 from kit import builders, worlds
 from kit.virtual_time import run_virtual
 
@@ -189,6 +189,14 @@ def test_highest_term_is_what_anybody_acts_on(board: FleetBoard) -> None:
     board.on_report("b", worlds.report([worlds.member_report(builders.instance(term=9))]))
     board.on_demand("g", Demand(gateway="g", address="http://x", applied=Order(term=8, serial=1)))
     assert board.observed.highest_term == 9
+
+
+@pytest.mark.parametrize("term", [3 + MAX_TERM_LEAP + 1, 1 << 53, 10**30])
+def test_leap_of_the_term_is_not_believed(board: FleetBoard, term: int) -> None:
+    board.on_report("a", worlds.report(applied=Order(term=term, serial=1)))
+    board.on_report("b", worlds.report([worlds.member_report(builders.instance(term=term))]))
+    board.on_demand("g", Demand(gateway="g", address="http://x", applied=Order(term=term, serial=1)))
+    assert board.observed.highest_term == 0
 
 
 def test_serial_of_this_term_that_was_never_given_out_counts_as_a_higher_term(board: FleetBoard) -> None:

@@ -183,6 +183,22 @@ def test_controller_that_is_told_to_end_as_its_lease_is_lost_ends(passes: int) -
     run_virtual(story())
 
 
+def test_loop_that_is_cancelled_while_its_store_fails_ends() -> None:
+    class BreakingStore(MemoryStore):
+        async def wait_changed(self, timeout_seconds: float) -> bool:
+            try:
+                return await super().wait_changed(timeout_seconds)
+            except asyncio.CancelledError:
+                raise OSError("broken while it was being closed") from None
+
+    async def story() -> None:
+        async with asyncio.timeout(60):
+            async with controller(BreakingStore(builders.model(), builders.placement()), FakeAgent("a")) as control:
+                await control.wait_routed(1)
+
+    run_virtual(story())
+
+
 def test_leader_that_hears_of_a_higher_term_leads_above_it() -> None:
     async def story() -> None:
         store, agent = MemoryStore(builders.model(), builders.placement()), FakeAgent("a")

@@ -588,3 +588,20 @@ def test_nothing_is_taken_in_by_what_a_node_said_before_it_fell_silent(seen: flo
     made = plan(worlds.world(*objects, agents=(agent,)), 100.0)
     taken_in = any(note.reason in (EventReason.ADOPTED, EventReason.STRAY_FOUND) for note in made.notes)
     assert taken_in is (seen == 100.0)
+
+
+def test_nothing_is_taken_in_that_a_node_may_not_say() -> None:
+    ours = builders.instance("smollm2-0", node="b")
+    there = builders.instance("x-1", instance_id="e" * 16, node="b")
+    member = builders.instance("x-2").spec.members[0]
+    spread = builders.instance("x-2", instance_id="f" * 16)
+    both = (member, member.model_copy(update={"name": "1", "node": "b"}))
+    spread = spread.model_copy(update={"spec": spread.spec.model_copy(update={"members": both})})
+    later = builders.instance("x-3", instance_id="d" * 16, term=2)
+    unnamed = builders.instance("../x\x1b[2J", instance_id="c" * 16)
+    stolen = builders.instance("x-4", instance_id=ours.spec.instance_id)
+    said = [worlds.member_report(each) for each in (there, spread, later, unnamed)]
+    said.append(worlds.member_report(stolen, instance_id="b" * 16))
+    agent = AgentView("a", 100.0, worlds.report(said))
+    made = plan(worlds.world(builders.model(), builders.placement(replicas=9), ours, agents=(agent,)), 100.0)
+    assert not [note for note in made.notes if note.reason in (EventReason.ADOPTED, EventReason.STRAY_FOUND)]

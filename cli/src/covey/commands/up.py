@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import click
+from covey_fleet_client.tasks import flatten_errors
 from rich.console import Console
 
 from covey.commands.options import state_option
@@ -45,22 +46,17 @@ def up(source: Path, wait: bool, headless: bool, port: int, allow_empty: bool, c
         allow_empty=allow_empty,
     )
     try:
-        with hold_state_folder(settings):
-            _run_to_end(settings, wait=wait, headless=headless)
+        with hold_state_folder(settings) as was_killed:
+            _run_to_end(settings, wait=wait, headless=headless, follows_killed=was_killed)
     except AlreadyRunning as running:
         _report_running(running, settings)
 
 
-def _run_to_end(settings: Settings, *, wait: bool, headless: bool) -> None:
+def _run_to_end(settings: Settings, *, wait: bool, headless: bool, follows_killed: bool) -> None:
     try:
-        asyncio.run(_run(settings, wait=wait, headless=headless))
+        asyncio.run(_run(settings, wait=wait, headless=headless, follows_killed=follows_killed))
     except* CommandError as errors:
-        raise _first_leaf(errors) from None
-
-
-def _first_leaf(errors: ExceptionGroup[CommandError]) -> CommandError:
-    first = errors.exceptions[0]
-    return _first_leaf(first) if isinstance(first, ExceptionGroup) else first
+        raise flatten_errors(errors)[0] from None
 
 
 def _report_running(running: AlreadyRunning, settings: Settings) -> None:
@@ -74,7 +70,7 @@ def _report_running(running: AlreadyRunning, settings: Settings) -> None:
     )
 
 
-async def _run(settings: Settings, *, wait: bool, headless: bool) -> None:
+async def _run(settings: Settings, *, wait: bool, headless: bool, follows_killed: bool) -> None:
     console = Console(stderr=True, force_terminal=False if headless else None)
 
     def show_line(part: str, line: str) -> None:
@@ -82,7 +78,7 @@ async def _run(settings: Settings, *, wait: bool, headless: bool) -> None:
             console.print(f"[{part}] {line}", markup=False, highlight=False, soft_wrap=True)
 
     stopping = asyncio.Event()
-    parent = Parent(settings, show_line)
+    parent = Parent(settings, show_line, follows_killed=follows_killed)
     _watch_signals(stopping, parent, console)
     try:
         async with parent.run():

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -29,6 +30,8 @@ PARTS_STOP_SECONDS = 11.0
 CONTROLLER_STOP_SECONDS = 2.0
 SWEEP_SECONDS = 10.0
 POLL_SECONDS = 0.05
+# Parts whose parent was killed end within 5 s.
+PREDECESSOR_SECONDS = 6.0
 TOKEN_USES = 8
 TOKEN_TTL_SECONDS = 3600
 
@@ -57,8 +60,11 @@ class AlreadyRunning(Exception):
 
 
 @contextmanager
-def hold_state_folder(settings: Settings) -> Generator[None]:
-    """The lock of one `covey up` per state folder, and the record that others find it by. AlreadyRunning if held."""
+def hold_state_folder(settings: Settings) -> Generator[bool]:
+    """The lock of one `covey up` per state folder, and the record that others find it by. AlreadyRunning if held.
+
+    Gives whether the last one was killed: its parts may still be ending.
+    """
     ensure_private_folder(settings.state)
     record_path = settings.state / "up.json"
     with (settings.state / "up.lock").open("a") as lock:
@@ -66,10 +72,11 @@ def hold_state_folder(settings: Settings) -> Generator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise AlreadyRunning(_read_record(record_path)) from None
+        was_killed = record_path.exists()
         record = {"pid": str(os.getpid()), "gatewayUrl": settings.gateway_url, "source": str(settings.source)}
         write_private(record_path, json.dumps(record))
         try:
-            yield
+            yield was_killed
         finally:
             record_path.unlink(missing_ok=True)
 
@@ -81,11 +88,26 @@ def _read_record(path: Path) -> dict[str, str]:
         return {}
 
 
-class Parent:
-    """The running parts. `on_line(part, line)` gets each line that a part logs."""
+def is_taken(port: int) -> bool:
+    """Whether somebody listens on this port of loopback."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
 
-    def __init__(self, settings: Settings, on_line: Callable[[str, str], None]) -> None:
+
+class Parent:
+    """The running parts. `on_line(part, line)` gets each line that a part logs.
+
+    `follows_killed`: parts of a parent that was killed may still be ending.
+    """
+
+    def __init__(self, settings: Settings, on_line: Callable[[str, str], None], *, follows_killed: bool) -> None:
         self._settings = settings
+        self._follows_killed = follows_killed
         self._fleet_listen = "127.0.0.1:0"
         self._lifeline, self._lifeline_end = os.pipe()
         logs = settings.state / "log"
@@ -130,6 +152,7 @@ class Parent:
                     await self._wait_for_controller()
                     for part in ("agent", "gateway"):
                         await self._give_token(part)
+                    await self._wait_for_port()
                     self._fleet_listen = self._fleet_url().removeprefix("https://")
                     group.create_task(self.agent.run())
                     group.create_task(self.gateway.run())
@@ -154,6 +177,20 @@ class Parent:
                 f"'{self.controller.log_path}'",
                 ExitCode.TIMED_OUT,
             ) from None
+
+    async def _wait_for_port(self) -> None:
+        """A gateway whose parent was killed keeps the port while its last answers end.
+
+        Another program's port stays taken, which the gateway then says; who follows nobody hears it at once.
+        """
+        if not self._follows_killed:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PREDECESSOR_SECONDS):
+                while True:
+                    if not is_taken(self._settings.port):
+                        return
+                    await asyncio.sleep(POLL_SECONDS)
 
     async def _give_token(self, part: str) -> None:
         folder = self._settings.state / part

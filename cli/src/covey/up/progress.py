@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import click
 from covey_api.units import format_bytes
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from covey.control import Control, JsonObject
 from covey.errors import CommandError
@@ -55,8 +55,7 @@ class Display:
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
+            TextColumn("{task.fields[amount]}"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -76,22 +75,27 @@ class Display:
         step = str(progress.get("step", "")) or outcome.reason
         label = f"{outcome.name}: {step}"
         done, total = int(progress.get("doneBytes", 0)), int(progress.get("totalBytes", 0))
+        rate = format_bytes(int(progress.get("bytesPerSecond", 0)))
+        amount = f"{format_bytes(done)} of {format_bytes(total)}, {rate}/s" if total else ""
         if self._terminal:
-            task = self._tasks.setdefault(outcome.name, self._bars.add_task(label, total=None))
-            self._bars.update(task, description=label, completed=done, total=total or None)
+            if outcome.name not in self._tasks:
+                self._tasks[outcome.name] = self._bars.add_task(label, total=None, amount="")
+            task = self._tasks[outcome.name]
+            self._bars.update(task, description=label, completed=done, total=total or None, amount=amount)
             return
         now = time.monotonic()
         last, shown = self._lines.get(outcome.name, ("", -LINE_SECONDS))
         if label == last and (not total or now - shown < LINE_SECONDS):
             return
-        rate = format_bytes(int(progress.get("bytesPerSecond", 0)))
-        amount = f" {format_bytes(done)} of {format_bytes(total)}, {rate}/s" if total else ""
-        click.echo(f"{label}{amount}", err=True)
+        click.echo(f"{label} {amount}".rstrip(), err=True)
         self._lines[outcome.name] = (label, now)
 
 
 async def wait_until_settled(control: Control, console: Console) -> list[Outcome]:
-    """Every placement as it is once each is ready or stalled. Shows progress and each source error meanwhile."""
+    """Every placement as it is once each is ready or stalled, and the gateway routes by what this controller has seen.
+
+    Until then a status may be what the controller of an earlier run wrote. Shows progress and each source error.
+    """
     told: set[str] = set()
     with Display(console) as display:
         while True:
@@ -111,8 +115,10 @@ def _observe(control: Control, display: Display, told: set[str]) -> list[Outcome
         if line not in told:
             told.add(line)
             click.echo(line, err=True)
+    is_routed = any(gateway["current"] for gateway in control.list_gateways())
     outcomes = [parse_outcome(item) for item in control.list_objects("placements")]
     for outcome in outcomes:
         if not outcome.ready and not outcome.stalled:
             display.update(outcome, control.get_progress("placements", outcome.namespace, outcome.name))
-    return outcomes if outcomes or source["applied"] or source.get("errors") else None
+    is_read = outcomes or source["applied"] or source.get("errors")
+    return outcomes if is_routed and is_read else None

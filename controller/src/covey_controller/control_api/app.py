@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.messages import MAX_BODY_BYTES
+from covey_api.messages import MAX_BODY_BYTES, Order
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -15,7 +15,7 @@ from starlette.routing import Route
 from covey_controller.control_api.edits import apply_text, create_access_key, delete_keys
 from covey_controller.control_api.messages import AccessKeyBody, ApplyBody, DeleteBody, TokenBody
 from covey_controller.control_api.objects import list_objects, parse_key, parse_plural, watch_objects
-from covey_controller.ports import Explainer, Source
+from covey_controller.ports import Explainer, GatewaySession, Source
 from covey_controller.serving.answers import ApiError, ApiReason, error_renderers, read_message
 from covey_controller.serving.lines import LineStream
 from covey_controller.tokens import Tokens
@@ -89,11 +89,13 @@ class ControlRoutes:
         return JSONResponse(asdict(self._source.source_state()))
 
     async def gateways(self, _: Request) -> Response:
+        newest = self._explainer.table_order()
         items = [
             {
                 "name": session.name,
                 "address": session.demand.address if session.demand is not None else "",
                 "connected": session.connected,
+                "current": session.connected and newest is not None and _applied(session) == newest,
             }
             for session in self._explainer.gateways()
         ]
@@ -164,3 +166,7 @@ def build_control_app(
         ],
         exception_handlers=error_renderers(),
     )
+
+
+def _applied(session: GatewaySession) -> Order | None:
+    return session.demand.applied if session.demand is not None else None

@@ -8,6 +8,7 @@ import re
 import time
 
 from covey_api.messages import CertificateRole, JoinAnswer, JoinRequest
+from covey_api.meta import MAX_NAME_LENGTH, NAME_PATTERN
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.requests import Request
 
@@ -20,8 +21,8 @@ from covey_controller.tokens import TokenRefusal, TokenRefused, Tokens
 # A guesser of 256-bit secrets gets 16 tries a second; an agent with a mistyped token doesn't notice the wait.
 REFUSAL_SECONDS = 0.5
 MAX_REFUSALS_AT_ONCE = 8
-# A DNS name in lower case, as Kubernetes names nodes.
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+# What a Node may be called: a member that names its node in any other way can't be written, and no plan would be.
+_NAME = re.compile(NAME_PATTERN)
 _BEARER = "bearer "
 
 
@@ -118,12 +119,12 @@ class Admission:
 
 def _parse_key(wish: JoinRequest) -> ec.EllipticCurvePublicKey:
     """The key to sign, once the name is one that a node may have. ApiError 400."""
-    if not _NAME.fullmatch(wish.name):
+    if not _NAME.fullmatch(wish.name) or len(wish.name) > MAX_NAME_LENGTH:
         raise ApiError(
             400,
             ApiReason.INVALID_NAME,
-            "`name` must be lower-case letters, digits, '-' and '.', at most 253, and begin and end with a letter "
-            f"or digit; got '{wish.name[:64]}'",
+            f"`name` must be lower-case letters, digits and '-', at most {MAX_NAME_LENGTH}, and begin and end with a "
+            f"letter or digit; got '{wish.name[:64]}'",
         )
     try:
         return parse_signing_request(wish.signing_request)

@@ -5,9 +5,11 @@ An empty store never stops a fleet (DESIGN §5). A stray is kept and routed, sho
 source is meant.
 """
 
+import re
+
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import ObjectKey
-from covey_api.meta import DEFAULT_NAMESPACE, ObjectMeta
+from covey_api.meta import DEFAULT_NAMESPACE, NAME_PATTERN, ObjectMeta
 from covey_api.reasons import EventReason
 from covey_planner.types import NodeState
 
@@ -17,6 +19,8 @@ from covey_controller.reconcile.names import lowest_free_name
 
 # Long enough to put a lost file back, short enough that forgotten memory is found the same day.
 STRAY_SECONDS = 15 * 60.0
+# The length that Instances' names may have, which is what namespaces may have too.
+_NAME = re.compile(rf"(?=.{{1,{Instance.MAX_NAME_LENGTH}}}$){NAME_PATTERN.removeprefix('^')}")
 
 
 def plan_adoption(draft: Draft) -> None:
@@ -25,7 +29,7 @@ def plan_adoption(draft: Draft) -> None:
     found: dict[str, Instance] = {}
     silent: set[str] = set()
     for node in draft.nodes.values():
-        for instance in _unknown_instances(node, known):
+        for instance in _unknown_instances(node, known, draft.world.term):
             # What a node said before it fell silent may be over: nothing is adopted by it, and no stray is found.
             if node.state is not NodeState.UNKNOWN or instance.spec.instance_id in draft.strays:
                 found[instance.spec.instance_id] = instance
@@ -43,11 +47,22 @@ def plan_adoption(draft: Draft) -> None:
     _catch_up_attempts(draft)
 
 
-def _unknown_instances(node: NodeSight, known: set[str]) -> list[Instance]:
+def _unknown_instances(node: NodeSight, known: set[str], term: int) -> list[Instance]:
     """Whole Instances in this node's report that the store does not know, and that have not ended."""
     reports = (node.report.members if node.report else None) or ()
     found = [r.instance for r in reports if r.instance and r.instance_id not in known and r.phase not in ENDED]
-    return [i for i in found if any(member.node == node.name for member in i.spec.members)]
+    return [i for i in found if i.spec.instance_id not in known and _is_believable(i, node.name, term)]
+
+
+def _is_believable(instance: Instance, node: str, term: int) -> bool:
+    """Whether a node may say this; no agent of ours says anything else.
+
+    1. A node speaks for itself alone: what it says another one runs would be run there, from any source it names.
+    2. A later term than the leader's, or no valid name, could not be stored: every turn would fail by it.
+    """
+    names = (instance.metadata.name, instance.metadata.namespace or DEFAULT_NAMESPACE)
+    is_own = all(member.node == node for member in instance.spec.members)
+    return is_own and instance.spec.term <= term and all(_NAME.fullmatch(name) for name in names)
 
 
 def _adopt(draft: Draft, instance: Instance) -> None:

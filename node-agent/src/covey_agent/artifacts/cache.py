@@ -26,7 +26,7 @@ from covey_api.reasons import FailureCause
 from covey_api.units import format_bytes
 from pydantic import Field, ValidationError
 
-from covey_agent.artifacts.disk import sync_folder, write_atomically
+from covey_agent.artifacts.disk import sweep_temporaries, sync_folder, write_atomically
 from covey_agent.ports import AgentError
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class Cache:
         self._files = folder / "files"
         for path in (self.blobs, self.partial, self.envs, self._references, self._files):
             path.mkdir(parents=True, exist_ok=True)
+            sweep_temporaries(path)
         self._known_blobs = {path.name for path in self.blobs.iterdir() if len(path.name) == 64}
         self._known_references = {
             reference_key(reference.artifact): reference

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+import psutil
 from covey_api.reasons import FailureCause
 
 from covey_agent.ports import AgentError
@@ -32,6 +33,14 @@ def write_atomically(path: Path, content: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def sweep_temporaries(folder: Path) -> None:
+    """Remove what `write_atomically` was about to write when its process ended, or the power did."""
+    for path in folder.glob(".*.*"):
+        process = path.name.rpartition(".")[2]
+        if process.isdigit() and not psutil.pid_exists(int(process)):
+            path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -85,9 +85,9 @@ class Downloader:
                 partial.discard()
             raise
         await run_to_end(partial.sync)
-        path = self._cache.install_blob(self._cache.partial / remote.sha256, remote.sha256)
+        # First the notes: nobody would look for them any more once the file has left.
         partial.forget_notes()
-        return path
+        return self._cache.install_blob(self._cache.partial / remote.sha256, remote.sha256)
 
     async def _transfer(self, remote: Remote, partial: PartialFile, tell: OnTransfer) -> None:
         """Until all bytes are there, over as many connections as it takes and patience allows."""
