@@ -18,7 +18,7 @@ from kit.builders import GIB
 from kit.sim.control import Controller
 from kit.sim.engine import EngineTransport
 from kit.sim.gateway import Gateway, Request
-from kit.sim.loop import PROCESS, Process, running_loop
+from kit.sim.loop import PROCESS, Process, running_loop, wait_until
 from kit.sim.machine import Keeper, Machine
 from kit.sim.network import Link, Network, SimFleet
 from kit.sim.node import Agent
@@ -210,8 +210,7 @@ class World:
         machine = next((one for one in self.machines.values() if one.owns_port(port)), None)
         self.safety.on_dial(gateway, machine, port, self.now())
         await asyncio.sleep(0.001)
-        while machine is not None and (machine.name in self.cut_paths or not machine.is_on):
-            await asyncio.sleep(0.5)
+        await wait_until(lambda: machine is None or (machine.name not in self.cut_paths and machine.is_on), 0.5)
         engine = machine.ports.get(port) if machine else None
         if engine is None:
             raise ConnectionRefusedError("nobody listens there")
