@@ -124,7 +124,12 @@ class RunningFleet:
         return result
 
     def _environment(self) -> dict[str, str]:
-        return os.environ | {"COVEY_CACHE": str(shared_cache())} | self._extra_environment | {"COVEY_STATE": str(self.state)}
+        return (
+            os.environ
+            | {"COVEY_CACHE": str(shared_cache())}
+            | self._extra_environment
+            | {"COVEY_STATE": str(self.state)}
+        )
 
     def objects(self, plural: str) -> list[JsonObject]:
         """All objects of a kind, asked over the control socket as the command does."""

@@ -22,8 +22,11 @@ class _JumpingSelector(selectors.DefaultSelector):
     """Never sleeps, and never asks the kernel: instead of waiting it moves the clock."""
 
     jumped = 0.0
+    on_turn: Callable[[], None] | None = None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.on_turn is not None:
+            self.on_turn()
         if timeout is None:
             raise Deadlock("every task waits, and no timer is set")
         self.jumped += max(0.0, timeout)
@@ -33,10 +36,8 @@ class _JumpingSelector(selectors.DefaultSelector):
 class NumberedTask(asyncio.Task[T]):
     """Hashed by its number: a TaskGroup holds its tasks in a set, and cancels them in that set's order."""
 
-    _numbers = itertools.count(1)
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T], **options: Any) -> None:
-        self._number = next(NumberedTask._numbers)
+    def __init__(self, coroutine: Coroutine[Any, Any, T], number: int, **options: Any) -> None:
+        self._number = number
         super().__init__(coroutine, **options)
 
     def __hash__(self) -> int:
@@ -49,8 +50,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
-        NumberedTask._numbers = itertools.count(1)
-        self.set_task_factory(_create_numbered)
+        self._numbers = itertools.count(1)
+        self.set_task_factory(self._create_numbered)
+
+    def watch_turns(self, on_turn: Callable[[], None] | None) -> None:
+        """Call this after every turn, when all that was ready has run."""
+        self._jumping.on_turn = on_turn
+
+    def _create_numbered(
+        self, loop: asyncio.AbstractEventLoop, factory: Any, context: Context | None = None
+    ) -> NumberedTask[Any]:
+        return NumberedTask(factory, next(self._numbers), loop=loop, context=context)
 
     def time(self) -> float:
         return self._jumping.jumped
@@ -62,12 +72,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         except BaseException as error:
             future.set_exception(error)
         return future
-
-
-def _create_numbered(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], context: Context | None = None
-) -> NumberedTask[T]:
-    return NumberedTask(coroutine, loop=loop, context=context)
 
 
 def run_virtual(main: Coroutine[object, object, T]) -> T:

@@ -1,4 +1,4 @@
-"""A simulated engine: loads for a while, then answers chat requests as a stream over the gateway's own protocol class."""
+"""A simulated engine: loads for a while, then answers chat requests as a stream to the gateway's own protocol class."""
 
 import asyncio
 import re

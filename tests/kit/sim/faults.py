@@ -268,3 +268,10 @@ async def heal(world: World) -> None:
     for machine in world.machines.values():
         machine.foreign_bytes = machine.crashes_to_come = machine.hangs_to_come = 0
         machine.is_disk_full = machine.is_fetch_broken = False
+        if not machine.is_on:
+            power_on(world, machine.name)
+        world.start_agent(machine.name)
+    for name in world.gateway_names:
+        world.start_gateway(name)
+    if world.controller is None:
+        world.start_controller()

@@ -73,7 +73,8 @@ def _why_not(world: World, name: str, placement: Placement, model: Model, found:
         freed = sum(keeper.engine.stamped_bytes for at, keeper in old if at is machine)
         free = machine.total_bytes - RESERVE_BYTES - sum(engine.stamped_bytes for engine in machine.engines()) + freed
         if machine.is_on and free >= needed:
-            return f"{len(found)} of {placement.spec.replicas} of {name} run, {len(old)} old, and node {machine.name} has room"
+            counts = f"{len(found)} of {placement.spec.replicas} of {name} run, {len(old)} old"
+            return f"{counts}, and node {machine.name} has room"
     return ""
 
 

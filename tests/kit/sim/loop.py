@@ -101,3 +101,9 @@ class Process:
 
 def running_loop() -> SimLoop:
     return cast(SimLoop, asyncio.get_running_loop())
+
+
+async def wait_until(holds: Callable[[], bool], step_seconds: float) -> None:
+    """Look every so often: in virtual time it costs nothing."""
+    while not holds():  # noqa: ASYNC110  (an event would have to be set by everything that it looks at)
+        await asyncio.sleep(step_seconds)

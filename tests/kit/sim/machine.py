@@ -16,6 +16,7 @@ from covey_api.reasons import FailureCause
 
 from kit.builders import GIB
 from kit.sim.engine import Engine
+from kit.sim.loop import wait_until
 from kit.sim.story import Story
 
 RESERVE_BYTES = GIB
@@ -225,8 +226,7 @@ class MachineKeepers:
         await asyncio.shield(keeper.engine.exit)
         await self._wait()
         # A keeper tells of its engine's end; a stranger that was taken for one never does.
-        while keeper.record is None and self._machine.is_living(keeper):
-            await asyncio.sleep(STRANGER_SECONDS)
+        await wait_until(lambda: keeper.record is not None or not self._machine.is_living(keeper), STRANGER_SECONDS)
         return keeper.record or EngineExit(keeper.attempt, keeper.engine.identity, None, "", False, "")
 
     async def stop(self, instance_id: str, grace_seconds: float) -> None:

@@ -16,7 +16,7 @@ from covey_api.meta import Message
 from covey_fleet_client.calls import CALL_SECONDS, parse_answer
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 
-from kit.sim.loop import Process
+from kit.sim.loop import Process, wait_until
 from kit.sim.story import Story
 
 Answer = TypeVar("Answer", bound=Message)
@@ -106,8 +106,7 @@ class Network:
     async def open(self, link: Link, path: str) -> Connection:
         async with asyncio.timeout(CALL_SECONDS):
             await asyncio.sleep(self.delay_seconds(link))
-            while link.is_cut or (self.controller is not None and self.controller.process.is_paused):
-                await asyncio.sleep(0.5)
+            await wait_until(lambda: not link.is_cut and not self._is_paused(), 0.5)
         controller = self.controller
         if controller is None or controller.process.is_dying:
             raise ConnectionRefusedError("nobody listens there")
@@ -115,6 +114,9 @@ class Network:
         link.connections.append(connection)
         connection.pump = controller.process.spawn(self._pump(connection, controller.open_lines(link.peer, path)))
         return connection
+
+    def _is_paused(self) -> bool:
+        return self.controller is not None and self.controller.process.is_paused
 
     async def _pump(self, connection: Connection, lines: AsyncGenerator[bytes]) -> None:
         """The controller's end of a stream."""

@@ -18,7 +18,7 @@ from covey_controller.stores.files.store import store_paths
 
 from kit.sim.faults import cause_faults, heal
 from kit.sim.goal import why_not_converged
-from kit.sim.loop import SimLoop
+from kit.sim.loop import SimLoop, running_loop
 from kit.sim.story import Story, Violation
 from kit.sim.world import World
 
@@ -42,17 +42,6 @@ class Result:
     outcomes: dict[str, int]
 
 
-class CheckedLoop(SimLoop):
-    """Looks at the world after each turn."""
-
-    world: World | None = None
-
-    def _run_once(self) -> None:
-        super()._run_once()  # pyright: ignore
-        if self.world is not None:
-            self.world.look()
-
-
 def run_seed(seed: int, *, is_told: bool = False) -> Result:
     """Run one seed to its end."""
     logging.disable(logging.CRITICAL)
@@ -60,22 +49,22 @@ def run_seed(seed: int, *, is_told: bool = False) -> Result:
     parent = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="covey-sim-", dir=parent if parent.is_dir() else None))
     try:
-        with asyncio.Runner(loop_factory=CheckedLoop) as runner:
+        with asyncio.Runner(loop_factory=SimLoop) as runner:
             return runner.run(_run(seed, folder, is_told))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _run(seed: int, folder: Path, is_told: bool) -> Result:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, CheckedLoop)
+    loop = running_loop()
     story = Story(loop.time, is_told=is_told)
+    loop.set_exception_handler(lambda _, what: story.violate(f"{what['message']}: {what.get('exception')!r}"))
     world = World(seed, folder, story)
     converged = 0.0
     failure = ""
     try:
         await world.begin()
-        loop.world = world
+        loop.watch_turns(world.look)
         await cause_faults(world, Random(f"{seed} faults"))
         await heal(world)
         healed = world.now()
@@ -85,7 +74,7 @@ async def _run(seed: int, folder: Path, is_told: bool) -> Result:
     except Violation as violation:
         failure = str(violation)
     finally:
-        loop.world = None
+        loop.watch_turns(None)
         await _end(world)
     return Result(
         seed, failure, story.trace, tuple(story.lines), world.now(), converged, dict(sorted(world.outcomes.items()))
@@ -95,7 +84,7 @@ async def _run(seed: int, folder: Path, is_told: bool) -> Result:
 def check_story(world: World) -> None:
     """Violation if a rule was broken, or a process ended by itself."""
     for process in world.processes():
-        if process.has_ended:
+        if process.has_ended and not process.is_dying:
             world.story.violate(f"{process.name} ended by itself: {process.failure!r}")
     if world.story.violations:
         raise Violation(world.story.violations[0])
@@ -137,7 +126,7 @@ async def _stay_quiet(world: World, seconds: float) -> None:
 def _differences(before: Mapping[ObjectKey, Kind], world: World) -> str:
     """What is stored otherwise than before, field by field."""
     found: list[str] = []
-    after = world.controller.history.objects if world.controller else {}
+    after: Mapping[ObjectKey, Kind] = world.controller.history.objects if world.controller else {}
     for key in sorted(before.keys() | after.keys(), key=str):
         old, new = before.get(key), after.get(key)
         if old is None or new is None:

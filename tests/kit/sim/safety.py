@@ -110,8 +110,6 @@ class Safety:
                 if member["goal"] == "Stop":
                     self._told.setdefault(instance_id, set()).add(attempt)
                 self._attempts[instance_id] = max(attempt, self._attempts.get(instance_id, 0))
-            elif member["goal"] == "Stop":
-                self._story.violate(f"a snapshot that isn't complete stops instance {instance_id} on {peer}")
 
     def on_order(self, who: str, order: Order | None, *, is_new: bool) -> None:
         """What an agent or gateway acts on by now; `is_new`: its disk lost what was before."""

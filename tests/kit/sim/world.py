@@ -18,7 +18,7 @@ from kit.builders import GIB
 from kit.sim.control import Controller
 from kit.sim.engine import EngineTransport
 from kit.sim.gateway import Gateway, Request
-from kit.sim.loop import PROCESS, Process, running_loop
+from kit.sim.loop import PROCESS, Process, running_loop, wait_until
 from kit.sim.machine import Keeper, Machine
 from kit.sim.network import Link, Network, SimFleet
 from kit.sim.node import Agent
@@ -99,13 +99,13 @@ class World:
         self.story.tell("controller", "starts")
 
     async def kill_controller(self) -> None:
-        controller, self.controller = self.controller, None
-        if controller is None:
+        controller = self.controller
+        if controller is None or controller.process.is_dying:
             return
         self.calm.begin("controller", "killed")
         self.story.tell("controller", "is killed")
         await controller.process.kill()
-        self.network.controller = None
+        self.controller = self.network.controller = None
 
     def start_agent(self, name: str) -> None:
         machine = self.machines[name]
@@ -125,11 +125,12 @@ class World:
         )
 
     async def kill_agent(self, name: str) -> None:
-        agent = self.agents.pop(name, None)
-        if agent is not None:
+        agent = self.agents.get(name)
+        if agent is not None and not agent.process.is_dying:
             self.calm.begin(f"agent {name}", "killed")
             self.story.tell(f"agent {name}", "is killed")
             await agent.kill()
+            del self.agents[name]
 
     def start_gateway(self, name: str) -> None:
         if name in self.gateways:
@@ -143,8 +144,8 @@ class World:
         self.gateways[name] = Gateway(name, folder, SimFleet(self.network, link))
 
     async def kill_gateway(self, name: str) -> None:
-        gateway = self.gateways.pop(name, None)
-        if gateway is None:
+        gateway = self.gateways.get(name)
+        if gateway is None or gateway.process.is_dying:
             return
         self.calm.begin(f"gateway {name}", "killed")
         self.story.tell(f"gateway {name}", "is killed")
@@ -153,6 +154,7 @@ class World:
             for engine in machine.engines():
                 for transport in [one for one in engine.transports if one.gateway is gateway.process]:
                     transport.abort()
+        del self.gateways[name]
 
     def lose_store(self) -> None:
         path, _ = store_paths(self.source, self.folder / "controller")
@@ -208,8 +210,7 @@ class World:
         machine = next((one for one in self.machines.values() if one.owns_port(port)), None)
         self.safety.on_dial(gateway, machine, port, self.now())
         await asyncio.sleep(0.001)
-        while machine is not None and (machine.name in self.cut_paths or not machine.is_on):
-            await asyncio.sleep(0.5)
+        await wait_until(lambda: machine is None or (machine.name not in self.cut_paths and machine.is_on), 0.5)
         engine = machine.ports.get(port) if machine else None
         if engine is None:
             raise ConnectionRefusedError("nobody listens there")
@@ -221,7 +222,7 @@ class World:
     async def ask(self, name: str, model: str) -> str:
         """One request of a client; its outcome, or `gone` when its gateway is not there (any more)."""
         gateway = self.gateways.get(name)
-        if gateway is None or gateway.process.is_paused:
+        if gateway is None or gateway.process.is_paused or gateway.process.is_dying:
             return "gone"
         request = Request(model, self.now())
         stream = self.random.random() < 0.5

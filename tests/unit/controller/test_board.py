@@ -172,6 +172,18 @@ def test_serials_grow_only_with_content_and_terms_start_anew(board: FleetBoard) 
     assert board.published.endpoints is None
 
 
+def test_new_leadership_asks_every_agent_for_all_it_holds(board: FleetBoard) -> None:
+    """Its store may be another: what a report leaves out, only the old store knew."""
+    instance = builders.instance()
+    board.on_report("a", worlds.report())
+    board.on_report("a", delta(members=(worlds.member_report(instance).model_copy(update={"instance": None}),)))
+    board.begin(4)
+    assert board.observe_agents()[0].report is None
+    assert board.on_report("a", delta(sequence=3)).resend
+    board.on_report("a", worlds.report([worlds.member_report(instance)], sequence=4))
+    assert [member.instance for member in merged(board).members or ()] == [instance]
+
+
 def test_highest_term_is_what_anybody_acts_on(board: FleetBoard) -> None:
     board.on_report("a", worlds.report(applied=Order(term=7, serial=1)))
     board.on_report("b", worlds.report([worlds.member_report(builders.instance(term=9))]))

@@ -160,6 +160,29 @@ def test_lost_lease_ends_the_leadership_and_not_the_process() -> None:
     run_virtual(story())
 
 
+@pytest.mark.parametrize("passes", range(6))
+def test_controller_that_is_told_to_end_as_its_lease_is_lost_ends(passes: int) -> None:
+    """A TaskGroup whose child fails as it is cancelled may swallow the cancellation."""
+
+    async def story() -> None:
+        store = MemoryStore()
+        clock = asyncio.get_running_loop().time
+        around = Surroundings("me", str, lambda: "0" * 16, lambda: datetime.fromtimestamp(clock(), UTC))
+        loop = ReconcileLoop(store, FleetBoard(clock), History(), around)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(loop.run())
+            await asyncio.sleep(1)
+            store.lease.lost.set()
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            running.cancel()
+            _, going_on = await asyncio.wait([running], timeout=30)
+            running.cancel()
+        assert not going_on
+
+    run_virtual(story())
+
+
 def test_loop_that_is_cancelled_while_its_store_fails_ends() -> None:
     class BreakingStore(MemoryStore):
         async def wait_changed(self, timeout_seconds: float) -> bool:
