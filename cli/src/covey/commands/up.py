@@ -102,16 +102,18 @@ async def _run(settings: Settings, *, wait: bool, headless: bool) -> None:
     stopping = asyncio.Event()
     parent = Parent(settings, show_line)
     _watch_signals(stopping, parent, console)
+    console.print(
+        f"Starting Covey from '{settings.source}' with state in '{settings.state}'.", markup=False, soft_wrap=True
+    )
     try:
         async with parent.run():
-            console.print(f"Covey runs '{settings.source}' with state in '{settings.state}'.", highlight=False)
             async with asyncio.TaskGroup() as group:
                 waiting = group.create_task(_report_start(settings, console, wait=wait))
                 await stopping.wait()
                 waiting.cancel()
             console.print("Stopping: the gateway, the agent with its engines, the controller.", highlight=False)
     finally:
-        console.print(_describe_end(parent, settings), highlight=False)
+        console.print(_describe_end(parent, settings), markup=False, highlight=False)
 
 
 def _describe_end(parent: Parent, settings: Settings) -> str:
