@@ -45,7 +45,7 @@ def test_up_starts_nothing_when_the_port_is_taken(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         result = covey("up", str(tmp_path / "source"), "--wait", "--port", port, state=tmp_path / "state")
     assert result.returncode == 1
-    assert f"port {port} on 127.0.0.1 must be free" in result.stderr
+    assert f"port {port} on 127.0.0.1 is taken by another process" in result.stderr
     assert "--port" in result.stderr
     assert not (tmp_path / "state" / "controller").exists()
     assert "Covey serves" not in result.stdout

@@ -1,6 +1,7 @@
 """`covey up [SOURCE]`: everything on this machine, in the foreground, until Ctrl-C."""
 
 import asyncio
+import errno
 import signal
 import socket
 import sys
@@ -63,9 +64,12 @@ def _require_free_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
+            is_taken = error.errno == errno.EADDRINUSE
+            found = (
+                "is taken by another process (another 'covey up'?)" if is_taken else f"can't be used: {error.strerror}"
+            )
             raise CommandError(
-                f"port {port} on 127.0.0.1 must be free for the gateway; got: {error.strerror}. End what uses it "
-                "(another 'covey up'?), or choose another with --port."
+                f"port {port} on 127.0.0.1 {found}; stop what uses it, or choose another with --port"
             ) from error
 
 
