@@ -152,5 +152,6 @@ def test_a_port_that_is_taken_is_said_in_words(fleet: RunningFleet) -> None:
         assert result.returncode == 1
         assert port in result.stderr
         assert "is taken by another process" in result.stderr
+        assert "--port" in result.stderr
     finally:
         shutil.rmtree(base, ignore_errors=True)

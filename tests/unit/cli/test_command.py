@@ -1,9 +1,11 @@
 """The command as a process: exit codes and words, with nothing running."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -43,10 +45,27 @@ def test_up_starts_nothing_when_the_port_is_taken(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         result = covey("up", str(tmp_path / "source"), "--wait", "--port", port, state=tmp_path / "state")
     assert result.returncode == 1
-    assert f"port {port} on 127.0.0.1 must be free" in result.stderr
+    assert f"port {port} on 127.0.0.1 is taken by another process" in result.stderr
     assert "--port" in result.stderr
     assert not (tmp_path / "state" / "controller").exists()
     assert "Covey serves" not in result.stdout
+
+
+def test_second_interrupt_ends_a_start_at_once(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    command = [sys.executable, "-m", "covey", "up", str(tmp_path / "source"), "--port", port]
+    with subprocess.Popen(
+        [*command, "--state", str(tmp_path / "state")], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("Starting Covey")
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        words = process.communicate(timeout=30)[1]
+    assert "nothing that Covey started is left running" in words
 
 
 def test_command_interrupted_while_it_imports_leaves_no_trace(tmp_path: Path) -> None:

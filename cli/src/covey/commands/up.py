@@ -1,6 +1,7 @@
 """`covey up [SOURCE]`: everything on this machine, in the foreground, until Ctrl-C."""
 
 import asyncio
+import errno
 import signal
 import socket
 import sys
@@ -66,9 +67,12 @@ def _require_free_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
+            is_taken = error.errno == errno.EADDRINUSE
+            found = (
+                "is taken by another process (another 'covey up'?)" if is_taken else f"can't be used: {error.strerror}"
+            )
             raise CommandError(
-                f"port {port} on 127.0.0.1 must be free for the gateway; got: {error.strerror}. End what uses it "
-                "(another 'covey up'?), or choose another with --port."
+                f"port {port} on 127.0.0.1 {found}; stop what uses it, or choose another with --port"
             ) from error
 
 
@@ -100,16 +104,18 @@ async def _run(settings: Settings, *, wait: bool, headless: bool, follows_killed
     stopping = asyncio.Event()
     parent = Parent(settings, show_line, follows_killed=follows_killed)
     _watch_signals(stopping, parent, console)
+    console.print(
+        f"Starting Covey from '{settings.source}' with state in '{settings.state}'.", markup=False, soft_wrap=True
+    )
     try:
         async with parent.run():
-            console.print(f"Covey runs '{settings.source}' with state in '{settings.state}'.", highlight=False)
             async with asyncio.TaskGroup() as group:
                 waiting = group.create_task(_report_start(settings, console, wait=wait))
                 await stopping.wait()
                 waiting.cancel()
             console.print("Stopping: the gateway, the agent with its engines, the controller.", highlight=False)
     finally:
-        console.print(_describe_end(parent, settings), highlight=False)
+        console.print(_describe_end(parent, settings), markup=False, highlight=False)
 
 
 def _describe_end(parent: Parent, settings: Settings) -> str:

@@ -111,6 +111,7 @@ class Parent:
         self._fleet_listen = "127.0.0.1:0"
         self.left_engines = False
         """After the end: whether an engine could not be stopped."""
+        self._hurried = False
         self._lifeline, self._lifeline_end = os.pipe()
         logs = settings.state / "log"
         ensure_private_folder(logs)
@@ -169,7 +170,7 @@ class Parent:
         try:
             async with asyncio.timeout(CONTROLLER_START_SECONDS):
                 with Control(self._settings.state) as control:
-                    while True:
+                    while not self._hurried:
                         if await asyncio.to_thread(control.is_ready):
                             return
                         await asyncio.sleep(POLL_SECONDS)
@@ -179,6 +180,7 @@ class Parent:
                 f"'{self.controller.log_path}'",
                 ExitCode.TIMED_OUT,
             ) from None
+        raise CommandError("interrupted before the controller was ready")
 
     async def _wait_for_port(self) -> None:
         """A gateway whose parent was killed keeps the port while its last answers end.
@@ -231,5 +233,6 @@ class Parent:
 
     def hurry(self) -> None:
         """A second interrupt: end the parts now; the sweep still runs."""
+        self._hurried = True
         for part in (self.gateway, self.agent, self.controller):
             part.stop(signal.SIGKILL)
