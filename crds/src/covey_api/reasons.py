@@ -49,7 +49,7 @@ class ModelReason(StrEnum):
     GEOMETRY_UNAVAILABLE = "GeometryUnavailable"
     """No node could read the artifact's header; the message has the cause."""
     ALIAS_CONFLICT = "AliasConflict"
-    """An older Model has the same alias; this one is not reached by it."""
+    """Another Model has this name, or is older and has the same alias; this one is not reached by it."""
 
 
 class NodeReason(StrEnum):

@@ -572,7 +572,20 @@ def test_younger_of_two_equal_aliases_is_refused_with_a_condition() -> None:
     aliases = {served.name: served.aliases for served in story.published.endpoints.models}
     assert aliases == {"young": ("young-own",), "zold": ("same", "zold-own")}
     young = next(o for o in story.objects.values() if isinstance(o, Model) and o.metadata.name == "young")
-    assert "belongs to the older model 'zold'" in young.status.conditions[0].message
+    assert "belongs to model 'zold'" in young.status.conditions[0].message
+
+
+def test_alias_that_is_another_models_name_is_refused_however_old_it_is() -> None:
+    story = Worldlet()
+    for name, alias, created in (("a", "b", "2026-01-01T00:00:00Z"), ("b", "b", "2026-02-01T00:00:00Z")):
+        model = builders.model(name, aliases=(alias,))
+        metadata = model.metadata.model_copy(update={"creation_timestamp": created})
+        story.put(model.model_copy(update={"metadata": metadata}))
+    story.run(12)
+    assert story.published.endpoints is not None
+    assert {served.name: served.aliases for served in story.published.endpoints.models} == {"a": (), "b": ("b",)}
+    taken = next(o for o in story.objects.values() if isinstance(o, Model) and o.metadata.name == "a")
+    assert "'b' belongs to model 'b'" in taken.status.conditions[0].message
 
 
 def test_missing_model_is_a_condition_and_keeps_what_runs() -> None:

@@ -109,9 +109,9 @@ def judge_instance(draft: Draft, sight: Sight) -> Outcome:
 
 
 def judge_model(draft: Draft, model: Model, refused: dict[str, str]) -> Outcome:
-    """1. An alias is an older Model's. 2. A header could not be read. 3. One has not been read. 4. All known."""
+    """1. An alias is another Model's. 2. A header could not be read. 3. One has not been read. 4. All known."""
     if refused:
-        taken = ", ".join(f"'{alias}' belongs to the older model '{owner}'" for alias, owner in sorted(refused.items()))
+        taken = ", ".join(f"'{alias}' belongs to model '{owner}'" for alias, owner in sorted(refused.items()))
         return Stalled(ModelReason.ALIAS_CONFLICT, f"`spec.aliases` must be unique in the namespace: {taken}")
     statuses = {variant.name: fresh_status(model, variant) for variant in model.spec.variants}
     errors = [f"variant '{name}': {s.error}" for name, s in statuses.items() if s and s.error]

@@ -78,9 +78,12 @@ def address_of(sight: Sight) -> tuple[str, int] | None:
 
 
 def refused_aliases(models: dict[ObjectKey, Model]) -> dict[ObjectKey, dict[str, str]]:
-    """Per Model, the aliases that it doesn't get, each with the older Model that has it."""
+    """Per Model, the aliases that it doesn't get, each with the Model that has it: by its name, or as the older one.
+
+    A name comes before any alias: else a new Model could take the requests of one that serves.
+    """
     by_age = sorted(models.items(), key=lambda item: (item[1].metadata.creation_timestamp, item[0].name))
-    owners: dict[tuple[str, str], str] = {}
+    owners = {(key.namespace, key.name): key.name for key in models}
     refused: dict[ObjectKey, dict[str, str]] = {}
     for key, model in by_age:
         for alias in model.spec.aliases:
