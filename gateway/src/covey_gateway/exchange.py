@@ -27,8 +27,8 @@ from covey_gateway.wire.openai.errors import render_envelope, render_error_event
 
 _log = logging.getLogger(__name__)
 
-# Refusals that tell of a state, not of a fault: the log would only repeat what `covey why` says.
-_EXPECTED = frozenset((ErrorCode.MODEL_LOADING, ErrorCode.MODEL_UNAVAILABLE))
+# Refusals that tell of a state: the log would only repeat what `covey why` says, or that an endpoint was set aside.
+_EXPECTED = frozenset((ErrorCode.MODEL_LOADING, ErrorCode.MODEL_UNAVAILABLE, ErrorCode.UPSTREAM_UNAVAILABLE))
 
 
 def choose_request_id(head: RequestHead | None) -> str:
