@@ -7,6 +7,7 @@ import json
 import statistics
 import time
 from dataclasses import replace
+from functools import partial
 
 from covey_api.engines import ArtifactFormat, Compute, EngineName, Lane, LaneState, Task
 from covey_api.instance import Instance, MemberPhase
@@ -19,6 +20,7 @@ from covey_api.placement import ModelReference, Placement, PlacementSpec
 from covey_controller.reconcile.outcomes import CreateInstance, Plan
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.world import AgentView, Memory, Published, World
+from covey_controller.seal import seal_instance
 
 NODES, PLACEMENTS, REPLICAS, ROUNDS = 200, 100, 2, 5
 GIB = 2**30
@@ -85,6 +87,7 @@ def make_world(objects: list[Kind], members: dict[str, tuple[MemberReport, ...]]
         fresh_ids=tuple(f"{index:016x}" for index in range(PLACEMENTS * REPLICAS)),
         timestamp="2026-01-01T00:00:00Z",
         engine_key=lambda instance_id: instance_id,
+        seal_of=partial(seal_instance, b"fleet secret"),
     )
 
 

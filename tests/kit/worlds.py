@@ -7,6 +7,7 @@ as real ones do, one phase a step. Knobs: `fail` (a member's cause), `pause` (an
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 
 from covey_api.instance import Instance, MemberPhase
@@ -27,6 +28,7 @@ from covey_api.reasons import FailureCause
 from covey_controller.reconcile.outcomes import CreateInstance, CreateNode, Note, Plan, UpdateInstance
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.world import AgentView, GatewayView, Memory, Published, World
+from covey_controller.seal import seal_instance
 
 from kit import builders
 
@@ -38,6 +40,9 @@ _NEXT = {
 }
 
 
+SEAL_OF = partial(seal_instance, b"fleet secret")
+
+
 def facts(total_bytes: int = 8 * builders.GIB) -> NodeFacts:
     return NodeFacts(
         os="linux", architecture="x86_64", cpu_cores=4, pools=(MemoryPool(name="Host", total_bytes=total_bytes),)
@@ -45,7 +50,7 @@ def facts(total_bytes: int = 8 * builders.GIB) -> NodeFacts:
 
 
 def member_report(instance: Instance, phase: MemberPhase = MemberPhase.READY, **changes: object) -> MemberReport:
-    """What an agent says of the first member; whole, as in a full report."""
+    """What an agent says of the first member; whole and sealed, as in a full report."""
     fields: dict[str, object] = {
         "instance_id": instance.spec.instance_id,
         "namespace": instance.metadata.namespace,
@@ -55,6 +60,7 @@ def member_report(instance: Instance, phase: MemberPhase = MemberPhase.READY, **
         "phase": phase,
         "port": 40_000 if phase in (MemberPhase.READY, MemberPhase.DRAINING) else 0,
         "instance": instance,
+        "seal": SEAL_OF(instance),
     }
     return MemberReport.model_validate(fields | changes)
 
@@ -91,6 +97,7 @@ def world(*objects: Kind, **changes: object) -> World:
         fresh_ids=fresh_ids(),
         timestamp="2026-01-01T00:00:00Z",
         engine_key=lambda instance_id: f"key-{instance_id}",
+        seal_of=SEAL_OF,
     )
     return replace(base, **changes)  # pyright: ignore[reportArgumentType]  # builders take any field by name
 
@@ -126,10 +133,11 @@ class FakeAgent:
             now = self.members.get(instance_id)
             if now is None or now.attempt < each.instance.spec.attempt:
                 if each.goal is MemberGoal.SERVE:
-                    self.members[instance_id] = member_report(each.instance, MemberPhase.PENDING)
+                    self.members[instance_id] = member_report(each.instance, MemberPhase.PENDING, seal=each.seal)
                     self.started.append((instance_id, each.instance.spec.attempt))
             else:
-                self.members[instance_id] = self._advance(now, each.instance, each.goal)
+                advanced = self._advance(now, each.instance, each.goal)
+                self.members[instance_id] = advanced.model_copy(update={"seal": each.seal})
         if assignments.complete:
             self.members = {key: each for key, each in self.members.items() if key in assigned}
 
@@ -245,6 +253,7 @@ class Worldlet:
             fresh_ids=tuple(f"{next(self._ids):016x}" for _ in range(16)),
             timestamp=(EPOCH + timedelta(seconds=int(self.now))).strftime("%Y-%m-%dT%H:%M:%SZ"),
             engine_key=lambda instance_id: f"key-{instance_id}",
+            seal_of=SEAL_OF,
             allow_empty=self.allow_empty,
         )
 

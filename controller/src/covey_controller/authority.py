@@ -128,7 +128,7 @@ def ensure_authority(folder: Path, now: float) -> Authority:
 
 
 def ensure_fleet_secret(folder: Path) -> bytes:
-    """The 32 bytes that engine keys derive from, made at the first start. ValueError if the file holds less."""
+    """The 32 bytes that engine keys and seals derive from, made at the first start. ValueError if the file is short."""
     ensure_private_folder(folder)
     path = folder / "fleet.secret"
     if not path.exists():
@@ -140,7 +140,7 @@ def ensure_fleet_secret(folder: Path) -> bytes:
     if len(secret) != _SECRET_BYTES:
         raise ValueError(
             f"'{path}' must hold {2 * _SECRET_BYTES} hex digits; it doesn't. Restore it, or remove it: "
-            "then engines get new keys as they are replaced."
+            "then engines get new keys as they are replaced, and an emptied store adopts nothing that runs already."
         )
     return secret
 

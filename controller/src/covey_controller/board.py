@@ -261,7 +261,7 @@ def merge_report(before: Report | None, report: Report) -> Report:
     """One agent boot's report with what it left out because it hadn't changed."""
     if before is None:
         return report
-    whole = {(member.instance_id, member.member): member.instance for member in before.members or ()}
+    whole = {(member.instance_id, member.member): member for member in before.members or ()}
     members = before.members
     if report.members is not None:
         members = tuple(_with_instance(member, whole) for member in report.members)
@@ -276,10 +276,11 @@ def merge_report(before: Report | None, report: Report) -> Report:
     )
 
 
-def _with_instance(member: MemberReport, whole: Mapping[tuple[str, str], object]) -> MemberReport:
-    if member.instance is not None:
+def _with_instance(member: MemberReport, whole: Mapping[tuple[str, str], MemberReport]) -> MemberReport:
+    before = whole.get((member.instance_id, member.member))
+    if member.instance is not None or before is None:
         return member
-    return member.model_copy(update={"instance": whole.get((member.instance_id, member.member))})
+    return member.model_copy(update={"instance": before.instance, "seal": before.seal})
 
 
 def _significant(report: Report) -> Report:

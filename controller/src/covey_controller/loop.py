@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_fleet_client.tasks import run_apart
 
@@ -43,6 +44,7 @@ class Surroundings:
     holder: str
     """Random per process: a new holding is a new term."""
     engine_key: Callable[[str], str]
+    seal_of: Callable[[Instance], str]
     mint_id: Callable[[], str]
     utc_now: Callable[[], datetime]
     allow_empty: bool = False
@@ -170,6 +172,7 @@ class ReconcileLoop:
             fresh_ids=tuple(self._around.mint_id() for _ in range(MAX_CREATED_PER_TURN)),
             timestamp=self._around.utc_now().strftime("%Y-%m-%dT%H:%M:%SZ"),
             engine_key=self._around.engine_key,
+            seal_of=self._around.seal_of,
             allow_empty=self._around.allow_empty,
         )
 

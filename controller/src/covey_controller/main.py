@@ -31,6 +31,7 @@ from covey_controller.explain import HistoryExplainer
 from covey_controller.fleet_api.server import serve_fleet
 from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
+from covey_controller.seal import seal_instance
 from covey_controller.serving.listener import ListenFailed
 from covey_controller.stores.files.documents import parse_documents
 from covey_controller.stores.files.store import FilesStore, store_paths
@@ -148,9 +149,11 @@ async def run_controller(options: Options) -> None:
 
 
 def _surroundings(options: Options) -> Surroundings:
+    fleet_secret = ensure_fleet_secret(options.folder)
     return Surroundings(
         holder=secrets.token_hex(8),
-        engine_key=partial(derive_engine_key, ensure_fleet_secret(options.folder)),
+        engine_key=partial(derive_engine_key, fleet_secret),
+        seal_of=partial(seal_instance, fleet_secret),
         mint_id=partial(secrets.token_hex, 8),
         utc_now=partial(datetime.now, UTC),
         allow_empty=options.allow_empty,

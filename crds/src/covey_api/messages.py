@@ -31,6 +31,9 @@ NODE_SILENCE_SECONDS = 10.0
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_ASKS = 32
 
+Seal = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
+"""Made by the controller over what identifies an Instance. Empty: from a version that knew none."""
+
 
 class CertificateRole(StrEnum):
     AGENT = "agent"
@@ -83,6 +86,8 @@ class MemberAssignment(Message):
     goal: MemberGoal
     key: str
     """The engine's key for this Instance (HMAC of the fleet secret and the instanceId). On disk in 0600 files only."""
+    seal: Seal = ""
+    """Kept with the Instance, and reported with it."""
 
 
 class AskKind(StrEnum):
@@ -160,6 +165,8 @@ class MemberReport(Message):
     progress: Progress | None = None
     instance: Instance | None = None
     """Whole, in a full report: a controller whose store is empty adopts it."""
+    seal: Seal = ""
+    """With the whole Instance: as it was assigned. Without the right one it is neither adopted nor routed."""
 
 
 class PoolReading(Message):

@@ -63,6 +63,8 @@ class NodeReason(StrEnum):
     """The node has been silent; what it runs may still serve."""
     NOT_WISHED = "NotWished"
     """It runs Instances that no Placement asks for; the message names them."""
+    NOT_SEALED = "NotSealed"
+    """It reports Instances that the store does not know, without this controller's seal; the message names them."""
     DELETING = "Deleting"
     """Its deletion was asked for: what it runs is drained."""
 
@@ -78,6 +80,8 @@ class EventReason(StrEnum):
     """A node runs an Instance that the store did not know and a Placement asks for."""
     STRAY_FOUND = "StrayFound"
     """A node runs an Instance that no Placement asks for."""
+    UNSEALED_FOUND = "UnsealedFound"
+    """A node reports an Instance that the store did not know and this controller did not seal."""
     DRAIN_STARTED = "DrainStarted"
     """An Instance takes no new request; the message says why."""
     DRAIN_ENDED = "DrainEnded"

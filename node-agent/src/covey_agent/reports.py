@@ -146,4 +146,5 @@ def render_member(member: MemberState, progress: Progress | None, *, is_whole: b
         restarts=member.restarts,
         progress=progress,
         instance=instance if is_whole else None,
+        seal=member.assignment.seal if is_whole else "",
     )

@@ -15,6 +15,7 @@ from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
 from covey_controller.ports import InvalidSet
 from covey_controller.reconcile.outcomes import Note
+from covey_controller.seal import seal_instance
 from covey_controller.serving.lines import render_snapshots
 from covey_controller.stores.files.documents import ParsedDocument, parse_documents
 from covey_controller.stores.files.store import FilesStore
@@ -73,7 +74,8 @@ class Controller:
         self.store = FilesStore(source, state, parse_remembered, utc_now=utc_now, mint_uid=mint, disk=disk)
         self.board = FleetBoard(loop.time)
         self.history = ToldHistory(partial(on_note, self))
-        around = Surroundings(mint(), partial(derive_engine_key, SECRET), mint, utc_now)
+        engine_key, seal_of = partial(derive_engine_key, SECRET), partial(seal_instance, SECRET)
+        around = Surroundings(mint(), engine_key, seal_of, mint, utc_now)
         self.loop = ReconcileLoop(self.store, self.board, self.history, around)
         self.process = Process("controller", self._run)
 

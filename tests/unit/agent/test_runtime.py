@@ -18,11 +18,12 @@ from covey_agent.runtime import Runtime
 from covey_agent.single import AlreadyRunning, take_folder
 from covey_agent.supervisor.effects import StartKeeper
 from covey_agent.supervisor.kept import Kept
-from covey_agent.supervisor.state import MemberState
+from covey_agent.supervisor.state import MemberState, State, keep_state, restore_state
 from covey_agent.supervisor.step import PROBE_AGAIN_SECONDS
 from covey_agent.surveys import Survey
 from covey_api.instance import MemberPhase
 from covey_api.messages import Ask, AskAnswer, AskKind, MemberAssignment, MemberGoal, Order, ReportAnswer
+from covey_api.node import NodeSpec
 from covey_api.reasons import FailureCause
 from kit import builders
 from kit.outside import FakeAdapter, FakeFleet, World
@@ -230,6 +231,15 @@ def test_reports_are_full_after_a_start_a_failure_and_a_resend_and_small_between
 def test_stray_goes_whole_with_every_report_of_members() -> None:
     member = MemberState(assign(), MemberGoal.SERVE, assigned=False)
     assert render_member(member, None, is_whole=not member.assigned).instance == assign().instance
+
+
+def test_seal_is_reported_with_the_whole_instance_and_kept_on_the_disk(tmp_path: Path) -> None:
+    sealed = assign().model_copy(update={"seal": "ab" * 32})
+    member = MemberState(sealed, MemberGoal.SERVE)
+    KeptFile(tmp_path).write(keep_state(State(None, NodeSpec(), "boot", {member.instance_id: member})))
+    member = restore_state(KeptFile(tmp_path).read(), (), "boot").members["00000000000000aa"]
+    assert render_member(member, None, is_whole=True).seal == "ab" * 32
+    assert render_member(member, None, is_whole=False).seal == ""
 
 
 def test_engine_of_an_earlier_attempt_is_not_reported_as_this_attempts() -> None:

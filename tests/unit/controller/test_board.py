@@ -72,6 +72,15 @@ def table(*ids: str) -> Endpoints:
     )
 
 
+def test_seal_stays_with_the_instance_that_a_later_report_leaves_out(board: FleetBoard) -> None:
+    whole = worlds.member_report(builders.instance())
+    board.on_report("a", worlds.report([whole]))
+    board.on_report("a", delta(members=(whole.model_copy(update={"instance": None, "seal": "", "restarts": 1}),)))
+    kept = board.observed.agents["a"].report
+    assert kept is not None
+    assert kept.members == (whole.model_copy(update={"restarts": 1}),)
+
+
 def delta(**changes: object) -> Report:
     fields: dict[str, object] = {"boot_id": "b0", "sequence": 2, "version": "0.1.0", "full": False}
     return Report.model_validate(fields | changes)

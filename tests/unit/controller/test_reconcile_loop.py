@@ -19,7 +19,7 @@ from covey_controller.ports import Conflict
 from kit import builders
 from kit.memory_store import MemoryStore
 from kit.virtual_time import run_virtual
-from kit.worlds import FakeAgent, FakeGateway
+from kit.worlds import SEAL_OF, FakeAgent, FakeGateway
 
 
 @dataclass(slots=True)
@@ -89,6 +89,7 @@ async def controller(store: MemoryStore, *agents: FakeAgent) -> AsyncGenerator[C
     surroundings = Surroundings(
         holder="me",
         engine_key=lambda instance_id: f"key-{instance_id}",
+        seal_of=SEAL_OF,
         mint_id=lambda: f"{next(ids):016x}",
         utc_now=lambda: datetime.fromtimestamp(clock(), UTC),
     )
@@ -167,7 +168,7 @@ def test_controller_that_is_told_to_end_as_its_lease_is_lost_ends(passes: int) -
     async def story() -> None:
         store = MemoryStore()
         clock = asyncio.get_running_loop().time
-        around = Surroundings("me", str, lambda: "0" * 16, lambda: datetime.fromtimestamp(clock(), UTC))
+        around = Surroundings("me", str, SEAL_OF, lambda: "0" * 16, lambda: datetime.fromtimestamp(clock(), UTC))
         loop = ReconcileLoop(store, FleetBoard(clock), History(), around)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(loop.run())

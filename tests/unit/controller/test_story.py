@@ -1,18 +1,19 @@
 """Whole lines through `plan` in virtual time: from a wish to served replicas and out again, with things going wrong."""
 
 import pytest
-from covey_api.instance import InstanceGoal, InstancePhase, MemberPhase
+from covey_api.instance import Instance, InstanceGoal, InstancePhase, MemberPhase
 from covey_api.messages import ModelState
 from covey_api.meta import RETRY_ANNOTATION, Condition
 from covey_api.model import Model, ModelStatus
 from covey_api.node import Node, NodeReserve, NodeSpec
 from covey_api.placement import ContextWish, Placement, PlacementStatus, Rollout, RolloutStrategy
-from covey_api.reasons import EventReason, FailureCause, ReadyReason
+from covey_api.reasons import EventReason, FailureCause, NodeReason, ReadyReason
 from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.world import AgentView
+from covey_controller.seal import seal_instance
 from kit import builders, worlds
-from kit.worlds import FakeGateway, Worldlet
+from kit.worlds import FakeAgent, FakeGateway, Worldlet
 
 # Of this a GiB is the node's reserve; two replicas of 4 slots of 8192 tokens don't fit into the rest.
 TIGHT_BYTES = 2_500_000_000
@@ -633,3 +634,68 @@ def test_nothing_is_taken_in_that_a_node_may_not_say() -> None:
     agent = AgentView("a", 100.0, worlds.report(said))
     made = plan(worlds.world(builders.model(), builders.placement(replicas=9), ours, agents=(agent,)), 100.0)
     assert not [note for note in made.notes if note.reason in (EventReason.ADOPTED, EventReason.STRAY_FOUND)]
+
+
+def forged(real: Instance, number: int, placement: str) -> Instance:
+    """One more of the same on the node 'liar', as its agent would make it up."""
+    own = real.spec.members[0].model_copy(update={"node": "liar"})
+    changes = {"instance_id": f"{0xF000 + number:016x}", "placement": placement, "members": (own,)}
+    metadata = real.metadata.model_copy(update={"name": f"smollm2-{100 + number}"})
+    return real.model_copy(update={"spec": real.spec.model_copy(update=changes), "metadata": metadata})
+
+
+@pytest.mark.parametrize("seal", ["", "0" * 64, "real"], ids=["none", "wrong", "of another"])
+@pytest.mark.parametrize("wished", [True, False])
+def test_made_up_instances_are_neither_adopted_nor_routed_and_told_once(seal: str, wished: bool) -> None:
+    story = fleet("a")
+    real = story.instances()[0]
+    placement = "smollm2" if wished else "gone"
+    seal = worlds.SEAL_OF(real) if seal == "real" else seal
+    said = [worlds.member_report(forged(real, number, placement), seal=seal) for number in range(20)]
+    story.agents["liar"] = FakeAgent("liar", deaf=True, members={each.instance_id: each for each in said})
+    story.run(30)
+    assert [each.spec.instance_id for each in story.instances()] == [real.spec.instance_id]
+    assert story.routed() == [real.metadata.name]
+    assert not any(node.members for name, node in story.published.assignments.items() if name == "liar")
+    told = [note for note in story.notes if note.reason == EventReason.UNSEALED_FOUND]
+    assert [note.key.name for note in told] == ["liar"]
+    assert "'default/smollm2-100'" in told[0].message
+    assert "and 12 more" in told[0].message
+    conditions = [c for node in story.objects.values() if isinstance(node, Node) for c in node.status.conditions]
+    assert [c.reason for c in conditions if c.type == "UnsealedInstances"] == [NodeReason.NOT_SEALED]
+
+
+def test_instance_of_an_agent_without_seals_runs_on_after_the_store_was_lost() -> None:
+    story = fleet("a")
+    old = {key: each.model_copy(update={"seal": ""}) for key, each in story.agents["a"].members.items()}
+    before = story.instances()[0].spec.instance_id
+    story.agents["a"].members = dict(old)
+    story.agents["a"].deaf = True
+    story.lose_store()
+    story.run(30)
+    assert before not in {each.spec.instance_id for each in story.instances()}
+    assert all(member.instance.spec.instance_id != before for member in story.published.assignments["a"].members)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"instance_id": "00000000000000ab"},
+        {"placement": "other"},
+        {"model": "other"},
+        {"variant": "other"},
+        {"revision": "r1-000000000001"},
+        {"engine": "Other"},
+        {"artifact": builders.artifact(sha256="b" * 64)},
+        {"members": builders.instance(node="b").spec.members},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_seal_is_of_one_identity_and_of_every_goal_attempt_and_term(changes: dict[str, object]) -> None:
+    instance = builders.instance()
+    moved = builders.instance(goal=InstanceGoal.DRAIN, attempt=4, term=9)
+    assert worlds.SEAL_OF(moved) == worlds.SEAL_OF(instance)
+    other = instance.model_copy(update={"spec": instance.spec.model_copy(update=changes)})
+    assert worlds.SEAL_OF(other) != worlds.SEAL_OF(instance)
+    assert worlds.SEAL_OF(builders.instance("smollm2-1", placement="smollm2")) != worlds.SEAL_OF(instance)
+    assert seal_instance(b"another secret", instance) != worlds.SEAL_OF(instance)

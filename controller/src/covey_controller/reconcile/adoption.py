@@ -3,8 +3,12 @@
 An empty store never stops a fleet (DESIGN §5). A stray is kept and routed, shown on its Node, and drained after
 `STRAY_SECONDS`; while the store holds no Placement at all it is never drained, unless the operator said that an empty
 source is meant.
+
+All this is for Instances with the seal that their assignment had (`seal.py`). What a node reports without it may be
+made up: the Node says so, and nothing else happens, for it may as well be a real one of an agent that knew no seals.
 """
 
+import hmac
 import re
 
 from covey_api.instance import Instance, InstanceGoal
@@ -29,7 +33,7 @@ def plan_adoption(draft: Draft) -> None:
     found: dict[str, Instance] = {}
     silent: set[str] = set()
     for node in draft.nodes.values():
-        for instance in _unknown_instances(node, known, draft.world.term):
+        for instance in _unknown_instances(draft, node, known):
             # What a node said before it fell silent may be over: nothing is adopted by it, and no stray is found.
             if node.state is not NodeState.UNKNOWN or instance.spec.instance_id in draft.strays:
                 found[instance.spec.instance_id] = instance
@@ -47,11 +51,24 @@ def plan_adoption(draft: Draft) -> None:
     _catch_up_attempts(draft)
 
 
-def _unknown_instances(node: NodeSight, known: set[str], term: int) -> list[Instance]:
-    """Whole Instances in this node's report that the store does not know, and that have not ended."""
+def _unknown_instances(draft: Draft, node: NodeSight, known: set[str]) -> list[Instance]:
+    """Whole, sealed Instances in this node's report that the store does not know, and that have not ended."""
     reports = (node.report.members if node.report else None) or ()
-    found = [r.instance for r in reports if r.instance and r.instance_id not in known and r.phase not in ENDED]
-    return [i for i in found if i.spec.instance_id not in known and _is_believable(i, node.name, term)]
+    found: list[Instance] = []
+    unsealed: set[str] = set()
+    for report in reports:
+        instance = report.instance
+        if instance is None or report.phase in ENDED or {report.instance_id, instance.spec.instance_id} & known:
+            continue
+        if not _is_believable(instance, node.name, draft.world.term):
+            continue
+        if hmac.compare_digest(report.seal, draft.world.seal_of(instance)):
+            found.append(instance)
+        else:
+            unsealed.add(f"{instance.metadata.namespace or DEFAULT_NAMESPACE}/{instance.metadata.name}")
+    if unsealed:
+        draft.unsealed[node.name] = tuple(sorted(unsealed))
+    return found
 
 
 def _is_believable(instance: Instance, node: str, term: int) -> bool:

@@ -23,9 +23,9 @@ def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignme
     for sight in sorted((*draft.sights.values(), *strays), key=lambda each: each.id):
         bare = _bare(sight.instance)
         goal = member_goal(sight.instance, draft.drains.get(sight.id))
-        key = draft.world.engine_key(sight.id)
+        key, seal = draft.world.engine_key(sight.id), draft.world.seal_of(sight.instance)
         for member in sight.instance.spec.members:
-            assignment = MemberAssignment(instance=bare, member=member.name, goal=goal, key=key)
+            assignment = MemberAssignment(instance=bare, member=member.name, goal=goal, key=key, seal=seal)
             members.setdefault(member.node, []).append(assignment)
     asks: dict[str, list[Ask]] = {}
     for _, open_ask in sorted(draft.asks.items()):

@@ -59,6 +59,8 @@ class Draft:
     strays: dict[str, float]
     retries: dict[ObjectKey, str]
     stray_instances: dict[str, Instance] = field(default_factory=dict[str, Instance])
+    unsealed: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """By node: what it reports that this controller did not seal, as `namespace/name`."""
     progressing: dict[ObjectKey, Progressing] = field(default_factory=dict[ObjectKey, Progressing])
     actions: list[Action] = field(default_factory=list[Action])
     notes: list[Note] = field(default_factory=list[Note])

@@ -12,7 +12,7 @@ from covey_api.meta import Condition, Status
 from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Placement, PlacementStatus, ReasonCount
-from covey_api.reasons import NodeReason
+from covey_api.reasons import EventReason, NodeReason
 
 from covey_controller.reconcile.conditions import condition, conditions_of, is_changed
 from covey_controller.reconcile.draft import Draft
@@ -31,6 +31,8 @@ _PHASES = {
     MemberPhase.STOPPED: InstancePhase.PENDING,
     MemberPhase.FAILED: InstancePhase.FAILED,
 }
+# Names in one message; a node may report as many as fit in a body.
+MAX_NAMES = 8
 _SAYS_WHY = frozenset({MemberPhase.BACKOFF, MemberPhase.FAILED})
 
 
@@ -44,7 +46,7 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
     for node in draft.nodes.values():
         if node.node is not None and (draft.complete or node.report is not None):
             status = _observed_node(node.node, node)
-            _write(draft, node.node, node.node.status, status, judge_node(node), _stray_condition(draft, node))
+            _write(draft, node.node, node.node.status, status, judge_node(node), _node_conditions(draft, node))
     if not draft.complete:
         return
     for sight in draft.sights.values():
@@ -79,6 +81,27 @@ def _observed_node(stored: Node, node: NodeSight) -> Status:
             "lanes": before.lanes if report.lanes is None else report.lanes,
         }
     )
+
+
+def _node_conditions(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
+    return (*_stray_condition(draft, node), *_unsealed_condition(draft, node))
+
+
+def _unsealed_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
+    """`UnsealedInstances`, only while there are any; noted when it appears."""
+    unsealed = draft.unsealed.get(node.name, ())
+    if not unsealed or node.node is None:
+        return ()
+    names = ", ".join(f"'{name}'" for name in unsealed[:MAX_NAMES])
+    more = f" and {len(unsealed) - MAX_NAMES} more" if len(unsealed) > MAX_NAMES else ""
+    message = (
+        f"reports {names}{more} without this controller's seal: not adopted, not routed, and not stopped. An agent of "
+        "an older version does that after the store was lost, and every agent after 'fleet.secret' was: put the secret "
+        f"back, or clear the agent's state on '{node.name}'. If it is neither, don't trust the node: delete it."
+    )
+    if all(before.type != "UnsealedInstances" for before in node.node.status.conditions):
+        draft.note(node.node.key, EventReason.UNSEALED_FOUND, message, warning=True)
+    return (condition("UnsealedInstances", is_true=True, reason=NodeReason.NOT_SEALED, message=message),)
 
 
 def _stray_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:

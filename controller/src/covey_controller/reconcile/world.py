@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, Order, Report
 
@@ -145,5 +146,7 @@ class World:
     """Wall clock, for `lastTransitionTime` alone."""
     engine_key: Callable[[str], str]
     """The engine's key for an instanceId: a keyed hash, so pure."""
+    seal_of: Callable[[Instance], str]
+    """What an agent must show with an Instance that the store does not know: a keyed hash, so pure."""
     allow_empty: bool = False
     """Strays are drained also when the store holds no Placement at all."""
