@@ -20,9 +20,10 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from covey_api.instance import MemberPhase
 from covey_api.messages import Assignments, CertificateRole, Demand, DemandAnswer, Endpoints, ReportAnswer
 from covey_fleet_client.client import FleetClient
-from covey_fleet_client.errors import FleetError
+from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import load_identity
 from covey_fleet_client.join import ensure_joined
 from kit.worlds import FakeAgent, FakeGateway
@@ -223,6 +224,64 @@ async def test_killed_controller_converges_and_restarts_no_engine(
         task.cancel()
     assert len(agent.started) == 1
     assert controller.end() == 0
+
+
+async def test_deleted_node_is_drained_then_refused_until_it_joins_again(
+    controller: Controller, tmp_path: Path
+) -> None:
+    async def is_known() -> bool:
+        return any(each["metadata"]["name"] == "a" for each in (await controller.get("objects/nodes"))["items"])
+
+    async def wait_known(wanted: bool) -> None:
+        for _ in range(int(SETTLE_SECONDS / 0.05)):
+            if await is_known() is wanted:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"node 'a' must {'be known' if wanted else 'be gone'} within {SETTLE_SECONDS:.0f} s")
+
+    async def read_to_end(client: FleetClient) -> None:
+        with contextlib.suppress(FleetError):
+            async with contextlib.aclosing(client.stream("nodes/a/assignments")) as lines:
+                async for _ in lines:
+                    pass
+
+    async def is_refused(client: FleetClient) -> bool:
+        try:
+            await client.post("nodes/a/report", FakeAgent("a").report(), ReportAnswer)
+        except FleetError as error:
+            return error.kind is FleetErrorKind.DENIED
+        return False
+
+    controller.start()
+    await controller.wait_ready()
+    agent = FakeAgent("a")
+    async with asyncio.TaskGroup() as group:
+        living = group.create_task(live_agent(controller, agent, tmp_path / "agent"))
+        await controller.wait_condition("Serving")
+        async with FleetClient(load_identity(tmp_path / "agent"), controller.url()) as old:
+            reading = group.create_task(read_to_end(old))
+            async with controller.client() as client:
+                answer = await client.post("/api/v1/delete", json={"keys": [{"kind": "Node", "name": "a"}]})
+                assert answer.status_code == 200, answer.text
+            await wait_known(False)
+            phases = [member.phase for member in agent.members.values()]
+            assert set(phases) <= {MemberPhase.STOPPED}, "what it ran was drained first"
+            async with asyncio.timeout(2):
+                await reading
+            assert await is_refused(old)
+        await asyncio.sleep(1)
+        assert not await is_known()
+        controller.end(signal.SIGKILL)
+        controller.start()
+        await controller.wait_ready()
+        async with FleetClient(load_identity(tmp_path / "agent"), controller.url()) as old:
+            assert await is_refused(old)
+        living.cancel()
+    async with asyncio.TaskGroup() as group:
+        living = group.create_task(live_agent(controller, FakeAgent("a"), tmp_path / "again"))
+        await wait_known(True)
+        await controller.wait_condition("Serving")
+        living.cancel()
 
 
 async def test_controller_ends_by_itself_when_its_parent_is_gone(controller: Controller) -> None:

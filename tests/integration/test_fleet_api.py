@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import random
+import shutil
 import ssl
 import stat
 import time
@@ -328,15 +329,13 @@ async def test_a_denied_certificate_is_refused_at_its_next_call_and_loses_its_st
     tmp_path: Path,
 ) -> None:
     async with running_fleet(tmp_path) as rig, rig.client(AGENT, "a") as client, rig.client(AGENT, "b") as other:
-        certificate = load_identity(tmp_path / "agent-a").certificate
-        assert certificate is not None
         async with (
             aclosing(client.stream("nodes/a/assignments")) as lines,
             aclosing(other.stream("nodes/b/assignments")) as kept,
         ):
             await anext(lines)
             await anext(kept)
-            rig.denials.deny(certificate.serial_number, certificate.not_valid_after_utc.timestamp(), time.time())
+            rig.denials.deny(AGENT, "a", time.time())
             async with asyncio.timeout(2):
                 await refused(anext(lines), FleetErrorKind.UNREACHABLE)
             rig.board.publish()
@@ -345,6 +344,27 @@ async def test_a_denied_certificate_is_refused_at_its_next_call_and_loses_its_st
         assert "removed from the fleet" in await refused(call, FleetErrorKind.DENIED)
         body = JoinRequest(role=AGENT, name="a", signing_request="")
         await refused(client.post("renew", body, JoinAnswer), FleetErrorKind.DENIED)
+        shutil.rmtree(tmp_path / "agent-a")
+        async with rig.client(AGENT, "a") as again:
+            await again.post("nodes/a/report", report(), ReportAnswer)
+        await refused(client.post("nodes/a/report", report(), ReportAnswer), FleetErrorKind.DENIED)
+
+
+async def test_what_is_on_its_way_when_its_sender_is_removed_is_refused(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path) as rig:
+        identity = await rig.join(AGENT, "a")
+        body = json.dumps(report().to_wire()).encode()
+
+        async def slow_body() -> AsyncGenerator[bytes]:
+            yield body[:10]
+            await asyncio.sleep(0.3)
+            rig.denials.deny(AGENT, "a", time.time())
+            yield body[10:]
+
+        async with raw_client(rig, identity) as client:
+            answer = await client.post("nodes/a/report", content=slow_body())
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (403, "CertificateDenied")
+        assert not rig.board.reports
 
 
 # Streams

@@ -101,6 +101,10 @@ class FleetBoard:
             for each in self._observed.gateways.values()
         )
 
+    def forget_agent(self, node: str) -> None:
+        """It was removed: what it said counts no more. Its streams are ended by the refusal of its certificate."""
+        self._observed.agents.pop(node, None)
+
     def take_answers(self, ids: tuple[str, ...]) -> None:
         """These have been used; they are dropped."""
         for ask_id in ids:

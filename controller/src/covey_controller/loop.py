@@ -21,7 +21,15 @@ from covey_fleet_client.tasks import run_apart
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
 from covey_controller.ports import Conflict, Event, Lease, Store
-from covey_controller.reconcile.outcomes import Action, CreateInstance, CreateNode, Note, Plan, UpdateInstance
+from covey_controller.reconcile.outcomes import (
+    Action,
+    CreateInstance,
+    CreateNode,
+    DeleteObject,
+    Note,
+    Plan,
+    UpdateInstance,
+)
 from covey_controller.reconcile.plan import MAX_SLEEP_SECONDS, plan
 from covey_controller.reconcile.world import Memory, World
 
@@ -47,6 +55,8 @@ class Surroundings:
     seal_of: Callable[[Instance], str]
     mint_id: Callable[[], str]
     utc_now: Callable[[], datetime]
+    deny_agent: Callable[[str], None]
+    """Refuse the certificates of a node that is being removed, for good."""
     allow_empty: bool = False
 
 
@@ -180,6 +190,11 @@ class ReconcileLoop:
         self._require_lead(lease)
         async with asyncio.timeout(STORE_SECONDS):
             match action:
+                case DeleteObject(ObjectKey("Node", _, name), uid):
+                    # Refused first: cut off in between, it is rather a Node without an agent than one that comes back.
+                    self._around.deny_agent(name)
+                    await self._store.delete(action.key, uid)
+                    self._board.forget_agent(name)
                 case CreateInstance(instance):
                     await self._store.create(instance)
                 case CreateNode(node):

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import uvloop
+from covey_api.messages import CertificateRole
 from covey_fleet_client.files import ensure_private_folder, write_private
 from covey_fleet_client.lifeline import watch_lifeline
 from covey_fleet_client.process import raise_file_limit, start_logging
@@ -116,7 +117,7 @@ async def run_controller(options: Options) -> None:
     denials = Denials(options.folder / "denials.json")
     store = FilesStore(options.source, options.folder, parse_documents, allow_empty=options.allow_empty)
     board, history = FleetBoard(asyncio.get_running_loop().time), History()
-    loop = ReconcileLoop(store, board, history, _surroundings(options))
+    loop = ReconcileLoop(store, board, history, _surroundings(options, denials))
     fleet = partial(
         serve_fleet,
         board,
@@ -148,7 +149,7 @@ async def run_controller(options: Options) -> None:
         log.info("ended; what runs on nodes goes on")
 
 
-def _surroundings(options: Options) -> Surroundings:
+def _surroundings(options: Options, denials: Denials) -> Surroundings:
     fleet_secret = ensure_fleet_secret(options.folder)
     return Surroundings(
         holder=secrets.token_hex(8),
@@ -156,6 +157,7 @@ def _surroundings(options: Options) -> Surroundings:
         seal_of=partial(seal_instance, fleet_secret),
         mint_id=partial(secrets.token_hex, 8),
         utc_now=partial(datetime.now, UTC),
+        deny_agent=lambda name: denials.deny(CertificateRole.AGENT, name, time.time()),
         allow_empty=options.allow_empty,
     )
 

@@ -75,7 +75,7 @@ class Controller:
         self.board = FleetBoard(loop.time)
         self.history = ToldHistory(partial(on_note, self))
         engine_key, seal_of = partial(derive_engine_key, SECRET), partial(seal_instance, SECRET)
-        around = Surroundings(mint(), engine_key, seal_of, mint, utc_now)
+        around = Surroundings(mint(), engine_key, seal_of, mint, utc_now, lambda _: None)
         self.loop = ReconcileLoop(self.store, self.board, self.history, around)
         self.process = Process("controller", self._run)
 

@@ -1,9 +1,13 @@
+import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from covey_api.messages import CertificateRole
 from covey_controller.authority import (
+    BACKDATED,
+    CERTIFICATE_LIFETIME,
     InvalidSigningRequest,
     derive_engine_key,
     ensure_authority,
@@ -11,6 +15,7 @@ from covey_controller.authority import (
     parse_signing_request,
 )
 from covey_controller.denials import Denials
+from covey_controller.serving.protocol import Peer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -134,16 +139,34 @@ def test_the_fleet_secret_is_made_once_and_engine_keys_derive_from_it(tmp_path: 
         ensure_fleet_secret(tmp_path)
 
 
+def peer(name: str, issued_at: float) -> Peer:
+    return Peer(CertificateRole.AGENT, name, issued_at - BACKDATED.total_seconds())
+
+
 def test_denials_are_kept_and_expired_ones_go_with_the_next(tmp_path: Path) -> None:
     path = tmp_path / "denied.json"
-    denials = Denials(path)
-    denials.deny(2**159, NOW + 10, NOW)
-    denials.deny(7, NOW - 1, NOW)
-    assert Denials(path).is_denied(2**159)
-    assert Denials(path).is_denied(7)
-    denials.deny(9, NOW + 10, NOW + 5)
-    again = Denials(path)
-    assert [again.is_denied(serial) for serial in (2**159, 7, 9)] == [True, False, True]
+    first = peer("a", Denials(path).record_issue(CertificateRole.AGENT, "a", NOW))
+    Denials(path).deny(CertificateRole.AGENT, "a", NOW)
+    assert Denials(path).is_denied(first)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not Denials(path).is_denied(peer("b", NOW))
+    assert not Denials(path).is_denied(replace(first, role=CertificateRole.GATEWAY))
+    later = NOW + CERTIFICATE_LIFETIME.total_seconds() + 2
+    Denials(path).deny(CertificateRole.AGENT, "b", later)
+    assert '"agent/a"' not in path.read_text()
+
+
+@pytest.mark.parametrize("moved_seconds", [0, -7200, 7200], ids=["same second", "clock went back", "later"])
+def test_denial_refuses_every_certificate_before_it_and_none_after_it(tmp_path: Path, moved_seconds: float) -> None:
+    denials = Denials(tmp_path / "denied.json")
+    before = [peer("a", denials.record_issue(CertificateRole.AGENT, "a", NOW + second)) for second in range(20)]
+    now = NOW + 19 + moved_seconds
+    denials.deny(CertificateRole.AGENT, "a", now)
+    after = peer("a", denials.record_issue(CertificateRole.AGENT, "a", now))
+    assert all(denials.is_denied(each) for each in before)
+    assert not denials.is_denied(after)
+    denials.deny(CertificateRole.AGENT, "a", now)
+    assert denials.is_denied(after)
 
 
 def test_denials_that_cannot_be_read_let_nobody_back_in(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ async def controller(store: MemoryStore, *agents: FakeAgent) -> AsyncGenerator[C
         seal_of=SEAL_OF,
         mint_id=lambda: f"{next(ids):016x}",
         utc_now=lambda: datetime.fromtimestamp(clock(), UTC),
+        deny_agent=lambda _: None,
     )
     loop = ReconcileLoop(store, board, history, surroundings)
     async with asyncio.TaskGroup() as group:
@@ -168,7 +169,14 @@ def test_controller_that_is_told_to_end_as_its_lease_is_lost_ends(passes: int) -
     async def story() -> None:
         store = MemoryStore()
         clock = asyncio.get_running_loop().time
-        around = Surroundings("me", str, SEAL_OF, lambda: "0" * 16, lambda: datetime.fromtimestamp(clock(), UTC))
+        around = Surroundings(
+            holder="me",
+            engine_key=str,
+            seal_of=SEAL_OF,
+            mint_id=lambda: "0" * 16,
+            utc_now=lambda: datetime.fromtimestamp(clock(), UTC),
+            deny_agent=lambda _: None,
+        )
         loop = ReconcileLoop(store, FleetBoard(clock), History(), around)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(loop.run())

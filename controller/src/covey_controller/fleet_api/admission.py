@@ -44,7 +44,7 @@ class Admission:
                 ApiReason.NO_CERTIFICATE,
                 f"'{request.url.path}' needs a client certificate of this fleet; join with a token to get one",
             )
-        if self._denials.is_denied(peer.serial):
+        if self._denials.is_denied(peer):
             raise ApiError(
                 403,
                 ApiReason.CERTIFICATE_DENIED,
@@ -106,7 +106,8 @@ class Admission:
 
     def _issue(self, wish: JoinRequest, key: ec.EllipticCurvePublicKey) -> JoinAnswer:
         now = time.time()
-        certificate = self._authority.issue_client(key, wish.role, wish.name, now)
+        issued = self._denials.record_issue(wish.role, wish.name, now)
+        certificate = self._authority.issue_client(key, wish.role, wish.name, issued)
         return JoinAnswer(certificate=certificate, authorities=self._authority.bundle_pem, now=now)
 
     async def _delay_refusal(self) -> None:

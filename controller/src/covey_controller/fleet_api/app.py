@@ -5,6 +5,7 @@ What flows down is whole state in streams of JSON lines, so a lost connection co
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TypeVar
 
 from covey_api.messages import FLEET_PREFIX, MAX_BODY_BYTES, AskAnswer, Demand, DemandAnswer, JoinRequest, Report
 from covey_api.meta import Message
@@ -24,6 +25,8 @@ from covey_controller.tokens import Tokens
 
 # A signing request of 16 KiB with its JSON; this body is read from anybody.
 MAX_JOIN_BYTES = 64 * 1024
+
+T = TypeVar("T", bound=Message)
 
 
 class FleetRoutes:
@@ -46,7 +49,7 @@ class FleetRoutes:
 
     async def renew(self, request: Request) -> Response:
         peer = self._admission.admit(request)
-        wish = await read_message(request, JoinRequest, MAX_JOIN_BYTES)
+        wish = await self._read(request, JoinRequest, MAX_JOIN_BYTES)
         return render_message(self._admission.renew(peer, wish))
 
     async def assignments(self, request: Request) -> Response:
@@ -55,12 +58,12 @@ class FleetRoutes:
 
     async def report(self, request: Request) -> Response:
         peer = self._admission.admit_agent(request)
-        report = await read_message(request, Report, MAX_BODY_BYTES)
+        report = await self._read(request, Report, MAX_BODY_BYTES)
         return render_message(self._board.on_report(peer.name, report))
 
     async def answer(self, request: Request) -> Response:
         peer = self._admission.admit_agent(request)
-        answer = await read_message(request, AskAnswer, MAX_BODY_BYTES)
+        answer = await self._read(request, AskAnswer, MAX_BODY_BYTES)
         if answer.id != request.path_params["ask"]:
             raise ApiError(400, ApiReason.INVALID_BODY, "`id` must be the id of the ask in the path")
         self._board.on_answer(peer.name, answer)
@@ -72,7 +75,7 @@ class FleetRoutes:
 
     async def demand(self, request: Request) -> Response:
         peer = self._admission.admit_gateway(request)
-        demand = await read_message(request, Demand, MAX_BODY_BYTES)
+        demand = await self._read(request, Demand, MAX_BODY_BYTES)
         if demand.gateway != peer.name:
             raise ApiError(
                 403,
@@ -82,10 +85,14 @@ class FleetRoutes:
         order = self._board.on_demand(peer.name, demand)
         return render_message(DemandAnswer(term=order.term, serial=order.serial))
 
+    async def _read(self, request: Request, kind: type[T], max_bytes: int) -> T:
+        """The body of a peer that is still admitted when it has come whole: it may have been removed meanwhile."""
+        message = await read_message(request, kind, max_bytes)
+        self._admission.admit(request)
+        return message
+
     def _stream(self, peer: Peer, snapshots: AsyncIterator[Message | None]) -> Response:
-        return LineStream(
-            render_snapshots(snapshots), self._closing.wait, lambda: self._denials.wait_denied(peer.serial)
-        )
+        return LineStream(render_snapshots(snapshots), self._closing.wait, lambda: self._denials.wait_denied(peer))
 
 
 def build_fleet_app(

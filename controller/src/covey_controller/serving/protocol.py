@@ -30,7 +30,8 @@ class Peer:
 
     role: CertificateRole
     name: str
-    serial: int
+    not_before: float
+    """Seconds since the epoch from which on the certificate is valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,5 +115,5 @@ def _parse_peer(transport: asyncio.Transport) -> Peer | None:
     for kind, value in alternatives:
         role, _, name = value.removeprefix(_URI_PREFIX).partition("/")
         if kind == "URI" and value.startswith(_URI_PREFIX) and role in set(CertificateRole):
-            return Peer(CertificateRole(role), name, int(str(certificate["serialNumber"]), 16))
+            return Peer(CertificateRole(role), name, ssl.cert_time_to_seconds(str(certificate["notBefore"])))
     return None
