@@ -347,3 +347,17 @@ def test_engine_runs_on_when_the_folder_vanishes_below_the_keeper(folder: Path) 
 
     run(story)
     assert_none_left(folder)
+
+
+def test_keeper_whose_folder_is_gone_ends_soon_after_its_agent(folder: Path) -> None:
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 3600), free_port()
+        process = await keepers.start(ID, 1, port, launch(folder, port))
+        keepers.forget(ID)
+        await asyncio.sleep(4)
+        assert is_running(process.pid), "while an agent is there it runs on"
+        keepers.close()  # as an agent's death does
+        await asyncio.to_thread(wait_for, lambda: not is_running(process.pid), "the engine ends without its folder")
+
+    run(story)
+    assert_none_left(folder)

@@ -51,6 +51,7 @@ class Runtime:
         self._events: asyncio.Queue[Event] = asyncio.Queue(MAX_WAITING_EVENTS)
         self._cancellable: dict[str, set[asyncio.Task[None]]] = {}
         self._unkept: Kept | None = None
+        self._refusal = ""
         self._has_begun = False
         self.state = State()
 
@@ -126,9 +127,12 @@ class Runtime:
             return
         try:
             self._kept_file.write(self._unkept)
-            self._unkept = None
+            self._unkept, self._refusal = None, ""
         except OSError as error:
-            logger.error("the state could not be written, it is tried again: %s", error)
+            refusal = error.strerror or str(error)
+            if refusal != self._refusal:  # once, not each second of the hour in which a disk is full
+                logger.error("the state could not be written, it is tried again: %s", error)
+            self._refusal = refusal
 
     def _begin_all(self, group: asyncio.TaskGroup, effects: tuple[Effect, ...]) -> None:
         for effect in effects:

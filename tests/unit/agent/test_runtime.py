@@ -1,6 +1,7 @@
 """The shell around the supervisor: what fails becomes an event, what is kept is kept, what is told is told once."""
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -37,6 +38,21 @@ class SlowKeptFile(KeptFile):
 
     def write(self, kept: Kept) -> None:
         time.sleep(1.5 * PROBE_AGAIN_SECONDS)
+        super().write(kept)
+
+
+class FullKeptFile(KeptFile):
+    """On a disk that is full until it isn't."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.is_full = True
+        self.tries = 0
+
+    def write(self, kept: Kept) -> None:
+        self.tries += 1
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"assignments.{self.tries}.tmp")
         super().write(kept)
 
 
@@ -147,6 +163,27 @@ def test_disk_that_refuses_costs_no_engine_and_is_tried_again(tmp_path: Path) ->
         await running.wait(lambda: bool(running.kept_file.read().members))
 
     run(tmp_path, world, story)
+
+
+def test_disk_that_stays_full_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    kept_file = FullKeptFile(tmp_path)
+
+    def told() -> int:
+        return sum("could not be written" in record.message for record in caplog.records)
+
+    async def story(running: Running) -> None:
+        await running.receive(assign())
+        await running.wait_phase(MemberPhase.READY)
+        assert kept_file.tries > 1
+        assert told() == 1
+        kept_file.is_full = False
+        await running.wait(lambda: bool(running.kept_file.read().members))
+        kept_file.is_full = True
+        await running.receive(assign(), serial=2)
+        await running.wait(lambda: told() == 2)
+
+    run(tmp_path, world, story, kept_file=kept_file)
 
 
 def test_what_became_due_during_a_slow_write_is_done_all_the_same(tmp_path: Path) -> None:

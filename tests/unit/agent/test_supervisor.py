@@ -2,7 +2,7 @@
 
 import pytest
 from covey_agent.supervisor.advance import next_due
-from covey_agent.supervisor.effects import CheckFit, FetchArtifact, StartKeeper, StopKeeper
+from covey_agent.supervisor.effects import CheckFit, Effect, FetchArtifact, StartKeeper, StopKeeper
 from covey_agent.supervisor.events import CloseAsked, EngineExited, Event, KeeperStarted, Ticked
 from covey_agent.supervisor.kept import Kept
 from covey_agent.supervisor.step import begin, step
@@ -149,6 +149,23 @@ def test_memory_promised_to_an_engine_that_loads_is_not_promised_twice() -> None
     second = next(effect for effect in world.pending if isinstance(effect, CheckFit))
     assert second.instance_id == B
     assert second.promised_bytes == {"Host": world.member(A).member.bytes_in("Host")}
+
+
+def test_check_that_is_called_off_lets_the_next_member_begin() -> None:
+    world = World()
+    world.send(snapshot(assign(A), assign(B)))
+    # In the order of A's fetch and engine, B's fetch and engine: B's check begins before A could have one.
+    for index in (2, 2, 0, 0):
+        world.end_pending(index)
+    assert [check_of(effect) for effect in world.pending] == [B]
+    world.send(snapshot(assign(A), assign(B, MemberGoal.STOP), serial=2))
+    assert [check_of(effect) for effect in world.pending] == [A]
+    world.settle()
+    assert world.member(A).phase is MemberPhase.READY
+
+
+def check_of(effect: Effect) -> str | None:
+    return effect.instance_id if isinstance(effect, CheckFit) else None
 
 
 def test_fetch_that_may_work_later_is_tried_eight_times() -> None:

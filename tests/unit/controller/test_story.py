@@ -157,6 +157,27 @@ def test_drain_goes_on_under_a_new_leader() -> None:
     assert story.instances() == []
 
 
+def test_drain_under_a_new_leader_waits_for_gateways_that_it_has_not_heard_yet() -> None:
+    story = fleet("a")
+    instance_id = story.instances()[0].spec.instance_id
+    late = FakeGateway("late")
+    story.gateways["late"] = late
+    story.run(2)
+    late.in_flight = {instance_id: 1}
+    story.remove(builders.placement())
+    story.run(5)
+    del story.gateways["late"]  # the controller's new process has heard nothing of it
+    story.restart_leader()
+    story.run(9)
+    assert story.agents["a"].members[instance_id].phase is MemberPhase.DRAINING
+    story.gateways["late"] = late
+    story.run(30)
+    assert story.agents["a"].members[instance_id].phase is MemberPhase.DRAINING
+    late.in_flight = {}
+    story.run(5)
+    assert story.instances() == []
+
+
 def test_roll_surges_and_never_leaves_the_model_unserved() -> None:
     story = fleet("a", replicas=2)
     old = {i.spec.instance_id for i in story.instances()}

@@ -1,6 +1,7 @@
 """`covey up [SOURCE]`: everything on this machine, in the foreground, until Ctrl-C."""
 
 import asyncio
+import contextlib
 import errno
 import signal
 import socket
@@ -99,23 +100,27 @@ async def _run(settings: Settings, *, wait: bool, headless: bool, follows_killed
 
     def show_line(part: str, line: str) -> None:
         if headless or any(level in line for level in SHOWN_LEVELS) or line.startswith("ended "):
-            console.print(f"[{part}] {line}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"[{part}] {line}")
 
     stopping = asyncio.Event()
     parent = Parent(settings, show_line, follows_killed=follows_killed)
     _watch_signals(stopping, parent, console)
-    console.print(
-        f"Starting Covey from '{settings.source}' with state in '{settings.state}'.", markup=False, soft_wrap=True
-    )
+    say(console, f"Starting Covey from '{settings.source}' with state in '{settings.state}'.")
     try:
         async with parent.run():
             async with asyncio.TaskGroup() as group:
                 waiting = group.create_task(_report_start(settings, console, wait=wait))
                 await stopping.wait()
                 waiting.cancel()
-            console.print("Stopping: the gateway, the agent with its engines, the controller.", highlight=False)
+            say(console, "Stopping: the gateway, the agent with its engines, the controller.")
     finally:
-        console.print(_describe_end(parent, settings), markup=False, highlight=False)
+        say(console, _describe_end(parent, settings))
+
+
+def say(console: Console, words: str) -> None:
+    """Words for whoever watches. A terminal that is gone, or a full disk behind a redirection, costs them alone."""
+    with contextlib.suppress(OSError, SystemExit):  # at a broken pipe rich would end the process
+        console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _describe_end(parent: Parent, settings: Settings) -> str:
@@ -128,7 +133,7 @@ def _describe_end(parent: Parent, settings: Settings) -> str:
 def _watch_signals(stopping: asyncio.Event, parent: Parent, console: Console) -> None:
     def on_signal() -> None:
         if stopping.is_set():
-            console.print("Interrupted again: ending the parts at once.", highlight=False)
+            say(console, "Interrupted again: ending the parts at once.")
             parent.hurry()
         stopping.set()
 
@@ -139,7 +144,7 @@ def _watch_signals(stopping: asyncio.Event, parent: Parent, console: Console) ->
 
 async def _report_start(settings: Settings, console: Console, *, wait: bool) -> None:
     if not wait:
-        console.print(f"Gateway: {settings.gateway_url}   (Ctrl-C stops everything)", highlight=False)
+        say(console, f"Gateway: {settings.gateway_url}   (Ctrl-C stops everything)")
         return
     with Control(settings.state) as control:
         outcomes = await wait_until_settled(control, console)

@@ -27,21 +27,28 @@ LAST_LINES = 12
 
 
 class BoundedLog:
-    """Lines of one part in `NAME.log`, and those before them in `NAME.log.1`."""
+    """Lines of one part in `NAME.log`, and those before them in `NAME.log.1`.
+
+    A full disk, or a folder that was removed, costs lines and ends nothing.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.last: deque[str] = deque(maxlen=LAST_LINES)
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
 
     def write_line(self, line: bytes) -> None:
-        if self._file.tell() + len(line) > LOG_BYTES:
-            self._file.close()
-            self.path.replace(self.path.with_suffix(".log.1"))
-            self._file = self.path.open("ab")
-        self._file.write(line)
-        self._file.flush()
         self.last.append(line.decode(errors="replace").rstrip())
+        with contextlib.suppress(OSError):
+            if self._file.tell() + len(line) > LOG_BYTES:
+                self._rotate()
+            self._file.write(line)
+
+    def _rotate(self) -> None:
+        with contextlib.suppress(FileNotFoundError):  # somebody tidied up
+            self.path.replace(self.path.with_suffix(".log.1"))
+        full, self._file = self._file, self.path.open("ab", buffering=0)
+        full.close()
 
     def close(self) -> None:
         self._file.close()

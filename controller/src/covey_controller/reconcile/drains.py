@@ -5,6 +5,7 @@
 | goal `Drain` | it can't hold a request (it is not Ready, or never was in a table) | members stop at once |
 | out of the table | a live gateway has not applied it, or reports requests on it | wait: `drainSeconds` at most |
 | quiet | every live gateway applied it and reports none in flight | members stop |
+| quiet, new leader | `GATEWAYS_RETURN_SECONDS` of its leading have not passed | wait: a gateway may not be back yet |
 | no gateway lives | `NO_GATEWAY_SECONDS` have passed | members stop |
 | stopping | the node reports `Stopped` or `Failed`, or applied the stop and no longer names it | deleted |
 | stopping | its node is silent beyond the grace, or the Node is gone | deleted |
@@ -27,6 +28,9 @@ NODE_GRACE_SECONDS = 60.0
 LOSS_INTERVAL_SECONDS = 5.0
 # With no gateway in sight nobody can say that a drain is quiet; one that was cut off is back within this.
 NO_GATEWAY_SECONDS = 10.0
+# A new leader knows only the gateways it has heard. One that lost the last leader tries again 10 s apart at most, and
+# says at once what it has in flight.
+GATEWAYS_RETURN_SECONDS = 12.0
 _HOLDS_REQUESTS = frozenset({MemberPhase.READY, MemberPhase.DRAINING})
 
 
@@ -104,9 +108,14 @@ def why_quiet(draft: Draft, sight: Sight, drain: Drain) -> str | None:
     draft.wake_at(deadline)
     live = live_gateways(draft)
     if not live:
-        draft.wake_at(drain.since + NO_GATEWAY_SECONDS)
-        return "no gateway is there to send requests" if draft.now >= drain.since + NO_GATEWAY_SECONDS else None
+        due = max(drain.since + NO_GATEWAY_SECONDS, draft.world.led_since + GATEWAYS_RETURN_SECONDS)
+        draft.wake_at(due)
+        return "no gateway is there to send requests" if draft.now >= due else None
     if not all(_is_quiet(gateway, sight.id, drain.left) for gateway in live):
+        return None
+    all_back_at = draft.world.led_since + GATEWAYS_RETURN_SECONDS
+    if draft.now < all_back_at:
+        draft.wake_at(all_back_at)
         return None
     return "every gateway has the table without it and no request on it"
 

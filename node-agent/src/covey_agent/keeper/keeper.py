@@ -54,6 +54,8 @@ MAX_UNSENT_BYTES = 4 * 1024 * 1024
 MAX_CONNECTIONS = 16
 # Grace of a stop that the keeper decides by itself.
 OWN_STOP_GRACE_SECONDS = 5.0
+# While no agent is there: how often it looks whether one could still find it.
+FOLDER_LOOK_SECONDS = 3.0
 # Children of the engine may hold its output pipe open after its end; they are killed, this is for the pipe to drain.
 DRAIN_SECONDS = 1.0
 # How long the launcher waits for its keeper to say that the engine was started.
@@ -177,8 +179,9 @@ class Connection:
 class Keeper:
     """One engine and those who ask about it. All times are monotonic unless named otherwise."""
 
-    def __init__(self, launch: dict[str, Any]) -> None:
+    def __init__(self, launch: dict[str, Any], lock: int) -> None:
         self.launch = launch
+        self.lock = lock
         self.selector = selectors.DefaultSelector()
         self.connections: dict[int, Connection] = {}
         self.output = Output()
@@ -293,6 +296,7 @@ class Keeper:
         deadlines = [at for at in (self.kill_at,) if at is not None]
         if self.unclaimed_since is not None:
             deadlines.append(self.unclaimed_since + self.launch["orphanGraceSeconds"])
+            deadlines.append(time.monotonic() + FOLDER_LOOK_SECONDS)
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def check(self) -> None:
@@ -303,13 +307,17 @@ class Keeper:
         if self.exit is None and self.kill_at is not None and now >= self.kill_at:
             self._signal_group(signal.SIGKILL)
             self.kill_at = None
-        grace = self.launch["orphanGraceSeconds"]
+        grace = self.launch["orphanGraceSeconds"] if self._can_be_found() else 0
         if self.unclaimed_since is not None and now >= self.unclaimed_since + grace:
             self.unclaimed_since = now
             if self.exit is not None:
                 self.is_over = True  # the exit record stays; whoever comes later reads it
             else:
                 self.stop("Orphaned", OWN_STOP_GRACE_SECONDS)
+
+    def _can_be_found(self) -> bool:
+        """False once the folder was deleted: no agent that starts finds this keeper, so it waits for none."""
+        return os.fstat(self.lock).st_nlink > 0
 
     def stop(self, reason: str, grace_seconds: float) -> None:
         """SIGTERM to the engine's group now, SIGKILL after the grace. A later stop can only shorten the grace."""
@@ -480,13 +488,13 @@ def start_keeper(folder: str) -> Keeper:
     os.setsid()
     os.umask(0o077)
     os.chdir(folder)
-    take_lock()
+    lock = take_lock()
     with open("launch.json", "rb") as file:
         launch = json.load(file)
     for stale in ("exit.json", "keeper.json"):
         if os.path.lexists(stale):
             os.unlink(stale)
-    return Keeper(launch)
+    return Keeper(launch, lock)
 
 
 def keep(folder: str, told: int) -> int:

@@ -29,7 +29,7 @@ from covey_api.reasons import FailureCause
 
 from covey_agent.ports import EngineProcess
 from covey_agent.supervisor.advance import advance
-from covey_agent.supervisor.effects import Effect, FindKeeper, Forget, Keep, ReleaseKeeper
+from covey_agent.supervisor.effects import CancelWork, Effect, FindKeeper, Forget, Keep, ReleaseKeeper
 from covey_agent.supervisor.events import (
     ArtifactFailed,
     ArtifactReady,
@@ -84,6 +84,14 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Effect, .
     """The state after the event, and the effects in the order in which to begin them."""
     before = keep_state(state)
     state, effects = _apply(state, event, now)
+    state, effects = _advance_all(state, effects, now)
+    if any(isinstance(effect, CancelWork) for effect in effects):  # a check that was called off lets the next begin
+        state, effects = _advance_all(state, effects, now)
+    kept = keep_state(state)
+    return state, effects if kept == before else (Keep(kept), *effects)
+
+
+def _advance_all(state: State, effects: tuple[Effect, ...], now: float) -> tuple[State, tuple[Effect, ...]]:
     for key in tuple(state.members):
         member, more = advance(state, state.members[key], now)
         state = state.with_member(member)
@@ -91,8 +99,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Effect, .
         is_over = member.is_idle and member.phase in (MemberPhase.STOPPED, MemberPhase.FAILED)
         if is_over and not member.assigned and not state.closing:  # what closing stopped is wished still
             state, effects = state.without_member(key), (*effects, Forget(key))
-    kept = keep_state(state)
-    return state, effects if kept == before else (Keep(kept), *effects)
+    return state, effects
 
 
 def _apply(state: State, event: Event, now: float) -> tuple[State, tuple[Effect, ...]]:
