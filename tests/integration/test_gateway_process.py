@@ -1,5 +1,6 @@
 """The gateway as a process: flags, refusals to start, signals, lifeline."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -9,11 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from integration.gateway_rig import ScriptedEngine
 
 pytestmark = [pytest.mark.integration]
 
@@ -30,16 +32,19 @@ def write_table(folder: Path, *, has_key: bool = False, port: int = 1) -> Path:
     return path
 
 
-def start(*arguments: str, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "covey_gateway", *arguments], stderr=subprocess.PIPE, text=True, pass_fds=pass_fds
-    )
+def start(*arguments: str, pass_fds: tuple[int, ...] = (), files: int | None = None) -> subprocess.Popen[str]:
+    """`files`: how many descriptors the process may have."""
+    limited = ("/bin/sh", "-c", f'ulimit -n {files} && exec "$@"', "sh") if files is not None else ()
+    command = (*limited, sys.executable, "-m", "covey_gateway", *arguments)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, pass_fds=pass_fds)
 
 
 @contextmanager
-def running(*arguments: str, pass_fds: tuple[int, ...] = ()) -> Generator[tuple[subprocess.Popen[str], str]]:
+def running(
+    *arguments: str, pass_fds: tuple[int, ...] = (), files: int | None = None
+) -> Generator[tuple[subprocess.Popen[str], str]]:
     """The process and its address, once it listens."""
-    process = start(*arguments, pass_fds=pass_fds)
+    process = start(*arguments, pass_fds=pass_fds, files=files)
     assert process.stderr is not None
     try:
         for line in process.stderr:
@@ -140,3 +145,21 @@ def test_a_gateway_that_others_reach_needs_keys_in_the_controllers_table_too(tmp
     )
     assert code == 1
     assert "must have keys" in words
+
+
+@pytest.mark.anyio
+async def test_clients_that_take_every_descriptor_leave_some_for_engines(tmp_path: Path) -> None:
+    async with ScriptedEngine() as engine, AsyncExitStack() as stack:
+        table = write_table(tmp_path, port=engine.port)
+        _, url = stack.enter_context(running("--table", str(table), "--listen", "127.0.0.1:0", files=200))
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", trust_env=False) as client:
+            assert (await client.get("/v1/models")).status_code == 200  # one of its connections stays open
+            for _ in range(300):
+                idle = stack.enter_context(socket.socket())
+                idle.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(idle, (host, int(port)))
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            for _ in range(3):
+                answer = await client.post("/v1/chat/completions", json=body, timeout=30)
+                assert answer.status_code == 200, answer.text

@@ -8,6 +8,12 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_BODIES_BYTES = 512 * 1024 * 1024
 # With an engine's connection for each, 16,384 file descriptors: what any system lets one process have.
 MAX_CONNECTIONS = 8192
+# Descriptors that are no client's and no engine's: logs, the controller's connection, the event loop, files being read.
+RESERVED_FILES = 64
+# Clients beyond the most that are being told so at a time; who comes on top of them is cut off.
+MAX_REFUSED = 32
+# How soon a connect is tried again for which the process had no descriptor left.
+FILES_AGAIN_SECONDS = 0.05
 # JSON schemas and tools of one request, decoded to look for what hangs an engine: hundreds of tools have 200 kB.
 MAX_SCHEMA_BYTES = 1024 * 1024
 # Requests read ahead on one connection behind an unanswered one; browsers and SDKs send one at a time.

@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from covey_gateway.connection import ClientConnection
 from covey_gateway.exchange import Exchange, choose_request_id
-from covey_gateway.limits import MAX_CONNECTIONS
+from covey_gateway.limits import MAX_REFUSED
 from covey_gateway.routing.access import admit
 from covey_gateway.routing.refusals import refuse_method
 from covey_gateway.routing.table import Caller
@@ -27,14 +27,19 @@ HOT_PATHS = frozenset((chat.PATH.encode(),))
 
 
 class Relay(ClientConnection):
-    def __init__(self, config: Config, state: ServerState, traffic: Traffic, engines: Engines) -> None:
+    def __init__(
+        self, config: Config, state: ServerState, traffic: Traffic, engines: Engines, max_connections: int
+    ) -> None:
         super().__init__(config, state, traffic)
         self._engines = engines
+        self._max_connections = max_connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            message = f"the gateway has {MAX_CONNECTIONS} connections open, as many as it takes; try again"
+        if len(self.connections) > self._max_connections + MAX_REFUSED:
+            transport.abort()
+        elif len(self.connections) > self._max_connections:
+            message = f"the gateway has {self._max_connections} connections open, as many as it takes; try again"
             self.refuse_input(ApiError(503, ErrorCode.OVERLOADED, message, retry_after_seconds=1))
 
     def on_headers_complete(self) -> None:

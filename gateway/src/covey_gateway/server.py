@@ -7,6 +7,7 @@ tells streams nothing) are all replaced here; what remains of it is a call to `c
 import asyncio
 import errno
 import logging
+import resource
 import socket
 import time
 
@@ -17,7 +18,7 @@ from uvicorn.server import ServerState
 from covey_gateway.app import build_app
 from covey_gateway.connection import ClientConnection
 from covey_gateway.failures import StartError
-from covey_gateway.limits import SWEEP_SECONDS
+from covey_gateway.limits import MAX_CONNECTIONS, MAX_REFUSED, RESERVED_FILES, SWEEP_SECONDS
 from covey_gateway.relay import Relay
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
@@ -52,6 +53,16 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
+def choose_max_connections(files: int) -> int:
+    """How many clients a process of so many descriptors takes: with an engine's connection for each.
+
+    Clients that took all would leave none for engines, which would then look as if they refused.
+    """
+    if files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, (files - RESERVED_FILES - MAX_REFUSED) // 2))
+
+
 class GatewayServer:
     def __init__(self, traffic: Traffic, engines: Engines) -> None:
         self._traffic = traffic
@@ -73,8 +84,9 @@ class GatewayServer:
     async def start(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self.check_deadlines(time.time(), loop.time())
+        most = choose_max_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         self._server = await loop.create_server(
-            lambda: Relay(self._config, self._state, self._traffic, self._engines), sock=bound, backlog=_BACKLOG
+            lambda: Relay(self._config, self._state, self._traffic, self._engines, most), sock=bound, backlog=_BACKLOG
         )
 
     async def sweep(self) -> None:

@@ -5,13 +5,14 @@ order: head, body, end; so a receiver may abort at any of them.
 """
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
 
 import httptools
 
-from covey_gateway.limits import CONNECT_SECONDS, ENGINE_IDLE_SECONDS, MAX_IDLE_PER_ENDPOINT
+from covey_gateway.limits import CONNECT_SECONDS, ENGINE_IDLE_SECONDS, FILES_AGAIN_SECONDS, MAX_IDLE_PER_ENDPOINT
 from covey_gateway.routing.table import Target
 
 _log = logging.getLogger(__name__)
@@ -203,9 +204,7 @@ class Engines:
     async def _open(self, target: Target, receiver: Receiver) -> None:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, connection = await self._loop.create_connection(
-                    lambda: EngineConnection(target, self), target.host, target.port
-                )
+                connection = await self._create_connection(target)
         except TimeoutError:
             receiver.on_unreachable(f"it took no connection within {CONNECT_SECONDS:.0f} s")
         except OSError as error:
@@ -216,6 +215,20 @@ class Engines:
             except Exception:
                 connection.abort()
                 raise
+
+    async def _create_connection(self, target: Target) -> EngineConnection:
+        """A process without a free descriptor waits for one: the endpoint is not to blame."""
+        while True:
+            try:
+                _, connection = await self._loop.create_connection(
+                    lambda: EngineConnection(target, self), target.host, target.port
+                )
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                await asyncio.sleep(FILES_AGAIN_SECONDS)
+            else:
+                return connection
 
     def keep(self, connection: EngineConnection) -> None:
         """For the next request, if there is room."""
