@@ -189,18 +189,18 @@ def is_kept(pid: int) -> bool:
 
 
 def write_wish(fleet: RunningFleet, text: str) -> None:
-    """Save the placement, and wait until the controller has read another wish in it."""
+    """Save the placement, and wait until the set with it is in force."""
     path = fleet.folder / "placement.yaml"
     if path.exists() and path.read_text() == text:
         return
-    before = generations(fleet)
+    before = applied_set(fleet)
     path.write_text(text)
-    wait_until(lambda: generations(fleet) not in ({}, before), "the controller reads the wish", 30)
+    wait_until(lambda: applied_set(fleet) not in ("", before), "the controller reads the wish", 30)
 
 
-def generations(fleet: RunningFleet) -> dict[str, int]:
-    found = read(fleet, lambda control: control.list_objects("placements"), [])
-    return {item["metadata"]["uid"]: item["metadata"]["generation"] for item in found}
+def applied_set(fleet: RunningFleet) -> str:
+    """The digest of the set in force; empty while no controller answers."""
+    return str(read(fleet, lambda control: control.get_source(), {}).get("applied", ""))
 
 
 def assert_nothing_doubled(fleet: RunningFleet) -> None:

@@ -44,7 +44,7 @@ class Result:
 
 def run_seed(seed: int, *, is_told: bool = False) -> Result:
     """Run one seed to its end."""
-    logging.disable(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)  # thousands of lines a seed; the story has what matters
     module_random.seed(seed)
     parent = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="covey-sim-", dir=parent if parent.is_dir() else None))
@@ -52,6 +52,7 @@ def run_seed(seed: int, *, is_told: bool = False) -> Result:
         with asyncio.Runner(loop_factory=SimLoop) as runner:
             return runner.run(_run(seed, folder, is_told))
     finally:
+        logging.disable(logging.NOTSET)
         shutil.rmtree(folder, ignore_errors=True)
 
 
