@@ -12,6 +12,7 @@ import pytest
 from covey_api.messages import CertificateRole, Endpoint, Endpoints, ModelState, Order, ServedModel
 from covey_controller.fleet_api.server import serve_fleet
 from covey_fleet_client.files import ensure_private_folder
+from covey_gateway import fleet
 from covey_gateway.fleet import FleetLink
 from integration.fleet_rig import Rig, SteeredBoard, running_fleet
 from integration.gateway_rig import (
@@ -135,6 +136,28 @@ async def test_a_table_comes_down_is_kept_and_acknowledged(tmp_path: Path) -> No
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert board.demands[-1][1].gateway == "gw"
         assert board.demands[-1][1].address == "http://127.0.0.1:1"
+
+
+async def test_a_table_that_the_disk_refused_is_kept_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "SAVE_AGAIN_SECONDS", 0.2)
+    path = tmp_path / "state/gateway/table.json"
+    (path / "in the way").mkdir(parents=True)
+    path.parent.chmod(0o700)
+    path.parent.parent.chmod(0o700)
+    board = TableBoard()
+    async with (
+        ScriptedEngine() as engine,
+        running_fleet(tmp_path / "c", board) as rig,
+        linked(tmp_path, rig.url, new_token(rig)),
+    ):
+        board.serve(engine)
+        await eventually(lambda: board.applied == board.order)
+        await asyncio.sleep(0.5)
+        (path / "in the way").rmdir()
+        path.rmdir()
+        await eventually(lambda: path.is_file() and json.loads(path.read_text())["serial"] == board.order.serial)
 
 
 async def test_a_gateway_serves_by_its_last_table_with_no_controller(tmp_path: Path) -> None:

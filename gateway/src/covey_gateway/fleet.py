@@ -30,6 +30,8 @@ from covey_gateway.traffic import Traffic
 
 # Changes that come together are reported together; a drain waits no longer than a person notices.
 _MIN_REPORT_SECONDS = 0.05
+# How soon a disk that refused the table is tried again.
+SAVE_AGAIN_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -177,7 +179,8 @@ class FleetLink:
         )
 
     async def _save(self) -> None:
-        """The newest table to disk, whenever there is one. A full disk costs the next start, not this run."""
+        """The newest table to disk, whenever there is one. A full disk costs a start meanwhile, not this run."""
+        refusal = ""
         while True:
             await self._is_unsaved.wait()
             self._is_unsaved.clear()
@@ -186,8 +189,14 @@ class FleetLink:
             content = self._latest.model_dump_json(by_alias=True, exclude_none=True)
             try:
                 await asyncio.to_thread(write_private, self._path, content)
+                refusal = ""
             except OSError as error:
-                _log.error("the table can't be kept in '%s': %s", self._path, error)
+                words = error.strerror or str(error)
+                if words != refusal:  # once, not at each try
+                    _log.error("the table can't be kept in '%s', it is tried again: %s", self._path, words)
+                refusal = words
+                self._is_unsaved.set()
+                await asyncio.sleep(SAVE_AGAIN_SECONDS)
 
     def _read_token(self) -> str | None:
         """Once joined the certificate is enough, and the file may be gone."""

@@ -145,6 +145,7 @@ class Runtime:
                     continue
                 case Forget(key):
                     self._cancellable.pop(key, None)
+                    self._performer.progress.pop(key, None)
                     self._keepers.forget(key)
                 case CancelWork(key):
                     for task in self._cancellable.pop(key, set()):
