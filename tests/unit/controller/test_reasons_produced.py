@@ -1,0 +1,92 @@
+"""Reasons that a fleet goes through without a fault of its own, each seen in a condition or a Note."""
+
+from collections.abc import Iterable
+
+from covey_api.kinds import ObjectKey
+from covey_api.model import Model
+from covey_api.node import Node
+from covey_api.placement import ContextWish, Placement
+from covey_api.reasons import EventReason, FailureCause, ModelReason, NodeReason, ReadyReason
+from kit import builders
+from kit.worlds import FakeGateway, Worldlet
+
+
+def begin(*nodes: str) -> Worldlet:
+    story = Worldlet()
+    story.put(builders.model(), builders.placement())
+    story.add_agents(*nodes)
+    story.gateways["g"] = FakeGateway()
+    return story
+
+
+def reasons_of(story: Worldlet, kind: type[Placement] | type[Node], seconds: int) -> set[str]:
+    """Every reason in a condition of this kind during the next seconds."""
+    seen: set[str] = set()
+    for _ in range(seconds):
+        story.step()
+        items = [item for item in story.objects.values() if isinstance(item, kind)]
+        seen |= {condition.reason for item in items for condition in item.status.conditions}
+    return seen
+
+
+def noted(story: Worldlet) -> set[str]:
+    return {note.reason for note in story.notes}
+
+
+def delete_softly(story: Worldlet, keys: Iterable[ObjectKey]) -> None:
+    for key in list(keys):
+        item = story.objects[key]
+        metadata = item.metadata.model_copy(update={"deletion_timestamp": "2026-01-01T00:00:00Z"})
+        story.put(item.model_copy(update={"metadata": metadata}))
+
+
+def test_start_roll_and_end_of_a_placement_name_their_reasons() -> None:
+    story = begin("a")
+    assert {ReadyReason.ENGINE_STARTING, ReadyReason.SERVING} <= reasons_of(story, Placement, 15)
+    story.put(builders.placement(context=ContextWish(tokens=1024)))
+    assert ReadyReason.ROLLING_OUT in reasons_of(story, Placement, 10)
+    story.gateways["g"].in_flight = {story.instances()[0].spec.instance_id: 1}
+    story.put(builders.placement(suspend=True))
+    assert ReadyReason.DRAINING in reasons_of(story, Placement, 5)
+    story.gateways["g"].in_flight = {}
+    assert ReadyReason.SCALED_TO_ZERO in reasons_of(story, Placement, 20)
+    told = {EventReason.NODE_JOINED, EventReason.CREATED, EventReason.DRAIN_STARTED, EventReason.DRAIN_ENDED}
+    assert told | {EventReason.DELETED} <= noted(story)
+
+
+def test_failure_and_the_next_attempt_on_the_only_node_are_noted() -> None:
+    story = begin("a")
+    story.agents["a"].fail = lambda instance: FailureCause.EXITED if instance.spec.attempt == 1 else None
+    story.run(120)
+    assert story.routed() == ["smollm2-0"]
+    assert {EventReason.FAILED, EventReason.ATTEMPT_STARTED} <= noted(story)
+
+
+def test_node_that_reports_falls_silent_and_is_deleted_names_its_reasons() -> None:
+    story = begin("a", "b")
+    assert NodeReason.REPORTING in reasons_of(story, Node, 15)
+    home = story.instances()[0].spec.members[0].node
+    story.agents[home].paused = True
+    assert NodeReason.NODE_UNKNOWN in reasons_of(story, Node, 15)
+    story.agents[home].paused = False
+    story.run(3)
+    story.gateways["g"].in_flight = {story.instances()[0].spec.instance_id: 1}
+    delete_softly(story, (key for key, item in story.objects.items() if isinstance(item, Node) and key.name == home))
+    assert NodeReason.DELETING in reasons_of(story, Node, 3)
+
+
+def test_instance_that_nobody_wishes_for_is_named_at_its_node() -> None:
+    story = begin("a")
+    story.run(15)
+    story.remove(builders.placement())
+    story.put(builders.placement("other", model="missing"))
+    story.lose_store()
+    assert NodeReason.NOT_WISHED in reasons_of(story, Node, 20)
+
+
+def test_alias_of_another_is_a_conflict() -> None:
+    story = Worldlet()
+    story.put(builders.model("a", aliases=("b",)), builders.model("b"))
+    story.run(12)
+    model = next(item for item in story.objects.values() if isinstance(item, Model) and item.metadata.name == "a")
+    assert ModelReason.ALIAS_CONFLICT in {condition.reason for condition in model.status.conditions}
