@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from covey_agent.keeper import keepers as keepers_module
+from covey_agent.keeper import link
 from covey_agent.keeper.keepers import ProcessKeepers
 from covey_agent.keeper.link import connect
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
@@ -250,8 +252,8 @@ def test_two_launchers_at_once_make_one_engine(folder: Path) -> None:
 def test_lock_of_a_process_that_is_no_keeper_is_refused_and_left_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("covey_agent.keeper.keepers.FIND_SECONDS", 0.5)
-    monkeypatch.setattr("covey_agent.keeper.keepers.END_SECONDS", 0.5)
+    monkeypatch.setattr(keepers_module, "FIND_SECONDS", 0.5)
+    monkeypatch.setattr(keepers_module, "END_SECONDS", 0.5)
     (folder / ID).mkdir(parents=True)
     script = "import fcntl,sys,time; f=open(sys.argv[1],'w'); fcntl.flock(f,2); print(1,flush=True); time.sleep(60)"
     stranger = psutil.Popen(["python3", "-c", script, str(folder / ID / "keeper.lock")], stdout=-1, stderr=-3)
@@ -275,7 +277,7 @@ def test_lock_of_a_process_that_is_no_keeper_is_refused_and_left_alone(
 
 
 def test_keeper_that_was_frozen_is_killed_with_its_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covey_agent.keeper.link.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(link, "ANSWER_SECONDS", 0.2)
 
     async def story() -> None:
         keepers, port = ProcessKeepers(folder, 60), free_port()
