@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 
+from covey_api.engines import Lane
 from covey_api.instance import Instance, MemberPhase
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import (
@@ -118,6 +119,7 @@ class FakeAgent:
     unreadable: bool = False
     deaf: bool = False
     """Reports, and follows nothing."""
+    lanes: tuple[Lane, ...] = (builders.lane(),)
 
     @property
     def applied_term(self) -> int:
@@ -155,7 +157,7 @@ class FakeAgent:
 
     def report(self) -> Report:
         members = sorted(self.members.values(), key=lambda each: each.instance_id)
-        return report(members, applied=self.applied, facts=facts(self.total_bytes))
+        return report(members, applied=self.applied, facts=facts(self.total_bytes), lanes=self.lanes)
 
     def answer(self, ask_id: str, source: str) -> AskAnswer:
         if self.unreadable:

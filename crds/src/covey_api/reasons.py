@@ -21,6 +21,8 @@ class ReadyReason(StrEnum):
     """A node is reading the artifact's header."""
     GEOMETRY_UNAVAILABLE = "GeometryUnavailable"
     """No node could read the artifact's header; the message has the cause."""
+    NO_USABLE_ENGINE = "NoUsableEngine"
+    """No node offers an engine that can run a variant; the message has the install line."""
     FACTS_PENDING = "FactsPending"
     """No node has reported its facts yet."""
     NOT_PLACED = "NotPlaced"
@@ -48,6 +50,8 @@ class ModelReason(StrEnum):
     """A node is reading the artifact's header, or none is there to read it."""
     GEOMETRY_UNAVAILABLE = "GeometryUnavailable"
     """No node could read the artifact's header; the message has the cause."""
+    NO_USABLE_ENGINE = "NoUsableEngine"
+    """No node offers an engine that can run a variant; the message has the install line."""
     ALIAS_CONFLICT = "AliasConflict"
     """Another Model has this name, or is older and has the same alias; this one is not reached by it."""
 

@@ -84,6 +84,21 @@ def test_instance_that_nobody_wishes_for_is_named_at_its_node() -> None:
     assert NodeReason.NOT_WISHED in reasons_of(story, Node, 20)
 
 
+def test_fleet_without_an_engine_is_stalled_with_the_install_line_and_serves_once_one_is_there() -> None:
+    story = begin("a")
+    story.put(builders.model(known=False))
+    story.agents["a"].lanes = ()
+    assert ReadyReason.NO_USABLE_ENGINE in reasons_of(story, Placement, 15)
+    placed = next(item for item in story.objects.values() if isinstance(item, Placement))
+    assert {condition.type for condition in placed.status.conditions} >= {"Ready", "Stalled"}
+    assert "brew install llama.cpp" in placed.status.conditions[0].message
+    model = next(item for item in story.objects.values() if isinstance(item, Model))
+    assert ModelReason.NO_USABLE_ENGINE in {condition.reason for condition in model.status.conditions}
+    story.agents["a"].lanes = (builders.lane(),)
+    story.run(15)
+    assert story.routed() == ["smollm2-0"]
+
+
 def test_alias_of_another_is_a_conflict() -> None:
     story = Worldlet()
     story.put(builders.model("a", aliases=("b",)), builders.model("b"))

@@ -33,8 +33,9 @@ def judge_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Outco
     """The first of these that holds:
 
     1. Its Model is missing. 2. None wished: scaled to zero, once all are gone.
-    3. As many ready of the wished revision as wished: serving. 4. A replica failed. 5. The planner waits.
-    6. A replica found no place. 7. A node is silent. 8. A new revision is on its way. 9. Replicas are starting.
+    3. As many ready of the wished revision as wished: serving. 4. Nothing runs, and no node has an engine for it.
+    5. A replica failed. 6. The planner waits. 7. A replica found no place. 8. A node is silent. 9. A new revision is on
+    its way. 10. Replicas are starting.
     """
     progressing = draft.progressing[key]
     sights = draft.sights_of(key)
@@ -50,7 +51,26 @@ def judge_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Outco
     ready = [sight for sight in current if sight.phase is MemberPhase.READY and sight.is_confirmed]
     if len(ready) >= progressing.wanted:
         return Done(ReadyReason.SERVING, f"{progressing.wanted} of {progressing.wanted} replicas are ready")
+    if not running and (words := explain_missing_engine(draft, draft.models[model_key(key, placement)])):
+        return Stalled(ReadyReason.NO_USABLE_ENGINE, f"0 of {progressing.wanted} replicas are ready; {words}")
     return _judge_short(draft, progressing, current, olds, len(ready))
+
+
+def explain_missing_engine(draft: Draft, model: Model) -> str:
+    """Words when every node that told its lanes has none for any variant; empty otherwise, or while none has told."""
+    told = [
+        node
+        for node in draft.nodes.values()
+        if node.state is NodeState.READY and node.report is not None and node.report.lanes is not None
+    ]
+    if not told or any(can_read(node, variant) for node in told for variant in model.spec.variants):
+        return ""
+    engines = sorted({engine.value for variant in model.spec.variants for engine in variant.engines})
+    return (
+        f"no node offers {' or '.join(engines)}. Install llama.cpp so that `llama-server` is on PATH of a node (macOS: "
+        "`brew install llama.cpp`), give its path in the Node's `spec.engines`, or let Covey provide it (Linux x86-64, "
+        "glibc 2.35 or newer); the agent's log says what it found"
+    )
 
 
 def _judge_zero(sights: Sequence[Sight]) -> Outcome:
@@ -120,6 +140,8 @@ def judge_model(draft: Draft, model: Model, refused: dict[str, str]) -> Outcome:
     for variant in model.spec.variants:
         status = statuses[variant.name]
         if status is None or status.artifact is None:
+            if words := explain_missing_engine(draft, model):
+                return Stalled(ModelReason.NO_USABLE_ENGINE, words)
             message = f"the header of variant '{variant.name}' has not been read yet"
             if not any(can_read(node, variant) for node in draft.nodes.values()):
                 message += f": no node is there that offers {' or '.join(variant.engines)}"

@@ -79,18 +79,24 @@ class NodeEngines:
         try:
             program = self._find(override)
         except AgentError as error:
-            if error.message != self._complaint:
-                logger.error("no lane of LlamaServer is offered: %s", error.message)
-            self._complaint, self.devices = error.message, ()
-            return ()
+            return self._offer_none(error.message)
+        if program is None and not self._can_install(override):
+            return self._offer_none(_install_line(self._is_provisioning_on(override)))
         self._complaint = ""
         if program is None:
             self.devices = ()
             pin = self._managed.pin
-            return plan_lanes(pin.version, pin.sha256, LaneState.INSTALLABLE, ()) if self._can_install(override) else ()
+            return plan_lanes(pin.version, pin.sha256, LaneState.INSTALLABLE, ())
         seen = await self._look_at(program)
         self.devices = seen.devices
         return plan_lanes(program.version or seen.version, program.digest, LaneState.INSTALLED, seen.devices)
+
+    def _offer_none(self, why: str) -> tuple[Lane, ...]:
+        """No lane; why is told once, until it changes."""
+        if why != self._complaint:
+            logger.error("no lane of LlamaServer is offered: %s", why)
+        self._complaint, self.devices = why, ()
+        return ()
 
     async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
         override = _override(spec, engine)
