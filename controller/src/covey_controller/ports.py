@@ -27,6 +27,34 @@ class Lease:
     lost: asyncio.Event
 
 
+@dataclass(frozen=True, slots=True)
+class LeaderAddress:
+    """Where the leader listens, for a standby that passes connections on. `HOST:PORT` each; empty where unknown."""
+
+    fleet: str
+    control: str
+
+
+class Leaders(Protocol):
+    """Who leads, as a standby sees it."""
+
+    def leader_address(self) -> LeaderAddress | None:
+        """Of another process that leads now; None while this one leads, or nobody does."""
+        ...
+
+
+class Vault(Protocol):
+    """Small secret documents that every replica of the controller shares: authority, fleet secret, token hashes."""
+
+    async def read(self, name: str) -> bytes | None:
+        """The document; None if there is none."""
+        ...
+
+    async def replace(self, name: str, content: bytes, *, seen: bytes | None) -> None:
+        """Write it whole. Conflict if it is not what was `seen` (None: there must be none)."""
+        ...
+
+
 class Conflict(Exception):
     """A precondition did not hold (resourceVersion, uid, or the object exists): observe again and plan anew."""
 
