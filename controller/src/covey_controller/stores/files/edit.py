@@ -52,6 +52,8 @@ def plan_apply(
 ) -> Edit:
     """Put documents, parsed from `text`, into the files: over the one of the same key, else into a file of their own.
 
+    A document that makes the same object in other words (with a default written out, say) is no change.
+
     `single_file`: the source's only file, if it is one. `taken`: names in the source that hold no document.
     """
     present = {document.key: document for document in current}
@@ -64,7 +66,7 @@ def plan_apply(
             path = single_file or _new_path(document.key, texts.names | taken)
             texts.append(path, _as_written(path, document, body))
             results.append(Applied(document.key, "created"))
-        elif before.raw == document.raw:
+        elif before.raw == document.raw or before.object == document.object:
             results.append(Applied(document.key, "unchanged"))
         else:
             texts.replace(before, current, _as_written(before.file, document, body))
@@ -93,7 +95,8 @@ def verify_edit(
 ) -> None:
     """InvalidSet unless the edited files hold exactly what was meant."""
     meant = {document.key: document.raw for document in before if document.key not in deleted}
-    meant |= {document.key: document.raw for document in applied}
+    unchanged = {one.key for one in edit.results if one.outcome == "unchanged"}
+    meant |= {document.key: document.raw for document in applied if document.key not in unchanged}
     if {document.key: document.raw for document in after} != meant:
         raise InvalidSet(
             tuple(
