@@ -35,8 +35,16 @@ from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
 from covey_controller.seal import seal_instance
 from covey_controller.serving.listener import ListenFailed
-from covey_controller.source_options import Webhook, add_source_flags, parse_address, parse_source, parse_webhook
-from covey_controller.stores.files.documents import parse_documents
+from covey_controller.source_options import (
+    Webhook,
+    add_source_flags,
+    parse_address,
+    parse_keys,
+    parse_source,
+    parse_webhook,
+)
+from covey_controller.stores.files.age_keys import AgeKeys
+from covey_controller.stores.files.documents import parse_with_secrets
 from covey_controller.stores.files.store import FilesStore
 from covey_controller.stores.git.source import GitSettings
 from covey_controller.tokens import Tokens
@@ -62,6 +70,7 @@ class Options:
     allow_empty: bool
     lifeline: int | None
     webhook: Webhook | None = None
+    keys: AgeKeys | None = None
 
     @property
     def folder(self) -> Path:
@@ -100,8 +109,8 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     host, port = parse_address(parser, "--fleet-listen", given.fleet_listen)
     state = Path(os.path.abspath(given.state))
     source = parse_source(parser, given, state / CONTROLLER_FOLDER)
-    webhook = parse_webhook(parser, given)
-    return Options(source, state, host, port, given.allow_empty, given.lifeline, webhook)
+    webhook, keys = parse_webhook(parser, given), parse_keys(parser, given)
+    return Options(source, state, host, port, given.allow_empty, given.lifeline, webhook, keys)
 
 
 async def run_controller(options: Options) -> None:
@@ -111,7 +120,8 @@ async def run_controller(options: Options) -> None:
     authority = ensure_authority(options.folder, time.time())
     tokens = Tokens(options.folder / "tokens.json", authority.digest)
     denials = Denials(options.folder / "denials.json")
-    store = FilesStore(options.source, options.folder, parse_documents, allow_empty=options.allow_empty)
+    parse = partial(parse_with_secrets, keys=options.keys)
+    store = FilesStore(options.source, options.folder, parse, allow_empty=options.allow_empty)
     board, history = FleetBoard(asyncio.get_running_loop().time), History()
     loop = ReconcileLoop(store, board, history, _surroundings(options, denials))
     fleet = partial(

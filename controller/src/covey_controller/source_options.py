@@ -6,10 +6,11 @@ Wrong ones end the process with code 2 and words; a source that can't be reached
 import argparse
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from covey_controller.control_api.webhook import read_webhook_secret
+from covey_controller.stores.files.age_keys import KEY_FILE_VARIABLE, AgeKeys, find_age_key_file, read_age_keys
 from covey_controller.stores.files.store import store_paths
 from covey_controller.stores.git.address import is_git_address, parse_git_address
 from covey_controller.stores.git.source import GitSettings
@@ -24,7 +25,7 @@ class Webhook:
 
     host: str
     port: int
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +44,21 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--webhook-secret-file", type=Path, metavar="FILE", help="0600 file with the secret that it must prove"
     )
+    parser.add_argument(
+        "--age-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"0600 file with the age keys that open encrypted Secrets (default: {KEY_FILE_VARIABLE})",
+    )
+
+
+def parse_keys(parser: argparse.ArgumentParser, given: argparse.Namespace) -> AgeKeys | None:
+    """The keys that open Secrets, if any were given."""
+    path = find_age_key_file(given.age_key_file)
+    try:
+        return read_age_keys(path) if path is not None else None
+    except (OSError, ValueError) as error:
+        parser.error(f"`--age-key-file`: {error}")
 
 
 def parse_source(parser: argparse.ArgumentParser, given: argparse.Namespace, folder: Path) -> Path | GitSettings:

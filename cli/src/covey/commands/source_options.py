@@ -20,6 +20,12 @@ _OPTIONS = (
         type=click.Path(path_type=Path, dir_okay=False),
         help="File (mode 0600) with the secret that the forge must prove.",
     ),
+    click.option(
+        "--age-key-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="SOPS_AGE_KEY_FILE",
+        help="File (mode 0600) with the age keys that open encrypted Secrets; also SOPS_AGE_KEY_FILE.",
+    ),
 )
 _GIT_ONLY = ("push", "poll_seconds")
 
@@ -57,7 +63,19 @@ def render_source_flags(source: Path | GitAddress, given: Mapping[str, Any]) -> 
         else:
             flags += [flag] if value is True else [flag, str(value)]
     _check_webhook(given.get("webhook_listen"), given.get("webhook_secret_file"))
+    _check_keys(given.get("age_key_file"))
     return tuple(flags)
+
+
+def _check_keys(path: Path | None) -> None:
+    if path is None:
+        return
+    from covey_controller.stores.files.age_keys import read_age_keys  # only here: it loads a native library
+
+    try:
+        read_age_keys(path.expanduser())
+    except (OSError, ValueError) as error:
+        raise CommandError(f"--age-key-file: {error}", ExitCode.WRONG_USE) from error
 
 
 def _check_webhook(listen: str | None, secret_file: Path | None) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from covey_api.kinds import ObjectKey
 
 from covey_controller.ports import Applied, InvalidSet
-from covey_controller.stores.files.edit import plan_apply, plan_delete, verify_edit
+from covey_controller.stores.files.edit import AnyDocument, plan_apply, plan_delete, verify_edit
 from covey_controller.stores.files.folder import SUFFIXES, Scan, Snapshot, digest_of, is_ignored
-from covey_controller.stores.files.rest import Document, ParseDocuments, ReadSet, parse_set
+from covey_controller.stores.files.rest import ParseDocuments, ReadSet, parse_set
 from covey_controller.stores.files.writing import FileChange
 
 
@@ -74,18 +74,19 @@ def plan_files(
     """
     if read.errors:
         raise InvalidSet(read.errors)
-    applied: tuple[Document, ...] = ()
+    applied: tuple[AnyDocument, ...] = ()
+    written = (*read.documents, *read.secrets)
     deleted: frozenset[ObjectKey] = frozenset()
     match asked:
         case Apply(text, name):
             applied = tuple(parse({name: text.encode()}))
-            edit = plan_apply(files, read.documents, applied, text, single_file, taken)
+            edit = plan_apply(files, written, applied, text, single_file, taken)
         case Delete(keys):
             for key in keys:
                 if key not in read.keys and key not in running:
                     raise KeyError(str(key))
             deleted = frozenset(keys)
-            edit = plan_delete(files, read.documents, tuple(dict.fromkeys(keys)), single_file)
+            edit = plan_delete(files, written, tuple(dict.fromkeys(keys)), single_file)
     edited = dict(files)
     for path, content in edit.files.items():
         edited.pop(path, None)
@@ -94,7 +95,7 @@ def plan_files(
     after = parse_set(digest_of(edited), edited, parse_whole)
     if after.errors:
         raise InvalidSet(after.errors)
-    verify_edit(edit, read.documents, applied, deleted, after.documents)
+    verify_edit(edit, written, applied, deleted, after.written)
     return PlannedFiles(edit.files, edited, after, deleted, edit.results)
 
 

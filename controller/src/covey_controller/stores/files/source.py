@@ -77,6 +77,11 @@ class FolderSource:
     def state(self) -> SourceState:
         return SourceState(str(self._source), self._applied, self._read.digest, self._read.errors, self._notices)
 
+    def read_secret(self, key: ObjectKey, name: str) -> bytes | None:
+        """One value of a Secret in force; None if there is none."""
+        secret = self._rest.secrets.get(key)
+        return secret.values.get(name) if secret is not None else None
+
     async def ask(self, asked: Apply | Delete) -> tuple[Applied, ...]:
         """Edit the source; returns when the edit is in force."""
         return await self._edits.ask(asked)

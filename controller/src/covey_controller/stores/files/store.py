@@ -182,6 +182,10 @@ class FilesStore:
         """Look at the source now: somebody says that it has changed."""
         self._source.refresh()
 
+    def read_secret(self, namespace: str, name: str, key: str) -> bytes | None:
+        """One value of an encrypted Secret of the set in force; None if there is none. Kept in memory only."""
+        return self._source.read_secret(ObjectKey("Secret", namespace, name), key)
+
     async def apply_documents(self, text: str, name: str, author: str = "") -> tuple[Applied, ...]:
         """Merge documents into the source and put them in force at once. InvalidSet: nothing was written."""
         self._require_holding()

@@ -126,6 +126,11 @@ class GitSource:
         self._look_at = self._looked_at + MIN_LOOK_SECONDS
         self._wake.set()
 
+    def read_secret(self, key: ObjectKey, name: str) -> bytes | None:
+        """One value of a Secret in force; None if there is none."""
+        secret = self._rest.secrets.get(key)
+        return secret.values.get(name) if secret is not None else None
+
     async def ask(self, asked: Apply | Delete) -> tuple[Applied, ...]:
         """Commit an edit; returns when it is in force."""
         return await self._edits.ask(asked)
