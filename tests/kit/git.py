@@ -97,6 +97,8 @@ class Knobs:
     """User and password that it asks for."""
     silent: bool = False
     """It takes a request and answers nothing until this is False again."""
+    failing: bool = False
+    """It answers 503."""
     requests: list[str] = field(default_factory=list[str])
 
 
@@ -188,6 +190,9 @@ def _make_backend(folder: Path, knobs: Knobs) -> type[BaseHTTPRequestHandler]:
                 time.sleep(0.05)
             if knobs.login is not None and not self._is_known(*knobs.login):
                 self._answer(401, [("WWW-Authenticate", 'Basic realm="git"')], b"who are you?")
+                return
+            if knobs.failing:
+                self._answer(503, [], b"later")
                 return
             path, _, query = self.path.partition("?")
             variables = ENVIRONMENT | {

@@ -26,7 +26,7 @@ from covey_controller.stores.git.command import FETCH_SECONDS, LOOK_SECONDS, Fau
 MAX_CLONE_BYTES = 256 << 20
 REMOTE_REF, HEAD_REF, ASIDE_REFS = "refs/covey/remote", "refs/heads/covey", "refs/covey/aside/"
 _INCOMING_REF = "refs/covey/incoming"
-_SIZE_POLL_SECONDS = 0.5
+SIZE_POLL_SECONDS = 0.5
 NEW_FILE_MODE = "100644"
 # Who writes commits down; their author is who asked.
 COMMITTER = ("Covey", "covey@localhost")
@@ -271,7 +271,7 @@ class Clone:
     async def _watch_size(self) -> None:
         """GitFault when the clone grows beyond its bound."""
         while True:
-            await asyncio.sleep(_SIZE_POLL_SECONDS)
+            await asyncio.sleep(SIZE_POLL_SECONDS)
             if await asyncio.to_thread(_size_of, self.folder) > MAX_CLONE_BYTES:
                 words = (
                     f"it brings more than {MAX_CLONE_BYTES >> 20} MiB; put the fleet's documents into a repository of "

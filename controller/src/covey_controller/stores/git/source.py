@@ -119,7 +119,7 @@ class GitSource:
         """Set when desired objects change; whoever reads them clears it."""
 
     def state(self) -> SourceState:
-        return SourceState(self._name, self._applied, self._line.head[:12], self._read.errors, self._notices)
+        return SourceState(self._name, self._applied, self._read.digest, self._read.errors, self._notices)
 
     def refresh(self) -> None:
         """Ask the remote now: somebody says that it has changed."""

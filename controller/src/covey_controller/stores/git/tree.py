@@ -92,7 +92,10 @@ async def _read_entries(
         return {}, (*errors, _error(".", str(total), message))
     contents = await clone.read_blobs(oid for oid, size in sizes.items() if size <= MAX_FILE_BYTES)
     files = {entry.path: contents[entry.oid] for entry in wanted if entry.oid in contents}
-    errors.extend(_refuse_pointers(files))
+    pointers = [path for path, content in files.items() if content.startswith(_LFS_MARK)]
+    errors.extend(_refuse_pointer(path) for path in pointers)
+    for path in pointers:
+        del files[path]
     return files, tuple(sorted(errors, key=lambda error: (error.file, error.message)))
 
 
@@ -119,14 +122,12 @@ def _refuse_submodule(path: str) -> SourceError:
     return _error(path, "a submodule", message)
 
 
-def _refuse_pointers(files: Mapping[str, bytes]) -> Iterator[SourceError]:
-    for path, content in files.items():
-        if content.startswith(_LFS_MARK):
-            message = (
-                f"'{path}' must hold the document itself; it holds a Git LFS pointer, and LFS files are never fetched. "
-                f"Take it out of LFS: git lfs untrack '{path}', then add and commit it again"
-            )
-            yield _error(path, "a Git LFS pointer", message)
+def _refuse_pointer(path: str) -> SourceError:
+    message = (
+        f"'{path}' must hold the document itself; it holds a Git LFS pointer, and LFS files are never fetched. "
+        f"Take it out of LFS: git lfs untrack '{path}', then add and commit it again"
+    )
+    return _error(path, "a Git LFS pointer", message)
 
 
 def _error(file: str, found: str, message: str) -> SourceError:
