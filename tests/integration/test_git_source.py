@@ -457,7 +457,7 @@ def test_a_repository_beyond_the_bound_is_given_up(
 ) -> None:
     monkeypatch.setattr(clone_module, "MAX_CLONE_BYTES", 1 << 20)
     monkeypatch.setattr(clone_module, "SIZE_POLL_SECONDS", 0.001)
-    files: dict[str, str | bytes | None] = {f"noise/{number}": os.urandom(500_000) for number in range(40)}
+    files: dict[str, str | bytes | None] = {f"noise/{number}": os.urandom(300_000) for number in range(20)}
 
     async def scenario() -> None:
         good = head(repository)

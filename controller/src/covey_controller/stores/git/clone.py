@@ -250,7 +250,7 @@ class Clone:
     def _clear(self) -> bool:
         """Remove locks and half packs; True if there is a repository. Nobody else works on it: the lock is held."""
         if not (self.folder / "HEAD").exists():
-            shutil.rmtree(self.folder, ignore_errors=True)
+            _remove(self.folder)
             return False
         for pattern in (
             "*.lock",
@@ -264,7 +264,7 @@ class Clone:
         return True
 
     def _put_aside(self) -> None:
-        shutil.rmtree(self.damaged_folder, ignore_errors=True)
+        _remove(self.damaged_folder)
         if self.folder.exists():
             self.folder.rename(self.damaged_folder)
 
@@ -278,6 +278,13 @@ class Clone:
                     "their own"
                 )
                 raise GitFault(Fault.TOO_LARGE, words)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _candidates(ref: str) -> tuple[str, ...]:

@@ -85,6 +85,7 @@ class GitFault(Exception):
         self.fault = fault
 
 
+_DAMAGE = re.compile(r"corrupt|bad object|packfile|loose object|shallow file|not a git repository: '/|did not send all")
 _FAULTS = (
     (re.compile(r"\[rejected\]|\[remote rejected\].*(lock|fast-forward)|failed to lock|stale info"), Fault.REJECTED),
     (
@@ -156,9 +157,15 @@ class Git:
             variables["GIT_SSH_COMMAND"] = await self._ssh_command()
         status, output, words = await self._run((*settings, *arguments), b"", variables, seconds)
         if status != 0:
-            fault = next((fault for pattern, fault in _FAULTS if pattern.search(words)), Fault.UNREACHABLE)
-            raise GitFault(fault, _choose_words(words))
+            raise GitFault(self._classify(words), _choose_words(words))
         return output
+
+    def _classify(self, words: str) -> Fault:
+        own = "\n".join(line for line in words.splitlines() if not line.startswith("remote:"))
+        # Words about a file of the clone, or of objects that should be in it, are about no server.
+        if str(self._folder) in own or _DAMAGE.search(own):
+            return Fault.DAMAGED
+        return next((fault for pattern, fault in _FAULTS if pattern.search(words)), Fault.UNREACHABLE)
 
     async def _ssh_command(self) -> str:
         """The user's own, else OpenSSH in batch mode; without a terminal neither of them can ask."""
