@@ -345,7 +345,7 @@ def test_an_unreachable_server_stops_nothing_and_is_told_once(
             # The last good commit runs although nobody answers.
             assert set(await store.list_objects()) == BOTH
             await noticed(store, "What ran goes on, and it is tried again.")
-            told = [record for record in caplog.records if "can't be read" in record.getMessage()]
+            told = [record for record in caplog.records if "can't be followed" in record.getMessage()]
             assert len(told) == 1
             commit = repository.push({"fleet/placement.yaml": placement_yaml(replicas=2)})
             with git_server(repository.bare.parent, port):
@@ -557,7 +557,7 @@ def test_the_first_start_without_the_remote_waits_for_it(repository: Repository,
         away = repository.bare.with_suffix(".away")
         repository.bare.rename(away)
         async with running_store(local(repository), state) as store:
-            await noticed(store, "can't be read")
+            await noticed(store, "can't be followed")
             assert await store.list_objects() == {}
             with pytest.raises(InvalidSet, match="hasn't been fetched yet"):
                 await store.apply_documents(placement_yaml("other"), "x")
@@ -589,7 +589,7 @@ def test_hooks_filters_and_prompts_of_nobody_run(
         repository.push({".gitattributes": "* filter=evil\n"})
         server.knobs.login = ("ada", "password")
         async with running_store(followed(server, **variables), state) as store:
-            await noticed(store, "can't be read")
+            await noticed(store, "can't be followed")
             server.knobs.login = None
             store.refresh_source()
             await applied(store, head(repository))

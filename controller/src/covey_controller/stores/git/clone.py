@@ -240,7 +240,10 @@ class Clone:
 
     async def push(self, commit: str, branch: str) -> None:
         """Give the remote a commit. GitFault with REJECTED when its branch isn't the commit's ancestor any more."""
-        await self._git.remote("push", "--quiet", "origin", f"{commit}:{branch}", seconds=LOOK_SECONDS)
+        try:
+            await self._git.remote("push", "--quiet", "origin", f"{commit}:{branch}", seconds=LOOK_SECONDS)
+        except GitFault as error:
+            raise GitFault(error.fault, f"the push failed: {error}") from None
 
     async def _configure(self) -> None:
         await asyncio.to_thread(self.folder.mkdir, mode=0o700, parents=True, exist_ok=True)

@@ -87,7 +87,7 @@ class GitFault(Exception):
 
 _DAMAGE = re.compile(r"corrupt|bad object|packfile|loose object|shallow file|not a git repository: '/|did not send all")
 _FAULTS = (
-    (re.compile(r"\[rejected\]|\[remote rejected\].*(lock|fast-forward)|failed to lock|stale info"), Fault.REJECTED),
+    (re.compile(r"\[rejected\]|(cannot|failed to) lock|non-fast-forward|stale info"), Fault.REJECTED),
     (
         re.compile(
             r"Authentication failed|could not read (Username|Password)|terminal prompts disabled|Permission denied"
@@ -231,11 +231,10 @@ def _tail(words: IO[bytes]) -> str:
 
 
 def _choose_words(words: str) -> str:
-    """The line that says why: git's `fatal:` last, what the other side said before it."""
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("fatal:", "error:", "remote:", "ERROR:", " ! "))] or lines
-    first = [line for line in lines[:1] if line not in told[-1:]]
-    return "; ".join([*first, *told[-1:]]) or "git gave no reason"
+    """The lines that say why: what the other side said first, and what git made of it."""
+    lines = [line.strip() for line in words.splitlines() if line.strip() and "failed to push some refs" not in line]
+    told = [line for line in lines if line.startswith(("fatal:", "error:", "remote:", "ERROR:", "! "))] or lines
+    return "; ".join(dict.fromkeys([*lines[:1], *told[-1:]])) or "git gave no reason"
 
 
 def _require_private(path: Path) -> None:

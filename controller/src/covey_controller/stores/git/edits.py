@@ -40,6 +40,12 @@ async def read_line(clone: Clone) -> Line:
     return Line(remote, head or remote, ahead, await clone.list_refs(ASIDE_REFS))
 
 
+async def shorten_line(clone: Clone, line: Line, pushed: str) -> Line:
+    """One of the edits is the remote's commit now: somebody pushed it. To fetch it would cut off what it stands on."""
+    await clone.point({REMOTE_REF: pushed})
+    return Line(pushed, line.head, line.ahead[line.ahead.index(pushed) + 1 :], line.aside)
+
+
 async def move_line(clone: Clone, line: Line, remote: str) -> Line:
     """Follow the remote to another commit, with the edits that aren't pushed made again above it."""
     if len(line.ahead) > MAX_AHEAD:

@@ -22,9 +22,11 @@ _HINTS = {
 
 def render_fault(address: str, error: GitFault) -> str:
     """Why the source can't be followed now, and what to do."""
-    return " ".join(
-        word for word in (f"source '{address}' can't be read: {error}.", _HINTS[error.fault], _GOES_ON) if word
-    )
+    return f"source '{address}' can't be followed: {render_cause(error)} {_GOES_ON}"
+
+
+def render_cause(error: GitFault) -> str:
+    return f"{error}. {_HINTS[error.fault]}".strip()
 
 
 def render_line_notices(clone: Path, branch: str, ahead: int, aside: Collection[str], pushes: bool) -> list[str]:

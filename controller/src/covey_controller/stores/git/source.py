@@ -40,8 +40,16 @@ from covey_controller.stores.git.author import parse_author
 from covey_controller.stores.git.clone import HEAD_REF, REMOTE_REF, Clone, Tip
 from covey_controller.stores.git.clone_lock import take_clone_lock
 from covey_controller.stores.git.command import Fault, Git, GitFault
-from covey_controller.stores.git.edits import MAX_AHEAD, Line, move_line, read_line, render_message, write_edit
-from covey_controller.stores.git.notices import render_fault, render_line_notices
+from covey_controller.stores.git.edits import (
+    MAX_AHEAD,
+    Line,
+    move_line,
+    read_line,
+    render_message,
+    shorten_line,
+    write_edit,
+)
+from covey_controller.stores.git.notices import render_cause, render_fault, render_line_notices
 from covey_controller.stores.git.tree import TreeFiles, read_tree
 
 log = logging.getLogger(__name__)
@@ -197,7 +205,9 @@ class GitSource:
         """Ask the remote what is wanted, and get it."""
         self._looked_at = self._now()
         tip = await clone.observe_tip()
-        if tip.commit != self._line.remote:
+        if tip.commit in self._line.ahead:
+            self._line = await shorten_line(clone, self._line, tip.commit)
+        elif tip.commit != self._line.remote:
             self._line = await move_line(clone, self._line, await clone.fetch(tip))
         self._tip = tip
         if self._settings.pushes and self._line.ahead and tip.is_branch:
@@ -241,8 +251,9 @@ class GitSource:
         try:
             request.fulfil(await self._edit(leadership, clone, request.asked))
         except GitFault as error:
-            request.fail(refusal(self._name, f"nothing was changed: {render_fault(self._name, error)}"))
-            raise
+            request.fail(refusal(self._name, f"nothing was changed: {render_cause(error)}"))
+            if error.fault is Fault.DAMAGED:
+                raise
         except (StoreFault, LeaseLost) as error:
             # The commit may be made of which the records know nothing: read it as anybody's.
             self._tree_commit = ""
