@@ -142,11 +142,14 @@ class ControlPlane:
         """Install Covey's kinds and wait until they are served."""
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
         self.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
+        # An established kind still answers 429 while its storage begins.
+        with self.client() as client:
+            _wait(lambda: all(_is_served(client, plural) for plural in _plurals()), "every kind is served")
 
     def clear(self, *namespaces: str) -> None:
         """Remove every Covey object with its finalizers, and these namespaces' Secrets, ConfigMaps and Leases."""
         with self.client() as client:
-            for plural in sorted(path.name.split(".")[0] for path in CRDS.glob("*.yaml")):
+            for plural in _plurals():
                 _clear_kind(client, f"/apis/covey.dev/v1alpha1/{plural}")
             for namespace in namespaces:
                 for path in (
@@ -270,6 +273,14 @@ def _kubeconfig(url: str, authority: Path, token: str) -> dict[str, Any]:
 
 def _object(version: str, kind: str, name: str) -> dict[str, Any]:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
+
+
+def _plurals() -> list[str]:
+    return sorted(path.name.split(".")[0] for path in CRDS.glob("*.yaml"))
+
+
+def _is_served(client: httpx.Client, plural: str) -> bool:
+    return client.get(f"/apis/covey.dev/v1alpha1/{plural}").status_code == HTTPStatus.OK
 
 
 def _clear_kind(client: httpx.Client, path: str) -> None:
