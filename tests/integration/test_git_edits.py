@@ -11,7 +11,7 @@ from covey_api.placement import Placement
 from covey_controller.ports import InvalidSet
 from covey_controller.stores.files.store import FilesStore, clone_path
 from covey_controller.stores.git.address import parse_git_address
-from covey_controller.stores.git.source import GitSettings
+from covey_controller.stores.git.settings import GitSettings
 from kit.documents import model_key, model_yaml, placement_key, placement_yaml, running_store
 from kit.git import ENVIRONMENT, Repository, git
 

@@ -22,7 +22,7 @@ from covey_controller.ports import InvalidSet
 from covey_controller.stores.files.store import FilesStore, clone_path, store_paths
 from covey_controller.stores.git import clone as clone_module
 from covey_controller.stores.git.address import parse_git_address
-from covey_controller.stores.git.source import GitSettings
+from covey_controller.stores.git.settings import GitSettings
 from kit import builders
 from kit.documents import model_key, model_yaml, node_key, placement_key, placement_yaml, running_store
 from kit.git import ENVIRONMENT, GitServer, Repository, git, git_server
@@ -509,7 +509,7 @@ from pathlib import Path
 from covey_controller.stores.files.documents import parse_documents
 from covey_controller.stores.files.store import FilesStore
 from covey_controller.stores.git.address import parse_git_address
-from covey_controller.stores.git.source import GitSettings
+from covey_controller.stores.git.settings import GitSettings
 
 async def main():
     source = GitSettings(parse_git_address(sys.argv[1]), os.environ, lambda: 1.0, poll_seconds=0.3)
@@ -588,7 +588,7 @@ def test_hooks_filters_and_prompts_of_nobody_run(
     async def scenario() -> None:
         repository.push({".gitattributes": "* filter=evil\n"})
         server.knobs.login = ("ada", "password")
-        async with running_store(followed(server, **variables), state) as store:
+        async with running_store(settings(server.url("#fleet@main"), server.environment | variables), state) as store:
             await noticed(store, "can't be followed")
             server.knobs.login = None
             store.refresh_source()

@@ -9,7 +9,7 @@ from covey_api.kinds import ObjectKey
 from covey_controller.stores.files.documents import parse_documents
 from covey_controller.stores.files.store import FilesStore
 from covey_controller.stores.files.writing import Disk
-from covey_controller.stores.git.source import GitSettings
+from covey_controller.stores.git.settings import GitSettings
 
 
 def model_yaml(name: str = "smollm2") -> str:

@@ -46,7 +46,7 @@ from covey_controller.source_options import (
 from covey_controller.stores.files.age_keys import AgeKeys
 from covey_controller.stores.files.documents import parse_with_secrets
 from covey_controller.stores.files.store import FilesStore
-from covey_controller.stores.git.source import GitSettings
+from covey_controller.stores.git.settings import GitSettings
 from covey_controller.tokens import Tokens
 
 log = logging.getLogger(__name__)

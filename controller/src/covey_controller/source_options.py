@@ -13,7 +13,7 @@ from covey_controller.control_api.webhook import read_webhook_secret
 from covey_controller.stores.files.age_keys import KEY_FILE_VARIABLE, AgeKeys, find_age_key_file, read_age_keys
 from covey_controller.stores.files.store import store_paths
 from covey_controller.stores.git.address import is_git_address, parse_git_address
-from covey_controller.stores.git.source import GitSettings
+from covey_controller.stores.git.settings import GitSettings
 
 # Asked more often, a remote gains nothing that the webhook doesn't give; less often than a day is never.
 MIN_POLL_SECONDS, MAX_POLL_SECONDS = 1.0, 86_400.0

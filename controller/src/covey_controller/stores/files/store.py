@@ -31,7 +31,8 @@ from covey_controller.stores.files.request import Apply, Delete
 from covey_controller.stores.files.rest import ParseDocuments
 from covey_controller.stores.files.source import FolderSource
 from covey_controller.stores.files.writing import Disk
-from covey_controller.stores.git.source import GitSettings, GitSource
+from covey_controller.stores.git.settings import GitSettings
+from covey_controller.stores.git.source import GitSource
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import re
 
-from covey_controller.stores.git.clone import COMMITTER, Signature
+from covey_controller.stores.git.objects import COMMITTER, Signature
 
 # Longer ones are no name, and would be kept in the history for ever.
 MAX_AUTHOR_LENGTH = 200

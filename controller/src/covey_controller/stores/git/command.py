@@ -56,6 +56,7 @@ _SETTINGS = (
 # `get` alone: git asks a helper to erase what a server refused, and a server may refuse by mistake.
 _CREDENTIALS_HELPER = '!f() { test "$1" = get && git credential-store --file="$COVEY_GIT_CREDENTIALS" get; }; f'
 CREDENTIALS_VARIABLE = "COVEY_GIT_CREDENTIALS"
+_DURATION = re.compile(r" after \d+ ms")
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s'\"]+@")
 
 
@@ -234,7 +235,9 @@ def _choose_words(words: str) -> str:
     """The lines that say why: what the other side said first, and what git made of it."""
     lines = [line.strip() for line in words.splitlines() if line.strip() and "failed to push some refs" not in line]
     told = [line for line in lines if line.startswith(("fatal:", "error:", "remote:", "ERROR:", "! "))] or lines
-    return "; ".join(dict.fromkeys([*lines[:1], *told[-1:]])) or "git gave no reason"
+    chosen = "; ".join(dict.fromkeys([*lines[:1], *told[-1:]])) or "git gave no reason"
+    # The same fault must have the same words each time: it is told once.
+    return _DURATION.sub("", chosen)
 
 
 def _require_private(path: Path) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from covey_controller.ports import Applied
-from covey_controller.stores.git.clone import ASIDE_REFS, HEAD_REF, NEW_FILE_MODE, REMOTE_REF, Clone, Entry, Signature
-from covey_controller.stores.git.command import Fault, GitFault
+from covey_controller.stores.git.clone import ASIDE_REFS, HEAD_REF, REMOTE_REF, Clone
+from covey_controller.stores.git.objects import NEW_FILE_MODE, Entry, Signature
 
 # Edits not pushed that are carried over; more of them is a fleet that is run without its repository.
 MAX_AHEAD = 256
@@ -35,7 +35,7 @@ class Line:
 
 async def read_line(clone: Clone) -> Line:
     """What the clone holds; empty commits before the first fetch."""
-    remote, head = await clone.resolve(REMOTE_REF), await clone.resolve(HEAD_REF)
+    remote, head = await clone.objects.resolve(REMOTE_REF), await clone.objects.resolve(HEAD_REF)
     ahead = await clone.list_ahead(remote, head) if remote and head else ()
     return Line(remote, head or remote, ahead, await clone.list_refs(ASIDE_REFS))
 
@@ -48,11 +48,6 @@ async def shorten_line(clone: Clone, line: Line, pushed: str) -> Line:
 
 async def move_line(clone: Clone, line: Line, remote: str) -> Line:
     """Follow the remote to another commit, with the edits that aren't pushed made again above it."""
-    if len(line.ahead) > MAX_AHEAD:
-        words = (
-            f"at most {MAX_AHEAD} edits may wait to be pushed; found {len(line.ahead)}. Push the clone's branch 'covey'"
-        )
-        raise GitFault(Fault.UNUSABLE, words)
     head = remote
     ahead: list[str] = []
     aside = dict(line.aside)
@@ -61,7 +56,7 @@ async def move_line(clone: Clone, line: Line, remote: str) -> Line:
         if entries is None:
             aside[f"{ASIDE_REFS}{commit[:12]}"] = commit
             continue
-        made = await clone.store_commit(head, entries, await clone.read_signature(commit))
+        made = await clone.objects.store_commit(head, entries, await clone.objects.read_signature(commit))
         if made != head:
             head = made
             ahead.append(made)
@@ -71,8 +66,10 @@ async def move_line(clone: Clone, line: Line, remote: str) -> Line:
 
 async def _carry_over(clone: Clone, commit: str, head: str) -> tuple[Entry, ...] | None:
     """What a commit puts into another tree; None when it contradicts that tree."""
-    changes = await clone.list_changes(commit)
-    present = {entry.path: entry.oid for entry in await clone.list_tree(head, *(after.path for _, after in changes))}
+    changes = await clone.objects.list_changes(commit)
+    present = {
+        entry.path: entry.oid for entry in await clone.objects.list_tree(head, *(after.path for _, after in changes))
+    }
     puts: list[Entry] = []
     for before, after in changes:
         found = present.get(after.path, "0" * len(after.oid))
@@ -89,13 +86,13 @@ async def write_edit(
 ) -> str:
     """A commit above the head with these files in it (None: removed), by path below `folder`; no ref names it yet."""
     paths = {path: f"{folder}/{path}" if folder else path for path in files}
-    modes = {entry.path: entry.mode for entry in await clone.list_tree(head, *paths.values())}
+    modes = {entry.path: entry.mode for entry in await clone.objects.list_tree(head, *paths.values())}
     entries: list[Entry] = []
     for path, content in sorted(files.items()):
-        oid = "0" * len(head) if content is None else await clone.store_blob(content)
+        oid = "0" * len(head) if content is None else await clone.objects.store_blob(content)
         mode = "0" if content is None else modes.get(paths[path], NEW_FILE_MODE)
         entries.append(Entry(mode, oid, paths[path]))
-    return await clone.store_commit(head, entries, signature)
+    return await clone.objects.store_commit(head, entries, signature)
 
 
 def render_message(results: Sequence[Applied]) -> str:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from covey_controller.stores.git.command import CREDENTIALS_VARIABLE, Fault, GitFault
 
+# Each is told whole; the others come when these are settled.
+_MAX_ASIDE = 5
 _GOES_ON = "What ran goes on, and it is tried again."
 _HINTS = {
     Fault.DENIED: (
@@ -38,7 +40,7 @@ def render_line_notices(clone: Path, branch: str, ahead: int, aside: Collection[
             f"{ahead} {'edit is' if ahead == 1 else 'edits are'} only in the clone '{clone}', ahead of the remote. "
             f"Push with: git -C '{clone}' push origin covey:{target} (or start with `--push`)"
         )
-    for ref in sorted(aside):
+    for ref in sorted(aside)[:_MAX_ASIDE]:
         notices.append(
             f"edit {ref.rpartition('/')[2]} contradicts what the remote became, and was taken back: see it with "
             f"git -C '{clone}' show {ref}, make it again if it is still wanted, then remove it with "

@@ -8,9 +8,9 @@ for a folder. A commit is whole by itself, so nothing waits for rest: what it no
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -35,58 +35,29 @@ from covey_controller.stores.files.rest import (
     parse_set,
     step,
 )
-from covey_controller.stores.git.address import GitAddress
 from covey_controller.stores.git.author import parse_author
-from covey_controller.stores.git.clone import HEAD_REF, REMOTE_REF, Clone, Tip
+from covey_controller.stores.git.branch import Branch
+from covey_controller.stores.git.clone import Clone
 from covey_controller.stores.git.clone_lock import take_clone_lock
 from covey_controller.stores.git.command import Fault, Git, GitFault
 from covey_controller.stores.git.edits import (
-    MAX_AHEAD,
-    Line,
-    move_line,
-    read_line,
     render_message,
-    shorten_line,
-    write_edit,
 )
 from covey_controller.stores.git.notices import render_cause, render_fault, render_line_notices
-from covey_controller.stores.git.tree import TreeFiles, read_tree
+from covey_controller.stores.git.settings import GitSettings
+from covey_controller.stores.git.tree import TreeFiles
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Asking a server twice a minute is what GitOps tools do; who can't wait has the webhook.
-POLL_SECONDS = 30.0
-# On this machine asking costs some milliseconds, and people wait for what they committed.
-LOCAL_POLL_SECONDS = 2.0
 # A server that is away is asked less and less, but an outage's end is noticed within this.
 MAX_BACKOFF_SECONDS = 300.0
 # However often a webhook calls.
 MIN_LOOK_SECONDS = 1.0
+# Between tries of a turn that fails while somebody waits for an edit.
+FAILED_PAUSE_SECONDS = 0.5
 # Waits before the next try when somebody else pushed first; five in a row means that they never stop.
 PUSH_WAITS_SECONDS = (0.1, 0.3, 1.0, 2.0, 0.0)
-_EMPTY = Line("", "", (), {})
-
-
-@dataclass(frozen=True, slots=True)
-class GitSettings:
-    """What a git source was asked for."""
-
-    address: GitAddress
-    environment: Mapping[str, str]
-    """Of the process: where git finds credentials, keys and certificates."""
-    spread: Callable[[], float]
-    """About 1, another each time: so that many fleets don't ask one server at once."""
-    pushes: bool = False
-    """Whether edits are pushed; else they stay in the clone."""
-    poll_seconds: float | None = None
-    """How often the remote is asked; None: as its kind deserves."""
-
-    @property
-    def wait_seconds(self) -> float:
-        if self.poll_seconds is not None:
-            return self.poll_seconds
-        return LOCAL_POLL_SECONDS if self.address.scheme == "file" else POLL_SECONDS
 
 
 class GitSource:
@@ -104,9 +75,7 @@ class GitSource:
         self._wake = asyncio.Event()
         self._edits = EditQueue(self._name, self._wake.set)
         self._lock: int | None = None
-        self._clone: Clone | None = None
-        self._line = _EMPTY
-        self._tip: Tip | None = None
+        self._branch: Branch | None = None
         self._tree = TreeFiles({})
         self._tree_commit: str = ""
         self._rest = Rest(allow_empty=allow_empty, running=frozenset(), stirred_at=0.0, unrest_since=0.0)
@@ -115,6 +84,7 @@ class GitSource:
         self._looked_at = float("-inf")
         self._look_at = 0.0
         self._failures = 0
+        self._has_failed = False
         self._fault = ""
         self._damage = ""
         self._is_damaged = False
@@ -147,8 +117,9 @@ class GitSource:
         """Keep the records equal to the source for as long as this process leads."""
         try:
             while not leadership.is_lost():
+                self._has_failed = False
                 try:
-                    await self._turn(leadership, self._clone or await self._begin(leadership))
+                    await self._turn(leadership, self._branch or await self._begin(leadership))
                 except GitFault as error:
                     self._set_back(error)
                 except OSError as error:
@@ -163,69 +134,55 @@ class GitSource:
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    async def _begin(self, leadership: Leadership) -> Clone:
+    async def _begin(self, leadership: Leadership) -> Branch:
         """Take the clone, and put in force what it holds: the remote may be away."""
         if self._lock is None:
             self._lock = await self._off_loop(partial(take_clone_lock, self._folder.with_suffix(".lock")))
         git = Git(self._folder, self._settings.address.scheme, self._settings.environment, self._lock)
-        clone = Clone(self._folder, self._settings.address, git)
+        branch = Branch(Clone(self._folder, self._settings.address, git), self._settings)
         running, self._applied = await leadership.on_records(lambda records: (records.documented, records.applied))
         self._rest = replace(self._rest, running=running)
-        if not await clone.open():
-            self._say_damaged(clone)
-        self._line = await read_line(clone)
-        self._clone = clone
+        if not await branch.open():
+            self._say_damaged(branch)
+        self._branch = branch
         self._look_at = self._now()
-        if self._line.head:
-            await self._read_head(leadership, clone)
-        return clone
+        if branch.line.head:
+            await self._read_head(leadership, branch)
+        return branch
 
-    async def _turn(self, leadership: Leadership, clone: Clone) -> None:
+    async def _turn(self, leadership: Leadership, branch: Branch) -> None:
         if self._is_damaged:
-            await clone.renew()
+            await branch.renew()
             self._is_damaged = False
         if self._now() >= self._look_at:
-            await self._look(clone)
-        await self._read_head(leadership, clone)
+            await self._look(branch)
+        await self._read_head(leadership, branch)
         if request := self._edits.first():
-            await self._serve(leadership, clone, request)
+            await self._serve(leadership, branch, request)
 
     async def _pause(self) -> None:
         """Until the next look, an edit, or a signal."""
+        delay = self._look_at - self._now()
         if self._edits.first():
-            return
+            delay = FAILED_PAUSE_SECONDS if self._has_failed else 0.0
         try:
-            async with asyncio.timeout(max(0.0, self._look_at - self._now())):
+            async with asyncio.timeout(max(0.0, delay)):
                 await self._wake.wait()
         except TimeoutError:
             pass
         self._wake.clear()
 
-    async def _look(self, clone: Clone) -> None:
-        """Ask the remote what is wanted, and get it."""
+    async def _look(self, branch: Branch) -> None:
         self._looked_at = self._now()
-        tip = await clone.observe_tip()
-        if tip.commit in self._line.ahead:
-            self._line = await shorten_line(clone, self._line, tip.commit)
-        elif tip.commit != self._line.remote:
-            self._line = await move_line(clone, self._line, await clone.fetch(tip))
-        self._tip = tip
-        if self._settings.pushes and self._line.ahead and tip.is_branch:
-            await self._push(clone, self._line.head, tip)
+        await branch.look()
         self._failures, self._fault = 0, ""
         self._look_at = self._now() + self._settings.wait_seconds * self._settings.spread()
 
-    async def _push(self, clone: Clone, commit: str, tip: Tip) -> None:
-        await clone.push(commit, tip.ref)
-        await clone.point({REMOTE_REF: commit, HEAD_REF: commit})
-        self._line = replace(self._line, remote=commit, head=commit, ahead=())
-        self._tip = replace(tip, commit=commit)
-
-    async def _read_head(self, leadership: Leadership, clone: Clone) -> None:
+    async def _read_head(self, leadership: Leadership, branch: Branch) -> None:
         """Put the head in force if it wasn't read yet and is valid."""
-        head = self._line.head
+        head = branch.line.head
         if head and head != self._tree_commit:
-            tree = await read_tree(clone, head, self._settings.address.path)
+            tree = await branch.read_head()
             work = partial(parse_set, head[:12], tree.files, self._parse_whole, tree.errors, tree.is_missing)
             read = await self._off_loop(work)
             # A commit has no half-written files: it counts as rested for ever.
@@ -247,9 +204,9 @@ class GitSource:
             self._say_errors(rest.read)
             self._read = rest.read
 
-    async def _serve(self, leadership: Leadership, clone: Clone, request: Request) -> None:
+    async def _serve(self, leadership: Leadership, branch: Branch, request: Request) -> None:
         try:
-            request.fulfil(await self._edit(leadership, clone, request.asked))
+            request.fulfil(await self._edit(leadership, branch, request.asked))
         except GitFault as error:
             request.fail(refusal(self._name, f"nothing was changed: {render_cause(error)}"))
             if error.fault is Fault.DAMAGED:
@@ -262,17 +219,18 @@ class GitSource:
         except Exception as error:
             request.fail(error)
 
-    async def _edit(self, leadership: Leadership, clone: Clone, asked: Apply | Delete) -> tuple[Applied, ...]:
+    async def _edit(self, leadership: Leadership, branch: Branch, asked: Apply | Delete) -> tuple[Applied, ...]:
         """Plan, commit, push if that is wanted, put in force. When somebody else pushes first: all of it again."""
         for wait_seconds in PUSH_WAITS_SECONDS:
             if self._settings.pushes:
-                await self._look(clone)
-                await self._read_head(leadership, clone)
-            planned = await self._plan(leadership, asked)
-            head = self._line.head
+                await self._look(branch)
+                await self._read_head(leadership, branch)
+            planned = await self._plan(leadership, branch, asked)
+            head = branch.line.head
             if planned.edits:
                 try:
-                    head = await self._commit(clone, planned, asked)
+                    signature = parse_author(asked.author, render_message(planned.results))
+                    head = await branch.commit(planned.edits, signature, is_file=self._tree.is_file)
                 except GitFault as error:
                     if error.fault is not Fault.REJECTED:
                         raise
@@ -291,20 +249,11 @@ class GitSource:
             "changed; try again"
         )
 
-    async def _plan(self, leadership: Leadership, asked: Apply | Delete) -> PlannedFiles:
-        address = self._settings.address
+    async def _plan(self, leadership: Leadership, branch: Branch, asked: Apply | Delete) -> PlannedFiles:
         if not self._tree_commit:
             raise self._refuse(f"nothing was changed: the source hasn't been fetched yet. {self._fault}".strip())
-        if address.is_commit or (self._tip is not None and not self._tip.is_branch):
-            raise self._refuse(
-                f"nothing was changed: the source follows '{address.ref}', which is no branch, so there is nothing to "
-                "add a commit to. Start with a branch as REF"
-            )
-        if len(self._line.ahead) >= MAX_AHEAD and not self._settings.pushes:
-            raise self._refuse(
-                f"nothing was changed: at most {MAX_AHEAD} edits may wait to be pushed. Push them (see `covey get "
-                "source`), or start with `--push`"
-            )
+        if words := branch.explain_no_edit():
+            raise self._refuse(f"nothing was changed: {words}")
         present = await leadership.on_records(list_deletable)
         work = partial(
             plan_files,
@@ -314,37 +263,25 @@ class GitSource:
             present,
             self._parse,
             self._parse_whole,
-            single_file=os.path.basename(address.path) if self._tree.is_file else None,
+            single_file=os.path.basename(self._settings.address.path) if self._tree.is_file else None,
             taken=self._tree.names,
         )
         return await self._off_loop(work)
-
-    async def _commit(self, clone: Clone, planned: PlannedFiles, asked: Apply | Delete) -> str:
-        """The edit as a commit that the refs name, and the remote too if that is wanted."""
-        path = self._settings.address.path
-        folder = os.path.dirname(path) if self._tree.is_file else path
-        signature = parse_author(asked.author, render_message(planned.results))
-        commit = await write_edit(clone, self._line.head, planned.edits, signature, folder)
-        if self._settings.pushes and self._tip is not None:
-            await self._push(clone, commit, self._tip)
-        else:
-            await clone.point({HEAD_REF: commit})
-            self._line = replace(self._line, head=commit, ahead=(*self._line.ahead, commit))
-        return commit
 
     def _refuse(self, words: str) -> Exception:
         return refusal(self._name, words)
 
     def _set_back(self, error: GitFault) -> None:
         """After a fault of git's: what ran goes on, and the remote is asked again later."""
-        if error.fault is Fault.DAMAGED and self._clone is not None:
+        if error.fault is Fault.DAMAGED and self._branch is not None:
             self._is_damaged = True
-            self._say_damaged(self._clone)
-            self._line, self._tree_commit = _EMPTY, ""
+            self._say_damaged(self._branch)
+            self._tree_commit = ""
         self._back_off(render_fault(self._name, error))
 
     def _back_off(self, fault: str) -> None:
         self._failures += 1
+        self._has_failed = True
         # Capped before it is raised to a power: an outage of a week is thousands of failures.
         delay = self._settings.wait_seconds * 2.0 ** min(self._failures - 1, 16)
         self._look_at = self._now() + min(MAX_BACKOFF_SECONDS, delay) * self._settings.spread()
@@ -354,17 +291,17 @@ class GitSource:
     def _end(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
-        self._lock, self._clone = None, None
-        self._line, self._tree_commit = _EMPTY, ""
+        self._lock, self._branch = None, None
+        self._tree_commit = ""
         self._edits.fail_all(LeaseLost("this process doesn't lead any more; ask the leader"))
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _say_damaged(self, clone: Clone) -> None:
+    def _say_damaged(self, branch: Branch) -> None:
         self._damage = (
-            f"the clone of '{self._name}' was damaged and is made anew; the old one is '{clone.damaged_folder}': "
-            "remove it unless it holds edits that weren't pushed"
+            f"the clone of '{self._name}' was damaged and is made anew; the old one is "
+            f"'{branch.clone.damaged_folder}': remove it unless it holds edits that weren't pushed"
         )
 
     def _say_errors(self, read: ReadSet) -> None:
@@ -380,10 +317,11 @@ class GitSource:
 
     def _say_notices(self) -> None:
         """Recompute the notices; log each when it first holds."""
-        branch = self._tip.ref if self._tip is not None else ""
-        line = self._line
         found = [word for word in (self._damage, *render_notices(self._rest, self._name, self._fault, "", 0.0)) if word]
-        found += render_line_notices(self._folder, branch, len(line.ahead), line.aside, self._settings.pushes)
+        if (branch := self._branch) is not None:
+            ref = branch.tip.ref if branch.tip is not None else ""
+            ahead, aside = len(branch.line.ahead), branch.line.aside
+            found += render_line_notices(self._folder, ref, ahead, aside, self._settings.pushes)
         for notice in found:
             if notice not in self._notices:
                 log.warning("%s", notice)

@@ -18,7 +18,7 @@ from covey_controller.stores.files.folder import (
     is_document,
     is_ignored,
 )
-from covey_controller.stores.git.clone import Clone, Entry
+from covey_controller.stores.git.objects import Entry, Objects
 
 _SUBMODULE, _LINK, _FOLDER = "160000", "120000", "040000"
 _LFS_MARK = b"version https://git-lfs.github.com/spec/"
@@ -36,42 +36,42 @@ class TreeFiles:
     """At the top of the source, documents or not: what a new file mustn't be called."""
 
 
-async def read_tree(clone: Clone, commit: str, path: str) -> TreeFiles:
+async def read_tree(objects: Objects, commit: str, path: str) -> TreeFiles:
     """The documents below a path of a commit. GitFault when the clone can't be read."""
-    above = await _find_submodule(clone, commit, path)
+    above = await _find_submodule(objects, commit, path)
     if above:
         return TreeFiles({}, (_refuse_submodule(above),))
-    found = await clone.resolve(f"{commit}:{path}")
+    found = await objects.resolve(f"{commit}:{path}")
     if not found:
         return TreeFiles({}, is_missing=True)
     if path:
-        entry = next(iter(await clone.list_tree(commit, path, recursive=False)))
+        entry = next(iter(await objects.list_tree(commit, path, recursive=False)))
         if entry.mode != _FOLDER:
             name = posixpath.basename(path)
-            files, errors = await _read_entries(clone, commit, (Entry(entry.mode, entry.oid, name),))
+            files, errors = await _read_entries(objects, commit, (Entry(entry.mode, entry.oid, name),))
             return TreeFiles(files, errors, is_file=True)
-    entries = await clone.list_tree(found)
+    entries = await objects.list_tree(found)
     names = frozenset(entry.path.split("/", 1)[0] for entry in entries)
     if len(entries) > MAX_ENTRIES:
         message = f"the source must hold at most {MAX_ENTRIES} names; it holds more. Name a path: '#PATH@REF'"
         return TreeFiles({}, (_error(".", str(len(entries)), message),), names=names)
     chosen = tuple(entry for entry in entries if not any(is_ignored(part) for part in entry.path.split("/")))
-    files, errors = await _read_entries(clone, found, chosen)
+    files, errors = await _read_entries(objects, found, chosen)
     return TreeFiles(files, errors, names=names)
 
 
-async def _find_submodule(clone: Clone, commit: str, path: str) -> str:
+async def _find_submodule(objects: Objects, commit: str, path: str) -> str:
     """The submodule that the path is, or leads through; empty if none."""
     parts = path.split("/") if path else []
     above = ["/".join(parts[: count + 1]) for count in range(len(parts))]
     if not above:
         return ""
-    entries = await clone.list_tree(commit, *above, recursive=False)
+    entries = await objects.list_tree(commit, *above, recursive=False)
     return next((entry.path for entry in entries if entry.mode == _SUBMODULE), "")
 
 
 async def _read_entries(
-    clone: Clone, tree: str, entries: tuple[Entry, ...]
+    objects: Objects, tree: str, entries: tuple[Entry, ...]
 ) -> tuple[dict[str, bytes], tuple[SourceError, ...]]:
     """Documents among the entries, and every reason why the set can't be applied."""
     errors = list(_refuse_entries(entries))
@@ -79,8 +79,8 @@ async def _read_entries(
     if len(wanted) > MAX_FILES:
         message = f"the source must hold at most {MAX_FILES} document files; got {len(wanted)}"
         return {}, (*errors, _error(wanted[MAX_FILES].path, str(len(wanted)), message))
-    missing = await clone.list_missing(tree) if wanted else frozenset[str]()
-    sizes = await clone.read_sizes(entry.oid for entry in wanted if entry.oid not in missing)
+    missing = await objects.list_missing(tree) if wanted else frozenset[str]()
+    sizes = await objects.read_sizes(entry.oid for entry in wanted if entry.oid not in missing)
     for entry in wanted:
         if sizes.get(entry.oid, MAX_FILE_BYTES + 1) > MAX_FILE_BYTES:
             found = str(sizes[entry.oid]) if entry.oid in sizes else f"more than {MAX_FILE_BYTES}"
@@ -90,7 +90,7 @@ async def _read_entries(
     if total > MAX_TOTAL_BYTES:
         message = f"all document files together must be at most {MAX_TOTAL_BYTES} bytes. Name a path: '#PATH@REF'"
         return {}, (*errors, _error(".", str(total), message))
-    contents = await clone.read_blobs(oid for oid, size in sizes.items() if size <= MAX_FILE_BYTES)
+    contents = await objects.read_blobs(oid for oid, size in sizes.items() if size <= MAX_FILE_BYTES)
     files = {entry.path: contents[entry.oid] for entry in wanted if entry.oid in contents}
     pointers = [path for path, content in files.items() if content.startswith(_LFS_MARK)]
     errors.extend(_refuse_pointer(path) for path in pointers)
