@@ -1,4 +1,5 @@
-"""Writes everything that is made from the types: the CRDs in `manifests/crds/` and `docs/reference/kinds.md`.
+"""Writes everything that is made from the types: the CRDs in `manifests/crds/`, the chart's copy of them (a chart can't
+name a file outside it), and `docs/reference/kinds.md`.
 
 Run by `make verify`, which fails when the files in git differ. The output depends on nothing but the types.
 """
@@ -16,6 +17,7 @@ from covey_api.schema import RULES, JsonSchema, render_crd, render_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 CRDS = ROOT / "manifests" / "crds"
+CHART_CRDS = ROOT / "manifests" / "chart" / "files" / "crds"
 REFERENCE = ROOT / "docs" / "reference" / "kinds.md"
 
 _HEADER = "# Generated from crds/src/covey_api by tools/generate.py; do not edit.\n"
@@ -39,7 +41,8 @@ def render_yaml(document: Mapping[str, Any]) -> str:
 
 def render_files() -> dict[Path, str]:
     """Every generated file and its text."""
-    files = {CRDS / f"{crd['metadata']['name']}.yaml": render_yaml(crd) for crd in map(render_crd, KINDS.values())}
+    crds = {f"{crd['metadata']['name']}.yaml": render_yaml(crd) for crd in map(render_crd, KINDS.values())}
+    files = {folder / name: text for folder in (CRDS, CHART_CRDS) for name, text in crds.items()}
     return files | {REFERENCE: render_reference()}
 
 
@@ -140,9 +143,10 @@ def main() -> None:
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    for path in CRDS.glob("*.yaml"):
-        if path not in files:
-            path.unlink()
+    for folder in (CRDS, CHART_CRDS):
+        for path in folder.glob("*.yaml"):
+            if path not in files:
+                path.unlink()
 
 
 if __name__ == "__main__":
