@@ -1,0 +1,254 @@
+"""The overlays on a real API server: applied twice, admitted under Pod Security, with exactly the rights that are meant."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testbed.kube.controlplane import CRDS, ControlPlane, running_control_plane
+from testbed.kube.programs import NoPrograms
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+OVERLAYS = ROOT / "manifests" / "overlays"
+KINDS = ("models", "placements", "cnodes", "instances", "fleets", "accesskeys")
+
+
+def rights(group: str, resources: str, verbs: str) -> set[str]:
+    """`VERB GROUP/RESOURCE` for each pair."""
+    return {f"{verb} {group}/{resource}" for resource in resources.split() for verb in verbs.split()}
+
+
+# All that each ServiceAccount may do beyond what everybody who logs in may, by namespace.
+EVERYWHERE = {
+    "covey-controller": rights("covey.dev", " ".join(KINDS), "get list watch")
+    | rights("covey.dev", "cnodes instances", "create patch delete")
+    | rights("covey.dev", "placements", "patch delete")
+    | rights("covey.dev", "fleets", "create")
+    | rights("covey.dev", "accesskeys", "create delete")
+    | rights("covey.dev", " ".join(f"{kind}/status" for kind in KINDS), "patch")
+    | rights("", "events", "create patch")
+    | rights("authentication.k8s.io", "tokenreviews", "create")
+    | rights("authorization.k8s.io", "subjectaccessreviews", "create"),
+    "covey-gateway": set[str](),
+    "covey-agent": set[str](),
+    "covey-cli": rights("covey.dev", "placements", "get")
+    | rights("covey.dev", "jointokens", "create")
+    | rights("covey.dev", "accesskeys", "create delete"),
+}
+AUTHORITY = rights("", "configmaps", "create") | rights("", "configmaps/=covey-authority", "get update patch")
+IN_NAMESPACE = {
+    ("covey-controller", "covey-system"): AUTHORITY
+    | rights("", "secrets", "create")
+    | rights("", "secrets/=covey-controller", "get update patch")
+    | rights("coordination.k8s.io", "leases", "create")
+    | rights("coordination.k8s.io", "leases/=covey-controller", "get update patch"),
+    ("covey-controller", "covey-agents"): AUTHORITY,
+}
+HOMES = {account: "covey-agents" if account == "covey-agent" else "covey-system" for account in EVERYWHERE}
+# What people may do by the cluster's own roles, bound in namespace `team`, and what they may not.
+PEOPLE = {
+    "view": (
+        ("get placements", "list models", "watch instances"),
+        ("get accesskeys", "create placements", "get secrets", "delete instances"),
+    ),
+    "edit": (
+        ("create placements", "delete models", "patch placements/scale", "get instances"),
+        ("create accesskeys", "delete instances", "create instances"),
+    ),
+    "admin": (("create accesskeys", "delete instances", "patch placements"), ("create instances", "patch instances")),
+}
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    """A control plane with nothing of Covey's but the default overlay, applied as the guide says."""
+    try:
+        with running_control_plane() as plane:
+            plane.kubectl("delete", "-f", str(CRDS))
+            plane.kubectl("apply", "-k", str(OVERLAYS / "default"))
+            yield plane
+    except NoPrograms as error:
+        pytest.skip(str(error))
+
+
+def rendered(plane: ControlPlane, overlay: str) -> list[dict[str, Any]]:
+    """Every object of an overlay."""
+    text = plane.kubectl("kustomize", str(OVERLAYS / overlay))
+    listed = plane.kubectl("create", "--dry-run=client", "--validate=false", "-o", "json", "-f", "-", text=text)
+    decoder, objects = json.JSONDecoder(), list[dict[str, Any]]()
+    while listed := listed.strip():
+        found, end = decoder.raw_decode(listed)
+        objects.append(found)
+        listed = listed[end:]
+    return objects
+
+
+def pod_of(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """The Pod that a Deployment's or DaemonSet's controller would create."""
+    template = workload["spec"]["template"]
+    metadata = template["metadata"] | {"generateName": "pod-", "namespace": workload["metadata"]["namespace"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def workloads(plane: ControlPlane, overlay: str) -> list[dict[str, Any]]:
+    return [each for each in rendered(plane, overlay) if each["kind"] in ("Deployment", "DaemonSet")]
+
+
+def test_second_apply_writes_nothing_and_shows_no_difference(plane: ControlPlane) -> None:
+    before = versions(plane)
+    again = plane.kubectl("apply", "-k", str(OVERLAYS / "default")).splitlines()
+    assert len(before) == len(again) > 30
+    # kubectl sends a budget's selector each time; the API server finds nothing to change.
+    said = [line for line in again if not line.endswith(" unchanged") and not line.startswith("poddisruptionbudget")]
+    assert said == []
+    assert versions(plane) == before
+    assert plane.kubectl("diff", "-k", str(OVERLAYS / "default")) == ""
+
+
+def versions(plane: ControlPlane) -> dict[str, str]:
+    """`resourceVersion` of every object of the default overlay."""
+    found = json.loads(plane.kubectl("get", "-o", "json", "-k", str(OVERLAYS / "default")))["items"]
+    keys = [(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in found]
+    return {"/".join(key): each["metadata"]["resourceVersion"] for key, each in zip(keys, found, strict=True)}
+
+
+@pytest.mark.parametrize("overlay", ["default", "nvidia", "amd", "intel"])
+def test_every_overlay_passes_a_server_side_dry_run_without_a_warning(plane: ControlPlane, overlay: str) -> None:
+    said = plane.kubectl("apply", "--dry-run=server", "-k", str(OVERLAYS / overlay), check=False)
+    assert [line for line in said.splitlines() if not line.endswith("(server dry run)")] == []
+    assert len(said.splitlines()) == len(rendered(plane, overlay))
+
+
+@pytest.mark.parametrize("overlay", ["default", "amd", "intel"])
+def test_pods_are_admitted_where_they_belong_without_a_warning(plane: ControlPlane, overlay: str) -> None:
+    found = workloads(plane, overlay)
+    assert [each["metadata"]["name"] for each in found] == ["covey-controller", "covey-gateway", "covey-agent"]
+    for workload in found:
+        pod = json.dumps(pod_of(workload))
+        said = plane.kubectl("create", "--dry-run=server", "-f", "-", text=pod, check=False)
+        assert said.endswith("created (server dry run)\n"), said
+        assert "arning" not in said
+
+
+def test_pod_of_the_nvidia_overlay_wants_the_vendors_runtime_class_first(plane: ControlPlane) -> None:
+    (agent,) = [pod_of(each) for each in workloads(plane, "nvidia") if each["kind"] == "DaemonSet"]
+    create = ("create", "--dry-run=server", "-f", "-")
+    assert 'RuntimeClass "nvidia" not found' in plane.kubectl(*create, text=json.dumps(agent), check=False)
+    kind = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "nvidia"}
+    plane.kubectl("apply", "-f", "-", text=json.dumps(kind))
+    assert plane.kubectl(*create, text=json.dumps(agent)).endswith("created (server dry run)\n")
+
+
+def test_vendor_overlays_take_the_devices_of_whole_nodes(plane: ControlPlane) -> None:
+    for overlay, device in (("nvidia", "nvidia.com/gpu"), ("amd", "amd.com/gpu"), ("intel", "gpu.intel.com/xe")):
+        (agent,) = [each for each in workloads(plane, overlay) if each["kind"] == "DaemonSet"]
+        (container,) = agent["spec"]["template"]["spec"]["containers"]
+        assert set(container["resources"]["limits"]) == {device}
+
+
+def test_pod_security_is_in_force_in_both_namespaces(plane: ControlPlane) -> None:
+    """The same pods elsewhere: what the profiles are for."""
+    agent = next(pod_of(each) for each in workloads(plane, "default") if each["kind"] == "DaemonSet")
+    agent["metadata"]["namespace"] = "covey-system"
+    agent["spec"]["serviceAccountName"] = "default"
+    refused = plane.kubectl("create", "--dry-run=server", "-f", "-", text=json.dumps(agent), check=False)
+    assert 'violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)' in refused
+    assert "privileged" not in refused.replace("PodSecurity", "")
+    controller = next(pod_of(each) for each in workloads(plane, "default") if each["kind"] == "Deployment")
+    controller["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    refused = plane.kubectl("create", "--dry-run=server", "-f", "-", text=json.dumps(controller), check=False)
+    assert 'violates PodSecurity "restricted:latest": privileged' in refused
+
+
+def test_agents_have_the_least_of_the_privileged_profile(plane: ControlPlane) -> None:
+    """Nothing but the node's network, its folder, and one capability of the init container."""
+    agent = next(pod_of(each) for each in workloads(plane, "default") if each["kind"] == "DaemonSet")
+    agent["spec"]["hostNetwork"] = False
+    agent["spec"]["dnsPolicy"] = "ClusterFirst"
+    agent["spec"]["volumes"] = [each for each in agent["spec"]["volumes"] if "hostPath" not in each]
+    agent["spec"]["volumes"].append({"name": "node", "emptyDir": {}})
+    del agent["spec"]["initContainers"]
+    agent["metadata"]["namespace"] = "covey-system"
+    agent["spec"]["serviceAccountName"] = "default"
+    said = plane.kubectl("create", "--dry-run=server", "-f", "-", text=json.dumps(agent), check=False)
+    assert said.endswith("created (server dry run)\n"), said
+
+
+@pytest.mark.parametrize("account", EVERYWHERE)
+@pytest.mark.parametrize("namespace", ["covey-system", "covey-agents", "default", "kube-system"])
+def test_each_account_has_exactly_its_rights(plane: ControlPlane, account: str, namespace: str) -> None:
+    everybody = rights_of(plane, "default", "default", namespace)
+    found = rights_of(plane, HOMES[account], account, namespace) - everybody
+    assert found == EVERYWHERE[account] | IN_NAMESPACE.get((account, namespace), set[str]())
+
+
+def rights_of(plane: ControlPlane, home: str, account: str, namespace: str) -> set[str]:
+    """What the API server lists for this account in a namespace."""
+    token = plane.service_account_token(home, account)
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace},
+    }
+    with plane.client(token) as client:
+        answer = client.post("/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", json=review).raise_for_status()
+    status = answer.json()["status"]
+    assert not status["incomplete"]
+    return {
+        f"{verb} {group}/{resource}" + (f"/={name}" if name else "")
+        for rule in status["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames") or [""]
+        for verb in rule["verbs"]
+    }
+
+
+def test_people_get_their_rights_by_the_clusters_own_roles(plane: ControlPlane) -> None:
+    plane.create_namespace("team")
+    for role, (may, may_not) in PEOPLE.items():
+        plane.kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}-person", "-n", "team")
+        for right in may:
+            assert can(plane, f"{role}-person", "team", right), right
+        for right in may_not:
+            assert not can(plane, f"{role}-person", "team", right), right
+        assert not can(plane, f"{role}-person", "", "create cnodes")
+        assert not can(plane, f"{role}-person", "default", "get placements")
+
+
+def test_who_may_use_the_command_may_ask_for_its_token_and_reach_the_control_port(plane: ControlPlane) -> None:
+    plane.kubectl("create", "rolebinding", "cli", "--role=covey-cli-user", "--user=operator", "-n", "covey-system")
+    assert can(plane, "operator", "covey-system", "create serviceaccounts/token covey-cli")
+    assert can(plane, "operator", "covey-system", "get services/proxy https:covey-controller:control")
+    for right in (
+        "create serviceaccounts/token covey-controller",
+        "get services/proxy covey-gateway",
+        "get secrets covey-controller",
+    ):
+        assert not can(plane, "operator", "covey-system", right), right
+
+
+def can(plane: ControlPlane, user: str, namespace: str, right: str) -> bool:
+    """`VERB RESOURCE[/SUBRESOURCE] [NAME]`, asked with SubjectAccessReview."""
+    verb, resource, *name = right.split()
+    resource, _, subresource = resource.partition("/")
+    group = "" if resource in ("secrets", "serviceaccounts", "services") else "covey.dev"
+    asked = {
+        "verb": verb,
+        "group": group,
+        "resource": resource,
+        "subresource": subresource,
+        "name": name[0] if name else "",
+        "namespace": namespace,
+    }
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "resourceAttributes": asked},
+    }
+    with plane.client() as client:
+        answer = client.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", json=review).raise_for_status()
+    return bool(answer.json()["status"]["allowed"])
