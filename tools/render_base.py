@@ -1,4 +1,4 @@
-"""Writes `manifests/base/`, the kustomize base, from the chart: `helm template` with its own values, one file a template.
+"""Writes `manifests/base/`, the kustomize base, from the chart: `helm template` with its own values, a file a template.
 
 The chart is the one truth; a test holds the base to it. Helm is needed here, in that test, and by who installs with it,
 and nowhere else. Usage: `make manifests`, or `python tools/render_base.py HELM…` with the words that start helm.

@@ -4,13 +4,13 @@ import difflib
 import json
 import runpy
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import yaml
+from conftest import Golden
 from testbed.kube.programs import tool_command
 from testbed.kube.tools import run_helm
-
-from conftest import Golden
 
 pytestmark = pytest.mark.usefixtures("kube_tools")
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "manifests" / "chart"
 RENDER = ROOT / "tools" / "render_base.py"
 
-VALUES = {
+VALUES: dict[str, dict[str, Any]] = {
     "gpu-pools": {
         "priorityClassName": "system-node-critical",
         "agent": {
@@ -109,8 +109,9 @@ def test_every_default_value_is_described_by_the_schema() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert set(schema["properties"]) - {"global"} == set(values)
-    for name, part in values.items():
+    for name in values:
+        part: object = values[name]
         if isinstance(part, dict):
-            assert set(schema["properties"][name]["properties"]) == set(part), name
+            assert set(schema["properties"][name]["properties"]) == set(cast("dict[str, object]", part)), name
     (pool,) = values["agent"]["pools"]
     assert set(schema["properties"]["agent"]["properties"]["pools"]["items"]["properties"]) == set(pool)

@@ -7,6 +7,7 @@ anew, and nothing is built twice. `KUBEBUILDER_ASSETS` may name a folder with `e
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -60,6 +61,23 @@ def ensure_program(name: str) -> Path:
         if not target.exists():
             _build(HERE / name, target)
     return target
+
+
+def module_folder(module: str, version: str) -> Path:
+    """Where a Go module's files are: fetched once into Go's own cache. NoPrograms without Go."""
+    if shutil.which("go") is None:
+        raise NoPrograms(f"needs files of the Go module '{module}': put Go 1.26 or newer on PATH")
+    answer = subprocess.run(
+        ["go", "mod", "download", "-json", f"{module}@{version}"],
+        cwd=HERE / "tools",
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
+    if answer.returncode:
+        raise NoPrograms(f"'{module}' can't be fetched: {answer.stdout}{answer.stderr}")
+    return Path(json.loads(answer.stdout)["Dir"])
 
 
 def _build(module: Path, target: Path) -> None:
