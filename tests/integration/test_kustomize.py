@@ -26,27 +26,27 @@ def rights(group: str, resources: str, verbs: str) -> set[str]:
 # All that each ServiceAccount may do beyond what everybody who logs in may, by namespace.
 EVERYWHERE = {
     "covey-controller": rights("covey.dev", " ".join(KINDS), "get list watch")
-    | rights("covey.dev", "cnodes instances", "create patch delete")
-    | rights("covey.dev", "placements", "patch delete")
+    | rights("covey.dev", "instances", "create patch delete")
+    | rights("covey.dev", "cnodes", "create patch")
+    | rights("covey.dev", "placements", "patch")
     | rights("covey.dev", "fleets", "create")
-    | rights("covey.dev", "accesskeys", "create delete")
     | rights("covey.dev", " ".join(f"{kind}/status" for kind in KINDS), "patch")
-    | rights("", "events", "create patch")
+    | rights("", "events", "get create patch")
     | rights("authentication.k8s.io", "tokenreviews", "create")
     | rights("authorization.k8s.io", "subjectaccessreviews", "create"),
     "covey-gateway": set[str](),
     "covey-agent": set[str](),
-    "covey-cli": rights("covey.dev", "placements", "get")
-    | rights("covey.dev", "jointokens", "create")
-    | rights("covey.dev", "accesskeys", "create delete"),
+    "covey-cli": rights("covey.dev", "placements", "get"),
+    "covey-cli-operator": rights("covey.dev", "jointokens", "create")
+    | rights("covey.dev", "fleets/=default", "update"),
 }
-AUTHORITY = rights("", "configmaps", "create") | rights("", "configmaps/=covey-authority", "get update patch")
+AUTHORITY = rights("", "configmaps", "create") | rights("", "configmaps/=covey-authority", "get patch")
 IN_NAMESPACE = {
     ("covey-controller", "covey-system"): AUTHORITY
     | rights("", "secrets", "create")
-    | rights("", "secrets/=covey-controller", "get update patch")
+    | rights("", "secrets/=covey-controller", "get patch")
     | rights("coordination.k8s.io", "leases", "create")
-    | rights("coordination.k8s.io", "leases/=covey-controller", "get update patch"),
+    | rights("coordination.k8s.io", "leases/=covey-controller", "get patch"),
     ("covey-controller", "covey-agents"): AUTHORITY,
 }
 HOMES = {account: "covey-agents" if account == "covey-agent" else "covey-system" for account in EVERYWHERE}
@@ -229,15 +229,22 @@ def test_people_get_their_rights_by_the_clusters_own_roles(plane: ControlPlane) 
 
 
 def test_who_may_use_the_command_may_ask_for_its_token_and_reach_the_control_port(plane: ControlPlane) -> None:
-    plane.kubectl("create", "rolebinding", "cli", "--role=covey-cli-user", "--user=operator", "-n", "covey-system")
-    assert can(plane, "operator", "covey-system", "create serviceaccounts/token covey-cli")
-    assert can(plane, "operator", "covey-system", "get services/proxy https:covey-controller:control")
-    for right in (
-        "create serviceaccounts/token covey-controller",
-        "get services/proxy covey-gateway",
-        "get secrets covey-controller",
-    ):
-        assert not can(plane, "operator", "covey-system", right), right
+    reading, operating = "serviceaccounts/token covey-cli", "serviceaccounts/token covey-cli-operator"
+    for user, roles in (("reader", ["covey-cli-user"]), ("operator", ["covey-cli-user", "covey-cli-operator-user"])):
+        for role in roles:
+            plane.kubectl(
+                "create", "rolebinding", f"{user}-{role}", f"--role={role}", f"--user={user}", "-n", "covey-system"
+            )
+        for service in ("https:covey-controller:control", "http:covey-gateway:http"):
+            assert can(plane, user, "covey-system", f"create services/proxy {service}")
+        assert can(plane, user, "covey-system", f"create {reading}")
+        assert can(plane, user, "covey-system", f"create {operating}") == (user == "operator")
+        for right in (
+            "create serviceaccounts/token covey-controller",
+            "get services/proxy https:covey-controller:fleet",
+            "get secrets covey-controller",
+        ):
+            assert not can(plane, user, "covey-system", right), right
 
 
 def can(plane: ControlPlane, user: str, namespace: str, right: str) -> bool:

@@ -1,7 +1,6 @@
-{{/* Labels that select the pods of one part. */}}
+{{/* The label that selects the pods of one part; `kubectl covey` finds the Services by it. */}}
 {{- define "covey.selector" -}}
-app.kubernetes.io/name: covey
-app.kubernetes.io/component: {{ . }}
+app.kubernetes.io/name: covey-{{ . }}
 {{- end }}
 
 {{/* Labels of every object of one part. */}}
@@ -60,12 +59,12 @@ seccompProfile: {type: RuntimeDefault}
     - serviceAccountToken: {audience: covey-fleet, expirationSeconds: 3600, path: token}
     - configMap:
         name: covey-authority
-        items: [{key: authorities.pem, path: authorities.pem}]
+        items: [{key: authority.pem, path: authority.pem}]
 {{- end }}
 
 {{/* How a part finds the controller, and joins. */}}
 {{- define "covey.join" -}}
 - --controller=https://covey-controller.covey-system.svc:52414
 - --token-file=/var/run/covey/token
-- --authority-file=/var/run/covey/authorities.pem
+- --authority-file=/var/run/covey/authority.pem
 {{- end }}
