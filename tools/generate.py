@@ -1,11 +1,11 @@
-"""Writes everything that is made from the types: the CRDs in `manifests/crds/`, the chart's copy of them (a chart can't
-name a file outside it), and `docs/reference/kinds.md`.
+"""Writes everything that is made from the types: the CRDs in `manifests/crds/`, the copies of them in the chart and in
+the kustomize base (neither may name a file outside itself), and `docs/reference/kinds.md`.
 
 Run by `make verify`, which fails when the files in git differ. The output depends on nothing but the types.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from covey_api.schema import RULES, JsonSchema, render_crd, render_schema
 ROOT = Path(__file__).resolve().parent.parent
 CRDS = ROOT / "manifests" / "crds"
 CHART_CRDS = ROOT / "manifests" / "chart" / "files" / "crds"
+BASE_CRDS = ROOT / "manifests" / "base" / "crds.yaml"
 REFERENCE = ROOT / "docs" / "reference" / "kinds.md"
 
 _HEADER = "# Generated from crds/src/covey_api by tools/generate.py; do not edit.\n"
@@ -41,9 +42,16 @@ def render_yaml(document: Mapping[str, Any]) -> str:
 
 def render_files() -> dict[Path, str]:
     """Every generated file and its text."""
-    crds = {f"{crd['metadata']['name']}.yaml": render_yaml(crd) for crd in map(render_crd, KINDS.values())}
-    files = {folder / name: text for folder in (CRDS, CHART_CRDS) for name, text in crds.items()}
-    return files | {REFERENCE: render_reference()}
+    crds = [render_crd(kind) for kind in KINDS.values()]
+    texts = {f"{crd['metadata']['name']}.yaml": render_yaml(crd) for crd in crds}
+    files = {folder / name: text for folder in (CRDS, CHART_CRDS) for name, text in texts.items()}
+    return files | {BASE_CRDS: render_base_crds(crds), REFERENCE: render_reference()}
+
+
+def render_base_crds(crds: Sequence[Mapping[str, Any]]) -> str:
+    """All in one file, as the chart has them: kept by helm and by Argo CD when the rest goes."""
+    kept = {"annotations": {"helm.sh/resource-policy": "keep"}}
+    return "---\n".join(render_yaml({**crd, "metadata": crd["metadata"] | kept}) for crd in crds)
 
 
 def render_reference() -> str:

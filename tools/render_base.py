@@ -1,7 +1,8 @@
 """Writes `manifests/base/`, the kustomize base, from the chart: `helm template` with its own values, a file a template.
 
-The chart is the one truth; a test holds the base to it. Helm is needed here, in that test, and by who installs with it,
-and nowhere else. Usage: `make manifests`, or `python tools/render_base.py HELM…` with the words that start helm.
+The kinds are left to `generate.py`, so that a changed type needs no helm. The chart is the one truth; a test holds the
+base to it. Helm is needed here, in that test, and by who installs with it, and nowhere else.
+Usage: `make manifests`, or `python tools/render_base.py HELM…` with the words that start helm.
 """
 
 import re
@@ -13,14 +14,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "manifests" / "chart"
 BASE = ROOT / "manifests" / "base"
+CRDS = "crds.yaml"
 HELM_SECONDS = 120
 _HEADER = "# Generated from manifests/chart by tools/render_base.py; do not edit: patch it in an overlay.\n"
 _SOURCE = re.compile(r"^# Source: covey/templates/(?P<file>\S+)\n", re.MULTILINE)
 
 
-def render_chart(helm: Sequence[str], *arguments: str) -> str:
+def render_chart(helm: Sequence[str]) -> str:
     """What `helm template` makes of the chart. ValueError with helm's own words."""
-    command = [*helm, "template", "covey", str(CHART), *arguments]
+    command = [*helm, "template", "covey", str(CHART)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=HELM_SECONDS, check=False)
     if answer.returncode:
         raise ValueError(answer.stderr)
@@ -28,13 +30,14 @@ def render_chart(helm: Sequence[str], *arguments: str) -> str:
 
 
 def render_base(helm: Sequence[str]) -> dict[Path, str]:
-    """Every file of the base and its text."""
+    """Every file of the base and its text, but the kinds."""
     documents: dict[str, list[str]] = {}
     for document in render_chart(helm).split("\n---\n"):
         if found := _SOURCE.search(document):
             documents.setdefault(found["file"], []).append(document[found.end() :].strip() + "\n")
     files = {BASE / name: _HEADER + "---\n".join(parts) for name, parts in sorted(documents.items())}
-    names = "".join(f"- {path.name}\n" for path in files)
+    del files[BASE / CRDS]
+    names = "".join(f"- {name}\n" for name in sorted(documents))
     kustomization = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n"
     return files | {BASE / "kustomization.yaml": _HEADER + kustomization + names}
 
@@ -46,7 +49,7 @@ def main(helm: list[str]) -> None:
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
     for path in BASE.iterdir():
-        if path not in files:
+        if path not in files and path.name != CRDS:
             path.unlink()
 
 

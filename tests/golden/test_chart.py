@@ -73,7 +73,13 @@ def render(tmp_path: Path, values: object) -> str:
 
 def test_kustomize_base_is_what_the_chart_renders() -> None:
     files: dict[Path, str] = runpy.run_path(str(RENDER))["render_base"](tool_command("helm"))
-    assert set((ROOT / "manifests" / "base").iterdir()) == set(files)
+    kinds = ROOT / "manifests" / "base" / "crds.yaml"
+    assert set((ROOT / "manifests" / "base").iterdir()) == set(files) | {kinds}
+    shown = run_helm("template", "covey", str(CHART), "--show-only", "templates/crds.yaml").stdout
+    charts, ours = (list(yaml.load_all(text, Loader=yaml.CSafeLoader)) for text in (shown, kinds.read_text()))
+    assert sorted(charts, key=lambda crd: crd["metadata"]["name"]) == sorted(
+        ours, key=lambda crd: crd["metadata"]["name"]
+    )
     for path, text in files.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.relative_to(ROOT)} is stale; run `make manifests`"
 

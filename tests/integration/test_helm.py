@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kit.fleet import EXAMPLE
 from testbed.kube.controlplane import CRDS, ControlPlane, running_control_plane
-from testbed.kube.programs import NoPrograms, module_folder
+from testbed.kube.programs import NoPrograms
 from testbed.kube.tools import run_helm
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("kube_tools")]
@@ -59,6 +59,9 @@ def test_release_is_installed_upgraded_and_uninstalled_and_nothing_of_the_users_
     plane.kubectl("apply", "--server-side", "-f", str(EXAMPLE))
     plane.kubectl("create", "secret", "generic", "covey-controller", "--from-literal=a=b", "-n", "covey-system")
     plane.kubectl("scale", "deployment/covey-gateway", "--replicas=5", "-n", "covey-system")
+    exposed = ["--set", "ingress.enabled=true", "--set", "ingress.host=covey.example"]
+    helm(plane, "upgrade", "covey", str(CHART), "--dry-run=server", *exposed)
+    assert released(plane) == objects
     fewer = ["--set", "controller.replicas=3", "--set", "gateway.replicas=null", "--set-json", "agent.pools=[]"]
     helm(plane, "upgrade", "covey", str(CHART), *fewer)
     assert (replicas(plane, "covey-controller"), replicas(plane, "covey-gateway")) == (3, 5)
@@ -79,35 +82,6 @@ def test_release_is_installed_upgraded_and_uninstalled_and_nothing_of_the_users_
 
 def replicas(plane: ControlPlane, deployment: str) -> int:
     return int(plane.kubectl("get", "deployment", deployment, "-n", "covey-system", "-o", "jsonpath={.spec.replicas}"))
-
-
-def test_server_side_dry_run_takes_every_object_also_optional_ones(plane: ControlPlane) -> None:
-    """With the real HTTPRoute, of the Gateway API's own release."""
-    routes = module_folder("sigs.k8s.io/gateway-api", "v1.4.0") / "config/crd/standard"
-    plane.kubectl("apply", "--server-side", "-f", str(routes / "gateway.networking.k8s.io_httproutes.yaml"))
-    values = [
-        "ingress.enabled=true",
-        "ingress.host=covey.example",
-        "ingress.tlsSecretName=covey-tls",
-        "httpRoute.enabled=true",
-        "httpRoute.parentRefs[0].name=public",
-        "httpRoute.hostnames[0]=covey.example",
-        "fleetService.enabled=true",
-        "fleetService.names[0]=fleet.example",
-        "agent.pools[0].name=amd-4",
-        "agent.pools[0].devices.amd\\.com/gpu=4",
-        "agent.pools[0].supplementalGroups[0]=44",
-    ]
-    sets = [word for value in values for word in ("--set", value)]
-    helm(plane, "install", "covey", str(CHART))
-    helm(plane, "upgrade", "covey", str(CHART), "--dry-run=server", *sets)
-    rendered = run_helm("template", "covey", str(CHART), *sets).stdout
-    said = plane.kubectl(
-        "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-", text=rendered, check=False
-    ).splitlines()
-    assert [line for line in said if not line.endswith("serverside-applied (server dry run)")] == []
-    kinds = {line.split("/")[0] for line in said}
-    assert {"httproute.gateway.networking.k8s.io", "ingress.networking.k8s.io"} <= kinds
 
 
 def test_chart_refuses_a_server_without_the_rules_it_needs() -> None:

@@ -53,12 +53,13 @@ def blocks(section: str) -> list[str]:
     return _BLOCK.findall(text)
 
 
-@pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """Before a cluster with nothing of Covey's, as each test leaves it."""
     try:
         with running_control_plane() as plane:
             plane.kubectl("delete", "-f", str(CRDS))
-            yield Reader(plane, tmp_path)
+            yield Reader(plane, tmp_path_factory.mktemp("reader"))
     except NoPrograms as error:
         pytest.skip(str(error))
 

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import yaml
 from testbed.kube.controlplane import CRDS, ControlPlane, running_control_plane
-from testbed.kube.programs import NoPrograms
+from testbed.kube.programs import NoPrograms, module_folder
+from testbed.kube.tools import run_helm
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAYS = ROOT / "manifests" / "overlays"
+CHART = ROOT / "manifests" / "chart"
 Rendered = dict[str, list[dict[str, Any]]]
 KINDS = ("models", "placements", "cnodes", "instances", "fleets", "accesskeys")
 
@@ -103,6 +105,36 @@ def test_second_apply_writes_nothing_and_shows_no_difference(plane: ControlPlane
     assert said == []
     assert versions(plane) == before
     assert plane.kubectl("diff", "-k", str(OVERLAYS / "default")) == ""
+
+
+@pytest.mark.usefixtures("kube_tools")
+def test_optional_objects_of_the_chart_pass_a_server_side_dry_run_without_a_warning(plane: ControlPlane) -> None:
+    """With the real HTTPRoute, of the Gateway API's own release."""
+    routes = module_folder("sigs.k8s.io/gateway-api", "v1.4.0") / "config" / "crd" / "standard"
+    plane.kubectl("apply", "--server-side", "-f", str(routes / "gateway.networking.k8s.io_httproutes.yaml"))
+    values = [
+        "ingress.enabled=true",
+        "ingress.host=covey.example",
+        "ingress.tlsSecretName=covey-tls",
+        "httpRoute.enabled=true",
+        "httpRoute.parentRefs[0].name=public",
+        "httpRoute.hostnames[0]=covey.example",
+        "fleetService.enabled=true",
+        "fleetService.names[0]=fleet.example",
+        "agent.pools[0].name=amd-4",
+        "agent.pools[0].devices.amd\\.com/gpu=4",
+        "agent.pools[0].supplementalGroups[0]=44",
+    ]
+    sets = [word for value in values for word in ("--set", value)]
+    text = run_helm("template", "covey", str(CHART), *sets).stdout
+    said = plane.kubectl("apply", "--dry-run=server", "-f", "-", text=text, check=False).splitlines()
+    assert [line for line in said if not line.endswith("(server dry run)")] == []
+    kinds = {line.split("/")[0] for line in said}
+    assert {"httproute.gateway.networking.k8s.io", "ingress.networking.k8s.io"} <= kinds
+    assert {
+        "service/covey-fleet created (server dry run)",
+        "daemonset.apps/covey-agent-amd-4 created (server dry run)",
+    } <= set(said)
 
 
 def versions(plane: ControlPlane) -> dict[str, str]:
