@@ -32,6 +32,7 @@ EVERYWHERE = {
     | rights("covey.dev", "cnodes", "create patch")
     | rights("covey.dev", "placements", "patch")
     | rights("covey.dev", "fleets", "create")
+    | rights("covey.dev", "fleets/=default", "patch")
     | rights("covey.dev", " ".join(f"{kind}/status" for kind in KINDS), "patch")
     | rights("", "events", "get create patch")
     | rights("authentication.k8s.io", "tokenreviews", "create")
