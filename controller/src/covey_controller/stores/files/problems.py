@@ -17,7 +17,12 @@ from covey_api.source import SOURCE_PATTERN
 from covey_api.units import QUANTITY_PATTERN
 from jsonschema import ValidationError
 
-from covey_controller.stores.files.metadata import LABEL_KEY_PATTERN, NAMESPACE_PATTERN
+from covey_controller.stores.files.metadata import (
+    ANNOTATION_KEY_PATTERN,
+    LABEL_KEY_PATTERN,
+    NAMESPACE_PATTERN,
+    TIME_PATTERN,
+)
 from covey_controller.stores.files.yaml_events import Path
 
 # End of text in Python's patterns: its `$` also matches before a newline at the end, RE2's doesn't.
@@ -38,6 +43,8 @@ PATTERN_NAMES = {
     NAMESPACE_PATTERN: "lowercase letters, digits and '-', with a letter or digit at both ends",
     LABEL_VALUE_PATTERN: "letters, digits, '-', '_' and '.', with a letter or digit at both ends",
     LABEL_KEY_PATTERN: "a name such as 'zone' or 'example.com/zone'",
+    ANNOTATION_KEY_PATTERN: "a name such as 'note' or 'example.com/note'",
+    TIME_PATTERN: "a time such as '2027-01-31T00:00:00Z'",
     SHA256_PATTERN: "64 lowercase hex digits",
     QUANTITY_PATTERN: "digits with an optional suffix such as '512Mi' or '16Gi'",
     SOURCE_PATTERN: "'pypi://NAME==VERSION#PATH-IN-WHEEL' or 'file:///ABSOLUTE/PATH'",
@@ -69,6 +76,11 @@ def render_path(path: Path) -> str:
         else:
             text += f"[{_shorten(step)}]"
     return text
+
+
+def render_field(path: Path) -> str:
+    """The field that is refused, as the API server names it: what metadata holds is named no deeper."""
+    return render_path(path[:2] if path[:1] == ("metadata",) else path)
 
 
 def show(value: Any) -> str:
