@@ -73,8 +73,8 @@ class ApiDoor:
 def ask_files(kind: type[Kind], document: Mapping[str, Any]) -> Verdict:
     """Files mode's answer to the same bytes. An Instance is no document there; its schema is asked all the same."""
     data = json.dumps(document).encode()
+    source = parse_yaml(data)
     if kind.__name__ == "Instance":
-        source = parse_yaml(data)
         if source.problems:
             found = [(render_path(problem.path), problem.message) for problem in source.problems]
         else:
@@ -89,27 +89,33 @@ def ask_files(kind: type[Kind], document: Mapping[str, Any]) -> Verdict:
             found = []
     if not found:
         return Verdict(True)
-    rules = frozenset(message for _, message in found) & find_messages(kind)
+    rules = frozenset(
+        rule
+        for rule in find_messages(kind)
+        if any(rule in message for field, message in found if field.startswith("spec"))
+    )
     text = "; ".join(message for _, message in found)
-    return Verdict(False, frozenset(_spell(field) for field, _ in found), rules, text=text)
+    return Verdict(False, frozenset(_spell(field) for field, _ in found), rules, not source.problems, text)
 
 
 def find_difference(api: Verdict, files: Verdict) -> str:
     """In words, or nothing where both say the same."""
     if api.accepted != files.accepted:
         return f"the API server {_answer(api)}, files mode {_answer(files)}"
+    missed: set[str] = set()
+    if files.is_whole:  # a decoder names what is in a mapping where text must be, files mode the text's field
+        missed |= {field for field in api.fields if not _is_covered(field, files.fields)}
     if api.is_whole:
-        missed = api.fields ^ files.fields
-    else:
-        # A mapping where there must be text: the decoder names what is in it, files mode the field itself.
-        missed = {
-            it for it in api.fields if not any(it == above or it.startswith(f"{above}.") for above in files.fields)
-        }
+        missed |= {field for field in files.fields if not _is_covered(field, api.fields)}
     if missed:
         return f"at other fields: the API server {_answer(api)}, files mode {_answer(files)}"
-    if api.is_whole and api.rules != files.rules:
+    if api.is_whole and files.is_whole and api.rules != files.rules:
         return f"with other rules: the API server {_answer(api)}, files mode {_answer(files)}"
     return ""
+
+
+def _is_covered(field: str, others: frozenset[str]) -> bool:
+    return field in others or any(field.startswith((f"{above}.", f"{above}[")) for above in others)
 
 
 @cache  # one entry per kind

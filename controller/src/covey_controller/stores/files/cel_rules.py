@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 from covey_api.schema import RULES, JsonSchema
 
-from covey_controller.stores.files.problems import Problem, show
+from covey_controller.stores.files.problems import Problem, render_broken_rule
 from covey_controller.stores.files.yaml_events import Path
 
 _TRANSITION = re.compile(r"\boldSelf\b")
@@ -43,7 +43,7 @@ def find_broken_rules(value: Any, schema: JsonSchema, path: Path = ()) -> Iterat
     rules: list[dict[str, str]] = schema.get(RULES, [])
     for rule in rules:
         if not _TRANSITION.search(rule["rule"]) and not _is_kept(rule["rule"], value):
-            yield Problem(path, show(value), rule["message"])
+            yield render_broken_rule(path, value, rule["message"])
     if "properties" in schema:
         properties: dict[str, JsonSchema] = schema["properties"]
         for name, child in properties.items():

@@ -20,6 +20,8 @@ ANNOTATION_KEY_PATTERN = (
     r"^((?=[^/]{1,253}/)[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*/)?"
     r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 )
+# The beginning of a DNS subdomain, or nothing.
+PREFIX_PATTERN = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*-?)?$"
 TIME_PATTERN = (
     r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.,][0-9]+)?"
     r"(Z|[-+]([01][0-9]|2[0-3]):[0-5][0-9])$"
@@ -52,7 +54,7 @@ def render_metadata_schema(name: dict[str, Any], *, namespaced: bool) -> dict[st
                 "propertyNames": {"pattern": ANNOTATION_KEY_PATTERN},
                 "additionalProperties": text,
             },
-            "generateName": text,
+            "generateName": text | {"pattern": PREFIX_PATTERN, "maxLength": 253},
             "uid": text,
             "resourceVersion": text,
             "selfLink": text,
@@ -60,7 +62,7 @@ def render_metadata_schema(name: dict[str, Any], *, namespaced: bool) -> dict[st
             "deletionTimestamp": text | {"pattern": TIME_PATTERN},
             "generation": {"type": "integer"},
             "deletionGracePeriodSeconds": {"type": "integer"},
-            "finalizers": {"type": "array", "items": text},
+            "finalizers": {"type": "array", "items": text | {"pattern": LABEL_KEY_PATTERN}},
             "ownerReferences": {
                 "type": "array",
                 "items": {

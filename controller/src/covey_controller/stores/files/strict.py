@@ -45,7 +45,7 @@ def check_document(document: dict[str, Any], kind: type[Kind]) -> tuple[dict[str
     errors = [*checker.validator.iter_errors(filled)]
     oversize = tuple(_find_oversize(filled))
     problems = (*_find_problems(errors), *oversize)
-    is_shaped = not oversize and all(error.validator in _RULES_HOLD_STILL for error in errors)
+    is_shaped = not oversize and all(map(_lets_rules_run, errors))
     return filled, (*problems, *(find_broken_rules(filled, checker.ruled) if is_shaped else ()))
 
 
@@ -78,6 +78,13 @@ def _find_problems(errors: Iterable[ValidationError]) -> Iterator[Problem]:
             if problem not in seen:
                 seen.add(problem)
                 yield problem
+
+
+def _lets_rules_run(error: ValidationError) -> bool:
+    """Would the API server still evaluate rules? A label that is too long is to it one of a wrong form."""
+    path = [*error.absolute_path]
+    is_form = path[:1] == ["metadata"] and path[1:2] != ["name"] and error.validator == "maxLength"
+    return is_form or error.validator in _RULES_HOLD_STILL
 
 
 def _find_oversize(document: dict[str, Any]) -> Iterator[Problem]:

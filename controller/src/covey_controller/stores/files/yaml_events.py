@@ -13,6 +13,8 @@ import yaml
 # A request to the Kubernetes API server ends at 3 MiB; a file may hold several objects.
 MAX_FILE_BYTES = 4 * 1024 * 1024
 
+# YAML's own bound; libyaml says only that no key was found.
+MAX_KEY_LENGTH = 1024
 # Escapes of halves, after an even number of backslashes.
 _PAIR = re.compile(r"((?<!\\)(?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 _HALF = re.compile(r"((?<!\\)(?:\\\\)*)\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
@@ -82,4 +84,5 @@ def _render_syntax_error(error: yaml.MarkedYAMLError, source: str) -> str:
     indentation = source[: len(source) - len(source.lstrip())]
     if "\t" in indentation:
         return "file must be valid YAML: indentation must be spaces; got a tab"
-    return f"file must be valid YAML: {error.problem}{f' {error.context}' if error.context else ''}"
+    hint = f"; a key must be at most {MAX_KEY_LENGTH} characters long" if len(source) > MAX_KEY_LENGTH else ""
+    return f"file must be valid YAML: {error.problem}{f' {error.context}' if error.context else ''}{hint}"
