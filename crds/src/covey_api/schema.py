@@ -89,12 +89,8 @@ def render_schema(kind: type[Kind]) -> JsonSchema:
     properties: dict[str, JsonSchema] = root["properties"]
     properties["apiVersion"] = {"description": f"`{GROUP}/{VERSION}`.", "type": "string"}
     properties["kind"] = {"description": f"`{kind.__name__}`.", "type": "string"}
-    # ObjectMeta is Kubernetes' own; a CRD may restrict the name and nothing else.
-    properties["metadata"] = {
-        "description": "Name, namespace, labels and annotations, as in every Kubernetes object.",
-        "type": "object",
-        "properties": {"name": _render_name(kind)},
-    }
+    # ObjectMeta is Kubernetes' own; a CRD may restrict the name, and say nothing of its own here.
+    properties["metadata"] = {"type": "object", "properties": {"name": _render_name(kind)}}
     # Status is written whole by its controller: a default inside it would speak where nobody has looked yet.
     properties["status"] = _order(_drop_defaults(properties["status"]) | {"default": dict(UNSEEN_STATUS)}, "status")
     # Kubernetes asks for metadata by itself; an empty `required` is none.

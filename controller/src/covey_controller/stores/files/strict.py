@@ -81,10 +81,12 @@ def _find_problems(errors: Iterable[ValidationError]) -> Iterator[Problem]:
 
 
 def _lets_rules_run(error: ValidationError) -> bool:
-    """Would the API server still evaluate rules? A label that is too long is to it one of a wrong form."""
+    """Would the API server still evaluate rules? What metadata holds, but for types, is to it a matter of form."""
     path = [*error.absolute_path]
-    is_form = path[:1] == ["metadata"] and path[1:2] != ["name"] and error.validator == "maxLength"
-    return is_form or error.validator in _RULES_HOLD_STILL
+    is_form = len(path) > 1 and path[0] == "metadata" and path[1] != "name"
+    return error.validator in _RULES_HOLD_STILL or (
+        is_form and (error.validator in ("maxLength", "required") or error.instance is None)
+    )
 
 
 def _find_oversize(document: dict[str, Any]) -> Iterator[Problem]:
