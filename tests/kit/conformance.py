@@ -65,7 +65,7 @@ class ApiDoor:
         if answer.status_code == httpx.codes.UNPROCESSABLE_ENTITY and causes:
             fields = frozenset(_spell(cause["field"]) for cause in causes if cause["field"] != _SKIPPED)
             messages = [cause["message"] for cause in causes]
-            rules = frozenset(rule for rule in find_messages(kind) if any(it.endswith(rule) for it in messages))
+            rules = frozenset(rule for rule in find_messages(kind) if any(rule in it for it in messages))
             return Verdict(False, fields, rules, text=status["message"])
         return Verdict(False, _decoding_fields(status["message"]), is_whole=False, text=status["message"])
 

@@ -134,7 +134,7 @@ def _render_node(source: Mapping[str, Any], definitions: Mapping[str, Any], path
     if "const" in node:
         node["enum"] = [node.pop("const")]
     if words := PATTERN_WORDS.get(node.get("pattern", "")):
-        node[RULES] = [*node.get(RULES, []), {"rule": f"self.matches(r'{node.pop('pattern')}')", "message": words}]
+        node[RULES] = [*node.get(RULES, []), _render_pattern_rule(node.pop("pattern"), words)]
     if "description" in node:
         node["description"] = " ".join(node["description"].split())
     if node.get("type") == "integer":
@@ -190,6 +190,15 @@ def _render_key_rule(names: Mapping[str, Any], path: str) -> dict[str, str]:
     return {
         "rule": f"self.all(key, size(key) <= {longest})",
         "message": f"keys of `{path}` must be at most {longest} characters",
+    }
+
+
+def _render_pattern_rule(pattern: str, words: str) -> dict[str, str]:
+    """The pattern as a rule in words. Of a broken rule an API server tells the value's type only, so these tell it."""
+    return {
+        "rule": f"self.matches(r'{pattern}')",
+        "message": words,
+        "messageExpression": f'"{words}; got \'" + self + "\'"',
     }
 
 
