@@ -618,6 +618,22 @@ def test_missing_model_is_a_condition_and_keeps_what_runs() -> None:
     assert ready_condition(story).reason == ReadyReason.MODEL_NOT_FOUND
 
 
+def test_a_model_of_another_namespace_is_no_model_and_the_message_says_where_it_is() -> None:
+    story = fleet("a")
+    model = builders.model()
+    metadata = model.metadata.model_copy(update={"namespace": "team", "uid": "uid-elsewhere"})
+    story.put(model.model_copy(update={"metadata": metadata}))
+    story.remove(model)
+    story.run(20)
+    ready = ready_condition(story)
+    assert ready.reason == ReadyReason.MODEL_NOT_FOUND
+    assert ready.message == (
+        "`spec.modelRef.name` must name a Model in namespace 'default'; there is no 'smollm2' in it. Namespace 'team' "
+        "has one, which a Placement of another namespace can't name: add the Model to 'default', or the Placement to "
+        "'team'"
+    )
+
+
 def test_change_under_a_new_leader_carries_its_term() -> None:
     story = fleet("a")
     story.restart_leader()
