@@ -22,6 +22,18 @@ SPEC = ROOT / "docs" / "spec"
 EXAMPLES = ROOT / "tools" / "spec"
 NOTICE = "<!-- Generated from crds/src/covey_api by tools/generate.py; do not edit. -->"
 
+_INTRODUCTION = f"""# Kinds
+
+{NOTICE}
+
+Every object is `apiVersion: {API_VERSION}` with `kind`, `metadata` and `spec`. A name is a DNS label of at most 53
+characters. Unknown fields are refused. A field with a default may be left out; *required* ones may not. `status` is the
+controller's: what a document says of it is not read.
+
+[Modes](../reference/modes.md) has what differs between Kubernetes and files.
+
+| kind | what |
+|---|---|"""
 _KSTATUS = {
     "Ready": "`True` when all is as wished. Always there once a controller has looked.",
     "Reconciling": "Only while it is on its way.",
@@ -43,6 +55,7 @@ _CONDITIONS: dict[str, dict[str, str]] = {
     },
     "Instance": _KSTATUS,
 }
+_ERRORS = "[Errors](../reference/errors.md) says of each what to do."
 # What `judge` can say of each kind; a test compares them with its code.
 _INSTANCE_REASONS = (
     ReadyReason.SERVING,
@@ -69,18 +82,7 @@ def render_pages() -> dict[Path, str]:
 def render_index() -> str:
     """What holds for all kinds, and a line for each."""
     rows = [f"| [{name}]({name.lower()}.md) | {render_schema(kind)['description']} |" for name, kind in KINDS.items()]
-    return "\n".join(
-        [
-            f"# Kinds\n\n{NOTICE}\n",
-            f"Every object is `apiVersion: {API_VERSION}` with `kind`, `metadata` and `spec`. A name is a DNS label of at "
-            "most 53\ncharacters. Unknown fields are refused. A field with a default may be left out; *required* ones may "
-            "not. `status` is\nthe controller's: what a document says of it is not read.\n",
-            "[Modes](../reference/modes.md) has what differs between Kubernetes and files.\n",
-            "| kind | what |\n|---|---|",
-            *rows,
-            "",
-        ]
-    )
+    return "\n".join([_INTRODUCTION, *rows, ""])
 
 
 def render_page(kind: type[Kind]) -> str:
@@ -167,7 +169,7 @@ def _render_conditions(name: str) -> Iterator[str]:
     yield f"## Conditions\n\n| condition | what |\n|---|---|\n{rows}"
     lines = read_reason_lines()
     rows = "".join(f"| `{reason}` | {_escape(lines[type(reason).__name__][reason])} |\n" for reason in REASONS[name])
-    yield f"## Reasons\n\n[Errors](../reference/errors.md) says of each what to do.\n\n| reason | what |\n|---|---|\n{rows}"
+    yield f"## Reasons\n\n{_ERRORS}\n\n| reason | what |\n|---|---|\n{rows}"
 
 
 def _render_default(node: JsonSchema) -> str:

@@ -57,7 +57,7 @@ def test_both_stores_say_the_same_of_any_document(door: ApiDoor, document: dict[
 
 # Each was a difference once, or is the corner of a rule. The last column: taken?
 CASES: dict[str, tuple[str, tuple[str | int, ...], Any, bool]] = {
-    "letters beyond 16 bits, escaped in JSON": ("Model", ("spec", "geometry", "architecture"), "𝒳", True),
+    "letters beyond 16 bits, escaped in JSON": ("Model", ("spec", "geometry", "architecture"), "😀", True),
     "length counts letters, not bytes": ("Model", ("spec", "geometry", "architecture"), "é" * 64, True),
     "one letter too many": ("Model", ("spec", "geometry", "architecture"), "é" * 65, False),
     "a key of 128 letters of three bytes": ("Placement", ("spec", "nodes", "selector"), {"名" * 128: "a"}, True),
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[str, tuple[str | int, ...], Any, bool]] = {
     "digits of another script": ("Model", ("spec", "memory", "workspace"), "٣Gi", False),
     "a control character in a path": ("Node", ("spec", "engines", 0, "path"), "/a\x1bb", False),
     "a control character in a source": ("Model", ("spec", "variants", 0, "source"), "file:///a\nb", False),
-    "a path with letters of all scripts": ("Node", ("spec", "engines", 0, "path"), "/模型/é 𝒳", True),
+    "a path with letters of all scripts": ("Node", ("spec", "engines", 0, "path"), "/模型/é 😀", True),
     "a number beyond 64 bits": ("Model", ("spec", "geometry", "weightsBytes"), 2**63, False),
     "the largest number": ("Model", ("spec", "geometry", "weightsBytes"), 2**63 - 1, True),
     "a fraction": ("Placement", ("spec", "replicas"), 1.5, False),

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from http import HTTPStatus
 from typing import Any, cast
 
 import httpx
@@ -56,13 +57,13 @@ class ApiDoor:
             content=json.dumps(document),
             headers={"content-type": "application/json"},
         )
-        if answer.status_code == httpx.codes.CREATED:
+        if answer.status_code == HTTPStatus.CREATED:
             return Verdict(True)
         status = answer.json()
         causes: list[dict[str, str]] = [
             cause for cause in status.get("details", {}).get("causes", []) if _ACCESSOR not in cause["message"]
         ]
-        if answer.status_code == httpx.codes.UNPROCESSABLE_ENTITY and causes:
+        if answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY and causes:
             fields = frozenset(_spell(cause["field"]) for cause in causes if cause["field"] != _SKIPPED)
             messages = [cause["message"] for cause in causes]
             rules = frozenset(rule for rule in find_messages(kind) if any(rule in it for it in messages))

@@ -41,7 +41,7 @@ _ODD_TEXTS = (
     " a",
     "é",
     "名前",
-    "𝒳",
+    "😀",
     "a\u2028b",
     "\x1b[31m",
     "default",
@@ -155,9 +155,9 @@ def put(document: dict[str, Any], edge: Edge) -> dict[str, Any]:
 def _below(container: Any, step: str | int) -> Any:
     match container:
         case dict():
-            return cast("dict[Any, Any]", container).get(step)
+            return cast("dict[str | int, Any]", container).get(step)
         case list() if isinstance(step, int) and step < len(cast("list[Any]", container)):
-            return container[step]
+            return cast("list[Any]", container)[step]
         case _:
             return None
 
@@ -195,7 +195,7 @@ def _edges_of(node: JsonSchema, valid: Any, path: Path) -> Iterator[Edge]:
             for value in (*_ODD_TEXTS, *node.get("enum", ())):
                 yield Edge(path, value)
             if "maxLength" in node:
-                for letter in ("a", "é", "𝒳"):
+                for letter in ("a", "é", "😀"):
                     for count in (node["maxLength"], node["maxLength"] + 1):
                         yield Edge(path, letter * min(count, _MAX_SPELLED))
 

@@ -66,7 +66,7 @@ def schema_of(crd: dict[str, Any]) -> JsonSchema:
 @pytest.mark.parametrize("path", sorted(RELEASED.glob("*.yaml")), ids=lambda path: path.stem)
 def test_an_upgrade_takes_what_the_last_release_took(path: Path) -> None:
     released = yaml.safe_load(path.read_text(encoding="utf-8"))
-    (kind,) = (kind for kind in KINDS.values() if kind.PLURAL == released["spec"]["names"]["plural"])
+    (kind,) = (kind for kind in KINDS.values() if released["spec"]["names"]["plural"] == kind.PLURAL)
     now = render_crd(kind)
     name = now["metadata"]["name"]
     assert (released["metadata"]["name"], released["spec"]["scope"]) == (name, now["spec"]["scope"])

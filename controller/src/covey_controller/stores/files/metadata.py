@@ -7,6 +7,7 @@ printed can be a file, and are then ignored.
 from typing import Any, cast
 
 from covey_api.meta import LABEL_VALUE_PATTERN
+from covey_api.schema import JsonSchema
 
 # A DNS label, or nothing: the default, and what Covey prints for cluster-scoped kinds.
 NAMESPACE_PATTERN = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"
@@ -30,16 +31,17 @@ TIME_PATTERN = (
 MAX_ANNOTATION_BYTES = 262_144
 
 
-def render_metadata_schema(name: dict[str, Any], *, namespaced: bool) -> dict[str, Any]:
+def render_metadata_schema(name: JsonSchema, *, namespaced: bool) -> JsonSchema:
     """JSON schema of `metadata` in a document. `name` is what the kind's own CRD demands of the name.
 
     The API server drops the namespace of a cluster-scoped object without a look at it.
     """
-    text = {"type": "string"}
+    text: JsonSchema = {"type": "string"}
     given = {"type": "string", "minLength": 1}
     namespace = {"pattern": NAMESPACE_PATTERN, "maxLength": 63} if namespaced else {}
     return {
         "type": "object",
+        "default": {},
         "required": ["name"],
         "properties": {
             "name": name,

@@ -102,12 +102,10 @@ def _make_checker(kind: type[Kind]) -> _Checker:
     properties: dict[str, JsonSchema] = schema["properties"]
     metadata = render_metadata_schema(properties["metadata"]["properties"]["name"], namespaced=kind.NAMESPACED)
     # The values of a document's status are not looked at, for status is the controller's; its fields must exist.
-    schema = schema | {
-        "properties": properties
-        | {"metadata": metadata | {"default": {}}, "status": _keep_fields(properties["status"])},
-    }
-    ruled = schema | {"properties": {name: child for name, child in properties.items() if name != "status"}}
-    return _Checker(schema, Draft202012Validator(_make_strict(schema)), ruled)
+    checked = properties | {"metadata": metadata, "status": _keep_fields(properties["status"])}
+    ruled = {name: child for name, child in properties.items() if name != "status"}
+    whole: JsonSchema = schema | {"properties": checked}
+    return _Checker(whole, Draft202012Validator(_make_strict(whole)), schema | {"properties": ruled})
 
 
 def _keep_fields(schema: JsonSchema) -> JsonSchema:
