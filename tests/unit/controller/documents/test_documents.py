@@ -1,5 +1,6 @@
 """Documents as the API server takes them with strict validation, each refusal with its line, field and words."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,52 @@ def test_several_documents_lists_and_json_are_all_read() -> None:
 
 def test_empty_and_comment_only_files_hold_no_objects() -> None:
     assert parse("", "# nothing\n", "---\n---\n") == ()
+
+
+def test_json_has_letters_beyond_16_bits_as_two_escapes() -> None:
+    document = {
+        "apiVersion": "covey.dev/v1alpha1",
+        "kind": "Placement",
+        "metadata": {"name": "m", "annotations": {"a": "\U0001f600é\\u\\ud83d"}},
+        "spec": {"modelRef": {"name": "m"}},
+    }
+    text = json.dumps(document)
+    assert "\\ud83d\\ude00" in text
+    (parsed,) = parse(text)
+    assert parsed.object.metadata.annotations == {"a": "\U0001f600é\\u\\ud83d"}
+    (parsed,) = parse(text.replace("\\ud83d\\ude00", "\\ud83d"))
+    assert parsed.object.metadata.annotations == {"a": "\ufffdé\\u\\ud83d"}
+
+
+def test_namespace_of_a_cluster_scoped_object_is_dropped_as_kubernetes_drops_it() -> None:
+    (document,) = parse(head("Node", "{name: a, namespace: default}"))
+    assert (document.key.namespace, document.object.metadata.namespace) == ("", "")
+
+
+def test_rules_are_told_beside_a_broken_pattern_and_not_beside_a_broken_type() -> None:
+    rule = "`spec.context.minTokens` must be at most `spec.context.tokens`"
+    context = "  context: {tokens: 300, minTokens: 400}\n"
+    broken = errors_of(PLACEMENT.replace("modelRef: {name: m}", "modelRef: {name: M}") + context)
+    assert [error.field for error in broken] == ["spec.modelRef.name", "spec.context"]
+    assert broken[1].message == rule
+    assert rule not in [error.message for error in errors_of(PLACEMENT + context + "  suspend: 'yes'\n")]
+
+
+def test_length_of_a_key_is_counted_in_letters() -> None:
+    text = PLACEMENT + "  nodes: {selector: {" + "名" * 128 + ": a}}\n"
+    assert len(parse(text)) == 1
+    (error,) = errors_of(text.replace("名", "名名", 1))
+    assert error.message == "keys of `spec.nodes.selector` must be at most 128 characters"
+
+
+def test_a_key_that_yaml_cannot_read_is_refused_with_its_bound() -> None:
+    (error,) = errors_of("a: {" + "b" * 2000 + ": 1}\n")
+    assert error.message.endswith("; a key must be at most 1024 characters long")
+
+
+def test_all_annotations_together_are_bounded() -> None:
+    (error,) = errors_of(PLACEMENT.replace("{name: m}", "{name: m, annotations: {a: " + "é" * 131_072 + "}}", 1))
+    assert error.message == "`metadata.annotations` must be at most 262144 bytes together; got 262145 bytes"
 
 
 def test_what_kubectl_prints_can_be_a_file() -> None:
