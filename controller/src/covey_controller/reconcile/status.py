@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, InstanceStatus, MemberPhase, MemberStatus
 from covey_api.kinds import Kind, ObjectKey
+from covey_api.messages import NODE_SILENCE_SECONDS
 from covey_api.meta import Condition, Status
 from covey_api.model import Model
 from covey_api.node import Node
@@ -88,7 +89,22 @@ def _observed_node(stored: Node, node: NodeSight) -> Status:
 
 
 def _node_conditions(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
-    return (*_stray_condition(draft, node), *_unsealed_condition(draft, node))
+    return (*_stray_condition(draft, node), *_unsealed_condition(draft, node), *_contested_condition(draft, node))
+
+
+def _contested_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
+    """`NameContested`, only while another machine reports under the same name; noted when it appears."""
+    heard = node.agent.rival if node.agent else None
+    if heard is None or heard + NODE_SILENCE_SECONDS <= draft.now or node.node is None:
+        return ()
+    draft.wake_at(heard + NODE_SILENCE_SECONDS)
+    message = (
+        f"another machine reports as '{node.name}' too: the one that came first is heard, what the other says is "
+        "dropped. Give one of them another name (`--name`) and a state folder of its own"
+    )
+    if all(before.type != "NameContested" for before in node.node.status.conditions):
+        draft.note(node.node.key, EventReason.NAME_CONTESTED, message, warning=True)
+    return (condition("NameContested", is_true=True, reason=NodeReason.NAME_CONTESTED, message=message),)
 
 
 def _unsealed_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
