@@ -17,6 +17,8 @@ from covey_api.kinds import Kind
 from covey_api.placement import Placement
 from covey_api.registry import KINDS
 from covey_api.schema import JsonSchema, render_crd, render_schema
+from covey_controller.ports import InvalidSet
+from covey_controller.stores.files.documents import parse_documents
 from kit.edges import whole_document
 from testbed.kube.controlplane import CRDS, ControlPlane
 
@@ -323,3 +325,25 @@ def put_crd(client: httpx.Client, path: str, crd: dict[str, Any]) -> None:
             return
         assert time.monotonic() < deadline, f"the API server must read by the new CRD; it says {answer}"
         time.sleep(0.05)
+
+
+def test_only_kubernetes_lets_a_stored_value_be_that_a_newer_rule_refuses(plane: ControlPlane) -> None:
+    """The API server takes an update that leaves such a value as it is; a document is always checked whole."""
+    crd = render_crd(Placement)
+    older = copy.deepcopy(crd)
+    replicas = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["replicas"]
+    replicas["maximum"] = 1000
+    with plane.client() as client:
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
+        del older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["concurrency"]
+        put_crd(client, path, older)
+        client.post(path_of(Placement), json=small_placement("many", replicas=100)).raise_for_status()
+        put_crd(client, path, crd)
+        patch = json.dumps({"spec": {"suspend": True}})
+        client.patch(path_of(Placement, "many"), content=patch, headers=MERGE).raise_for_status()
+        refused = client.patch(path_of(Placement, "many"), content='{"spec": {"replicas": 101}}', headers=MERGE)
+        assert "should be less than or equal to 64" in refused.text
+        client.delete(path_of(Placement, "many")).raise_for_status()
+    document = small_placement("many", replicas=100, suspend=True)
+    with pytest.raises(InvalidSet, match=r"`spec.replicas` must be at most 64; got 100"):
+        parse_documents({"many.json": json.dumps(document).encode()})
