@@ -375,12 +375,12 @@ def test_a_server_that_fails_is_asked_less_and_less(repository: Repository, serv
 def test_a_silent_server_is_given_up_and_its_git_ended(
     repository: Repository, server: GitServer, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clone_module, "LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(clone_module, "LOOK_SECONDS", 5.0)
 
     async def scenario() -> None:
         async with following(followed(server), state, head(repository)) as store:
             server.knobs.silent = True
-            await noticed(store, "no answer within 1 s. What ran goes on")
+            await noticed(store, "no answer within 5 s. What ran goes on")
             assert await replicas(store) == 1
             server.knobs.silent = False
             commit = repository.push({"fleet/placement.yaml": placement_yaml(replicas=2)})
