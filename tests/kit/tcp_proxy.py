@@ -18,6 +18,8 @@ class TcpProxy:
     """Before each chunk, both ways."""
     is_open: bool = True
     """False: connections are accepted and ended at once."""
+    accepted: int = 0
+    """Connections so far."""
     _writers: set[asyncio.StreamWriter] = field(default_factory=set[asyncio.StreamWriter])
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
@@ -29,6 +31,7 @@ class TcpProxy:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        self.accepted += 1
         self._tasks.add(task)
         self._writers.add(writer)
         try:

@@ -42,10 +42,18 @@ EXPIRED = 410
 class Sync:
     """The mirror of all kinds, and the tasks that keep it."""
 
-    def __init__(self, client: KubeClient, login: Login, on_change: Callable[[Change], None]) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        login: Login,
+        on_change: Callable[[Change], None],
+        *,
+        list_seconds: float = LIST_SECONDS,
+    ) -> None:
         self._client = client
         self._login = login
         self._on_change = on_change
+        self._list_seconds = list_seconds
         self.mirrors: Mapping[type[Kind], KindMirror] = {kind: KindMirror(kind) for kind in KINDS.values()}
         self.listed = asyncio.Event()
         """Set once every kind has been listed whole."""
@@ -60,7 +68,7 @@ class Sync:
     @property
     def is_synced(self) -> bool:
         """Whether the last list is recent: two may fail."""
-        return self.synced_age_seconds < 3 * LIST_SECONDS
+        return self.synced_age_seconds < 3 * self._list_seconds
 
     @property
     def synced_age_seconds(self) -> float:
@@ -117,7 +125,7 @@ class Sync:
 
     async def _rest(self) -> None:
         try:
-            async with asyncio.timeout(LIST_SECONDS):
+            async with asyncio.timeout(self._list_seconds):
                 await self._relist.wait()
         except TimeoutError:
             return
@@ -182,7 +190,7 @@ class Sync:
             finally:
                 await watch.stop()
             log.debug("watching anew: %s", why)
-            if time.monotonic() - began > LIST_SECONDS:
+            if time.monotonic() - began > self._list_seconds:
                 retry_seconds = FIRST_RETRY_SECONDS
             await asyncio.sleep(retry_seconds)
             retry_seconds = min(MAX_RETRY_SECONDS, retry_seconds * 2)
