@@ -412,6 +412,8 @@ def test_watch_that_is_cut_off_again_and_again_misses_nothing(plane: ControlPlan
     asyncio.run(scenario())
 
 
+# kopf, told to end, can't say goodbye to a server that doesn't answer: its sockets are closed without that.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_watch_that_is_silent_is_found_out_by_the_list_and_begun_anew(plane: ControlPlane, tmp_path: Path) -> None:
     """A zombie: its connections stand, and nothing comes through them any more."""
 
@@ -468,8 +470,8 @@ def test_conflict_by_somebody_elses_write_is_observed_again(plane: ControlPlane)
     asyncio.run(scenario())
 
 
-def test_call_that_is_turned_away_by_429_is_tried_again_and_then_told(plane: ControlPlane, tmp_path: Path) -> None:
-    """By the API server's own priority levels: one without any seat."""
+def test_calls_that_are_turned_away_by_429_are_tried_again(plane: ControlPlane, tmp_path: Path) -> None:
+    """By the API server's own priority levels: one seat, and no queue."""
     documents = """
 apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: PriorityLevelConfiguration
@@ -496,21 +498,33 @@ spec:
             assert (await client.request("GET", path))["items"]
             plane.kubectl("apply", "-f", "-", text=documents)
             try:
-                with pytest.raises(KubeAway, match="429 TooManyRequests"):
-                    for _ in range(20):
-                        await client.request("GET", path)
-                        await asyncio.sleep(0.2)
-                calling = asyncio.create_task(client.request("GET", path))
-                await asyncio.sleep(0.5)
-                assert not calling.done(), "it waits as the answer asks"
+                async with asyncio.timeout(60):
+                    while True:
+                        before = count_rejected(plane)
+                        calls = [client.request("GET", path) for _ in range(12)]
+                        ends = await asyncio.gather(*calls, return_exceptions=True)
+                        if count_rejected(plane) > before:
+                            break
             finally:
                 plane.kubectl("delete", "flowschema/closed", "prioritylevelconfiguration/closed")
-            assert (await calling)["items"]
+            refused = [end for end in ends if isinstance(end, BaseException)]
+            assert len(refused) < len(ends) // 2, "most got through by trying again"
+            assert all(isinstance(end, KubeAway) and end.reason == "TooManyRequests" for end in refused)
 
     try:
         asyncio.run(scenario())
     finally:
         plane.kubectl("delete", "clusterrolebinding", "busy")
+
+
+def count_rejected(plane: ControlPlane) -> int:
+    """Calls that priority level `closed` has turned away."""
+    with plane.client() as client:
+        text = client.get("/metrics").raise_for_status().text
+    found = re.findall(
+        r'apiserver_flowcontrol_rejected_requests_total\{[^}]*priority_level="closed"[^}]*\} (\d+)', text
+    )
+    return sum(int(number) for number in found)
 
 
 def test_api_server_that_goes_away_leaves_the_fleet_as_it_is_and_is_caught_up_with(own_plane: ControlPlane) -> None:
