@@ -32,6 +32,8 @@ class FleetClaim(Message):
 
 
 class FleetStatus(Status):
+    """What was found of the settings, and whose the fleet is."""
+
     claim: FleetClaim | None = None
     """Kubernetes mode only: one fleet a cluster."""
 

@@ -53,6 +53,14 @@ class Geometry(Message):
     """What an engine may add to the weights when it lays matrices out for the CPU: an upper bound."""
     experts_used: Annotated[int, Field(ge=0, le=4096)] = 0
     """Experts that one token passes through; zero: no experts. `feedForwardLength` is then the sum over them."""
+    latent_attention: bool = False
+    """True: one latent vector a token serves as key and value (MLA); newer engines keep no values beside it."""
+    recurrent_bytes: Annotated[int, Field(ge=0)] = 0
+    """State of one slot in all recurrent layers, whatever the window."""
+    recurrent_layer_bytes: Annotated[int, Field(ge=0)] = 0
+    """What the graph copies of one slot's state for the widest recurrent layer."""
+    recurrent_row_length: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    """Numbers that one token passes through in the widest recurrent layer."""
 
 
 class Variant(Message):
@@ -145,16 +153,22 @@ class VariantStatus(Message):
     """What a node read of one variant."""
 
     name: Name
+    """The variant's name."""
     source: Annotated[str, Field(max_length=1024)]
     """The source this was read from; another source in the spec makes it stale."""
     artifact: ResolvedArtifact | None = None
+    """The file that the source means."""
     geometry: Geometry | None = None
+    """What its header says."""
     error: Annotated[str, Field(max_length=1024)] = ""
     """Why the header could not be read, if it could not."""
 
 
 class ModelStatus(Status):
+    """What is known of its artifacts."""
+
     variants: Annotated[tuple[VariantStatus, ...], Field(max_length=16)] = ()
+    """What nodes read of the variants."""
 
 
 class Model(Kind):
@@ -166,7 +180,6 @@ class Model(Kind):
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("Ready", ".status.conditions[?(@.type=='Ready')].status"),
         Column("Reason", ".status.conditions[?(@.type=='Ready')].reason"),
-        Column("Variants", ".spec.variants[*].name"),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Message", ".status.conditions[?(@.type=='Ready')].message", wide=True),
     )
