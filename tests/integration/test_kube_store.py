@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -47,9 +47,9 @@ def plane(control_plane: ControlPlane) -> ControlPlane:
     return control_plane
 
 
-@pytest.fixture(scope="module")
-def own_plane() -> Iterator[ControlPlane]:
-    """One that tests here may stop and empty; each leaves it running."""
+@contextlib.contextmanager
+def own_plane() -> Generator[ControlPlane]:
+    """One that a test may stop and empty."""
     try:
         with running_control_plane() as plane:
             yield plane
@@ -527,36 +527,32 @@ def count_rejected(plane: ControlPlane) -> int:
     return sum(int(number) for number in found)
 
 
-def test_api_server_that_goes_away_leaves_the_fleet_as_it_is_and_is_caught_up_with(own_plane: ControlPlane) -> None:
-    plane = own_plane
-    plane.clear("default")
-
-    async def scenario() -> None:
+def test_api_server_that_goes_away_leaves_the_fleet_as_it_is_and_is_caught_up_with() -> None:
+    async def scenario(plane: ControlPlane) -> None:
         async with running_kube_store(plane) as store, controller(store, FakeAgent("a")) as control:
             people = People(plane, store)
             await write_fleet(people)
             await ready(control)
             routed = control.routed()
-            with plane.without_api_server():
-                await asyncio.sleep(12)
-                assert control.routed() == routed
-                assert (await store.list_objects())[placement_key()]
-                with pytest.raises(Conflict):
-                    await store.create(builders.instance("other-0"))
+            plane.stop_component("kube-apiserver")
+            await asyncio.sleep(12)
+            assert control.routed() == routed
+            assert (await store.list_objects())[placement_key()]
+            with pytest.raises(LeaseLost):
+                await store.create(builders.instance("other-0"))
+            await asyncio.to_thread(plane.start_component, "kube-apiserver")
             await write_fleet(people, replicas=2)
             await ready(control, 2)
             assert set(routed) <= set(control.routed()), "no instance was started anew"
 
-    asyncio.run(scenario())
+    with own_plane() as plane:
+        asyncio.run(scenario(plane))
 
 
 def test_etcd_that_comes_back_empty_stops_nothing_and_instances_are_adopted(
-    own_plane: ControlPlane, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    plane = own_plane
-    plane.clear("default")
-
-    async def scenario() -> None:
+    async def scenario(plane: ControlPlane) -> None:
         async with running_kube_store(plane) as store, controller(store, FakeAgent("a")) as control:
             people = People(plane, store)
             await write_fleet(people)
@@ -575,15 +571,13 @@ def test_etcd_that_comes_back_empty_stops_nothing_and_instances_are_adopted(
             await control.wait_routed(1)
             assert control.routed() == routed
 
-    asyncio.run(scenario())
+    with own_plane() as plane:
+        asyncio.run(scenario(plane))
     assert caplog.text.count("Covey's kinds must be installed") == 1
 
 
-def test_crds_deleted_while_the_controller_runs_end_clean(own_plane: ControlPlane) -> None:
-    plane = own_plane
-    plane.clear("default")
-
-    async def scenario() -> None:
+def test_crds_deleted_while_the_controller_runs_end_clean() -> None:
+    async def scenario(plane: ControlPlane) -> None:
         async with running_kube_store(plane) as store, controller(store, FakeAgent("a")) as control:
             people = People(plane, store)
             await write_fleet(people)
@@ -593,4 +587,5 @@ def test_crds_deleted_while_the_controller_runs_end_clean(own_plane: ControlPlan
             assert not control.routed() or not instances(store)
         await asyncio.to_thread(plane.apply_crds)
 
-    asyncio.run(scenario())
+    with own_plane() as plane:
+        asyncio.run(scenario(plane))
