@@ -44,7 +44,8 @@ class Leaders(Protocol):
 
 
 class Vault(Protocol):
-    """Small secret documents that every replica of the controller shares: authority, fleet secret, token hashes."""
+    """Small secret documents that every replica of the controller shares: authority, fleet secret, token hashes,
+    denials. Their names are in `vault`. Both methods raise VaultUnavailable and have a deadline."""
 
     async def read(self, name: str) -> bytes | None:
         """The document; None if there is none."""
@@ -53,6 +54,10 @@ class Vault(Protocol):
     async def replace(self, name: str, content: bytes, *, seen: bytes | None) -> None:
         """Write it whole. Conflict if it is not what was `seen` (None: there must be none)."""
         ...
+
+
+class VaultUnavailable(Exception):
+    """A document can't be read or written now; the words say why and are fit for whoever asked."""
 
 
 class Conflict(Exception):
