@@ -103,7 +103,7 @@ async def serve_again(rig: Rig) -> None:
     """The same controller at the same address."""
     await serve_fleet(
         rig.board,
-        rig.authority,
+        rig.trust,
         rig.tokens,
         rig.denials,
         folder=rig.folder / "controller",
@@ -113,8 +113,8 @@ async def serve_again(rig: Rig) -> None:
     )
 
 
-def new_token(rig: Rig) -> str:
-    return rig.token(CertificateRole.GATEWAY)
+async def new_token(rig: Rig) -> str:
+    return await rig.token(CertificateRole.GATEWAY)
 
 
 async def test_a_table_comes_down_is_kept_and_acknowledged(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_a_table_comes_down_is_kept_and_acknowledged(tmp_path: Path) -> No
     async with (
         ScriptedEngine() as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, new_token(rig)) as (gateway, link),
+        linked(tmp_path, rig.url, await new_token(rig)) as (gateway, link),
     ):
         async with asyncio.timeout(20):
             await link.has_table.wait()
@@ -150,7 +150,7 @@ async def test_a_table_that_the_disk_refused_is_kept_once_there_is_room(
     async with (
         ScriptedEngine() as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, new_token(rig)),
+        linked(tmp_path, rig.url, await new_token(rig)),
     ):
         board.serve(engine)
         await eventually(lambda: board.applied == board.order)
@@ -164,7 +164,7 @@ async def test_a_gateway_serves_by_its_last_table_with_no_controller(tmp_path: P
     board = TableBoard()
     async with ScriptedEngine() as engine:
         async with running_fleet(tmp_path / "c", board) as rig:
-            token_text = new_token(rig)
+            token_text = await new_token(rig)
             board.serve(engine)
             async with linked(tmp_path, rig.url, token_text) as (gateway, _):
                 await eventually(lambda: (tmp_path / "state/gateway/table.json").exists())
@@ -178,7 +178,7 @@ async def test_a_lower_table_is_ignored(tmp_path: Path) -> None:
     async with (
         ScriptedEngine() as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, new_token(rig)) as (gateway, _),
+        linked(tmp_path, rig.url, await new_token(rig)) as (gateway, _),
     ):
         board.term = 5
         board.serve(engine)
@@ -203,7 +203,7 @@ async def test_a_departed_endpoint_is_reported_idle_at_once(tmp_path: Path) -> N
     async with (
         ScriptedEngine(wait) as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, new_token(rig)) as (gateway, _),
+        linked(tmp_path, rig.url, await new_token(rig)) as (gateway, _),
     ):
         board.serve(engine)
         await eventually(lambda: board.applied == board.order)
@@ -224,7 +224,7 @@ async def test_the_link_comes_back_after_the_controller_does(tmp_path: Path) -> 
     async with (
         ScriptedEngine() as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, new_token(rig)) as (gateway, link),
+        linked(tmp_path, rig.url, await new_token(rig)) as (gateway, link),
     ):
         async with asyncio.timeout(20):
             await link.has_table.wait()

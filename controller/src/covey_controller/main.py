@@ -8,35 +8,30 @@ import asyncio
 import json
 import logging
 import os
-import secrets
 import signal
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import uvloop
-from covey_api.messages import CertificateRole
 from covey_fleet_client.files import ensure_private_folder, write_private
 from covey_fleet_client.lifeline import watch_lifeline
 from covey_fleet_client.process import raise_file_limit, start_logging
 from covey_fleet_client.tasks import flatten_errors
 
-from covey_controller.authority import derive_engine_key, ensure_authority, ensure_fleet_secret
 from covey_controller.board import FleetBoard
 from covey_controller.control_api.server import serve_control
-from covey_controller.denials import Denials
+from covey_controller.credentials import open_credentials
 from covey_controller.explain import HistoryExplainer
 from covey_controller.fleet_api.server import serve_fleet
 from covey_controller.history import History
-from covey_controller.loop import ReconcileLoop, Surroundings
-from covey_controller.seal import seal_instance
+from covey_controller.loop import ReconcileLoop
+from covey_controller.ports import VaultUnavailable
 from covey_controller.serving.listener import ListenFailed
 from covey_controller.stores.files.documents import parse_documents
 from covey_controller.stores.files.store import FilesStore, store_paths
-from covey_controller.tokens import Tokens
+from covey_controller.stores.files.vault import FilesVault
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run_controller(options))
-    except* (OSError, ValueError, ListenFailed) as errors:
+    except* (OSError, ValueError, ListenFailed, VaultUnavailable) as errors:
         failed = True
         for error in flatten_errors(errors):
             log.error("%s", error)
@@ -112,18 +107,16 @@ async def run_controller(options: Options) -> None:
     """Until it is asked to end. OSError, ValueError or ListenFailed when it can't start."""
     ensure_private_folder(options.state)
     ensure_private_folder(options.folder)
-    authority = ensure_authority(options.folder, time.time())
-    tokens = Tokens(options.folder / "tokens.json", authority.digest)
-    denials = Denials(options.folder / "denials.json")
+    credentials = await open_credentials(FilesVault(options.folder))
     store = FilesStore(options.source, options.folder, parse_documents, allow_empty=options.allow_empty)
     board, history = FleetBoard(asyncio.get_running_loop().time), History()
-    loop = ReconcileLoop(store, board, history, _surroundings(options, denials))
+    loop = ReconcileLoop(store, board, history, credentials.surround(allow_empty=options.allow_empty))
     fleet = partial(
         serve_fleet,
         board,
-        authority,
-        tokens,
-        denials,
+        credentials.trust,
+        credentials.tokens,
+        credentials.denials,
         folder=options.folder,
         host=options.host,
         port=options.port,
@@ -134,7 +127,8 @@ async def run_controller(options: Options) -> None:
         options.state / "control.sock",
         HistoryExplainer(history, board),
         store,
-        tokens,
+        credentials.tokens,
+        credentials.trust,
         is_ready=lambda: loop.is_leading,
         on_listening=lambda: log.info("control API on '%s'", options.state / "control.sock"),
     )
@@ -143,23 +137,11 @@ async def run_controller(options: Options) -> None:
             group.create_task(_wait_stop(options.lifeline))
             group.create_task(store.run())
             group.create_task(loop.run())
+            group.create_task(credentials.trust.watch())
             group.create_task(fleet())
             group.create_task(control())
     except* Stop:
         log.info("ended; what runs on nodes goes on")
-
-
-def _surroundings(options: Options, denials: Denials) -> Surroundings:
-    fleet_secret = ensure_fleet_secret(options.folder)
-    return Surroundings(
-        holder=secrets.token_hex(8),
-        engine_key=partial(derive_engine_key, fleet_secret),
-        seal_of=partial(seal_instance, fleet_secret),
-        mint_id=partial(secrets.token_hex, 8),
-        utc_now=partial(datetime.now, UTC),
-        deny_agent=lambda name: denials.deny(CertificateRole.AGENT, name, time.time()),
-        allow_empty=options.allow_empty,
-    )
 
 
 async def _wait_stop(lifeline: int | None) -> None:

@@ -23,6 +23,7 @@ MAX_TTL_SECONDS = 30 * 24 * 3600
 # Far more than anybody hands out at once; a script in a loop is stopped before the file is large.
 MAX_TOKENS = 256
 _SECRET_BYTES = 32
+TOKEN_PREFIX = "covey-"  # noqa: S105 - how every token begins
 _TOKEN = re.compile(r"^covey-(?P<id>[0-9a-f]{12})\.(?P<secret>[A-Za-z0-9_-]{43})\.[0-9a-f]{64}$")
 # Compared with when there is no such id, so that both refusals take the same time.
 _NO_HASH = "0" * 64

@@ -81,6 +81,10 @@ async def live_gateway(gateway: FakeGateway, board: FleetBoard) -> None:
         board.on_demand(gateway.name, gateway.demand())
 
 
+async def do_nothing(*_: object) -> None:
+    """Nothing is behind a vault here."""
+
+
 @contextlib.asynccontextmanager
 async def controller(store: MemoryStore, *agents: FakeAgent) -> AsyncGenerator[Control]:
     ids = itertools.count(1)
@@ -92,7 +96,8 @@ async def controller(store: MemoryStore, *agents: FakeAgent) -> AsyncGenerator[C
         seal_of=SEAL_OF,
         mint_id=lambda: f"{next(ids):016x}",
         utc_now=lambda: datetime.fromtimestamp(clock(), UTC),
-        deny_agent=lambda _: None,
+        deny_agent=do_nothing,
+        prepare=do_nothing,
     )
     loop = ReconcileLoop(store, board, history, surroundings)
     async with asyncio.TaskGroup() as group:
@@ -175,7 +180,8 @@ def test_controller_that_is_told_to_end_as_its_lease_is_lost_ends(passes: int) -
             seal_of=SEAL_OF,
             mint_id=lambda: "0" * 16,
             utc_now=lambda: datetime.fromtimestamp(clock(), UTC),
-            deny_agent=lambda _: None,
+            deny_agent=do_nothing,
+            prepare=do_nothing,
         )
         loop = ReconcileLoop(store, FleetBoard(clock), History(), around)
         async with asyncio.TaskGroup() as group:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import MAX_BODY_BYTES, Order
+from cryptography.hazmat.primitives.hashes import SHA256
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -15,10 +16,11 @@ from starlette.routing import Route
 from covey_controller.control_api.edits import apply_text, create_access_key, delete_keys
 from covey_controller.control_api.messages import AccessKeyBody, ApplyBody, DeleteBody, TokenBody
 from covey_controller.control_api.objects import list_objects, parse_key, parse_plural, watch_objects
-from covey_controller.ports import Explainer, GatewaySession, Source
-from covey_controller.serving.answers import ApiError, ApiReason, error_renderers, read_message
+from covey_controller.ports import Conflict, Explainer, GatewaySession, Source, VaultUnavailable
+from covey_controller.serving.answers import ApiError, ApiReason, error_renderers, read_message, unavailable
 from covey_controller.serving.lines import LineStream
 from covey_controller.tokens import Tokens
+from covey_controller.trust import Trust
 
 PREFIX = "/api/v1"
 
@@ -29,12 +31,14 @@ class ControlRoutes:
         explainer: Explainer,
         source: Source,
         tokens: Tokens,
+        trust: Trust,
         is_ready: Callable[[], bool],
         closing: asyncio.Event,
     ) -> None:
         self._explainer = explainer
         self._source = source
         self._tokens = tokens
+        self._trust = trust
         self._is_ready = is_ready
         self._closing = closing
 
@@ -104,10 +108,20 @@ class ControlRoutes:
     async def create_token(self, request: Request) -> Response:
         body = await read_message(request, TokenBody, MAX_BODY_BYTES)
         try:
-            token = self._tokens.mint(body.role, body.uses, body.ttl_seconds, time.time())
+            token = await self._tokens.mint(body.role, body.uses, body.ttl_seconds, time.time())
         except ValueError as error:
             raise ApiError(400, ApiReason.INVALID_BODY, str(error)) from None
+        except VaultUnavailable as error:
+            raise unavailable(f"no token can be made now: {error}") from None
         return JSONResponse({"token": token})
+
+    async def rotate_authority(self, _: Request) -> Response:
+        try:
+            step = await self._trust.rotate(time.time())
+        except (VaultUnavailable, Conflict) as error:
+            raise unavailable(f"the authority can't be replaced now: {error}") from None
+        signing, *others = (each.fingerprint(SHA256()).hex() for each in self._trust.current.bundle)
+        return JSONResponse({"step": step, "signing": signing, "trusted": others})
 
     async def create_key(self, request: Request) -> Response:
         self._require_ready()
@@ -143,9 +157,14 @@ def _key_of(request: Request) -> ObjectKey:
 
 
 def build_control_app(
-    explainer: Explainer, source: Source, tokens: Tokens, is_ready: Callable[[], bool], closing: asyncio.Event
+    explainer: Explainer,
+    source: Source,
+    tokens: Tokens,
+    trust: Trust,
+    is_ready: Callable[[], bool],
+    closing: asyncio.Event,
 ) -> Starlette:
-    routes = ControlRoutes(explainer, source, tokens, is_ready, closing)
+    routes = ControlRoutes(explainer, source, tokens, trust, is_ready, closing)
     one = "{plural}/{namespace}/{name}"
     return Starlette(
         routes=[
@@ -161,6 +180,7 @@ def build_control_app(
             Route(f"{PREFIX}/source", routes.source),
             Route(f"{PREFIX}/gateways", routes.gateways),
             Route(f"{PREFIX}/tokens", routes.create_token, methods=["POST"]),
+            Route(f"{PREFIX}/authority/rotate", routes.rotate_authority, methods=["POST"]),
             Route(f"{PREFIX}/keys", routes.create_key, methods=["POST"]),
             Route(f"{PREFIX}/keys/{{namespace}}/{{name}}", routes.delete_key, methods=["DELETE"]),
         ],

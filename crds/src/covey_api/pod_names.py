@@ -1,0 +1,24 @@
+"""How what Kubernetes calls by a name is called in Covey: pure, the same in every part, for ever.
+
+Names of nodes and pods may hold dots and be 253 characters long; Covey's are DNS labels of at most 53, since they are
+parts of other names. Rejected: wider names (Instances, member folders and socket paths would have to carry them), and
+cutting alone (`node-1.east…` and `node-1.west…` would be one).
+"""
+
+import hashlib
+import re
+
+from covey_api.meta import MAX_NAME_LENGTH, NAME_PATTERN
+
+_NAME = re.compile(NAME_PATTERN)
+# 32 bits: of a thousand names that begin alike, two get the same one in one of 8,600 clusters.
+_DIGEST_LENGTH = 8
+
+
+def render_covey_name(name: str) -> str:
+    """The name itself if Covey's may be so. Else its characters with dots as '-', cut, and a digest of the whole."""
+    if _NAME.fullmatch(name) and len(name) <= MAX_NAME_LENGTH:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_LENGTH]
+    readable = re.sub(r"[^a-z0-9]+", "-", name.lower())[: MAX_NAME_LENGTH - _DIGEST_LENGTH - 1].strip("-")
+    return f"{readable}-{digest}" if readable else f"x-{digest}"
