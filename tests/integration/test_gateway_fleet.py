@@ -12,6 +12,7 @@ import pytest
 from covey_api.messages import CertificateRole, Endpoint, Endpoints, ModelState, Order, ServedModel
 from covey_controller.fleet_api.server import serve_fleet
 from covey_fleet_client.files import ensure_private_folder
+from covey_fleet_client.join import Admission
 from covey_gateway import fleet
 from covey_gateway.fleet import FleetLink
 from integration.fleet_rig import Rig, SteeredBoard, running_fleet
@@ -89,7 +90,7 @@ async def linked(folder: Path, url: str, token_text: str | None) -> AsyncGenerat
     if token_text is not None:
         token_file.write_text(token_text)
     async with running_gateway(is_routed=False) as gateway:
-        link = FleetLink(gateway.traffic, gateway.apply, state, url, token_file, "gw", "http://127.0.0.1:1")
+        link = FleetLink(gateway.traffic, gateway.apply, state, url, Admission(token_file), "gw", "http://127.0.0.1:1")
         link.load_saved()
         running = asyncio.ensure_future(link.run())
         try:

@@ -67,7 +67,7 @@ def test_minting_has_bounds(tmp_path: Path) -> None:
         finish(tokens.mint(AGENT, 1, 60, NOW))
     with pytest.raises(ValueError, match="open tokens"):
         finish(tokens.mint(AGENT, 1, 60, NOW))
-    tokens.mint(AGENT, 1, 60, NOW + 61)
+    finish(tokens.mint(AGENT, 1, 60, NOW + 61))
 
 
 def test_a_file_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:
