@@ -23,7 +23,7 @@ from covey_api.messages import (
 from covey_api.node import NodeSpec
 from covey_controller.credentials import open_credentials
 from covey_controller.denials import Denials
-from covey_controller.fleet_api.server import serve_fleet
+from covey_controller.fleet_api.server import ALONE, Replicas, serve_fleet
 from covey_controller.stores.files.vault import FilesVault
 from covey_controller.tokens import Tokens
 from covey_controller.trust import Trust
@@ -115,7 +115,10 @@ class Rig:
 
 
 @asynccontextmanager
-async def running_fleet(folder: Path, board: SteeredBoard | None = None) -> AsyncGenerator[Rig]:
+async def running_fleet(
+    folder: Path, board: SteeredBoard | None = None, replicas: Replicas = ALONE
+) -> AsyncGenerator[Rig]:
+    """Two on one folder are two replicas: they share the vault."""
     state = folder / "controller"
     credentials = await open_credentials(FilesVault(state))
     trust, tokens, denials = credentials.trust, credentials.tokens, credentials.denials
@@ -132,6 +135,7 @@ async def running_fleet(folder: Path, board: SteeredBoard | None = None) -> Asyn
                 host="127.0.0.1",
                 port=0,
                 on_listening=listening.set_result,
+                replicas=replicas,
             )
         )
         yield Rig(folder, await listening, board, trust, tokens, denials, server)

@@ -1,5 +1,6 @@
 """What one fleet's controllers share behind the vault, opened together; and what the loop gets of it."""
 
+import hashlib
 import secrets
 import time
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ class Credentials:
     tokens: Tokens
     denials: Denials
     fleet_secret: bytes
+
+    @property
+    def fleet_id(self) -> str:
+        """Which fleet this is, for ever: unlike the authority, the secret isn't replaced. It tells nothing of it."""
+        return hashlib.sha256(b"covey fleet " + self.fleet_secret).hexdigest()
 
     async def reload(self) -> None:
         """What a leader before this one may have written. The fleet secret is for ever."""

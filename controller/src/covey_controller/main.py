@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,14 @@ from covey_fleet_client.lifeline import watch_lifeline
 from covey_fleet_client.process import raise_file_limit, start_logging
 from covey_fleet_client.tasks import flatten_errors
 
+from covey_controller.addresses import parse_address
 from covey_controller.board import FleetBoard
 from covey_controller.control_api.server import serve_control
 from covey_controller.credentials import open_credentials
 from covey_controller.explain import HistoryExplainer
 from covey_controller.fleet_api.server import serve_fleet
 from covey_controller.history import History
+from covey_controller.kube_options import KubeOptions, add_kube_flags, parse_kube_options
 from covey_controller.loop import ReconcileLoop
 from covey_controller.ports import VaultUnavailable
 from covey_controller.serving.listener import ListenFailed
@@ -52,6 +54,7 @@ class Options:
     port: int
     allow_empty: bool
     lifeline: int | None
+    kube: KubeOptions | None = None
 
     @property
     def folder(self) -> Path:
@@ -77,7 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse_options(arguments: Sequence[str] | None) -> Options:
     """The flags of docs/concepts/architecture.md. Wrong ones end the process with code 2."""
     parser = argparse.ArgumentParser(prog="python -m covey_controller", description="The controller of a Covey fleet.")
-    parser.add_argument("--source", required=True, type=Path, help="directory or file that holds the documents")
+    store = parser.add_mutually_exclusive_group(required=True)
+    store.add_argument("--source", type=Path, help="directory or file that holds the documents")
+    store.add_argument("--kube", action="store_true", help="the documents are in Kubernetes")
     parser.add_argument("--state", required=True, type=Path, help="the state folder")
     parser.add_argument(
         "--fleet-listen",
@@ -87,26 +92,50 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     )
     parser.add_argument("--allow-empty", action="store_true", help="an empty or missing source deletes all objects")
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe's last writer is gone")
+    add_kube_flags(parser)
     given = parser.parse_args(arguments)
-    host, port = _parse_address(parser, given.fleet_listen)
-    source, state = Path(os.path.abspath(given.source)), Path(os.path.abspath(given.state))
+    host, port = parse_address(parser, "--fleet-listen", given.fleet_listen)
+    state = Path(os.path.abspath(given.state))
+    if given.kube:
+        if given.allow_empty:
+            parser.error("`--allow-empty` is for `--source`: in Kubernetes mode objects are deleted one by one")
+        return Options(Path(), state, host, port, False, given.lifeline, parse_kube_options(parser, given))
+    source = Path(os.path.abspath(given.source))
     options = Options(source, state, host, port, given.allow_empty, given.lifeline)
     if not source.exists() and not store_paths(source, options.folder)[0].exists():
         parser.error(f"`--source` must be a directory or a file; there is no '{source}'")
     return options
 
 
-def _parse_address(parser: argparse.ArgumentParser, text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65_535:
-        parser.error(f"`--fleet-listen` must be 'HOST:PORT'; got '{text}'")
-    return host.strip("[]"), int(port)
-
-
 async def run_controller(options: Options) -> None:
     """Until it is asked to end. OSError, ValueError or ListenFailed when it can't start."""
     ensure_private_folder(options.state)
     ensure_private_folder(options.folder)
+    run = import_kube(options.kube) if options.kube is not None else run_files
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_wait_stop(options.lifeline))
+            group.create_task(run(options))
+    except* Stop:
+        log.info("ended; what runs on nodes goes on")
+
+
+def import_kube(options: KubeOptions) -> Callable[[Options], Coroutine[None, None, None]]:
+    """ValueError names the extra if it isn't installed."""
+    try:
+        from covey_controller.kube import run_kube
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in ("kopf", "aiohttp"):
+            raise
+        raise ValueError(
+            f"`--kube` needs the extra `covey-controller[kube]`; there is no module '{error.name}'. "
+            "Install it: uv pip install 'covey-controller[kube]'"
+        ) from None
+    return lambda common: run_kube(options, common.host, common.port, common.folder)
+
+
+async def run_files(options: Options) -> None:
+    """Files mode, until cancelled."""
     credentials = await open_credentials(FilesVault(options.folder))
     store = FilesStore(options.source, options.folder, parse_documents, allow_empty=options.allow_empty)
     board, history = FleetBoard(asyncio.get_running_loop().time), History()
@@ -132,16 +161,12 @@ async def run_controller(options: Options) -> None:
         is_ready=lambda: loop.is_leading,
         on_listening=lambda: log.info("control API on '%s'", options.state / "control.sock"),
     )
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_wait_stop(options.lifeline))
-            group.create_task(store.run())
-            group.create_task(loop.run())
-            group.create_task(credentials.trust.watch())
-            group.create_task(fleet())
-            group.create_task(control())
-    except* Stop:
-        log.info("ended; what runs on nodes goes on")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(store.run())
+        group.create_task(loop.run())
+        group.create_task(credentials.trust.watch())
+        group.create_task(fleet())
+        group.create_task(control())
 
 
 async def _wait_stop(lifeline: int | None) -> None:

@@ -4,7 +4,6 @@ Join is the one call without a certificate; its proof is a token, and wrong ones
 runs in Kubernetes, a token that isn't one of Covey's own is a pod's, and the API server says whose (`pods`).
 """
 
-import asyncio
 import re
 import time
 
@@ -19,12 +18,10 @@ from covey_controller.fleet_api.pods import PodRefused, Pods
 from covey_controller.ports import ReviewUnavailable, VaultUnavailable
 from covey_controller.serving.answers import ApiError, ApiReason, unavailable
 from covey_controller.serving.protocol import Peer, connection_of
+from covey_controller.serving.refusals import SlowRefusals
 from covey_controller.tokens import TOKEN_PREFIX, TokenRefusal, TokenRefused, Tokens
 from covey_controller.trust import Trust
 
-# A guesser of 256-bit secrets gets 16 tries a second; an agent with a mistyped token doesn't notice the wait.
-REFUSAL_SECONDS = 0.5
-MAX_REFUSALS_AT_ONCE = 8
 # What a Node may be called: a member that names its node in any other way can't be written, and no plan would be.
 _NAME = re.compile(NAME_PATTERN)
 _BEARER = "bearer "
@@ -38,7 +35,7 @@ class Admission:
         self._tokens = tokens
         self._denials = denials
         self._pods = pods
-        self._refusals = 0
+        self._refusals = SlowRefusals()
 
     def admit(self, request: Request) -> Peer:
         """Whoever holds a certificate of this fleet that isn't denied. ApiError 401 or 403."""
@@ -82,18 +79,12 @@ class Admission:
 
     async def join(self, request: Request, wish: JoinRequest) -> JoinAnswer:
         """Redeem the bearer's token for a certificate. Nothing is redeemed for a request that can't be signed."""
-        if self._refusals >= MAX_REFUSALS_AT_ONCE:
-            raise ApiError(
-                429,
-                ApiReason.TOO_MANY_JOINS,
-                "too many join tokens are being refused; try again in a second",
-                headers={"retry-after": "1"},
-            )
+        self._refusals.require_room()
         key = _parse_key(wish)
         try:
             await self._prove(_parse_bearer(request), wish)
         except (TokenRefused, PodRefused) as refused:
-            await self._delay_refusal()
+            await self._refusals.delay()
             raise ApiError(_status_of(refused), refused.refusal, refused.message) from None
         except (VaultUnavailable, ReviewUnavailable) as error:
             raise unavailable(f"{wish.role} '{wish.name}' can't join now: {error}") from None
@@ -126,13 +117,6 @@ class Admission:
         authority = self._trust.current
         certificate = authority.issue_client(key, wish.role, wish.name, issued)
         return JoinAnswer(certificate=certificate, authorities=authority.bundle_pem, now=now)
-
-    async def _delay_refusal(self) -> None:
-        self._refusals += 1
-        try:
-            await asyncio.sleep(REFUSAL_SECONDS)
-        finally:
-            self._refusals -= 1
 
 
 def _status_of(refused: TokenRefused | PodRefused) -> int:

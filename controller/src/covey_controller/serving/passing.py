@@ -25,9 +25,13 @@ class Passing:
         self._epoch = 0
         self._complaint = ""
 
+    @property
+    def count(self) -> int:
+        return (len(self._open) + 1) // 2 + self._beginning
+
     async def begin(self, accepted: socket.socket, address: str) -> bool:
         """True once the socket is passed on, or closed. False if the leader can't be reached: it is still whole."""
-        if len(self._open) // 2 + self._beginning >= self._limit:
+        if self.count >= self._limit:
             accepted.close()
             return True
         self._beginning += 1

@@ -84,7 +84,7 @@ def observe_names(host: str) -> tuple[str, ...]:
     """Names and addresses by which this machine may be dialled when it listens on this host."""
     hostname = socket.gethostname().lower()
     names = [*_LOOPBACK, hostname, hostname.split(".")[0]]
-    names += _observe_addresses() if _is_wildcard(host) else [host]
+    names += observe_addresses() if is_wildcard(host) else [host]
     # A certificate takes no other names; such a machine is dialled by its address.
     return tuple(name for name in names if name and name.isascii())
 
@@ -114,14 +114,14 @@ def render_url(bound: socket.socket) -> str:
     return f"https://{address}:{port}" if address.version == 4 else f"https://[{address}]:{port}"
 
 
-def _is_wildcard(host: str) -> bool:
+def is_wildcard(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return not host
 
 
-def _observe_addresses() -> list[str]:
+def observe_addresses() -> list[str]:
     """Addresses from which this machine would reach others: a connected UDP socket tells, and sends nothing."""
     addresses: list[str] = []
     # Addresses kept for documentation: routed like any other, owned by nobody.
