@@ -1,20 +1,22 @@
 """What every adapter of the port `Store` does, whatever it is made of."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, InstanceStatus
-from covey_api.kinds import ObjectKey
+from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import ObjectMeta
 from covey_api.node import Node, NodeFacts, NodeStatus
 from covey_api.placement import Placement, PlacementStatus
 from covey_controller.ports import Conflict, Event, Store
 from kit import builders
 from kit.documents import model_key, model_yaml, node_key, node_yaml, placement_key, placement_yaml, running_store
+from kit.kube import People, running_kube_store
+from testbed.kube.controlplane import ControlPlane
 
 
 @dataclass
@@ -43,14 +45,29 @@ async def files_adapter(folder: Path) -> AsyncGenerator[Adapter]:
         yield Adapter(store, write, remove, lambda: running_store(source, folder / "state", leads=False))
 
 
-ADAPTERS = {"files": files_adapter}
+@asynccontextmanager
+async def kube_adapter(plane: ControlPlane) -> AsyncGenerator[Adapter]:
+    async with running_kube_store(plane) as store:
+        people = People(plane, store)
+        yield Adapter(store, people.apply, people.delete, lambda: running_kube_store(plane, leads=False))
+
+
 Open = Callable[[], AbstractAsyncContextManager[Adapter]]
 
 
-@pytest.fixture(params=sorted(ADAPTERS))
+@pytest.fixture(params=["files", "kube"])
 def open_adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens the adapter; again: as after a restart, with the same state."""
-    return lambda: ADAPTERS[request.param](tmp_path)
+    if request.param == "files":
+        return lambda: files_adapter(tmp_path)
+    plane: ControlPlane = request.getfixturevalue("control_plane")
+    plane.clear("default")
+    return lambda: kube_adapter(plane)
+
+
+async def list_objects(store: Store) -> Mapping[ObjectKey, Kind]:
+    """All but the Fleet, which the leader of a Kubernetes fleet makes by itself."""
+    return {key: item for key, item in (await store.list_objects()).items() if key.kind != "Fleet"}
 
 
 async def get_instance(store: Store, name: str = "smollm2-0") -> Instance:
@@ -81,11 +98,11 @@ FACTS = NodeStatus(facts=NodeFacts(os="linux", architecture="x86_64", cpu_cores=
 def test_written_documents_are_listed_with_metadata_and_wake_the_reconciler(open_adapter: Open) -> None:
     async def scenario() -> None:
         async with open_adapter() as adapter:
-            assert await adapter.store.list_objects() == {}
+            assert await list_objects(adapter.store) == {}
             assert not await adapter.store.wait_changed(0.05)
             await adapter.write(f"{model_yaml()}---\n{placement_yaml()}")
             assert await adapter.store.wait_changed(5.0)
-            objects = await adapter.store.list_objects()
+            objects = await list_objects(adapter.store)
             assert set(objects) == {model_key(), placement_key()}
             metadata = objects[placement_key()].metadata
             assert metadata.uid
@@ -144,9 +161,9 @@ def test_everything_is_there_again_after_a_restart(open_adapter: Open) -> None:
             await adapter.write(f"{model_yaml()}---\n{placement_yaml()}---\n{node_yaml()}")
             await adapter.store.create(builders.instance())
             await adapter.store.write_status(node_key(), FACTS)
-            before = dict(await adapter.store.list_objects())
+            before = await list_objects(adapter.store)
         async with open_adapter() as adapter:
-            assert await adapter.store.list_objects() == before
+            assert await list_objects(adapter.store) == before
 
     asyncio.run(scenario())
 
@@ -210,7 +227,7 @@ def test_delete_needs_the_uid_and_forgives_what_is_gone(open_adapter: Open) -> N
                 await adapter.store.delete(created.key, "another")
             await adapter.store.delete(created.key, created.metadata.uid)
             await adapter.store.delete(created.key, created.metadata.uid)
-            assert await adapter.store.list_objects() == {}
+            assert await list_objects(adapter.store) == {}
 
     asyncio.run(scenario())
 

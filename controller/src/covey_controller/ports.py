@@ -14,8 +14,13 @@ from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import AskAnswer, Assignments, Demand, Endpoints, Order, Report, ReportAnswer
 from covey_api.meta import Status
 from covey_api.node import Node
+from covey_api.placement import Placement
 
 CreatedT = TypeVar("CreatedT", Instance, Node)
+HeldT = TypeVar("HeldT", Instance, Node, Placement)
+
+# Terms travel in JSON, where integers are exact up to here. Nobody gets there by counting.
+MAX_TERM = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +137,11 @@ class Store(Protocol):
         """Store a new Instance, or the Node of a machine that joined. Conflict if the name is taken."""
         ...
 
-    async def update(self, instance: Instance) -> Instance:
-        """Replace an Instance's spec. Conflict if its resourceVersion is not the stored one, or its term would fall."""
+    async def update(self, item: HeldT) -> HeldT:
+        """Replace an Instance's spec; add finalizers to an Instance, Node or Placement. Nothing else is ever written.
+
+        Conflict if its resourceVersion is not the stored one, or a rule of the kind is broken.
+        """
         ...
 
     async def delete(self, key: ObjectKey, uid: str) -> None:

@@ -94,7 +94,7 @@ class KubeClient:
     """An API server, logged in. Close it, or use it as an async context."""
 
     def __init__(self, login: Login) -> None:
-        self._login = login
+        self.login = login
         self._session: _Session | None = None
         self._reading = asyncio.Lock()
         self._http: aiohttp.ClientSession | None = None
@@ -182,7 +182,7 @@ class KubeClient:
             held = self._session
             if held is not None and held is not newer_than and time.monotonic() < held.read_at + LOGIN_SECONDS:
                 return held
-            self._session = await asyncio.to_thread(_read_session, self._login, held)
+            self._session = await asyncio.to_thread(_read_session, self.login, held)
             return self._session
 
 
