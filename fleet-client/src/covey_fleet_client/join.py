@@ -68,8 +68,8 @@ class Admission:
             raise FleetError(
                 FleetErrorKind.DENIED,
                 f"'{self.token_file}' holds no join token of Covey's; to join by a ServiceAccount token, name the "
-                "fleet's certificates with `--authority-file FILE`, mounted from ConfigMap 'covey-authority'. It was not "
-                "sent.",
+                "fleet's certificates with `--authority-file FILE`, mounted from ConfigMap 'covey-authority'. "
+                "The token was not sent.",
             )
         try:
             return tuple(x509.load_pem_x509_certificates(self.authority_file.read_bytes()))

@@ -112,20 +112,16 @@ class _Listener:
 
     async def watch_leadership(self) -> None:
         """End what was begun under another leadership: its clients dial again and meet the present one."""
-        before = self._elsewhere()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            now = self._elsewhere()
-            if now == before:
-                continue
-            before = now
-            self._passing.end_all()
-            if now is not None:
+            address = self._elsewhere()
+            self._passing.end_except(address)
+            if address is not None:
                 for connection in list(self._state.connections):
                     connection.transport.abort()
 
     async def end_connections(self) -> None:
-        self._passing.end_all()
+        self._passing.end_except(None)
         for connection in list(self._state.connections):
             connection.shutdown()
         if self._state.tasks:

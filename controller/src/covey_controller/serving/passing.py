@@ -1,7 +1,7 @@
 """Connections passed on to the leader byte for byte: no TLS, no HTTP, no more kept than a socket is slow to take.
 
-Each side's end of writing is passed on as such (half-close); the end of either connection ends the other. What is
-passed on under one leadership is ended at the next.
+Each side's end of writing is passed on as such (half-close); the end of either connection ends the other. What was
+passed on to one leader is ended at the next.
 """
 
 import asyncio
@@ -22,7 +22,6 @@ class Passing:
         self._limit = limit
         self._open: set[_Side] = set()
         self._beginning = 0
-        self._epoch = 0
         self._complaint = ""
 
     @property
@@ -40,16 +39,16 @@ class Passing:
         finally:
             self._beginning -= 1
 
-    def end_all(self) -> None:
-        self._epoch += 1
+    def end_except(self, address: str | None) -> None:
+        """End what was passed on to any other address than the present leader's."""
         for side in list(self._open):
-            side.abort()
+            if side.address != address:
+                side.abort()
 
     async def _begin(self, accepted: socket.socket, address: str) -> bool:
-        epoch = self._epoch
         loop = asyncio.get_running_loop()
         host, _, port = address.rpartition(":")
-        inner, outer = _Side(self._open), _Side(self._open)
+        inner, outer = _Side(self._open, address), _Side(self._open, address)
         inner.join(outer)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -66,8 +65,6 @@ class Passing:
                 accepted.close()
                 return True
             raise
-        if epoch != self._epoch:
-            outer.abort()
         return True
 
     def _complain(self, words: str) -> None:
@@ -79,7 +76,8 @@ class Passing:
 class _Side(asyncio.Protocol):
     """One of the two connections of a passage; `other` is its counterpart."""
 
-    def __init__(self, open_sides: "set[_Side]") -> None:
+    def __init__(self, open_sides: "set[_Side]", address: str) -> None:
+        self.address = address
         self._open = open_sides
         self._transport: asyncio.Transport | None = None
         self._has_read_all = False
