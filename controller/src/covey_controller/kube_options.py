@@ -6,7 +6,7 @@ from pathlib import Path
 
 from covey_controller.addresses import parse_address
 
-DEFAULT_CONTROL_LISTEN = "127.0.0.1:52416"
+DEFAULT_CONTROL_LISTEN = "127.0.0.1:52413"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from covey_controller.stores.kube.errors import KubeError
 from covey_controller.trust import Trust
 
 CONFIG_MAP_NAME = "covey-authority"
-CERTIFICATES_KEY = "authority.pem"
+CERTIFICATES_KEY = "authorities.pem"
 LOOK_SECONDS = 60.0
 # While this process doesn't lead, or the API server is away.
 RETRY_SECONDS = 1.0
