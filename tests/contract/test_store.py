@@ -55,12 +55,17 @@ async def kube_adapter(plane: ControlPlane) -> AsyncGenerator[Adapter]:
 Open = Callable[[], AbstractAsyncContextManager[Adapter]]
 
 
-@pytest.fixture(params=["files", "kube"])
-def open_adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+@pytest.fixture(scope="module", params=["files", "kube"])
+def plane(request: pytest.FixtureRequest) -> ControlPlane | None:
+    """The API server that the store is on; None for files."""
+    return request.getfixturevalue("control_plane") if request.param == "kube" else None
+
+
+@pytest.fixture
+def open_adapter(plane: ControlPlane | None, tmp_path: Path) -> Open:
     """Opens the adapter; again: as after a restart, with the same state."""
-    if request.param == "files":
+    if plane is None:
         return lambda: files_adapter(tmp_path)
-    plane: ControlPlane = request.getfixturevalue("control_plane")
     plane.clear("default")
     return lambda: kube_adapter(plane)
 

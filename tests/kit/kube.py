@@ -45,11 +45,18 @@ async def running_kube_store(
                 await running
 
 
+async def until(holds: Callable[[], bool], seconds: float = SEEN_SECONDS) -> None:
+    """Wait until it holds. TimeoutError if it doesn't."""
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 - anything may make it hold
+            await asyncio.sleep(0.005)
+
+
 class People:
     """Whoever writes objects at the API server. Returns when the store has seen what was written."""
 
     def __init__(self, plane: ControlPlane, store: KubeStore) -> None:
-        self._client = plane.client()
+        self._plane = plane
         self._store = store
 
     async def apply(self, text: str, manager: str = "kubectl") -> None:
@@ -61,12 +68,12 @@ class People:
                 metadata.setdefault("namespace", NAMESPACE)
             key = ObjectKey(kind.__name__, metadata.get("namespace", ""), metadata["name"])
             raw = await self._call("PATCH", key, document, APPLY_PATCH, {"fieldManager": manager})
-            await self.until(lambda key=key, raw=raw: self.version(key) >= sight_object(kind, raw).version)
+            await self.until_seen(key, raw)
 
     async def delete(self, key: ObjectKey) -> None:
         raw = await self._call("DELETE", key)
         is_held = bool((raw.get("metadata") or {}).get("finalizers"))
-        await self.until(lambda: self._is_leaving(key) if is_held else key not in self._store.sync.objects)
+        await until(lambda: self._is_leaving(key) if is_held else key not in self._store.sync.objects)
 
     async def read(self, key: ObjectKey) -> JsonObject:
         return await self._call("GET", key)
@@ -80,10 +87,9 @@ class People:
         entry = self._store.sync.mirrors[KINDS[key.kind]].entries.get(key)
         return entry.version if entry else 0
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(SEEN_SECONDS):
-            while not holds():
-                await asyncio.sleep(0.005)
+    async def until_seen(self, key: ObjectKey, raw: JsonObject) -> None:
+        version = sight_object(KINDS[key.kind], raw).version
+        await until(lambda: self.version(key) >= version)
 
     def _is_leaving(self, key: ObjectKey) -> bool:
         found = self._store.sync.objects.get(key)
@@ -100,9 +106,9 @@ class People:
     ) -> JsonObject:
         def call() -> JsonObject:
             path = object_path(key) + (f"/{subresource}" if subresource else "")
-            answer = self._client.request(
-                method, path, json=body, params=query, headers={"content-type": content_type} if body else None
-            )
+            headers = {"content-type": content_type} if body else None
+            with self._plane.client() as client:
+                answer = client.request(method, path, json=body, params=query, headers=headers)
             assert answer.is_success, f"{method} {path}: {answer.text}"
             return answer.json()
 

@@ -90,11 +90,15 @@ class KubeStore:
             return await self.raise_term(self._leadership.last_term)
         said = ""
         while True:
-            said = await self._say_why_not(holder, said)
-            if not said:
+            why = await self._why_not(holder)
+            if not why:
                 lease = await self._leadership.take(holder, self._highest_term())
-                if lease is not None and await self._claim():
+                why = "somebody else was quicker" if lease is None else await self._why_not_claimed()
+                if lease is not None and not why:
                     return lease
+            if why != said:
+                said = why
+                log.info("waiting to lead: %s", why)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def raise_term(self, above: int) -> Lease:
@@ -141,29 +145,24 @@ class KubeStore:
             if (entry := self._writer.entry(event.key)) is not None:
                 self._events.record(event, entry.uid)
 
-    async def _say_why_not(self, holder: str, said: str) -> str:
-        """Why this process can't lead yet; logged when it is not what was said last. Empty if it can."""
-        why = ""
+    async def _why_not(self, holder: str) -> str:
+        """Why this process can't lead yet, in words; empty if it can."""
         if not await self._leadership.look(holder):
-            why = f"the Lease is held by '{self._leadership.seen_holder()}'"
-        elif not self.sync.is_synced:
-            why = "the API server's objects have not been listed"
-        else:
-            why = await self._claims.why_not()
-        if why and why != said:
-            log.info("waiting to lead: %s", why)
-        return why
+            return f"the Lease is held by '{self._leadership.seen_holder()}'"
+        if not self.sync.is_synced:
+            return "the API server's objects have not been listed"
+        return await self._claims.why_not()
 
-    async def _claim(self) -> bool:
-        """Claim this cluster's fleet as its leader; another's claim that came first ends the holding."""
+    async def _why_not_claimed(self) -> str:
+        """Claim this cluster's fleet as its leader. If that can't be done, lead no more, and say why."""
         try:
             await self._claims.ensure()
-            if not await self._claims.why_not():
-                return True
+            why = await self._claims.why_not()
         except (Conflict, KubeError) as error:
-            log.warning("this cluster's fleet can't be claimed: %s", error)
-        await self._release()
-        return False
+            why = f"this cluster's fleet can't be claimed: {error}"
+        if why:
+            await self._release()
+        return why
 
     async def _release(self) -> None:
         try:
