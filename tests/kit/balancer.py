@@ -35,10 +35,17 @@ class Balancer:
         self._thread.join(timeout=10)
         self._loop.close()
 
-    async def _end(self) -> None:
-        self._server.close()
+    def cut(self) -> None:
+        """End every connection: their clients dial again."""
+        self._loop.call_soon_threadsafe(self._cancel_all)
+
+    def _cancel_all(self) -> None:
         for task in list(self._open):
             task.cancel()
+
+    async def _end(self) -> None:
+        self._server.close()
+        self._cancel_all()
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -151,6 +151,7 @@ class KubeFleet:
         self.replicas: dict[str, Replica] = {}
         self.agents: dict[str, Part] = {}
         self.gateways: dict[str, Part] = {}
+        self.gateway_url = ""
         self.service = Balancer()
         self.admin = plane.client()
         self.model = folder / "model.gguf"
@@ -271,6 +272,15 @@ class KubeFleet:
         self.service.backends[name] = ports[0]
         return replica
 
+    def expire_controller_token(self, name: str) -> None:
+        """Its token is good no more, and no new one is there."""
+        self.delete_pod(f"controller-{name}", NAMESPACE)
+
+    def renew_controller_token(self, name: str) -> None:
+        pod = f"controller-{name}"
+        self.bind_pod(pod, CONTROLLER, NAMESPACE, "system")
+        self.write_token(self.replicas[name].token_file, CONTROLLER, NAMESPACE, pod=pod)
+
     def start_agent(self, node: str, *extra: str, url: str = "") -> Part:
         """The agent of a Kubernetes node, through the Service unless another URL is given."""
         pod = f"agent-{node}"
@@ -290,8 +300,8 @@ class KubeFleet:
         """The agent's own folder."""
         return self.folder / f"a{list(self.agents).index(node)}" / "agent"
 
-    def start_gateway(self, pod: str, *extra: str, url: str = "") -> tuple[Part, str]:
-        """A gateway's process and where clients reach it."""
+    def start_gateway(self, pod: str, *extra: str, url: str = "") -> Part:
+        """A gateway, which clients reach at `gateway_url` from then on."""
         self.bind_pod(pod, GATEWAY, NAMESPACE, "system")
         token_file, port = self.folder / f"{pod}.token", free_port()
         self.write_token(token_file, GATEWAY, NAMESPACE, FLEET_AUDIENCE, pod)
@@ -304,7 +314,8 @@ class KubeFleet:
         part = Part(pod, command, self.folder / f"{pod}.log")
         part.start()
         self.gateways[pod] = part
-        return part, f"http://127.0.0.1:{port}"
+        self.gateway_url = f"http://127.0.0.1:{port}"
+        return part
 
     # Looking.
 
@@ -314,7 +325,7 @@ class KubeFleet:
         answer = self.admin.get(f"/apis/covey.dev/v1alpha1{place}/{plural}/{name}")
         return answer.json() if answer.is_success else {}
 
-    def list(self, plural: str) -> list[JsonObject]:
+    def list_objects(self, plural: str) -> list[JsonObject]:
         return self.admin.get(f"/apis/covey.dev/v1alpha1/{plural}").raise_for_status().json()["items"]
 
     def lease(self) -> JsonObject:
@@ -355,6 +366,15 @@ class KubeFleet:
 
     def wait_ready(self, name: str = "smollm2") -> None:
         self.wait(lambda: self.has_condition("placements", name), f"placement '{name}' is Ready")
+
+    def ready_instances(self) -> list[JsonObject]:
+        return [each for each in self.list_objects("instances") if each.get("status", {}).get("phase") == "Ready"]
+
+    def followed_term(self, node: str) -> int:
+        """The term of the assignments that the node's agent holds."""
+        with suppress(OSError, ValueError, KeyError):
+            return int(json.loads((self.agent_state(node) / "assignments.json").read_text())["order"]["term"])
+        return 0
 
     def engines(self, node: str) -> dict[str, int]:
         """Process ids of the engines of a node by instance id, as its keepers wrote them down."""

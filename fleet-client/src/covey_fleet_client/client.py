@@ -85,7 +85,7 @@ class FleetClient:
         while True:
             try:
                 if time.time() >= self._identity.renew_at or not await self._has_current_authorities():
-                    await self._renew()
+                    await self.renew()
             except (FleetError, OSError) as error:
                 _log.warning("the certificate could not be checked or renewed, next try in a minute: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -110,7 +110,8 @@ class FleetClient:
                 "if it can't be, check this machine's clock.",
             )
 
-    async def _renew(self) -> None:
+    async def renew(self) -> None:
+        """A new certificate, and the fleet's authorities as they are now."""
         identity = self._identity
         role = identity.role
         request = JoinRequest(role=role, name=identity.name, signing_request=identity.render_signing_request())
