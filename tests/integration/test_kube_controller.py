@@ -13,7 +13,7 @@ from kit.kube_fleet import KubeFleet, Replica, running_kube_fleet, wait_seconds
 from testbed.kube.controlplane import ControlPlane, running_control_plane
 from testbed.kube.programs import NoPrograms
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.restarts_processes]
 
 NODE = "gpu-1"
 LEASE_SECONDS = 15.0

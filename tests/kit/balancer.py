@@ -47,6 +47,7 @@ class Balancer:
         self._server.close()
         self._cancel_all()
         await asyncio.gather(*self._open, return_exceptions=True)
+        await asyncio.sleep(0.1)  # aborted transports let go of their sockets in the loop's next turns
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -54,9 +55,12 @@ class Balancer:
         self._open.add(task)
         try:
             if (backend := await self._dial()) is not None:
-                with suppress(OSError):
+                try:
                     await _join(reader, writer, *backend)
-                backend[1].transport.abort()
+                finally:
+                    backend[1].transport.abort()
+        except OSError:
+            pass
         finally:
             writer.transport.abort()
             self._open.discard(task)

@@ -24,7 +24,7 @@ from testbed.kube.controlplane import ControlPlane
 from kit.balancer import Balancer
 from kit.fleet import free_port, wait_until
 from kit.gguf import Shape, build_model
-from kit.processes import engine_double
+from kit.processes import assert_none_left, engine_double
 
 JsonObject = dict[str, Any]
 
@@ -418,6 +418,7 @@ def running_kube_fleet(plane: ControlPlane) -> Generator[KubeFleet]:
         yield fleet
     finally:
         fleet.stop()
+        assert_none_left(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
