@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, InstanceStatus
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.meta import ObjectMeta
+from covey_api.meta import DRAIN_FINALIZER, ObjectMeta
 from covey_api.node import Node, NodeFacts, NodeStatus
 from covey_api.placement import Placement, PlacementStatus
-from covey_controller.ports import Conflict, Event, Store
+from covey_controller.ports import Conflict, Event, HeldT, Store
 from kit import builders
 from kit.documents import model_key, model_yaml, node_key, node_yaml, placement_key, placement_yaml, running_store
 from kit.kube import People, running_kube_store
@@ -211,6 +211,8 @@ def test_update_needs_the_stored_version(open_adapter: Open) -> None:
         ({"attempt": 1}, "`spec.attempt` must never fall"),
         ({"instance_id": "00000000000000bb"}, "`spec.instanceId` must not change"),
         ({"goal": InstanceGoal.RUN}, "`spec.goal` must only go from 'Run' to 'Drain'"),
+        ({"drain_seconds": 1}, "of `spec` only `goal`, `attempt` and `term` must change"),
+        ({"revision": "r1-other"}, "of `spec` only `goal`, `attempt` and `term` must change"),
     ],
 )
 def test_update_keeps_the_transition_rules(open_adapter: Open, changes: dict[str, object], message: str) -> None:
@@ -272,11 +274,35 @@ def test_joining_creates_a_node_that_is_news_and_a_document_takes_it_over(open_a
     asyncio.run(scenario())
 
 
+def hold(item: HeldT) -> HeldT:
+    """The same with the finalizer that the reconciler adds."""
+    held = item.metadata.model_copy(update={"finalizers": (DRAIN_FINALIZER,)})
+    return item.model_copy(update={"metadata": held})
+
+
+def test_holding_an_object_writes_its_finalizer_once_and_nothing_else(open_adapter: Open) -> None:
+    async def scenario() -> None:
+        async with open_adapter() as adapter:
+            store = adapter.store
+            await adapter.write(placement_yaml())
+            before = await get_placement(store)
+            await store.update(hold(before))
+            held = await get_placement(store)
+            assert held.metadata.finalizers == (DRAIN_FINALIZER,)
+            assert (held.spec, held.metadata.generation) == (before.spec, before.metadata.generation)
+            assert await store.update(held) == held
+            assert await get_placement(store) == held
+            assert not await store.wait_changed(0.05), "what the reconciler writes itself is no news"
+
+    asyncio.run(scenario())
+
+
 def test_deleted_node_is_drained_first_and_then_removed(open_adapter: Open) -> None:
     async def scenario() -> None:
         async with open_adapter() as adapter:
             store = adapter.store
             await adapter.write(node_yaml())
+            await store.update(hold(await get_node(store)))
             await store.write_status(node_key(), FACTS)
             await store.list_objects()
             with pytest.raises(Conflict):
@@ -285,7 +311,6 @@ def test_deleted_node_is_drained_first_and_then_removed(open_adapter: Open) -> N
             assert await store.wait_changed(5.0)
             leaving = await get_node(store)
             assert leaving.metadata.deletion_timestamp is not None
-            assert leaving.spec.unschedulable
             await store.delete(node_key(), leaving.metadata.uid)
             assert node_key() not in await store.list_objects()
 

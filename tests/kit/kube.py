@@ -72,7 +72,7 @@ class People:
 
     async def delete(self, key: ObjectKey) -> None:
         raw = await self._call("DELETE", key)
-        is_held = bool((raw.get("metadata") or {}).get("finalizers"))
+        is_held = "finalizers" in raw.get("metadata", {})
         await until(lambda: self._is_leaving(key) if is_held else key not in self._store.sync.objects)
 
     async def read(self, key: ObjectKey) -> JsonObject:

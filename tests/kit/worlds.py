@@ -26,7 +26,7 @@ from covey_api.messages import (
 )
 from covey_api.node import MemoryPool, Node, NodeFacts
 from covey_api.reasons import FailureCause
-from covey_controller.reconcile.outcomes import CreateInstance, CreateNode, Note, Plan, UpdateInstance
+from covey_controller.reconcile.outcomes import CreateInstance, CreateNode, HoldObject, Note, Plan, UpdateInstance
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.world import AgentView, GatewayView, Memory, Published, World
 from covey_controller.seal import seal_instance
@@ -291,6 +291,8 @@ class Worldlet:
                 case UpdateInstance(instance):
                     assert self.objects[instance.key].metadata.uid == instance.metadata.uid
                     self.objects[instance.key] = self._stored(instance, uid=instance.metadata.uid)
+                case HoldObject(item):
+                    self.objects[item.key] = item
                 case CreateNode(node):
                     self.objects[node.key] = node
                 case _:

@@ -26,6 +26,7 @@ from covey_controller.reconcile.outcomes import (
     CreateInstance,
     CreateNode,
     DeleteObject,
+    HoldObject,
     Note,
     Plan,
     UpdateInstance,
@@ -211,8 +212,8 @@ class ReconcileLoop:
                     await self._store.create(instance)
                 case CreateNode(node):
                     await self._store.create(node)
-                case UpdateInstance(instance):
-                    await self._store.update(instance)
+                case UpdateInstance(item) | HoldObject(item):
+                    await self._store.update(item)
                 case _:
                     await self._store.delete(action.key, action.uid)
 

@@ -17,7 +17,7 @@ from covey_api.node import Node
 from covey_api.placement import Placement
 
 CreatedT = TypeVar("CreatedT", Instance, Node)
-HeldT = TypeVar("HeldT", Instance, Node, Placement)
+HeldT = TypeVar("HeldT", bound=Instance | Node | Placement)
 
 # Terms travel in JSON, where integers are exact up to here. Nobody gets there by counting.
 MAX_TERM = 1 << 53

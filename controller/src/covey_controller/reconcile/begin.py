@@ -16,6 +16,7 @@ from covey_api.node import Node
 from covey_api.placement import Placement
 
 from covey_controller.reconcile.draft import Draft
+from covey_controller.reconcile.finalizers import is_gone, taken_names, unreadable_placements
 from covey_controller.reconcile.fleet import observe_instance, observe_nodes
 from covey_controller.reconcile.world import World
 
@@ -39,7 +40,8 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
     was_paused = memory.planned_at is not None and now - memory.planned_at > PAUSE_SECONDS
     watched_since = world.led_since if memory.watching_since is None else memory.watching_since
     watching_since = now if was_paused else watched_since
-    instances = _of_kind(stored.values(), Instance)
+    present = [item for item in stored.values() if not is_gone(item)]
+    instances = _of_kind(present, Instance)
     nodes = _of_kind(stored.values(), Node)
     sights = observe_nodes(nodes.values(), world.agents, world.led_since, watching_since, now)
     draft = Draft(
@@ -47,7 +49,7 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
         now=now,
         fleet=next(iter(_of_kind(stored.values(), Fleet).values()), None),
         models=_of_kind(stored.values(), Model),
-        placements=_of_kind(stored.values(), Placement),
+        placements=_of_kind(present, Placement),
         keys=tuple(_of_kind(stored.values(), AccessKey).values()),
         nodes=sights,
         sights={key: observe_instance(instance, sights) for key, instance in instances.items()},
@@ -63,6 +65,8 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
         searches=dict(memory.searches),
         strays=dict(memory.strays),
         retries=dict(memory.retries),
+        taken_names=taken_names(stored.values()),
+        unreadable=unreadable_placements(stored.values()),
     )
     draft.complete = memory.complete or _is_complete(draft, memory.expected)
     for node in sights.values():

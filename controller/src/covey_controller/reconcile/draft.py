@@ -58,6 +58,10 @@ class Draft:
     searches: dict[ArtifactKey, Search]
     strays: dict[str, float]
     retries: dict[ObjectKey, str]
+    taken_names: frozenset[ObjectKey]
+    """Of Instances that are stored and not seen here: another version's, or let go of and kept by somebody else."""
+    unreadable: frozenset[ObjectKey]
+    """Placements of another version: what runs by them goes on."""
     stray_instances: dict[str, Instance] = field(default_factory=dict[str, Instance])
     unsealed: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By node: what it reports that this controller did not seal, as `namespace/name`."""

@@ -1,6 +1,6 @@
-"""Runs the CRD's own CEL rules, as the API server does at creation.
+"""Runs the CRD's own CEL rules, as the API server does: at creation, and those that compare (`oldSelf`) at changes.
 
-Transition rules (`oldSelf`) compare with a stored object and are left out. One known difference: the library counts
+One known difference: the library counts
 bytes in `size(text)` where Kubernetes counts characters; rules therefore take the size of lists, maps and ASCII keys
 only.
 """
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, Protocol, cast
 
+from covey_api.meta import Message
 from covey_api.schema import RULES, JsonSchema
 
 from covey_controller.stores.files.problems import Problem, show
@@ -47,9 +48,19 @@ def find_broken_rules(value: Any, schema: JsonSchema, path: Path = ()) -> Iterat
             yield from find_broken_rules(entry, schema["items"], (*path, index))
 
 
-def _is_kept(rule: str, value: Any) -> bool:
+def find_broken_transitions(before: Message, after: Message) -> tuple[str, ...]:
+    """Messages of a type's own rules that a change of a value breaks."""
+    schema = cast("JsonSchema", type(after).model_config.get("json_schema_extra") or {})
+    rules: list[dict[str, str]] = schema.get(RULES, [])
+    old, new = before.to_wire(), after.to_wire()
+    return tuple(
+        rule["message"] for rule in rules if _TRANSITION.search(rule["rule"]) and not _is_kept(rule["rule"], new, old)
+    )
+
+
+def _is_kept(rule: str, value: Any, old: Any = None) -> bool:
     try:
-        return compile_rule(rule).execute({"self": value}) is True
+        return compile_rule(rule).execute({"self": value, "oldSelf": old}) is True
     except (KeyError, TypeError, RuntimeError, ValueError):
         return False  # the API server, too, refuses what a rule can't be evaluated on
 

@@ -16,12 +16,11 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import Status
 from covey_api.node import Node
 
-from covey_controller.ports import Applied, CreatedT, Event, Lease, SourceState
+from covey_controller.ports import Applied, CreatedT, Event, HeldT, Lease, SourceState
 from covey_controller.stores.files.database import StoreDamaged, StoreFault, move_aside
 from covey_controller.stores.files.events import RecordedEvent
 from covey_controller.stores.files.holding import Holding, open_records
@@ -152,9 +151,9 @@ class FilesStore:
             self._source.changed.set()
         return created
 
-    async def update(self, instance: Instance) -> Instance:
-        """Replace an Instance's spec. Conflict if its resourceVersion isn't the stored one, or a rule is broken."""
-        return await self._require_holding().on_records(lambda records: records.update(instance))
+    async def update(self, item: HeldT) -> HeldT:
+        """Replace an Instance's spec; every object is held already. Conflict as the port says."""
+        return await self._require_holding().on_records(lambda records: records.update(item))
 
     async def delete(self, key: ObjectKey, uid: str) -> None:
         """Remove an Instance, or a Node whose deletion was carried out. Conflict if the uid differs."""

@@ -6,7 +6,7 @@ from covey_api.meta import ObjectMeta
 
 from covey_controller.stores.kube.client import KubeClient
 from covey_controller.stores.kube.errors import KubeError
-from covey_controller.stores.kube.objects import FIELD_OWNER, collection_path, object_path, render_new
+from covey_controller.stores.kube.objects import object_path
 from covey_controller.stores.kube.sync import Sync
 from covey_controller.stores.kube.writes import ObjectWriter
 
@@ -38,15 +38,7 @@ class FleetClaims:
         """Claim it. Conflict if somebody was quicker: look again."""
         fleet = await self._read()
         if fleet is None:
-            body = render_new(Fleet(metadata=ObjectMeta(name=KEY.name)))
-            try:
-                raw = await self._client.request(
-                    "POST", collection_path(Fleet), body=body, query={"fieldManager": FIELD_OWNER}
-                )
-            except KubeError as error:
-                if not error.is_conflict:
-                    raise
-                raw = await self._client.request("GET", object_path(KEY))
+            raw = await self._writer.apply_new(Fleet(metadata=ObjectMeta(name=KEY.name)))
             self._sync.observe(Fleet, raw)
             fleet = Fleet.model_validate(raw)
         if fleet.status.claim is None or fleet.status.claim.namespace == self._claim.namespace:

@@ -6,8 +6,10 @@ writes it anew. Otherwise it becomes `Unreadable`: known to be there, and nothin
 
 from dataclasses import dataclass
 
+from covey_api.fleet import Fleet
 from covey_api.kinds import Kind, ObjectKey, Unreadable
 from covey_api.meta import API_VERSION, ObjectMeta
+from covey_api.node import Node
 from covey_api.registry import KINDS
 from pydantic import ValidationError
 
@@ -64,6 +66,9 @@ def render_new(item: Kind) -> JsonObject:
     kept = ("name", "namespace", "labels", "annotations", "finalizers")
     wire["metadata"] = {name: metadata[name] for name in kept if metadata.get(name)}
     wire.pop("status", None)
+    if isinstance(item, Node | Fleet):
+        # Defaults are left to the API server: people own every field of such a spec, from the first on.
+        wire["spec"] = item.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return wire
 
 

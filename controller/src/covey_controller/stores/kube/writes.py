@@ -11,6 +11,7 @@ from typing import TypeVar
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import API_VERSION, DRAIN_FINALIZER, Status
+from covey_api.node import Node
 from covey_api.registry import KINDS
 
 from covey_controller.ports import Conflict, CreatedT, HeldT
@@ -41,14 +42,29 @@ class ObjectWriter:
     async def create(self, item: CreatedT) -> CreatedT:
         """Conflict if the name is taken, or the namespace is going."""
         key = item.key
-        path = collection_path(type(item), key.namespace)
+        if self.entry(key) is not None:
+            raise Conflict(f"'{key}' exists already")
         with self._news.own_write(key) as write:
             try:
-                raw = await self._client.request("POST", path, body=render_new(item), query=STRICT)
+                if isinstance(item, Node):
+                    raw = await self.apply_new(item)
+                else:
+                    path = collection_path(type(item), key.namespace)
+                    raw = await self._client.request("POST", path, body=render_new(item), query=STRICT)
             except KubeError as error:
                 raise _refused_creation(key, error) from error
             write.version = _version(raw)
             return self._take(item, raw)
+
+    async def apply_new(self, item: Kind) -> JsonObject:
+        """Make an object that is people's to write, unless there is one: it owns no field that they may set.
+
+        A POST would own every default, and the first `kubectl apply` of another value would be a conflict.
+        """
+        body = render_new(item)
+        return await self._client.request(
+            "PATCH", object_path(item.key), body=body, content_type=APPLY_PATCH, query=STRICT
+        )
 
     async def update(self, item: HeldT) -> HeldT:
         """Conflict as the port says."""
