@@ -194,10 +194,8 @@ async def test_who_may_read_placements_asks_why_and_which_gateways_there_are(
 ) -> None:
     fleet.wish(name="wished")
     async with control(fleet, reader, header) as client:
-        for _ in range(100):
-            answer = await client.get("/api/v1/why/placements/default/wished")
-            if answer.status_code != 404:
-                break
+        path = "/api/v1/why/placements/default/wished"
+        while (answer := await client.get(path)).status_code == 404:
             await asyncio.sleep(0.1)
         assert "wished" in answer.json()["text"]
         assert (await client.get("/api/v1/progress/placements/default/wished")).status_code == 200

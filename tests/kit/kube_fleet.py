@@ -24,7 +24,7 @@ from testbed.kube.controlplane import ControlPlane
 from kit.balancer import Balancer
 from kit.fleet import free_port, wait_until
 from kit.gguf import Shape, build_model
-from kit.processes import assert_none_left, engine_double
+from kit.processes import assert_none_left, engine_double, is_running
 
 JsonObject = dict[str, Any]
 
@@ -377,11 +377,13 @@ class KubeFleet:
         return 0
 
     def engines(self, node: str) -> dict[str, int]:
-        """Process ids of the engines of a node by instance id, as its keepers wrote them down."""
+        """Process ids of the engines that run on a node by instance id, as its keepers wrote them down."""
         found: dict[str, int] = {}
         for path in (self.agent_state(node) / "members").glob("*/keeper.json"):
             with suppress(OSError, ValueError):
-                found[path.parent.name] = int(json.loads(path.read_text())["enginePid"])
+                pid = int(json.loads(path.read_text())["enginePid"])
+                if is_running(pid):
+                    found[path.parent.name] = pid
         return found
 
     def wait(self, holds: Callable[[], object], what: str, seconds: float = SETTLE_SECONDS) -> None:

@@ -23,7 +23,12 @@ class KubeOptions:
     agent_namespaces: tuple[str, ...]
 
 
+# Flags that say something of a source of files.
+_FILES_FLAGS = ("allow_empty", "push", "poll_seconds", "webhook_listen", "webhook_secret_file", "age_key_file")
+
+
 def add_kube_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kube", action="store_true", help="the objects are in Kubernetes")
     group = parser.add_argument_group("Kubernetes mode, with --kube")
     group.add_argument("--namespace", default="", metavar="NS", help="the controller's own (default: the login's)")
     group.add_argument("--kubeconfig", type=Path, metavar="FILE", help="log in by it (default: as the pod)")
@@ -49,6 +54,9 @@ def add_kube_flags(parser: argparse.ArgumentParser) -> None:
 
 def parse_kube_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -> KubeOptions:
     """Wrong ones end the process with code 2."""
+    for name in _FILES_FLAGS:
+        if getattr(given, name):
+            parser.error(f"`--{name.replace('_', '-')}` is for `--source`: in Kubernetes mode there are no files")
     return KubeOptions(
         namespace=given.namespace,
         kubeconfig=given.kubeconfig,

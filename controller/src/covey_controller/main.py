@@ -23,6 +23,7 @@ from covey_fleet_client.tasks import flatten_errors
 from covey_controller.addresses import parse_address
 from covey_controller.board import FleetBoard
 from covey_controller.control_api.server import serve_control
+from covey_controller.control_api.webhook import PATH, serve_webhook
 from covey_controller.credentials import open_credentials
 from covey_controller.explain import HistoryExplainer
 from covey_controller.fleet_api.server import serve_fleet
@@ -31,14 +32,16 @@ from covey_controller.kube_options import KubeOptions, add_kube_flags, parse_kub
 from covey_controller.loop import ReconcileLoop
 from covey_controller.ports import VaultUnavailable
 from covey_controller.serving.listener import ListenFailed
-from covey_controller.stores.files.documents import parse_documents
-from covey_controller.stores.files.store import FilesStore, store_paths
+from covey_controller.source_options import FilesOptions, Webhook, add_source_flags, parse_files_options
+from covey_controller.stores.files.documents import parse_with_secrets
+from covey_controller.stores.files.store import FilesStore
 from covey_controller.stores.files.vault import FilesVault
 
 log = logging.getLogger(__name__)
 
 # On loopback, as everything is until somebody says otherwise.
 DEFAULT_LISTEN = "127.0.0.1:52414"
+CONTROLLER_FOLDER = "controller"
 DONE, FAILED = 0, 1
 
 
@@ -48,18 +51,16 @@ class Stop(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    source: Path
     state: Path
     host: str
     port: int
-    allow_empty: bool
     lifeline: int | None
-    kube: KubeOptions | None = None
+    store: FilesOptions | KubeOptions
 
     @property
     def folder(self) -> Path:
         """The controller's own folder in the state folder."""
-        return self.state / "controller"
+        return self.state / CONTROLLER_FOLDER
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,9 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse_options(arguments: Sequence[str] | None) -> Options:
     """The flags of docs/concepts/architecture.md. Wrong ones end the process with code 2."""
     parser = argparse.ArgumentParser(prog="python -m covey_controller", description="The controller of a Covey fleet.")
-    store = parser.add_mutually_exclusive_group(required=True)
-    store.add_argument("--source", type=Path, help="directory or file that holds the documents")
-    store.add_argument("--kube", action="store_true", help="the documents are in Kubernetes")
+    add_source_flags(parser)
+    add_kube_flags(parser)
     parser.add_argument("--state", required=True, type=Path, help="the state folder")
     parser.add_argument(
         "--fleet-listen",
@@ -90,37 +90,37 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         metavar="HOST:PORT",
         help="address of the fleet API; port 0 takes a free one (default: %(default)s)",
     )
-    parser.add_argument("--allow-empty", action="store_true", help="an empty or missing source deletes all objects")
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe's last writer is gone")
-    add_kube_flags(parser)
     given = parser.parse_args(arguments)
+    if given.kube is (given.source is not None):
+        parser.error("either `--source SOURCE` or `--kube` must be given")
     host, port = parse_address(parser, "--fleet-listen", given.fleet_listen)
     state = Path(os.path.abspath(given.state))
     if given.kube:
-        if given.allow_empty:
-            parser.error("`--allow-empty` is for `--source`: in Kubernetes mode objects are deleted one by one")
-        return Options(Path(), state, host, port, False, given.lifeline, parse_kube_options(parser, given))
-    source = Path(os.path.abspath(given.source))
-    options = Options(source, state, host, port, given.allow_empty, given.lifeline)
-    if not source.exists() and not store_paths(source, options.folder)[0].exists():
-        parser.error(f"`--source` must be a directory or a file; there is no '{source}'")
-    return options
+        store = parse_kube_options(parser, given)
+    else:
+        store = parse_files_options(parser, given, state / CONTROLLER_FOLDER)
+    return Options(state, host, port, given.lifeline, store)
 
 
 async def run_controller(options: Options) -> None:
     """Until it is asked to end. OSError, ValueError or ListenFailed when it can't start."""
     ensure_private_folder(options.state)
     ensure_private_folder(options.folder)
-    run = import_kube(options.kube) if options.kube is not None else run_files
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(_wait_stop(options.lifeline))
-            group.create_task(run(options))
+            match options.store:
+                case KubeOptions() as store:
+                    run_kube = import_kube()
+                    group.create_task(run_kube(store, options.host, options.port, options.folder))
+                case FilesOptions() as store:
+                    group.create_task(run_files(options, store))
     except* Stop:
         log.info("ended; what runs on nodes goes on")
 
 
-def import_kube(options: KubeOptions) -> Callable[[Options], Coroutine[None, None, None]]:
+def import_kube() -> Callable[[KubeOptions, str, int, Path], Coroutine[None, None, None]]:
     """ValueError names the extra if it isn't installed."""
     try:
         from covey_controller.kube import run_kube
@@ -131,15 +131,16 @@ def import_kube(options: KubeOptions) -> Callable[[Options], Coroutine[None, Non
             f"`--kube` needs the extra `covey-controller[kube]`; there is no module '{error.name}'. "
             "Install it: uv pip install 'covey-controller[kube]'"
         ) from None
-    return lambda common: run_kube(options, common.host, common.port, common.folder)
+    return run_kube
 
 
-async def run_files(options: Options) -> None:
+async def run_files(options: Options, files: FilesOptions) -> None:
     """Files mode, until cancelled."""
     credentials = await open_credentials(FilesVault(options.folder))
-    store = FilesStore(options.source, options.folder, parse_documents, allow_empty=options.allow_empty)
+    parse = partial(parse_with_secrets, keys=files.keys)
+    store = FilesStore(files.source, options.folder, parse, allow_empty=files.allow_empty)
     board, history = FleetBoard(asyncio.get_running_loop().time), History()
-    loop = ReconcileLoop(store, board, history, credentials.surround(allow_empty=options.allow_empty))
+    loop = ReconcileLoop(store, board, history, credentials.surround(allow_empty=files.allow_empty))
     fleet = partial(
         serve_fleet,
         board,
@@ -167,6 +168,18 @@ async def run_files(options: Options) -> None:
         group.create_task(credentials.trust.watch())
         group.create_task(fleet())
         group.create_task(control())
+        if files.webhook is not None:
+            group.create_task(_serve_webhook(files.webhook, store))
+
+
+async def _serve_webhook(webhook: Webhook, store: FilesStore) -> None:
+    await serve_webhook(
+        webhook.host,
+        webhook.port,
+        webhook.secret,
+        store.refresh_source,
+        on_listening=lambda where: log.info("webhook on 'http://%s%s'", where, PATH),
+    )
 
 
 async def _wait_stop(lifeline: int | None) -> None:
