@@ -43,7 +43,7 @@ CLUSTER_RULES: list[JsonObject] = [
     {"apiGroups": [_COVEY], "resources": _STATUSES, "verbs": ["list", "watch"]},
     {"apiGroups": [_COVEY], "resources": ["fleets", "placements", "cnodes", "instances"], "verbs": ["get"]},
     {"apiGroups": [_COVEY], "resources": ["fleets", "cnodes", "instances"], "verbs": ["create"]},
-    {"apiGroups": [_COVEY], "resources": ["placements", "cnodes", "instances"], "verbs": ["patch"]},
+    {"apiGroups": [_COVEY], "resources": ["fleets", "placements", "cnodes", "instances"], "verbs": ["patch"]},
     {"apiGroups": [_COVEY], "resources": ["instances"], "verbs": ["delete"]},
     {"apiGroups": [_COVEY], "resources": [f"{plural}/status" for plural in _STATUSES], "verbs": ["patch"]},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["get", "create", "patch"]},
