@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
+from covey_api.pod_names import render_covey_name
 from covey_fleet_client.lifeline import watch_lifeline
 from covey_fleet_client.process import raise_file_limit, start_logging
 from covey_fleet_client.tasks import flatten_errors
@@ -47,6 +48,8 @@ class Options:
     table: Path | None
     controller_url: str
     token_file: Path | None
+    authority_file: Path | None
+    name: str
     state: Path
     lifeline: int | None
 
@@ -72,7 +75,9 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--controller", metavar="URL", help="https://HOST:PORT of the controller's fleet API")
     source.add_argument("--table", type=Path, metavar="FILE", help="a static table instead of a controller")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="the join token; needed for the first join")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="a join token, or a pod's ServiceAccount token")
+    parser.add_argument("--authority-file", type=Path, metavar="FILE", help="whom to show a ServiceAccount token (PEM)")
+    parser.add_argument("--name", default="", help="name of the gateway, or of its pod (default: the host's)")
     parser.add_argument(
         "--state", type=Path, metavar="DIR", help="the state folder (default: COVEY_STATE or the user's)"
     )
@@ -90,6 +95,8 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         table=read.table,
         controller_url=read.controller or "",
         token_file=read.token_file,
+        authority_file=read.authority_file,
+        name=read.name,
         state=read.state or _default_state(),
         lifeline=read.lifeline,
     )
@@ -157,6 +164,7 @@ def _build_link(
     # TLS and an HTTP client are 15 MB that a gateway with a static table has no use for.
     from covey_fleet_client.files import ensure_private_folder
     from covey_fleet_client.identity import render_name
+    from covey_fleet_client.join import Admission
 
     from covey_gateway.fleet import FleetLink
 
@@ -171,8 +179,8 @@ def _build_link(
         apply,
         folder,
         options.controller_url,
-        options.token_file,
-        render_name(socket.gethostname()),
+        Admission(options.token_file, options.authority_file),
+        render_covey_name(options.name) if options.name else render_name(socket.gethostname()),
         _render_address(bound),
     )
     link.load_saved()

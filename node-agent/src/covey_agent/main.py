@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import httpx
+from covey_api.pod_names import render_covey_name
 from covey_fleet_client.files import ensure_private_folder
 from covey_fleet_client.identity import load_identity, render_name
 from covey_fleet_client.lifeline import watch_lifeline
@@ -70,7 +71,8 @@ def main() -> int:
 
 async def run_agent(options: Options, folder: Path) -> int:
     """Until told to end. Exit status 0, or 1 when members could not be stopped in time."""
-    node = options.name or load_identity(folder).name or render_name(socket.gethostname())
+    node = render_covey_name(options.name) if options.name else ""
+    node = node or load_identity(folder).name or render_name(socket.gethostname())
     async with AsyncExitStack() as stack:
         outside, engines = await open_outside(stack, options, folder)
         changed = asyncio.Event()
@@ -85,7 +87,7 @@ async def run_agent(options: Options, folder: Path) -> int:
             members = group.create_task(runtime.run())
             others = [
                 group.create_task(survey.run()),
-                group.create_task(membership.run(folder, options.controller, options.token_file)),
+                group.create_task(membership.run(folder, options.controller, options.admission)),
             ]
             status = await end(runtime, members, await wait_for_end(options.lifeline))
             for task in (members, *others):

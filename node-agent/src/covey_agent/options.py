@@ -5,6 +5,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from covey_fleet_client.join import Admission
+
 # How long engines run on without an agent: a restart, an upgrade, a person who looks into it.
 ORPHAN_GRACE_SECONDS = 300.0
 GRACE_VARIABLE = "COVEY_ORPHAN_GRACE_SECONDS"
@@ -14,7 +16,7 @@ GRACE_VARIABLE = "COVEY_ORPHAN_GRACE_SECONDS"
 class Options:
     state: Path
     controller: str
-    token_file: Path | None
+    admission: Admission
     cache: Path
     name: str
     lifeline: int | None
@@ -25,10 +27,11 @@ class Options:
 def parse_options(arguments: list[str]) -> Options:
     parser = argparse.ArgumentParser(prog="python -m covey_agent", description="Covey's node agent.")
     parser.add_argument("--controller", metavar="URL", help="the controller's fleet API, https://HOST:PORT")
-    parser.add_argument("--token-file", metavar="FILE", type=Path, help="a join token, needed until it has joined once")
+    parser.add_argument("--token-file", metavar="FILE", type=Path, help="a join token, or a pod's ServiceAccount token")
+    parser.add_argument("--authority-file", metavar="FILE", type=Path, help="whom to show a ServiceAccount token (PEM)")
     parser.add_argument("--state", metavar="DIR", type=Path, required=True, help="the state folder")
     parser.add_argument("--cache", metavar="DIR", type=Path, help="artifact cache ($COVEY_CACHE, or the user's)")
-    parser.add_argument("--name", help="name of the Node (default: as before, else the host's)")
+    parser.add_argument("--name", help="name of the Node, or of Kubernetes' node (default: as before, else the host's)")
     parser.add_argument("--lifeline", metavar="FD", type=int, help="end when this pipe ends")
     parser.add_argument(
         "--orphan-grace-seconds",
@@ -47,7 +50,7 @@ def parse_options(arguments: list[str]) -> Options:
     return Options(
         state=found.state.absolute(),
         controller=found.controller or "",
-        token_file=found.token_file,
+        admission=Admission(found.token_file, found.authority_file),
         cache=(found.cache or default_cache()).absolute(),
         name=found.name or "",
         lifeline=found.lifeline,

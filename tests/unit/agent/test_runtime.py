@@ -12,7 +12,7 @@ from covey_agent.asks import Asks
 from covey_agent.exits import explain_exit
 from covey_agent.kept_file import KeptFile
 from covey_agent.launching import render_launch
-from covey_agent.membership import Membership, read_token
+from covey_agent.membership import Membership
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, EngineProgram
 from covey_agent.reports import Reporter, Self, render_member
 from covey_agent.runtime import Runtime
@@ -26,6 +26,7 @@ from covey_api.instance import MemberPhase
 from covey_api.messages import Ask, AskAnswer, AskKind, MemberAssignment, MemberGoal, Order, ReportAnswer
 from covey_api.node import NodeSpec
 from covey_api.reasons import FailureCause
+from covey_fleet_client.join import Admission
 from kit import builders
 from kit.outside import FakeAdapter, FakeFleet, World
 from kit.supervised import assign, snapshot
@@ -367,7 +368,7 @@ def test_folder_has_one_agent(tmp_path: Path) -> None:
 
 def test_token_is_read_anew_and_its_absence_is_no_failure(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    assert read_token(None) is None
-    assert read_token(path) is None
+    assert Admission().read_token() is None
+    assert Admission(path).read_token() is None
     path.write_text("covey-1.x.y\n")
-    assert read_token(path) == "covey-1.x.y"
+    assert Admission(path).read_token() == "covey-1.x.y"
