@@ -1,4 +1,4 @@
-"""What a keeper leaves in its folder, parsed: `keeper.json` and `exit.json`, which `keeper.py` writes untyped."""
+"""What a keeper leaves in its folder, parsed: `keeper.json` and `exit.json`, which the keeper writes untyped."""
 
 from pathlib import Path
 from typing import TypeVar
