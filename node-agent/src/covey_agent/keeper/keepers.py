@@ -15,8 +15,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from covey_api.messages import render_front_name
 from covey_api.reasons import FailureCause
 from covey_fleet_client.files import ensure_private_folder, write_private
 
@@ -38,11 +40,23 @@ END_SECONDS = 10.0
 LOOK_SECONDS = 0.02
 
 
-class ProcessKeepers:
-    """Keepers under one folder. `orphan_grace_seconds`: how long an engine runs without an agent."""
+@dataclass(frozen=True, slots=True)
+class FrontSettings:
+    """How keepers listen for gateways of other machines. `identity`: the folder of the node's key and certificates."""
 
-    def __init__(self, folder: Path, orphan_grace_seconds: float) -> None:
+    address: str
+    identity: Path
+
+
+class ProcessKeepers:
+    """Keepers under one folder. `orphan_grace_seconds`: how long an engine runs without an agent.
+
+    `front`: None where every gateway is on this machine.
+    """
+
+    def __init__(self, folder: Path, orphan_grace_seconds: float, front: FrontSettings | None = None) -> None:
         self._folder = folder
+        self._front = front
         self._orphan_grace_seconds = orphan_grace_seconds
         self._links: dict[str, KeeperLink] = {}
 
@@ -105,6 +119,11 @@ class ProcessKeepers:
         folder = self._folder / instance_id
         ensure_private_folder(self._folder)
         ensure_private_folder(folder)
+        front = self._front and {
+            "address": self._front.address,
+            "identity": str(self._front.identity),
+            "name": render_front_name(instance_id, attempt),
+        }
         spec = {
             "instanceId": instance_id,
             "attempt": attempt,
@@ -112,6 +131,7 @@ class ProcessKeepers:
             "argv": launch.argv,
             "environment": launch.environment,
             "orphanGraceSeconds": self._orphan_grace_seconds,
+            "front": front,
         }
         for name, content in (*launch.files, ("launch.json", json.dumps(spec))):
             write_private(folder / name, content)

@@ -21,11 +21,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from covey_agent.keeper.asking import Asking
 from covey_agent.keeper.observed import observe_oom_kills, observe_start_time, write_record
-from covey_agent.keeper.output import Output
+from covey_agent.keeper.output import OUTPUT_FILE_BYTES, Ring
+
+if TYPE_CHECKING:
+    from covey_agent.keeper.front import Front
 
 # Grace of a stop that the keeper decides by itself.
 OWN_STOP_GRACE_SECONDS = 5.0
@@ -44,7 +47,7 @@ class Keeper:
         self.launch = launch
         self.lock = lock
         self.selector = selectors.DefaultSelector()
-        self.output = Output()
+        self.output = Ring("output.log", OUTPUT_FILE_BYTES)
         self.exit: dict[str, Any] | None = None
         self.is_over = False
         self.stop_reason = ""
@@ -54,6 +57,7 @@ class Keeper:
         self.asking = Asking(self.selector, self)
         self._watch_signals()
         self.engine = self._start_engine()
+        self.front = self._open_front()
         self._write_keeper()
 
     # ----- start
@@ -106,6 +110,18 @@ class Keeper:
         self.selector.register(reader, selectors.EVENT_READ, self.read_output)
         return engine
 
+    def _open_front(self) -> "Front | None":
+        """Where this node's engines are reached from elsewhere. What goes wrong costs the way in, not the engine."""
+        if self.launch["front"] is None:
+            return None
+        from covey_agent.keeper.front import Front  # TLS is some MB that a keeper on its own has no use for
+
+        try:
+            return Front(self.selector, self.launch)
+        except Exception:
+            self.output.write(f"keeper: no front: {traceback.format_exc()}".encode())
+            return None
+
     def _write_keeper(self) -> None:
         self.record = {
             "pid": os.getpid(),
@@ -115,6 +131,7 @@ class Keeper:
             "instanceId": self.launch["instanceId"],
             "attempt": self.launch["attempt"],
             "port": self.launch["port"],
+            "frontPort": self.front.port if self.front else 0,
             "startedAt": self.started_at,
         }
         try:
@@ -145,11 +162,15 @@ class Keeper:
         if self.asking.unclaimed_since is not None:
             deadlines.append(self.asking.unclaimed_since + self.launch["orphanGraceSeconds"])
             deadlines.append(time.monotonic() + FOLDER_LOOK_SECONDS)
+        if self.front is not None and self.front.due is not None:
+            deadlines.append(self.front.due)
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def check(self) -> None:
         """What time and the engine's state ask for."""
         now = time.monotonic()
+        if self.front is not None:
+            self.front.check(now)
         if self.exit is None and self.engine.poll() is not None:
             self._record_exit()
         if self.exit is None and self.kill_at is not None and now >= self.kill_at:
@@ -194,6 +215,8 @@ class Keeper:
 
     def _record_exit(self) -> None:
         self._signal_group(signal.SIGKILL)  # whatever the engine started ends with it
+        if self.front is not None:
+            self.front.close()
         self._drain()
         oom_kills = observe_oom_kills()
         status = self.engine.returncode

@@ -1,4 +1,4 @@
-"""The engine's output: a ring of two files on disk, and its last bytes. Writing never waits and never fails."""
+"""What a keeper writes for people: rings of two files. Writing never waits and never fails."""
 
 import os
 
@@ -22,28 +22,30 @@ def read_tail(folder: str, count: int) -> str:
     return data.decode(errors="replace")
 
 
-class Output:
-    """The engine's output: a ring of two files, and the last bytes for the exit record."""
+class Ring:
+    """A log of two files, `name` and `name.1`, each of at most `file_bytes`, and the last bytes in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, file_bytes: int) -> None:
         self.tail = bytearray()
+        self._name = name
+        self._file_bytes = file_bytes
         self._size = 0
-        # What an earlier engine of this member printed stays readable for one more start.
+        # What an earlier keeper of this member wrote stays readable for one more start.
         self._file = self._rotate()
 
     def _rotate(self) -> int:
-        """A new file, or -1: output is then dropped, since an engine must never wait for a disk."""
+        """A new file, or -1: what is written is then dropped, since an engine must never wait for a disk."""
         try:
-            if os.path.exists("output.log"):
-                os.replace("output.log", "output.log.1")
-            return os.open("output.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+            if os.path.exists(self._name):
+                os.replace(self._name, f"{self._name}.1")
+            return os.open(self._name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         except OSError:
             return -1
 
     def write(self, data: bytes) -> None:
         self.tail += data
         del self.tail[:-EXIT_TAIL_BYTES]
-        if self._size + len(data) > OUTPUT_FILE_BYTES:
+        if self._size + len(data) > self._file_bytes:
             if self._file >= 0:
                 os.close(self._file)
             self._file, self._size = self._rotate(), 0
