@@ -108,7 +108,7 @@ async def site(folder: Path) -> AsyncGenerator[Site]:
     authority = ensure_authority(folder / "controller", time.time())
     node = write_identity(folder / "agent", authority, CertificateRole.AGENT, "a")
     gateway = write_identity(folder / "gateway", authority, CertificateRole.GATEWAY, "gw")
-    keepers = ProcessKeepers(folder / "members", 60, FrontSettings(ADDRESS, node))
+    keepers = ProcessKeepers(folder / "members", 60, lambda: FrontSettings(ADDRESS, node))
     port, seen = free_port(), folder / "seen"
     argv = (sys.executable, echo_engine.__file__, "--port", str(port), "--seen", str(seen))
     process = await keepers.start(ID, 3, port, Launch(argv, {"PATH": os.environ["PATH"]}, ()))
@@ -447,7 +447,7 @@ def test_a_full_range_costs_the_front_and_not_the_engine(tmp_path: Path) -> None
 def test_an_address_that_is_not_this_machines_own_is_listened_for_everywhere(tmp_path: Path, address: str) -> None:
     async def story() -> None:
         async with site(tmp_path) as here:
-            keepers = ProcessKeepers(tmp_path / "members", 60, FrontSettings(address, here.node))
+            keepers = ProcessKeepers(tmp_path / "members", 60, lambda: FrontSettings(address, here.node))
             port = free_port()
             argv = (sys.executable, echo_engine.__file__, "--port", str(port), "--seen", str(tmp_path / "seen2"))
             process = await keepers.start(OTHER, 1, port, Launch(argv, {"PATH": os.environ["PATH"]}, ()))

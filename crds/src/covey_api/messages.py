@@ -124,6 +124,14 @@ class AskAnswer(Message):
     text: Annotated[str, Field(max_length=262_144)] = ""
 
 
+class RefusedGateway(Message):
+    """A gateway that was removed from the fleet, though its certificate may still be valid."""
+
+    name: str
+    begins_until: int
+    """Its certificates whose validity begins by then are refused; seconds since the epoch. Later ones are good."""
+
+
 class Assignments(Message):
     """Everything this node should do, whole. A line of `GET nodes/{node}/assignments`."""
 
@@ -135,6 +143,8 @@ class Assignments(Message):
     spec: NodeSpec
     members: tuple[MemberAssignment, ...] = ()
     asks: Annotated[tuple[Ask, ...], Field(max_length=MAX_ASKS)] = ()
+    refused_gateways: tuple[RefusedGateway, ...] = ()
+    """By name. A change comes with the next keep-alive, under the order of the snapshot before."""
 
     @property
     def order(self) -> Order:

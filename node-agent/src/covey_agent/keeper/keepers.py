@@ -51,12 +51,17 @@ class FrontSettings:
 class ProcessKeepers:
     """Keepers under one folder. `orphan_grace_seconds`: how long an engine runs without an agent.
 
-    `front`: None where every gateway is on this machine.
+    `observe_front`: how those that start now listen; None where every gateway is on this machine.
     """
 
-    def __init__(self, folder: Path, orphan_grace_seconds: float, front: FrontSettings | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        orphan_grace_seconds: float,
+        observe_front: Callable[[], FrontSettings | None] = lambda: None,
+    ) -> None:
         self._folder = folder
-        self._front = front
+        self._observe_front = observe_front
         self._orphan_grace_seconds = orphan_grace_seconds
         self._links: dict[str, KeeperLink] = {}
 
@@ -119,9 +124,10 @@ class ProcessKeepers:
         folder = self._folder / instance_id
         ensure_private_folder(self._folder)
         ensure_private_folder(folder)
-        front = self._front and {
-            "address": self._front.address,
-            "identity": str(self._front.identity),
+        settings = self._observe_front()
+        front = settings and {
+            "address": settings.address,
+            "identity": str(settings.identity),
             "name": render_front_name(instance_id, attempt),
         }
         spec = {
