@@ -28,7 +28,7 @@ class SimLink(FleetLink):
         def apply(table: RoutingTable) -> None:
             engines.forget(traffic.apply_table(table))
 
-        super().__init__(traffic, apply, folder, "", None, name, f"http://{name}")
+        super().__init__(traffic, apply, folder, "", None, name, f"http://{name}", "")
         self._fleet = fleet
 
     async def _connect(self, backoff: Backoff) -> None:
