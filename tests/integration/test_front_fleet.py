@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,29 +118,40 @@ def is_ready(fleet: Apart) -> bool:
     return any(each.get("status", {}).get("phase") == "Ready" for each in fleet.objects("instances"))
 
 
-def chat(fleet: Apart) -> list[str]:
-    """The tokens of one streamed answer."""
-    body = {"model": "smollm2", "stream": True, "max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]}
+def chat(fleet: Apart, look: Callable[[], None] = lambda: None) -> list[str]:
+    """The tokens of one streamed answer; `look` is called with the first."""
+    body = {
+        "model": "smollm2",
+        "stream": True,
+        "max_tokens": 64,
+        "ignore_eos": True,
+        "messages": [{"role": "user", "content": "Hello"}],
+    }
     tokens: list[str] = []
     with httpx.stream("POST", f"{fleet.gateway_url}/v1/chat/completions", json=body, timeout=120) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             if line.startswith("data: {"):
+                if not tokens:
+                    look()
                 delta = json.loads(line[6:])["choices"]
                 tokens += [choice["delta"].get("content") or "" for choice in delta]
     return [token for token in tokens if token]
 
 
 def test_a_stream_of_tokens_comes_by_the_front(fleet: Apart) -> None:
-    assert len(chat(fleet)) > 8
+    gateway, remote = psutil.Process(fleet.parts["gateway"].pid), set[tuple[str, int]]()
+
+    def look() -> None:
+        remote.update((each.raddr.ip, each.raddr.port) for each in gateway.net_connections("tcp") if each.raddr)
+
+    assert len(chat(fleet, look)) > 8
     (status,) = (each["status"] for each in fleet.objects("instances"))
     found = re.fullmatch(rf"tls://{ADDRESS}:(\d+)", status["front"])
     assert found is not None, status
     assert int(found[1]) in PORTS
     assert status["endpoint"].startswith("http://127.0.0.1:")
-    gateway = psutil.Process(fleet.parts["gateway"].pid)
-    # The engine's own port is never dialled by the gateway; its idle connection is to the front.
-    remote = {each.raddr[:2] for each in gateway.net_connections("tcp") if each.raddr}
+    # The engine's own port is never dialled by the gateway.
     assert (ADDRESS, int(found[1])) in remote
     assert ("127.0.0.1", int(status["endpoint"].rpartition(":")[2])) not in remote
     wait_until(lambda: fleet.path_condition().get("status") == "True", "the node's fronts are reached", 30)
