@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 from covey.control import Control
+from covey.errors import CommandError
 from covey_agent.keeper.front import PORTS
 from kit.cache import shared_cache
 from kit.fleet import EXAMPLE, START_SECONDS, free_port, wait_until
@@ -57,7 +58,7 @@ class Apart:
         self.start("controller", "--source", str(self.base / "fleet"), "--fleet-listen", "127.0.0.1:0")
 
         def is_ready() -> bool:
-            with suppress(OSError), Control(self.base / "c") as control:
+            with suppress(CommandError), Control(self.base / "c") as control:
                 control.list_objects("cnodes")
                 return True
             return False
