@@ -92,7 +92,7 @@ class Apart:
         return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture  # not shared: the second test starts parts of its own, which must end with it
 def fleet() -> Generator[Apart]:
     base = Path(tempfile.mkdtemp(prefix="cv"))  # short: Unix sockets live below it
     made = Apart(base, free_port())
