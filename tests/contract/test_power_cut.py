@@ -14,7 +14,7 @@ from covey_agent.artifacts.cache import Cache, FileDigest
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.web import Patience, Web
-from covey_agent.keeper import keeper
+from covey_agent.keeper.observed import write_record
 from covey_agent.keeper.records import ExitRecord, read_record
 from covey_agent.kept_file import KeptFile
 from covey_agent.supervisor.kept import Kept
@@ -147,7 +147,7 @@ def test_cut_exit_record_is_whole_or_absent(tmp_path: Path) -> None:
     }
 
     def write(folder: Path) -> None:
-        keeper.write_record(str(folder / "exit.json"), record)
+        write_record(str(folder / "exit.json"), record)
 
     def check(folder: Path) -> None:
         read = read_record(folder / "exit.json", ExitRecord)

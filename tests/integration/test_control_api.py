@@ -96,7 +96,7 @@ class WrittenDocuments:
         error = SourceError("a.yaml", 3, "spec", "x", "`spec` must be y; got x")
         return SourceState("fleet/", "aaa", "bbb", (error,), ("an empty folder deletes nothing",))
 
-    async def refresh_source(self) -> None:
+    def refresh_source(self) -> None:
         if self.failure is not None:
             raise self.failure
 

@@ -90,7 +90,8 @@ async def linked(folder: Path, url: str, token_text: str | None) -> AsyncGenerat
     if token_text is not None:
         token_file.write_text(token_text)
     async with running_gateway(is_routed=False) as gateway:
-        link = FleetLink(gateway.traffic, gateway.apply, state, url, Admission(token_file), "gw", "http://127.0.0.1:1")
+        admission = Admission(token_file)
+        link = FleetLink(gateway.traffic, gateway.apply, state, url, admission, "gw", "http://127.0.0.1:1", "")
         link.load_saved()
         running = asyncio.ensure_future(link.run())
         try:

@@ -69,14 +69,17 @@ class Authority:
     def issue_client(self, public_key: ec.EllipticCurvePublicKey, role: CertificateRole, name: str, now: float) -> str:
         """PEM certificate of an agent or gateway whose key `parse_signing_request` proved."""
         uri = x509.UniformResourceIdentifier(f"covey://{role}/{name}")
-        return self._issue(public_key, name, [uri], ExtendedKeyUsageOID.CLIENT_AUTH, now)
+        # An agent's is also what its keepers' fronts show to gateways.
+        is_server = role is CertificateRole.AGENT
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if is_server else [])]
+        return self._issue(public_key, name, [uri], usages, now)
 
     def issue_server(self, names: Iterable[str], now: float) -> str:
         """PEM key and certificate of a server that is reached under these host names and addresses."""
         key = make_key()
         alternatives = [_parse_host(name) for name in dict.fromkeys(names)]
         certificate = self._issue(
-            key.public_key(), "covey-controller", alternatives, ExtendedKeyUsageOID.SERVER_AUTH, now
+            key.public_key(), "covey-controller", alternatives, [ExtendedKeyUsageOID.SERVER_AUTH], now
         )
         return render_key(key) + certificate
 
@@ -85,7 +88,7 @@ class Authority:
         public_key: ec.EllipticCurvePublicKey,
         common_name: str,
         alternatives: Iterable[x509.GeneralName],
-        usage: x509.ObjectIdentifier,
+        usages: list[x509.ObjectIdentifier],
         now: float,
     ) -> str:
         moment = datetime.fromtimestamp(now, UTC)
@@ -99,7 +102,7 @@ class Authority:
             .not_valid_after(moment + CERTIFICATE_LIFETIME)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(digital_signature=True), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)

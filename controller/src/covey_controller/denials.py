@@ -11,7 +11,7 @@ lifetime, each of which took a use of a token. They are whole seconds, as certif
 import asyncio
 from collections.abc import Callable
 
-from covey_api.messages import CertificateRole
+from covey_api.messages import CertificateRole, RefusedGateway
 from pydantic import BaseModel, ValidationError
 
 from covey_controller.authority import BACKDATED, CERTIFICATE_LIFETIME
@@ -69,6 +69,17 @@ class Denials:
     def is_denied(self, peer: Peer) -> bool:
         issued = peer.not_before + BACKDATED.total_seconds()
         return issued <= self._dates.denied.get(f"{peer.role}/{peer.name}", 0)
+
+    @property
+    def refused_gateways(self) -> tuple[RefusedGateway, ...]:
+        """What agents are told, for the way past the controller: by name."""
+        backdated = int(BACKDATED.total_seconds())
+        prefix = f"{CertificateRole.GATEWAY}/"
+        return tuple(
+            RefusedGateway(name=key.removeprefix(prefix), begins_until=latest - backdated)
+            for key, latest in sorted(self._dates.denied.items())
+            if key.startswith(prefix)
+        )
 
     async def wait_denied(self, peer: Peer) -> None:
         """Return once this certificate is refused: its open streams end then."""

@@ -50,7 +50,10 @@ class Fleet(Protocol):
 
 
 class FleetLink:
-    """`apply` puts a table into force; `folder` is the gateway's private folder, `address` where clients reach it."""
+    """`apply` puts a table into force; `folder` is the gateway's private folder, `address` where clients reach it.
+
+    `machine`: as `observe_machine` says; None: no endpoint is on this machine.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class FleetLink:
         admission: Admission,
         name: str,
         address: str,
+        machine: str | None,
     ) -> None:
         self.has_table = asyncio.Event()
         self._traffic = traffic
@@ -72,11 +76,12 @@ class FleetLink:
         self._is_refused = False
         self._name = name
         self._address = address
+        self._machine = machine
         self._is_due = asyncio.Event()
         self._is_unsaved = asyncio.Event()
         self._latest: Endpoints | None = None
         self._is_connected = False
-        traffic.watch_departed(self._is_due.set)
+        traffic.watch_news(self._is_due.set)
 
     def load_saved(self) -> None:
         """Route by the table that was in force when the gateway last ran, if it left one."""
@@ -166,7 +171,7 @@ class FleetLink:
 
     def _put_in_force(self, snapshot: Endpoints) -> None:
         self._latest = snapshot
-        self._apply(parse_endpoints(snapshot))
+        self._apply(parse_endpoints(snapshot, self._machine))
         self.has_table.set()
 
     async def _report_demand(self, fleet: Fleet) -> None:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from covey_agent.asks import Asks
 from covey_agent.ports import Fleet
+from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter
 from covey_agent.runtime import Runtime
 
@@ -30,12 +31,19 @@ class Membership:
     """`jitter`: a random number in [0, 1)."""
 
     def __init__(
-        self, node: str, runtime: Runtime, reporter: Reporter, asks: Asks, jitter: Callable[[], float]
+        self,
+        node: str,
+        runtime: Runtime,
+        reporter: Reporter,
+        asks: Asks,
+        refused: RefusedFile,
+        jitter: Callable[[], float],
     ) -> None:
         self._node = node
         self._runtime = runtime
         self._reporter = reporter
         self._asks = asks
+        self._refused = refused
         self._jitter = jitter
 
     async def run(self, folder: Path, controller_url: str, admission: Admission) -> None:
@@ -114,5 +122,6 @@ class Membership:
         if assignments.node != self._node:
             logger.error("a snapshot for node '%s' came to node '%s'; it was ignored", assignments.node, self._node)
             return
+        self._refused.write(assignments.refused_gateways)
         await self._runtime.receive(assignments)
         self._asks.receive(assignments.asks)

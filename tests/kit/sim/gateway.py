@@ -29,7 +29,7 @@ class SimLink(FleetLink):
         def apply(table: RoutingTable) -> None:
             engines.forget(traffic.apply_table(table))
 
-        super().__init__(traffic, apply, folder, "", Admission(), name, f"http://{name}")
+        super().__init__(traffic, apply, folder, "", Admission(), name, f"http://{name}", "")
         self._fleet = fleet
 
     async def _connect(self, backoff: Backoff) -> None:

@@ -4,10 +4,19 @@ What flows down is whole state in streams of JSON lines, so a lost connection co
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TypeVar
 
-from covey_api.messages import FLEET_PREFIX, MAX_BODY_BYTES, AskAnswer, Demand, DemandAnswer, JoinRequest, Report
+from covey_api.messages import (
+    FLEET_PREFIX,
+    MAX_BODY_BYTES,
+    AskAnswer,
+    Assignments,
+    Demand,
+    DemandAnswer,
+    JoinRequest,
+    Report,
+)
 from covey_api.meta import Message
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -61,7 +70,22 @@ class FleetRoutes:
 
     async def assignments(self, request: Request) -> Response:
         peer = self._admission.admit_agent(request)
-        return self._stream(peer, self._board.watch_assignments(peer.name))
+        return self._stream(peer, self._add_refused(self._board.watch_assignments(peer.name)))
+
+    async def _add_refused(self, snapshots: AsyncIterator[Assignments | None]) -> AsyncIterator[Assignments | None]:
+        """With each snapshot the gateways that agents must refuse; with a keep-alive too, when they are others now."""
+        last: Assignments | None = None
+        try:
+            async for snapshot in snapshots:
+                refused = self._denials.refused_gateways
+                if snapshot is None and last is not None and last.refused_gateways != refused:
+                    snapshot = last
+                if snapshot is not None:
+                    snapshot = last = snapshot.model_copy(update={"refused_gateways": refused})
+                yield snapshot
+        finally:
+            if isinstance(snapshots, AsyncGenerator):
+                await snapshots.aclose()
 
     async def report(self, request: Request) -> Response:
         peer = self._admission.admit_agent(request)
