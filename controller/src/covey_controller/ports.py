@@ -229,6 +229,10 @@ class Explainer(Protocol):
         """Text for people and the same as data. KeyError if there is no such object."""
         ...
 
+    async def forecast(self, documents: tuple[Kind, ...]) -> tuple[str, dict[str, Any]]:
+        """What these documents would come to, as text and as data; without any, what is about to happen. Writes nothing."""
+        ...
+
     def objects(self) -> Mapping[ObjectKey, Kind]:
         """All objects as the loop saw them last, status included."""
         ...

@@ -12,12 +12,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from covey_controller.control_api.edits import apply_text, create_access_key, delete_keys
-from covey_controller.control_api.messages import AccessKeyBody, ApplyBody, DeleteBody, TokenBody
+from covey_controller.control_api.edits import apply_text, create_access_key, delete_keys, explain_refusals
+from covey_controller.control_api.messages import AccessKeyBody, ApplyBody, DeleteBody, PlanBody, TokenBody
 from covey_controller.control_api.objects import list_objects, parse_key, parse_plural, watch_objects
 from covey_controller.ports import Explainer, GatewaySession, Source
 from covey_controller.serving.answers import ApiError, ApiReason, error_renderers, read_message
 from covey_controller.serving.lines import LineStream
+from covey_controller.stores.files.documents import parse_objects
 from covey_controller.tokens import Tokens
 
 PREFIX = "/api/v1"
@@ -66,6 +67,15 @@ class ControlRoutes:
         body = await read_message(request, DeleteBody, MAX_BODY_BYTES)
         keys = tuple(parse_key(key.kind, key.namespace, key.name) for key in body.keys)
         return JSONResponse(await delete_keys(self._source, keys))
+
+    async def plan(self, request: Request) -> Response:
+        """What documents would come to. Refused as an apply would be; nothing is written either way."""
+        self._require_ready()
+        body = await read_message(request, PlanBody, MAX_BODY_BYTES)
+        with explain_refusals():
+            documents = parse_objects(body.text, body.name)
+        text, data = await self._explainer.forecast(documents)
+        return JSONResponse({"text": text, "data": data, "documents": [one.to_wire() for one in documents]})
 
     async def why(self, request: Request) -> Response:
         key = _key_of(request)
@@ -155,6 +165,7 @@ def build_control_app(
             Route(f"{PREFIX}/watch", routes.watch),
             Route(f"{PREFIX}/apply", routes.apply, methods=["POST"]),
             Route(f"{PREFIX}/delete", routes.delete, methods=["POST"]),
+            Route(f"{PREFIX}/plan", routes.plan, methods=["POST"]),
             Route(f"{PREFIX}/why/{one}", routes.why),
             Route(f"{PREFIX}/events/{one}", routes.events),
             Route(f"{PREFIX}/progress/{one}", routes.progress),

@@ -14,6 +14,12 @@ class ApplyBody(Message):
     """What errors call the text: the file it was read from."""
 
 
+class PlanBody(Message):
+    text: str = ""
+    """YAML documents; without any, what is about to happen anyway."""
+    name: Annotated[str, Field(max_length=1024)] = "request"
+
+
 class KeyBody(Message):
     kind: str
     namespace: str = ""
