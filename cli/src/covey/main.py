@@ -42,12 +42,15 @@ cli.add_command(_part("covey_agent", "Run the node agent alone."))
 cli.add_command(_part("covey_gateway", "Run the gateway alone."))
 
 
-def main() -> NoReturn:
-    """Entry point. Words for people go to standard error; standard output is the result."""
+def main(program: str) -> NoReturn:
+    """Entry point. `program`: what the user called.
+
+    Words for people go to standard error; standard output is the result.
+    """
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name=program, standalone_mode=False)
     except CommandError as error:
-        click.echo(f"covey: {escape_controls(str(error))}", err=True)
+        click.echo(f"{program.split()[-1]}: {escape_controls(str(error))}", err=True)
         sys.exit(error.code)
     except click.ClickException as error:
         error.show()

@@ -1,5 +1,6 @@
 """Options and arguments that several commands share."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,27 +10,80 @@ from covey_api.kinds import Kind
 from covey_api.meta import DEFAULT_NAMESPACE
 from covey_api.registry import parse_kind
 
-from covey.control import Control, JsonObject
+from covey.connect import URL_VARIABLE, Where
 from covey.errors import CommandError, ExitCode
 from covey.paths import STATE_VARIABLE, default_state_folder
+from covey.ports import JsonObject
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+NAMESPACE_VARIABLE = "COVEY_FLEET_NAMESPACE"
+# Set as the name of the program by the entry point that kubectl calls.
+KUBECTL_PROGRAM = "kubectl covey"
+
+
+def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which fleet is meant; the command gets them as `where`."""
+    return _URL_OPTION(fleet_options_without_url(command))
+
+
+def fleet_options_without_url(command: Callable[..., None]) -> Callable[..., None]:
+    """The same for a command whose `--url` is another address."""
+
+    @functools.wraps(command)
+    def run(
+        *args: Any,
+        state: Path | None,
+        kubeconfig: Path | None,
+        context: str | None,
+        fleet_namespace: str | None,
+        url: str | None = None,
+        **others: Any,
+    ) -> None:
+        is_plugin = click.get_current_context().find_root().info_name == KUBECTL_PROGRAM
+        where = Where(url, state, kubeconfig, context, fleet_namespace, prefers_kubernetes=is_plugin)
+        command(*args, where=where, **others)
+
+    for option in reversed(_FLEET_OPTIONS):
+        run = option(run)
+    return run
+
+
+_URL_OPTION = click.option("--url", help=f"A controller, by the address of its control API; also {URL_VARIABLE}.")
+_FLEET_OPTIONS = (
+    click.option(
+        "--state",
+        type=click.Path(path_type=Path, file_okay=False),
+        help=f"A Covey on this machine, by its state folder; also {STATE_VARIABLE}.",
+    ),
+    click.option(
+        "--kubeconfig",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A cluster, by a kubeconfig; also KUBECONFIG.",
+    ),
+    click.option("--context", help="A cluster, by a context of the kubeconfig."),
+    click.option(
+        "--fleet-namespace",
+        envvar=NAMESPACE_VARIABLE,
+        help=f"Where the controller runs in the cluster, if it can't be found; also {NAMESPACE_VARIABLE}.",
+    ),
+)
+
+
 def state_option(command: Command) -> Command:
-    """`--state DIR`: which Covey on this machine is meant."""
+    """`--state DIR`: the state folder of what runs on this machine."""
     return click.option(
         "--state",
         type=click.Path(path_type=Path, file_okay=False),
         default=default_state_folder,
-        help=f"State folder of the Covey that is meant; also {STATE_VARIABLE}.",
+        help=f"The state folder; also {STATE_VARIABLE}.",
     )(command)
 
 
 def namespace_option(command: Command) -> Command:
-    return click.option(
-        "-n", "--namespace", default=DEFAULT_NAMESPACE, show_default=True, help="Namespace of the objects."
-    )(command)
+    words = f"Namespace of the objects; by default the context's, or '{DEFAULT_NAMESPACE}'."
+    return click.option("-n", "--namespace", help=words)(command)
 
 
 def kind_of(word: str) -> type[Kind]:
@@ -62,7 +116,3 @@ def print_results(results: list[JsonObject]) -> None:
     """One line a document, as kubectl prints them."""
     for result in results:
         click.echo(f"{kind_of(result['kind']).SINGULAR}/{result['name']} {result['outcome']}")
-
-
-def open_control(state: Path) -> Control:
-    return Control(state)
