@@ -79,7 +79,8 @@ class ControlApi(Questions, ABC):
     def check_documents(self, documents: Documents, namespace: str) -> list[JsonObject]:
         _require_default(namespace)
         with _placing_errors(documents):
-            return cast(list[JsonObject], self.foresee(documents.joined, documents.name)["documents"])
+            answer = self.call("POST", "/api/v1/check", {"text": documents.joined, "name": documents.name})
+        return cast(list[JsonObject], answer["items"])
 
     def delete_keys(self, keys: list[JsonObject]) -> list[JsonObject]:
         return cast(list[JsonObject], self.call("POST", "/api/v1/delete", {"keys": keys})["results"])

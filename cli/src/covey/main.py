@@ -8,7 +8,9 @@ import click
 from covey_api.text import escape_controls
 
 from covey.commands.chat import chat
+from covey.commands.join import join
 from covey.commands.objects import apply, delete, describe, get, wait, why
+from covey.commands.plan import diff, plan
 from covey.commands.secrets import key, token
 from covey.commands.up import up
 from covey.errors import CommandError, ExitCode
@@ -35,7 +37,7 @@ def _part(module: str, summary: str) -> click.Command:
     return run
 
 
-for command in (up, get, describe, why, apply, delete, wait, chat, key, token):
+for command in (up, join, get, describe, why, plan, diff, apply, delete, wait, chat, key, token):
     cli.add_command(command)
 cli.add_command(_part("covey_controller", "Run the controller alone."))
 cli.add_command(_part("covey_agent", "Run the node agent alone."))
@@ -48,7 +50,7 @@ def main(program: str) -> NoReturn:
     Words for people go to standard error; standard output is the result.
     """
     try:
-        cli.main(prog_name=program, standalone_mode=False)
+        answer = cli.main(prog_name=program, standalone_mode=False)
     except CommandError as error:
         click.echo(f"{program.split()[-1]}: {escape_controls(str(error))}", err=True)
         sys.exit(error.code)
@@ -60,4 +62,4 @@ def main(program: str) -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone; nothing is left to say
         sys.exit(ExitCode.FAILED)
-    sys.exit(ExitCode.DONE)
+    sys.exit(answer if isinstance(answer, int) else ExitCode.DONE)

@@ -58,7 +58,7 @@ class Questions(ABC):
         return self.call("GET", f"/api/v1/why/{plural}/{namespace or '-'}/{name}")
 
     def foresee(self, text: str, name: str) -> JsonObject:
-        """`{text, data, documents}`: what these documents would come to."""
+        """`{text, data}`: what these documents would come to."""
         return self.call("POST", "/api/v1/plan", {"text": text, "name": name})
 
     def get_progress(self, plural: str, namespace: str, name: str) -> JsonObject:

@@ -9,6 +9,7 @@ from covey_api.meta import NAME_PATTERN
 from covey.commands.options import fleet_options, namespace_option
 from covey.connect import Where, open_fleet
 from covey.errors import CommandError, ExitCode
+from covey.paths import TOKEN_SEPARATOR
 
 
 @click.group()
@@ -49,11 +50,16 @@ def token() -> None:
 
 
 @token.command("create")
-@click.option("--role", type=click.Choice(["agent", "gateway"]), default="agent", show_default=True)
+@click.option("--role", type=click.Choice(["agent", "gateway", "machine"]), default="agent", show_default=True)
 @click.option("--uses", type=click.IntRange(1, 1000), default=1, show_default=True, help="How often it may be used.")
 @click.option("--ttl", "ttl_seconds", type=click.IntRange(60, 7 * 86_400), default=3600, show_default=True)
 @fleet_options
 def create_token(role: str, uses: int, ttl_seconds: int, where: Where) -> None:
-    """Make a join token; it is shown once."""
+    """Make a join token; it is shown once.
+
+    One for a machine lets an agent and a gateway join, as `covey join` does: two tokens in one.
+    """
+    roles = ("agent", "gateway") if role == "machine" else (role,)
     with open_fleet(where) as fleet:
-        click.echo(fleet.questions.create_token(role, uses, ttl_seconds))
+        tokens = [fleet.questions.create_token(each, uses, ttl_seconds) for each in roles]
+    click.echo(TOKEN_SEPARATOR.join(tokens))

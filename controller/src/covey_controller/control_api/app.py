@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from covey_controller.control_api.edits import apply_text, create_access_key, delete_keys, explain_refusals
-from covey_controller.control_api.messages import AccessKeyBody, ApplyBody, DeleteBody, PlanBody, TokenBody
+from covey_controller.control_api.messages import AccessKeyBody, ApplyBody, DeleteBody, DocumentsBody, TokenBody
 from covey_controller.control_api.objects import list_objects, parse_key, parse_plural, watch_objects
 from covey_controller.ports import Explainer, GatewaySession, Source
 from covey_controller.serving.answers import ApiError, ApiReason, error_renderers, read_message
@@ -68,14 +68,16 @@ class ControlRoutes:
         keys = tuple(parse_key(key.kind, key.namespace, key.name) for key in body.keys)
         return JSONResponse(await delete_keys(self._source, keys))
 
+    async def check(self, request: Request) -> Response:
+        """Documents with their defaults, refused as an apply would refuse them."""
+        documents = await _read_documents(request)
+        return JSONResponse({"items": [one.to_wire() for one in documents]})
+
     async def plan(self, request: Request) -> Response:
-        """What documents would come to. Refused as an apply would be; nothing is written either way."""
+        """What documents would come to; nothing is written."""
         self._require_ready()
-        body = await read_message(request, PlanBody, MAX_BODY_BYTES)
-        with explain_refusals():
-            documents = parse_objects(body.text, body.name)
-        text, data = await self._explainer.forecast(documents)
-        return JSONResponse({"text": text, "data": data, "documents": [one.to_wire() for one in documents]})
+        text, data = await self._explainer.forecast(await _read_documents(request))
+        return JSONResponse({"text": text, "data": data})
 
     async def why(self, request: Request) -> Response:
         key = _key_of(request)
@@ -147,6 +149,12 @@ class ControlRoutes:
             raise ApiError(404, ApiReason.NOT_FOUND, f"there is no {key.kind} '{key.name}'{place}") from None
 
 
+async def _read_documents(request: Request) -> tuple[Kind, ...]:
+    body = await read_message(request, DocumentsBody, MAX_BODY_BYTES)
+    with explain_refusals():
+        return parse_objects(body.text, body.name)
+
+
 def _key_of(request: Request) -> ObjectKey:
     path = request.path_params
     return parse_key(path["plural"], path["namespace"], path["name"])
@@ -165,6 +173,7 @@ def build_control_app(
             Route(f"{PREFIX}/watch", routes.watch),
             Route(f"{PREFIX}/apply", routes.apply, methods=["POST"]),
             Route(f"{PREFIX}/delete", routes.delete, methods=["POST"]),
+            Route(f"{PREFIX}/check", routes.check, methods=["POST"]),
             Route(f"{PREFIX}/plan", routes.plan, methods=["POST"]),
             Route(f"{PREFIX}/why/{one}", routes.why),
             Route(f"{PREFIX}/events/{one}", routes.events),

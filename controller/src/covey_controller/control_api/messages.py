@@ -14,9 +14,9 @@ class ApplyBody(Message):
     """What errors call the text: the file it was read from."""
 
 
-class PlanBody(Message):
+class DocumentsBody(Message):
     text: str = ""
-    """YAML documents; without any, what is about to happen anyway."""
+    """YAML documents; `plan` takes none too: what is about to happen anyway."""
     name: Annotated[str, Field(max_length=1024)] = "request"
 
 
