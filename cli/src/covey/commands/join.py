@@ -74,7 +74,7 @@ def _find_token(path: Path | None, *, is_needed: bool) -> str | None:
             return path.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise CommandError(f"cannot read '{path}': {error}", ExitCode.WRONG_USE) from error
-    if given := os.environ.get(TOKEN_VARIABLE):
+    if given := os.environ.pop(TOKEN_VARIABLE, ""):  # parts and engines must not inherit it
         return given
     if not is_needed:
         return None

@@ -13,12 +13,13 @@ from covey_api.access_key import KEY_PREFIX, AccessKey
 from covey_api.meta import API_VERSION
 from covey_api.registry import parse_kind
 
+from covey.changes import diff_objects
 from covey.documents import Documents
 from covey.errors import CommandError, ExitCode
 from covey.kube.api import FIELD_MANAGER, KubeApi, path_of
 from covey.kube.manifests import Manifest, explain_invalid, parse_manifests
 from covey.kube.refusals import Refusal, refusal_of
-from covey.kube.watch import version_of, watch_kinds
+from covey.kube.watch import watch_kinds
 from covey.ports import JsonObject
 
 # As the controller makes them: nobody guesses 256 bits.
@@ -70,9 +71,7 @@ class KubeControl:
                 error = explain_invalid([(manifest, response)], documents, self._api.context)
                 done = ", ".join(f"{each['kind']} {each['name']}" for each in results)
                 raise CommandError(f"{error}\n(applied before it: {done or 'nothing'})") from None
-            version = version_of(cast(JsonObject, response.json()))
-            outcome = "created" if live is None else "unchanged" if version_of(live) == version else "configured"
-            results.append(manifest.result | {"outcome": outcome})
+            results.append(manifest.result | {"outcome": _outcome(live, cast(JsonObject, response.json()))})
         return results
 
     def _check(self, manifests: list[Manifest], documents: Documents) -> list[tuple[JsonObject | None, JsonObject]]:
@@ -141,6 +140,13 @@ _APPLY = {"content-type": "application/apply-patch+yaml"}
 def _shown(item: JsonObject) -> JsonObject:
     metadata = {key: value for key, value in item["metadata"].items() if key not in _UNSHOWN}
     return item | {"metadata": metadata}
+
+
+def _outcome(live: JsonObject | None, applied: JsonObject) -> str:
+    """By content: the server gives the first apply that changes nothing a new resourceVersion all the same."""
+    if live is None:
+        return "created"
+    return "configured" if diff_objects(live, applied) else "unchanged"
 
 
 def _moment(event: JsonObject) -> str:
