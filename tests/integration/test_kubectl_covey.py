@@ -231,7 +231,7 @@ def test_who_may_only_read_reads_and_is_told_what_is_missing_for_more(example: S
         answer = viewer.covey(*arguments)
         assert answer.returncode in (1, 2)
         assert "must be allowed to patch" in answer.stderr
-        assert "--clusterrole=covey-edit" in answer.stderr
+        assert "--clusterrole=covey-operate" in answer.stderr
     answer = viewer.covey("get", "placements", "-A")
     assert "must be allowed to list placements.covey.dev in the whole cluster" in answer.stderr
     assert "kubectl create clusterrolebinding" in answer.stderr

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from covey.control import Control
-from kit.cluster import FLEET_NAMESPACE, ControlFront, Shell, binding, role, service, serving_front
+from kit.cluster import FLEET_NAMESPACE, ControlFront, Shell, binding, expose, role, serving_front
 from kit.fleet import EXAMPLE, free_port, wait_until
 from testbed.kube.controlplane import ControlPlane, local_address
 
@@ -41,6 +40,8 @@ class Fleet:
 
     admin: Shell
     front: ControlFront
+    port: int
+    """Of the front."""
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,7 @@ def fleet(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory,
         process = subprocess.Popen([*command, "--fleet-listen", "127.0.0.1:0"], stderr=log)
         stack.callback(process.wait, 20)
         stack.callback(process.terminate)
+        wait_until((state / "control.sock").exists, "the controller listens")
         with Control(state) as control:
             wait_until(control.is_ready, "the controller leads")
         allowed = {
@@ -79,8 +81,8 @@ def fleet(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory,
         }
         front = ControlFront(control_plane, state / "control.sock", allowed)
         port = stack.enter_context(serving_front(front, address, admin.folder))
-        admin.apply(*service("covey-controller", "control", address, port))
-        yield Fleet(admin, front)
+        expose(admin, "covey-controller", "control", address, port)
+        yield Fleet(admin, front, port)
     control_plane.clear()
 
 
@@ -179,7 +181,7 @@ def test_chat_goes_through_the_api_server_with_a_key(fleet: Fleet, address: str,
         stack.callback(process.wait, 20)
         stack.callback(process.terminate)
         wait_until(lambda: _is_listening(f"http://{address}:{port}/health"), "the gateway listens")
-        fleet.admin.apply(*service("covey-gateway", "http", address, port))
+        expose(fleet.admin, "covey-gateway", "http", address, port)
         answer = fleet.admin.covey("chat", "m", "hello")
         assert answer.returncode == 1
         assert "no key was sent" in answer.stderr
@@ -216,22 +218,14 @@ def _is_listening(url: str) -> bool:
 
 
 def test_url_names_a_controller_by_its_control_api(fleet: Fleet, address: str) -> None:
-    port = next(
-        item["ports"][0]["port"]
-        for item in json.loads(fleet.admin.plane.kubectl("get", "endpointslices", "-n", FLEET_NAMESPACE, "-o", "json"))[
-            "items"
-        ]
-        if item["metadata"]["name"] == "covey-controller"
-    )
     token = fleet.admin.plane.service_account_token(FLEET_NAMESPACE, "covey-cli", "--audience=covey-control")
     environment = fleet.admin.environment() | {
         "COVEY_CONTROL_TOKEN": token,
         "SSL_CERT_FILE": str(fleet.admin.folder / "front.crt"),
-        "COVEY_URL": f"https://covey:{port}",
     }
     answer = subprocess.run(
-        ["covey", "why", "placement/smollm2", "--url", f"https://{address}:{port}"],
-        env=environment | {"PATH": fleet.admin.environment()["PATH"]},
+        ["covey", "why", "placement/smollm2", "--url", f"https://{address}:{fleet.port}"],
+        env=environment,
         capture_output=True,
         text=True,
         timeout=60,
@@ -239,4 +233,3 @@ def test_url_names_a_controller_by_its_control_api(fleet: Fleet, address: str) -
     )
     assert answer.returncode == 0, answer.stderr
     assert "wishes 1 replica" in answer.stdout
-    assert os.environ.get("COVEY_CONTROL_TOKEN") is None

@@ -114,22 +114,43 @@ def binding(name: str, subject: str, namespace: str = "", *, is_cluster_role: bo
     }
 
 
-def service(name: str, port_name: str, address: str, port: int) -> list[JsonObject]:
-    """A Service of the fleet's namespace whose one endpoint is this address."""
-    labels = {"app.kubernetes.io/name": name}
+def expose(shell: Shell, name: str, port_name: str, address: str, port: int) -> None:
+    """A Service of the fleet's namespace whose one endpoint is this address.
+
+    The API server's proxy takes only an address of Endpoints that is a Pod's: in a cluster, controllers and a kubelet
+    write all three.
+    """
     metadata = {"name": name, "namespace": FLEET_NAMESPACE}
-    ports = [{"name": port_name, "port": port, "protocol": "TCP"}]
-    return [
-        {"apiVersion": "v1", "kind": "Service", "metadata": {**metadata, "labels": labels}, "spec": {"ports": ports}},
+    labels = {"app.kubernetes.io/name": name}
+    target = {"kind": "Pod", "name": name, "namespace": FLEET_NAMESPACE}
+    shell.apply(
         {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {**metadata, "labels": {"kubernetes.io/service-name": name}},
-            "addressType": "IPv4",
-            "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
-            "ports": ports,
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {**metadata, "labels": labels},
+            "spec": {"ports": [{"name": port_name, "port": port, "protocol": "TCP"}]},
         },
-    ]
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": {"containers": [{"name": "c", "image": "none"}], "automountServiceAccountToken": False},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Endpoints",
+            "metadata": metadata,
+            "subsets": [
+                {
+                    "addresses": [{"ip": address, "targetRef": target}],
+                    "ports": [{"name": port_name, "port": port}],
+                }
+            ],
+        },
+    )
+    status = {"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}}
+    patch = ("--subresource=status", "--type=merge", "-p", json.dumps(status))
+    shell.plane.kubectl("patch", "pod", name, "-n", FLEET_NAMESPACE, *patch)
 
 
 @dataclass(slots=True)
@@ -191,7 +212,18 @@ def serving_front(front: ControlFront, address: str, folder: Path) -> Generator[
 
     certificate, key = folder / "front.crt", folder / "front.key"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    subject = ["-subj", "/CN=covey", "-days", "1", "-keyout", str(key), "-out", str(certificate)]
+    subject = [
+        "-subj",
+        "/CN=covey",
+        "-addext",
+        f"subjectAltName=IP:{address}",
+        "-days",
+        "1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
     subprocess.run([*command, *subject], capture_output=True, timeout=60, check=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)

@@ -110,9 +110,8 @@ class KubeQuestions(Questions):
         match code:
             case HTTPStatus.FORBIDDEN:
                 return CommandError(
-                    f"this is asked of the controller, {where}: {explain_forbidden(shorten(message))} It needs "
-                    f"`create` of `serviceaccounts/token` for '{READER}' (for join tokens '{OPERATOR}'), and `get` and "
-                    f"`create` of `services/proxy` for 'https:{CONTROLLER}:control'."
+                    f"this is asked of the controller, {where}: {explain_forbidden(shorten(message))} The Roles "
+                    f"'{READER}-user' (to ask) and '{OPERATOR}-user' (to make join tokens, beside it) are there for it."
                 )
             case HTTPStatus.NOT_FOUND:
                 return CommandError(

@@ -16,7 +16,7 @@ _FORBIDDEN = re.compile(
     r'(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
 _READING = frozenset({"get", "list", "watch"})
-CLUSTER_ROLES = {True: "covey-view", False: "covey-edit"}
+_OPERATED = frozenset({"models", "placements", "placements/scale"})
 
 
 def shorten(words: str) -> str:
@@ -96,7 +96,14 @@ def explain_forbidden(message: str) -> str:
     words = f"user '{match['user']}' must be allowed to {match['verb']} {match['resource']}{group}{where}, and isn't."
     if match["group"] != "covey.dev":
         return f"{words} Whoever administers the cluster grants it with a Role and a RoleBinding in that namespace."
-    role = CLUSTER_ROLES[match["verb"] in _READING]
+    role = _role_for(match["verb"], match["resource"])
     binding = f"rolebinding -n {match['namespace']}" if match["namespace"] else "clusterrolebinding"
     command = f"kubectl create {binding} {role} --clusterrole={role} --user={match['user']}"
     return f"{words} Whoever administers the cluster grants it: `{command}`."
+
+
+def _role_for(verb: str, resource: str) -> str:
+    """The least of the ClusterRoles in manifests/ that grants it."""
+    if verb in _READING and resource != "accesskeys":
+        return "covey-view"
+    return "covey-operate" if resource in _OPERATED else "covey-admin"
