@@ -230,7 +230,7 @@ class Explainer(Protocol):
         ...
 
     async def forecast(self, documents: tuple[Kind, ...]) -> tuple[str, dict[str, Any]]:
-        """What these documents would come to, as text and as data; without any, what is about to happen. Writes nothing."""
+        """What these documents would come to; without any, what is about to happen. Nothing is written."""
         ...
 
     def objects(self) -> Mapping[ObjectKey, Kind]:

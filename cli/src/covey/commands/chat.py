@@ -13,7 +13,7 @@ import click
 import httpx
 from covey_api.text import escape_controls
 
-from covey.commands.options import fleet_options_without_url
+from covey.commands.options import fleet_options_without
 from covey.connect import Where, open_fleet
 from covey.errors import CommandError, ExitCode
 
@@ -29,7 +29,7 @@ ChatMessage = dict[str, str]
 @click.argument("prompt", nargs=-1)
 @click.option("--url", "gateway", help="Address of the gateway; by default one of the fleet that is meant.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer.")
-@fleet_options_without_url
+@fleet_options_without("url")
 def chat(model: str, prompt: tuple[str, ...], gateway: str | None, max_tokens: int | None, where: Where) -> None:
     """Talk to MODEL. With PROMPT, or text on standard input, answer once; on a terminal, hold a conversation.
 

@@ -23,7 +23,7 @@ from covey_api.text import escape_controls
 from covey_api.units import parse_quantity
 from covey_planner.text.fit import DEVICE_POOL, FitQuestion, fit_data, render_fit
 
-from covey.commands.options import fleet_options, namespace_option
+from covey.commands.options import fleet_options_without, namespace_option
 from covey.connect import Where, open_fleet
 from covey.errors import CommandError, ExitCode
 from covey.tables import render_json
@@ -50,7 +50,7 @@ class Memory(click.ParamType[int]):
 @click.option("--device-memory", type=Memory(), help="Memory of an accelerator that has its own.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @namespace_option
-@fleet_options
+@fleet_options_without("context")  # --context is a window here; the kubeconfig names the cluster
 def fit(
     what: str,
     context: int | None,

@@ -23,52 +23,47 @@ NAMESPACE_VARIABLE = "COVEY_FLEET_NAMESPACE"
 KUBECTL_PROGRAM = "kubectl covey"
 
 
-def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which fleet is meant; the command gets them as `where`."""
-    return _URL_OPTION(fleet_options_without_url(command))
+def fleet_options_without(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options that say which fleet is meant; the command gets them as `where`.
+
+    `left_out`: those whose names mean something else to the command.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(*args: Any, **given: Any) -> None:
+            named = {name: given.pop(name) for name in _FLEET_OPTIONS if name not in left_out}
+            is_plugin = click.get_current_context().find_root().info_name == KUBECTL_PROGRAM
+            command(*args, where=Where(**named, prefers_kubernetes=is_plugin), **given)
+
+        decorated: Callable[..., None] = run
+        for name, option in reversed(_FLEET_OPTIONS.items()):
+            decorated = decorated if name in left_out else option(decorated)
+        return decorated
+
+    return decorate
 
 
-def fleet_options_without_url(command: Callable[..., None]) -> Callable[..., None]:
-    """The same for a command whose `--url` is another address."""
-
-    @functools.wraps(command)
-    def run(
-        *args: Any,
-        state: Path | None,
-        kubeconfig: Path | None,
-        context: str | None,
-        fleet_namespace: str | None,
-        url: str | None = None,
-        **others: Any,
-    ) -> None:
-        is_plugin = click.get_current_context().find_root().info_name == KUBECTL_PROGRAM
-        where = Where(url, state, kubeconfig, context, fleet_namespace, prefers_kubernetes=is_plugin)
-        command(*args, where=where, **others)
-
-    for option in reversed(_FLEET_OPTIONS):
-        run = option(run)
-    return run
-
-
-_URL_OPTION = click.option("--url", help=f"A controller, by the address of its control API; also {URL_VARIABLE}.")
-_FLEET_OPTIONS = (
-    click.option(
+_FLEET_OPTIONS: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
+    "state": click.option(
         "--state",
         type=click.Path(path_type=Path, file_okay=False),
         help=f"A Covey on this machine, by its state folder; also {STATE_VARIABLE}.",
     ),
-    click.option(
+    "url": click.option("--url", help=f"A controller, by the address of its control API; also {URL_VARIABLE}."),
+    "kubeconfig": click.option(
         "--kubeconfig",
         type=click.Path(path_type=Path, dir_okay=False),
         help="A cluster, by a kubeconfig; also KUBECONFIG.",
     ),
-    click.option("--context", help="A cluster, by a context of the kubeconfig."),
-    click.option(
+    "context": click.option("--context", help="A cluster, by a context of the kubeconfig."),
+    "fleet_namespace": click.option(
         "--fleet-namespace",
         envvar=NAMESPACE_VARIABLE,
         help=f"Where the controller runs in the cluster, if it can't be found; also {NAMESPACE_VARIABLE}.",
     ),
-)
+}
+fleet_options = fleet_options_without()
 
 
 def state_option(command: Command) -> Command:
