@@ -1,4 +1,4 @@
-"""Writes everything that is made from the types: the CRDs in `manifests/crds/` and `docs/reference/kinds.md`.
+"""Writes what is made from code: the CRDs, `docs/reference/kinds.md` and `docs/reference/cli.md`.
 
 Run by `make verify`, which fails when the files in git differ. The output depends on nothing but the types.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from covey.reference import render_cli
 from covey_api.kinds import Kind
 from covey_api.meta import API_VERSION
 from covey_api.registry import KINDS, WRITABLE_KINDS
@@ -16,6 +17,7 @@ from covey_api.schema import RULES, JsonSchema, render_crd, render_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 CRDS = ROOT / "manifests" / "crds"
+COMMAND = ROOT / "docs" / "reference" / "cli.md"
 REFERENCE = ROOT / "docs" / "reference" / "kinds.md"
 
 _HEADER = "# Generated from crds/src/covey_api by tools/generate.py; do not edit.\n"
@@ -40,7 +42,7 @@ def render_yaml(document: Mapping[str, Any]) -> str:
 def render_files() -> dict[Path, str]:
     """Every generated file and its text."""
     files = {CRDS / f"{crd['metadata']['name']}.yaml": render_yaml(crd) for crd in map(render_crd, KINDS.values())}
-    return files | {REFERENCE: render_reference()}
+    return files | {REFERENCE: render_reference(), COMMAND: render_cli()}
 
 
 def render_reference() -> str:
