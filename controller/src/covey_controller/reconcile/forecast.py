@@ -10,6 +10,7 @@ Rejected: one plan alone (it shows the first replica of a rollout and not whethe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 from covey_api.instance import Instance, MemberPhase
 from covey_api.kinds import Kind, ObjectKey
@@ -25,7 +26,7 @@ from covey_api.messages import (
 from covey_api.meta import Status
 
 from covey_controller.reconcile.fleet import ENDED
-from covey_controller.reconcile.outcomes import CreateInstance, CreateNode, Note, Plan, UpdateInstance
+from covey_controller.reconcile.outcomes import CreateInstance, CreateNode, DeleteObject, Note, Plan, UpdateInstance
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.world import AgentView, GatewayView, Published, World
 
@@ -129,8 +130,10 @@ def _act(world: World, made: Plan) -> World:
                 objects[instance.key] = instance
             case CreateNode(node):
                 objects[node.key] = node
+            case DeleteObject(key, _):
+                objects.pop(key, None)
             case _:
-                objects.pop(action.key, None)
+                assert_never(action)
     for write in made.statuses:
         if (item := objects.get(write.key)) is not None:
             objects[write.key] = item.model_copy(update={"status": write.status})
