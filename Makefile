@@ -40,7 +40,7 @@ golden: setup ## refresh golden files; review them as a diff
 
 verify: setup ## regenerate everything generated; fail on a dirty tree
 	@$(RUN) python tools/generate.py
-	@git diff --exit-code -- manifests docs/reference || (echo "generated files were stale: commit the diff above" && exit 1)
+	@git diff --exit-code -- manifests docs/reference docs/spec || (echo "generated files were stale: commit the diff above" && exit 1)
 
 sim: setup ## simulate a fleet with faults: SEEDS=300, or one and its story with SEED=123
 	@PYTHONPATH=tests $(RUN) python -m sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),300))

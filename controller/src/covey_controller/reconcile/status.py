@@ -4,10 +4,11 @@ Until the fleet has been seen whole, only what was heard is written (nodes that 
 the store recalls of Instances and Placements is better than a guess.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, InstanceStatus, MemberPhase, MemberStatus
 from covey_api.kinds import Kind, ObjectKey
+from covey_api.messages import NODE_SILENCE_SECONDS
 from covey_api.meta import Condition, Status
 from covey_api.model import Model
 from covey_api.node import Node
@@ -33,6 +34,8 @@ _PHASES = {
 }
 # Names in one message; a node may report as many as fit in a body.
 MAX_NAMES = 8
+# Names in one column: what a line on a screen has room for.
+MAX_COLUMN_NAMES = 4
 _SAYS_WHY = frozenset({MemberPhase.BACKOFF, MemberPhase.FAILED})
 
 
@@ -74,17 +77,34 @@ def _observed_node(stored: Node, node: NodeSight) -> Status:
     before, report = stored.status, node.report
     if report is None:
         return before
+    lanes = before.lanes if report.lanes is None else report.lanes
     return before.model_copy(
         update={
             "version": report.version,
             "facts": report.facts or before.facts,
-            "lanes": before.lanes if report.lanes is None else report.lanes,
+            "lanes": lanes,
+            "lane_names": join_names(f"{lane.engine}/{lane.compute}" for lane in lanes),
         }
     )
 
 
 def _node_conditions(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
-    return (*_stray_condition(draft, node), *_unsealed_condition(draft, node))
+    return (*_stray_condition(draft, node), *_unsealed_condition(draft, node), *_contested_condition(draft, node))
+
+
+def _contested_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
+    """`NameContested`, only while another machine reports under the same name; noted when it appears."""
+    heard = node.agent.rival if node.agent else None
+    if heard is None or heard + NODE_SILENCE_SECONDS <= draft.now or node.node is None:
+        return ()
+    draft.wake_at(heard + NODE_SILENCE_SECONDS)
+    message = (
+        f"another machine reports as '{node.name}' too: the one that came first is heard, what the other says is "
+        "dropped. Give one of them another name (`--name`) and a state folder of its own"
+    )
+    if all(before.type != "NameContested" for before in node.node.status.conditions):
+        draft.note(node.node.key, EventReason.NAME_CONTESTED, message, warning=True)
+    return (condition("NameContested", is_true=True, reason=NodeReason.NAME_CONTESTED, message=message),)
 
 
 def _unsealed_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
@@ -143,6 +163,7 @@ def _observed_placement(draft: Draft, key: ObjectKey, placement: Placement) -> P
     running = [s for s in draft.sights_of(key) if s.instance.spec.goal is InstanceGoal.RUN]
     ready = sum(s.phase is MemberPhase.READY and s.is_confirmed for s in running)
     specs = [sight.instance.spec for sight in running]
+    nodes = sorted({member.node for spec in specs for member in spec.members})
     refused = progressing.decision
     closest = refused.closest if refused else None
     return placement.status.model_copy(
@@ -154,12 +175,20 @@ def _observed_placement(draft: Draft, key: ObjectKey, placement: Placement) -> P
             "ready": f"{ready}/{progressing.wanted}",
             "engine": ",".join(sorted({f"{spec.engine}/{spec.compute}" for spec in specs}))[:64],
             "context_tokens": min((spec.options.context_tokens for spec in specs), default=0),
-            "nodes": tuple(sorted({member.node for spec in specs for member in spec.members}))[:64],
+            "nodes": tuple(nodes)[:64],
+            "node_names": join_names(nodes),
             "refusals": tuple(ReasonCount(reason=r, nodes=n) for r, n in (refused.counts if refused else ()))[:16],
             "closest_refusal": f"{closest.node}: {closest.reason}: {closest.message}"[:1024] if closest else "",
             "failures": progressing.failures,
         }
     )
+
+
+def join_names(names: Iterable[str]) -> str:
+    """One text for a printer column: kubectl prints of a list the first entry, or JSON."""
+    whole = sorted(set(names))
+    more = f" + {len(whole) - MAX_COLUMN_NAMES} more" if len(whole) > MAX_COLUMN_NAMES else ""
+    return ",".join(whole[:MAX_COLUMN_NAMES]) + more
 
 
 def _placement_conditions(draft: Draft, key: ObjectKey) -> tuple[Condition, ...]:
