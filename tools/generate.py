@@ -1,10 +1,11 @@
-"""Writes everything that is made from the types: the CRDs in `manifests/crds/` and the pages in `docs/spec/`.
+"""Writes everything that is made from the types: the CRDs in `manifests/crds/`, the copies of them in the chart and in
+the kustomize base (neither may name a file outside itself), and the pages in `docs/spec/`.
 
 Run by `make verify`, which fails when the files in git differ. The output depends on nothing but the types.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from render_spec import SPEC, render_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 CRDS = ROOT / "manifests" / "crds"
+CHART_CRDS = ROOT / "manifests" / "chart" / "files" / "crds"
+BASE_CRDS = ROOT / "manifests" / "base" / "crds.yaml"
 
 _HEADER = "# Generated from crds/src/covey_api by tools/generate.py; do not edit.\n"
 
@@ -29,8 +32,16 @@ def render_yaml(document: Mapping[str, Any]) -> str:
 
 def render_files() -> dict[Path, str]:
     """Every generated file and its text."""
-    files = {CRDS / f"{crd['metadata']['name']}.yaml": render_yaml(crd) for crd in map(render_crd, KINDS.values())}
-    return files | render_pages()
+    crds = [render_crd(kind) for kind in KINDS.values()]
+    texts = {f"{crd['metadata']['name']}.yaml": render_yaml(crd) for crd in crds}
+    files = {folder / name: text for folder in (CRDS, CHART_CRDS) for name, text in texts.items()}
+    return files | {BASE_CRDS: render_base_crds(crds)} | render_pages()
+
+
+def render_base_crds(crds: Sequence[Mapping[str, Any]]) -> str:
+    """All in one file, as the chart has them: kept by helm and by Argo CD when the rest goes."""
+    kept = {"annotations": {"helm.sh/resource-policy": "keep"}}
+    return "---\n".join(render_yaml({**crd, "metadata": crd["metadata"] | kept}) for crd in crds)
 
 
 def main() -> None:
@@ -39,7 +50,7 @@ def main() -> None:
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    for path in (*CRDS.glob("*.yaml"), *SPEC.glob("*.md")):
+    for path in (*CRDS.glob("*.yaml"), *CHART_CRDS.glob("*.yaml"), *SPEC.glob("*.md")):
         if path not in files:
             path.unlink()
 

@@ -27,6 +27,7 @@ from covey_fleet_client.tasks import flatten_errors
 from covey_controller.authority import derive_engine_key, ensure_authority, ensure_fleet_secret
 from covey_controller.board import FleetBoard
 from covey_controller.control_api.server import serve_control
+from covey_controller.control_api.webhook import PATH, serve_webhook
 from covey_controller.denials import Denials
 from covey_controller.explain import HistoryExplainer
 from covey_controller.fleet_api.server import serve_fleet
@@ -34,14 +35,25 @@ from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
 from covey_controller.seal import seal_instance
 from covey_controller.serving.listener import ListenFailed
-from covey_controller.stores.files.documents import parse_documents
-from covey_controller.stores.files.store import FilesStore, store_paths
+from covey_controller.source_options import (
+    Webhook,
+    add_source_flags,
+    parse_address,
+    parse_keys,
+    parse_source,
+    parse_webhook,
+)
+from covey_controller.stores.files.age_keys import AgeKeys
+from covey_controller.stores.files.documents import parse_with_secrets
+from covey_controller.stores.files.store import FilesStore
+from covey_controller.stores.git.settings import GitSettings
 from covey_controller.tokens import Tokens
 
 log = logging.getLogger(__name__)
 
 # On loopback, as everything is until somebody says otherwise.
 DEFAULT_LISTEN = "127.0.0.1:52414"
+CONTROLLER_FOLDER = "controller"
 DONE, FAILED = 0, 1
 
 
@@ -51,17 +63,19 @@ class Stop(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    source: Path
+    source: Path | GitSettings
     state: Path
     host: str
     port: int
     allow_empty: bool
     lifeline: int | None
+    webhook: Webhook | None = None
+    keys: AgeKeys | None = None
 
     @property
     def folder(self) -> Path:
         """The controller's own folder in the state folder."""
-        return self.state / "controller"
+        return self.state / CONTROLLER_FOLDER
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse_options(arguments: Sequence[str] | None) -> Options:
     """The flags of docs/concepts/architecture.md. Wrong ones end the process with code 2."""
     parser = argparse.ArgumentParser(prog="python -m covey_controller", description="The controller of a Covey fleet.")
-    parser.add_argument("--source", required=True, type=Path, help="directory or file that holds the documents")
+    add_source_flags(parser)
     parser.add_argument("--state", required=True, type=Path, help="the state folder")
     parser.add_argument(
         "--fleet-listen",
@@ -90,22 +104,13 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         metavar="HOST:PORT",
         help="address of the fleet API; port 0 takes a free one (default: %(default)s)",
     )
-    parser.add_argument("--allow-empty", action="store_true", help="an empty or missing source deletes all objects")
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe's last writer is gone")
     given = parser.parse_args(arguments)
-    host, port = _parse_address(parser, given.fleet_listen)
-    source, state = Path(os.path.abspath(given.source)), Path(os.path.abspath(given.state))
-    options = Options(source, state, host, port, given.allow_empty, given.lifeline)
-    if not source.exists() and not store_paths(source, options.folder)[0].exists():
-        parser.error(f"`--source` must be a directory or a file; there is no '{source}'")
-    return options
-
-
-def _parse_address(parser: argparse.ArgumentParser, text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65_535:
-        parser.error(f"`--fleet-listen` must be 'HOST:PORT'; got '{text}'")
-    return host.strip("[]"), int(port)
+    host, port = parse_address(parser, "--fleet-listen", given.fleet_listen)
+    state = Path(os.path.abspath(given.state))
+    source = parse_source(parser, given, state / CONTROLLER_FOLDER)
+    webhook, keys = parse_webhook(parser, given), parse_keys(parser, given)
+    return Options(source, state, host, port, given.allow_empty, given.lifeline, webhook, keys)
 
 
 async def run_controller(options: Options) -> None:
@@ -115,7 +120,8 @@ async def run_controller(options: Options) -> None:
     authority = ensure_authority(options.folder, time.time())
     tokens = Tokens(options.folder / "tokens.json", authority.digest)
     denials = Denials(options.folder / "denials.json")
-    store = FilesStore(options.source, options.folder, parse_documents, allow_empty=options.allow_empty)
+    parse = partial(parse_with_secrets, keys=options.keys)
+    store = FilesStore(options.source, options.folder, parse, allow_empty=options.allow_empty)
     board, history = FleetBoard(asyncio.get_running_loop().time), History()
     loop = ReconcileLoop(store, board, history, _surroundings(options, denials))
     fleet = partial(
@@ -145,6 +151,16 @@ async def run_controller(options: Options) -> None:
             group.create_task(loop.run())
             group.create_task(fleet())
             group.create_task(control())
+            if (webhook := options.webhook) is not None:
+                group.create_task(
+                    serve_webhook(
+                        webhook.host,
+                        webhook.port,
+                        webhook.secret,
+                        store.refresh_source,
+                        on_listening=lambda where: log.info("webhook on 'http://%s%s'", where, PATH),
+                    )
+                )
     except* Stop:
         log.info("ended; what runs on nodes goes on")
 

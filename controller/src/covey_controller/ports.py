@@ -132,9 +132,9 @@ class SourceState:
 
     source: str
     applied: str
-    """Digest (first 12 hex) of the set that runs; empty before the first."""
+    """First 12 hex of the set that runs, its digest or its commit; empty before the first."""
     wanted: str
-    """Digest of the newest set read, valid or not."""
+    """The same of the newest set read, valid or not."""
     errors: tuple[SourceError, ...] = ()
     notices: tuple[str, ...] = ()
     """E.g. that an empty folder deletes nothing."""
@@ -162,11 +162,18 @@ class Source(Protocol):
 
     def source_state(self) -> SourceState: ...
 
-    async def apply_documents(self, text: str, name: str) -> tuple[Applied, ...]:
-        """Write documents into the source as one atomic set, without waiting for rest. InvalidSet if any is wrong."""
+    def refresh_source(self) -> None:
+        """Look at the source now: somebody says that it has changed."""
         ...
 
-    async def delete_documents(self, keys: tuple[ObjectKey, ...]) -> tuple[Applied, ...]:
+    async def apply_documents(self, text: str, name: str, author: str = "") -> tuple[Applied, ...]:
+        """Write documents into the source as one atomic set, without waiting for rest. InvalidSet if any is wrong.
+
+        `author`: `Name <email>` of who asks, for a source that keeps it.
+        """
+        ...
+
+    async def delete_documents(self, keys: tuple[ObjectKey, ...], author: str = "") -> tuple[Applied, ...]:
         """Remove documents from the source. KeyError names one that isn't there."""
         ...
 

@@ -75,6 +75,20 @@ class NodeReason(StrEnum):
     """Its deletion was asked for: what it runs is drained."""
 
 
+class FleetReason(StrEnum):
+    """Reasons of the conditions of Fleet."""
+
+    APPLIED = "Applied"
+    """New Instances are made by it."""
+
+
+class AccessKeyReason(StrEnum):
+    """Reasons of the conditions of AccessKey."""
+
+    ACCEPTED = "Accepted"
+    """Gateways are told of it, and take it until it expires."""
+
+
 class EventReason(StrEnum):
     """Why the controller did something, as events show it."""
 

@@ -60,12 +60,12 @@ class ControlRoutes:
 
     async def apply(self, request: Request) -> Response:
         body = await read_message(request, ApplyBody, MAX_BODY_BYTES)
-        return JSONResponse(await apply_text(self._source, body.text, body.name))
+        return JSONResponse(await apply_text(self._source, body.text, body.name, body.author))
 
     async def delete(self, request: Request) -> Response:
         body = await read_message(request, DeleteBody, MAX_BODY_BYTES)
         keys = tuple(parse_key(key.kind, key.namespace, key.name) for key in body.keys)
-        return JSONResponse(await delete_keys(self._source, keys))
+        return JSONResponse(await delete_keys(self._source, keys, body.author))
 
     async def why(self, request: Request) -> Response:
         key = _key_of(request)
@@ -87,6 +87,10 @@ class ControlRoutes:
 
     async def source(self, _: Request) -> Response:
         return JSONResponse(asdict(self._source.source_state()))
+
+    async def refresh_source(self, _: Request) -> Response:
+        self._source.refresh_source()
+        return JSONResponse({}, 202)
 
     async def gateways(self, _: Request) -> Response:
         newest = self._explainer.table_order()
@@ -159,6 +163,7 @@ def build_control_app(
             Route(f"{PREFIX}/events/{one}", routes.events),
             Route(f"{PREFIX}/progress/{one}", routes.progress),
             Route(f"{PREFIX}/source", routes.source),
+            Route(f"{PREFIX}/source/refresh", routes.refresh_source, methods=["POST"]),
             Route(f"{PREFIX}/gateways", routes.gateways),
             Route(f"{PREFIX}/tokens", routes.create_token, methods=["POST"]),
             Route(f"{PREFIX}/keys", routes.create_key, methods=["POST"]),

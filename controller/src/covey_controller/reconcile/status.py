@@ -13,13 +13,13 @@ from covey_api.meta import Condition, Status
 from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Placement, PlacementStatus, ReasonCount
-from covey_api.reasons import EventReason, NodeReason
+from covey_api.reasons import AccessKeyReason, EventReason, FleetReason, NodeReason
 
 from covey_controller.reconcile.conditions import condition, conditions_of, is_changed
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import NodeSight, Sight
 from covey_controller.reconcile.judge import judge_instance, judge_model, judge_node
-from covey_controller.reconcile.outcomes import Note, Outcome, Stalled
+from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled
 from covey_controller.reconcile.table import address_of, refused_aliases
 
 _PHASES = {
@@ -52,6 +52,7 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
             _write(draft, node.node, node.node.status, status, judge_node(node), _node_conditions(draft, node))
     if not draft.complete:
         return
+    _write_settings(draft)
     for sight in draft.sights.values():
         before = stored.get(sight.instance.key)
         if isinstance(before, Instance):
@@ -59,6 +60,15 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
     for key, placement in draft.placements.items():
         status = _observed_placement(draft, key, placement)
         _write(draft, placement, placement.status, status, outcomes[key], _placement_conditions(draft, key))
+
+
+def _write_settings(draft: Draft) -> None:
+    """What has no state of its own: seen, and in force. Unsaid, a wait for it would never end."""
+    if (fleet := draft.fleet) is not None:
+        _write(draft, fleet, fleet.status, fleet.status, Done(FleetReason.APPLIED, "new instances are made by it"))
+    for key in draft.keys:
+        accepted = Done(AccessKeyReason.ACCEPTED, "gateways take it until it expires")
+        _write(draft, key, key.status, key.status, accepted)
 
 
 def _write(
