@@ -18,7 +18,7 @@ RELEASED = Path(__file__).resolve().parents[2] / "golden" / "files" / "crds-rele
 # "models.covey.dev: spec.field: what differs": why nobody is hurt by it.
 _STAMPED_ONCE = " && ".join(f"self.{name} == oldSelf.{name}" for name in STAMPED)
 REASONS: dict[str, str] = {
-    f"instances.covey.dev: .spec: rule {_STAMPED_ONCE} is new": "only the controller writes Instances, and it never did",
+    f"instances.covey.dev: .spec: rule {_STAMPED_ONCE} is new": "only controllers write Instances, and none did",
 }
 _LOWER = ("minimum", "minLength", "minItems")
 _UPPER = ("maximum", "maxLength", "maxItems", "maxProperties")
