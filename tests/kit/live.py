@@ -79,6 +79,10 @@ async def live_gateway(gateway: FakeGateway, board: FleetBoard) -> None:
         board.on_demand(gateway.name, gateway.demand())
 
 
+async def do_nothing(*_: object) -> None:
+    """Nothing is behind a vault here."""
+
+
 @contextlib.asynccontextmanager
 async def controller(store: StoreT, *agents: FakeAgent) -> AsyncGenerator[Control[StoreT]]:
     clock = asyncio.get_running_loop().time
@@ -89,7 +93,8 @@ async def controller(store: StoreT, *agents: FakeAgent) -> AsyncGenerator[Contro
         seal_of=SEAL_OF,
         mint_id=lambda: secrets.token_hex(8),
         utc_now=lambda: datetime.fromtimestamp(clock(), UTC),
-        deny_agent=lambda _: None,
+        deny_agent=do_nothing,
+        prepare=do_nothing,
     )
     loop = ReconcileLoop(store, board, history, surroundings)
     async with asyncio.TaskGroup() as group:

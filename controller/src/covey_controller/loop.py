@@ -10,7 +10,7 @@ takes the lease anew above it. Losing the lease ends the leadership, not the pro
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -56,8 +56,10 @@ class Surroundings:
     seal_of: Callable[[Instance], str]
     mint_id: Callable[[], str]
     utc_now: Callable[[], datetime]
-    deny_agent: Callable[[str], None]
+    deny_agent: Callable[[str], Awaitable[None]]
     """Refuse the certificates of a node that is being removed, for good."""
+    prepare: Callable[[], Awaitable[None]]
+    """Read anew what another leader may have written, before anybody is answered."""
     allow_empty: bool = False
 
 
@@ -85,8 +87,14 @@ class ReconcileLoop:
         self._led_since = 0.0
         self._listed = asyncio.Event()
         self._backoff = Backoff()
+        self._lease: Lease | None = None
         self.is_leading = False
         """True once this process leads and has listed its store."""
+
+    @property
+    def holds_lease(self) -> bool:
+        """True while this process leads and knows what earlier leaders wrote."""
+        return self._lease is not None and not self._lease.lost.is_set()
 
     async def run(self) -> None:
         above: int | None = None
@@ -98,12 +106,15 @@ class ReconcileLoop:
         try:
             lease = await self._take_lease(above)
             log.info("leading with term %d", lease.term)
+            async with asyncio.timeout(STORE_SECONDS):
+                await self._around.prepare()
             return await self._lead(lease)
         except Exception as error:
             await self._backoff.wait(error)
             return None
         finally:
             self.is_leading = False
+            self._lease = None
 
     async def _take_lease(self, above: int | None) -> Lease:
         """Waits for as long as somebody else leads."""
@@ -115,6 +126,7 @@ class ReconcileLoop:
     async def _lead(self, lease: Lease) -> int | None:
         """Until the lease is lost; the term to lead above if a higher one was heard of."""
         self._board.begin(lease.term)
+        self._lease = lease
         self._memory = Memory()
         self._led_since = asyncio.get_running_loop().time()
         above: int | None = None
@@ -193,7 +205,7 @@ class ReconcileLoop:
             match action:
                 case DeleteObject(ObjectKey("Node", _, name), uid):
                     # Refused first: cut off in between, it is rather a Node without an agent than one that comes back.
-                    self._around.deny_agent(name)
+                    await self._around.deny_agent(name)
                     await self._store.delete(action.key, uid)
                     self._board.forget_agent(name)
                 case CreateInstance(instance):

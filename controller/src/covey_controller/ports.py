@@ -49,7 +49,8 @@ class Leaders(Protocol):
 
 
 class Vault(Protocol):
-    """Small secret documents that every replica of the controller shares: authority, fleet secret, token hashes."""
+    """Small secret documents that every replica of the controller shares: authority, fleet secret, token hashes,
+    denials. Their names are in `vault`. Both methods raise VaultUnavailable and have a deadline."""
 
     async def read(self, name: str) -> bytes | None:
         """The document; None if there is none."""
@@ -58,6 +59,45 @@ class Vault(Protocol):
     async def replace(self, name: str, content: bytes, *, seen: bytes | None) -> None:
         """Write it whole. Conflict if it is not what was `seen` (None: there must be none)."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whom a bearer token belongs to, as the platform that issued it says."""
+
+    user: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One thing that somebody may do or not, as RBAC has it."""
+
+    verb: str
+    resource: str
+    namespace: str = ""
+    """Empty: in all namespaces, or of a cluster-scoped kind."""
+    name: str = ""
+
+
+class Reviewer(Protocol):
+    """Who somebody is and what they may do, decided by the platform. Both raise ReviewUnavailable."""
+
+    async def review_token(self, token: str, audience: str) -> Caller | None:
+        """None if the token isn't valid for this audience."""
+        ...
+
+    async def review_access(self, caller: Caller, access: Access) -> bool: ...
+
+
+class ReviewUnavailable(Exception):
+    """The platform can't be asked now; the words say why and are fit for whoever asked."""
+
+
+class VaultUnavailable(Exception):
+    """A document can't be read or written now; the words say why and are fit for whoever asked."""
 
 
 class Conflict(Exception):

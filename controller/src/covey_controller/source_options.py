@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from covey_controller.addresses import parse_address
 from covey_controller.control_api.webhook import read_webhook_secret
 from covey_controller.stores.files.age_keys import KEY_FILE_VARIABLE, AgeKeys, find_age_key_file, read_age_keys
 from covey_controller.stores.files.store import store_paths
@@ -28,10 +29,19 @@ class Webhook:
     secret: bytes = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class FilesOptions:
+    """What files mode needs to know beside the addresses."""
+
+    source: Path | GitSettings
+    allow_empty: bool
+    webhook: Webhook | None
+    keys: AgeKeys | None
+
+
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source",
-        required=True,
         metavar="SOURCE",
         help="directory or file that holds the documents, or git+https://HOST/REPO#PATH@REF (git+ssh://, git+file://)",
     )
@@ -50,6 +60,12 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"0600 file with the age keys that open encrypted Secrets (default: {KEY_FILE_VARIABLE})",
     )
+
+
+def parse_files_options(parser: argparse.ArgumentParser, given: argparse.Namespace, folder: Path) -> FilesOptions:
+    """`folder`: the controller's own."""
+    source = parse_source(parser, given, folder)
+    return FilesOptions(source, given.allow_empty, parse_webhook(parser, given), parse_keys(parser, given))
 
 
 def parse_keys(parser: argparse.ArgumentParser, given: argparse.Namespace) -> AgeKeys | None:
@@ -95,13 +111,6 @@ def parse_webhook(parser: argparse.ArgumentParser, given: argparse.Namespace) ->
         return Webhook(host, port, read_webhook_secret(path))
     except (OSError, ValueError) as error:
         parser.error(f"`--webhook-secret-file`: {error}")
-
-
-def parse_address(parser: argparse.ArgumentParser, flag: str, text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65_535:
-        parser.error(f"`{flag}` must be 'HOST:PORT'; got '{text}'")
-    return host.strip("[]"), int(port)
 
 
 def _spread() -> float:

@@ -28,7 +28,7 @@ class FleetClaim(Message):
     namespace: Annotated[str, Field(max_length=63)]
     """The namespace they run in."""
     authority: Annotated[str, Field(max_length=71)] = ""
-    """Digest of the authority that certifies the fleet's agents and gateways."""
+    """A digest that tells this fleet from every other one; it stays the same when the fleet's authority is replaced."""
 
 
 class FleetStatus(Status):

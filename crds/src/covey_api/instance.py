@@ -214,7 +214,9 @@ class InstanceStatus(Status):
     members: Annotated[tuple[MemberStatus, ...], Field(max_length=64)] = ()
     """Its engine processes."""
     endpoint: Annotated[str, Field(max_length=255)] = ""
-    """`http://127.0.0.1:PORT` of the engine, when Ready."""
+    """`http://127.0.0.1:PORT` of the engine on its node, when Ready."""
+    front: Annotated[str, Field(max_length=300)] = ""
+    """`tls://ADDRESS:PORT` at which gateways of other machines reach it; empty when only its own machine's do."""
 
 
 class Instance(Kind):

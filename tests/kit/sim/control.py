@@ -75,7 +75,7 @@ class Controller:
         self.board = FleetBoard(loop.time)
         self.history = ToldHistory(partial(on_note, self))
         engine_key, seal_of = partial(derive_engine_key, SECRET), partial(seal_instance, SECRET)
-        around = Surroundings(mint(), engine_key, seal_of, mint, utc_now, lambda _: None)
+        around = Surroundings(mint(), engine_key, seal_of, mint, utc_now, _do_nothing, _do_nothing)
         self.loop = ReconcileLoop(self.store, self.board, self.history, around)
         self.process = Process("controller", self._run)
 
@@ -100,3 +100,7 @@ class Controller:
         if path == "endpoints":
             return render_snapshots(self.board.watch_endpoints(peer))
         return render_snapshots(self.board.watch_assignments(peer))
+
+
+async def _do_nothing(*_: object) -> None:
+    """Nothing is behind a vault here."""

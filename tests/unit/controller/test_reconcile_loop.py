@@ -13,7 +13,7 @@ from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
 from covey_controller.ports import Conflict
 from kit import builders
-from kit.live import controller
+from kit.live import controller, do_nothing
 from kit.memory_store import MemoryStore
 from kit.virtual_time import run_virtual
 from kit.worlds import SEAL_OF, FakeAgent
@@ -89,7 +89,8 @@ def test_controller_that_is_told_to_end_as_its_lease_is_lost_ends(passes: int) -
             seal_of=SEAL_OF,
             mint_id=lambda: "0" * 16,
             utc_now=lambda: datetime.fromtimestamp(clock(), UTC),
-            deny_agent=lambda _: None,
+            deny_agent=do_nothing,
+            prepare=do_nothing,
         )
         loop = ReconcileLoop(store, FleetBoard(clock), History(), around)
         async with asyncio.TaskGroup() as group:

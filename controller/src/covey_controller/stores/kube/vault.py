@@ -8,7 +8,7 @@ import base64
 import binascii
 import re
 
-from covey_controller.ports import Conflict
+from covey_controller.ports import Conflict, VaultUnavailable
 from covey_controller.stores.kube.client import MERGE_PATCH, JsonObject, KubeClient
 from covey_controller.stores.kube.errors import KubeError
 
@@ -29,13 +29,22 @@ class KubeVault:
 
     async def read(self, name: str) -> bytes | None:
         """The document; None if there is none."""
-        secret = await self._get()
+        try:
+            secret = await self._get()
+        except KubeError as error:
+            raise VaultUnavailable(str(error)) from error
         return None if secret is None else self._document(secret, name)
 
     async def replace(self, name: str, content: bytes, *, seen: bytes | None) -> None:
         """Write it whole. Conflict if it is not what was `seen` (None: there must be none)."""
         if not _DOCUMENT_NAME.fullmatch(name):
             raise ValueError(f"a document's name must be a key of a Secret; got '{name}'")
+        try:
+            await self._replace(name, content, seen)
+        except KubeError as error:
+            raise VaultUnavailable(str(error)) from error
+
+    async def _replace(self, name: str, content: bytes, seen: bytes | None) -> None:
         for _ in range(MAX_TRIES):
             secret = await self._get()
             if (None if secret is None else self._document(secret, name)) != seen:
