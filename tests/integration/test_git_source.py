@@ -452,6 +452,21 @@ def test_a_document_that_is_too_large_is_refused_and_never_fetched(
     run(scenario())
 
 
+def test_one_file_under_many_names_counts_as_often_as_it_is_read(repository: Repository, state: Path) -> None:
+    """Git keeps it once: a small push would bring gigabytes to parse."""
+    large = "#" * 1_000_000 + "\n"
+
+    async def scenario() -> None:
+        good = head(repository)
+        async with following(local(repository), state, good) as store:
+            repository.push({f"fleet/copy{number}.yaml": large for number in range(70)})
+            await until(lambda: store.source_state().errors)
+            assert "together must be at most" in store.source_state().errors[0].message
+            assert store.source_state().applied == good
+
+    run(scenario())
+
+
 def test_a_repository_beyond_the_bound_is_given_up(
     repository: Repository, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
