@@ -6,10 +6,10 @@ back, as signals and packets are for a process that was stopped by SIGSTOP.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar, copy_context
+from contextvars import ContextVar, copy_context
 from typing import Any, cast
 
-from kit.virtual_time import VirtualTimeLoop
+from kit.virtual_time import Call, VirtualTimeLoop
 
 PROCESS: ContextVar["Process | None"] = ContextVar("process", default=None)
 Dial = Callable[[Callable[[], asyncio.Protocol], int], Coroutine[Any, Any, tuple[asyncio.Transport, asyncio.Protocol]]]
@@ -20,14 +20,17 @@ class SimLoop(VirtualTimeLoop):
 
     dial: Dial
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
-        context = context or copy_context()
-        process = context.get(PROCESS)
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused = 0
+        """Processes that are paused now: mostly none, and then no callback is asked whose it is."""
+
+    def add_ready(self, call: Call) -> None:
+        process = call.context.get(PROCESS) if self.paused else None
         if process is not None and process.is_paused:
-            handle = asyncio.Handle(callback, args, self, context)
-            process.backlog.append((handle, callback, args, context))
-            return handle
-        return super().call_soon(callback, *args, context=context)
+            process.backlog.append(call)
+        else:
+            super().add_ready(call)
 
     async def create_connection(  # pyright: ignore[reportIncompatibleMethodOverride]  # what the gateway uses of it
         self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int
@@ -42,7 +45,7 @@ class Process:
         self.name = name
         self.is_paused = False
         self.is_dying = False
-        self.backlog: list[tuple[asyncio.Handle, Callable[..., Any], tuple[Any, ...], Context]] = []
+        self.backlog: list[Call] = []
         self.inbox: list[Callable[[], None]] = []
         """What arrived while it was paused."""
         self.context = copy_context()
@@ -78,16 +81,19 @@ class Process:
             arrive()
 
     def pause(self) -> None:
-        self.is_paused = True
+        if not self.is_paused:
+            self.is_paused = True
+            running_loop().paused += 1
 
     def resume(self) -> None:
         if not self.is_paused:
             return
         self.is_paused = False
+        loop = running_loop()
+        loop.paused -= 1
         backlog, self.backlog = self.backlog, []
-        for handle, callback, args, context in backlog:
-            if not handle.cancelled():
-                asyncio.get_running_loop().call_soon(callback, *args, context=context)
+        for call in backlog:
+            loop.add_ready(call)
         inbox, self.inbox = self.inbox, []
         for arrive in inbox:
             arrive()
