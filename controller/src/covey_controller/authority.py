@@ -8,7 +8,6 @@ The trust handed out is a bundle: the first certificate of `authority.pem` signs
 authority is replaced. A public authority was no choice: agents on a laptop have no name that one would sign.
 """
 
-import hashlib
 import hmac
 import ipaddress
 import secrets
@@ -147,7 +146,7 @@ def ensure_fleet_secret(folder: Path) -> bytes:
 
 def derive_engine_key(fleet_secret: bytes, instance_id: str) -> str:
     """The key that the engines of one Instance ask for: the same after every restart, stored in no resource."""
-    return hmac.new(fleet_secret, instance_id.encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(fleet_secret, instance_id.encode(), "sha256").hex()
 
 
 def _make_authority(certificate_path: Path, key_path: Path, now: float) -> Authority:

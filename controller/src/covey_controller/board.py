@@ -36,6 +36,8 @@ MAX_ANSWERS = 1024
 # How far above its own a leader believes terms: a start a second for eleven days.
 MAX_TERM_LEAP = 1_000_000
 
+_NEWS = tuple(name for name in Report.model_fields if name not in ("sequence", "readings", "full"))
+
 _log = logging.getLogger(__name__)
 
 
@@ -133,7 +135,7 @@ class FleetBoard:
         if before is not None and report.sequence < before.sequence:
             return self._answer()
         merged = merge_report(before, report)
-        if was_silent or session.report is None or _significant(merged) != _significant(session.report):
+        if was_silent or session.report is None or _is_news(session.report, merged):
             self.wake.set()
         session.report = merged
         self._observe_term(merged)
@@ -143,7 +145,7 @@ class FleetBoard:
         """Keep it; the loop wakes when a table was applied, or what drains or can't be reached changed."""
         session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
         before, session.demand, session.last_seen = session.demand, demand, self._clock()
-        if self._weigh(before) != self._weigh(demand):
+        if before != demand and self._weigh(before) != self._weigh(demand):
             self.wake.set()
         self._observe_order(demand.applied)
         return self.order
@@ -287,8 +289,9 @@ def _with_instance(member: MemberReport, whole: Mapping[tuple[str, str], MemberR
     return member.model_copy(update={"instance": before.instance, "seal": before.seal})
 
 
-def _significant(report: Report) -> Report:
-    return report.model_copy(update={"sequence": 0, "readings": (), "full": False})
+def _is_news(before: Report, report: Report) -> bool:
+    """Whether anything differs that a plan may depend on."""
+    return any(getattr(before, name) != getattr(report, name) for name in _NEWS)
 
 
 async def _is_set(changed: asyncio.Event) -> bool:

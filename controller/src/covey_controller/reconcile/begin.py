@@ -4,7 +4,7 @@
 created, drained or deleted, and gateways keep the table they have.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 from covey_api.access_key import AccessKey
@@ -29,8 +29,8 @@ PAUSE_SECONDS = 10.0
 K = TypeVar("K", bound=Kind)
 
 
-def _of_kind(objects: Iterable[Kind], kind: type[K]) -> dict[ObjectKey, K]:
-    return {item.key: item for item in objects if isinstance(item, kind)}
+def _of_kind(objects: Mapping[ObjectKey, Kind], kind: type[K]) -> dict[ObjectKey, K]:
+    return {key: item for key, item in objects.items() if isinstance(item, kind)}
 
 
 def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> Draft:
@@ -39,16 +39,16 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
     was_paused = memory.planned_at is not None and now - memory.planned_at > PAUSE_SECONDS
     watched_since = world.led_since if memory.watching_since is None else memory.watching_since
     watching_since = now if was_paused else watched_since
-    instances = _of_kind(stored.values(), Instance)
-    nodes = _of_kind(stored.values(), Node)
+    instances = _of_kind(stored, Instance)
+    nodes = _of_kind(stored, Node)
     sights = observe_nodes(nodes.values(), world.agents, world.led_since, watching_since, now)
     draft = Draft(
         world=world,
         now=now,
-        fleet=next(iter(_of_kind(stored.values(), Fleet).values()), None),
-        models=_of_kind(stored.values(), Model),
-        placements=_of_kind(stored.values(), Placement),
-        keys=tuple(_of_kind(stored.values(), AccessKey).values()),
+        fleet=next(iter(_of_kind(stored, Fleet).values()), None),
+        models=_of_kind(stored, Model),
+        placements=_of_kind(stored, Placement),
+        keys=tuple(_of_kind(stored, AccessKey).values()),
         nodes=sights,
         sights={key: observe_instance(instance, sights) for key, instance in instances.items()},
         complete=memory.complete,

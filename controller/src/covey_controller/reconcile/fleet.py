@@ -67,20 +67,14 @@ class Sight:
 
     instance: Instance
     members: tuple[MemberSight, ...]
+    phase: MemberPhase
+    """The worst of its members'."""
+    is_confirmed: bool
+    """Every member's node is there to say so."""
 
     @property
     def id(self) -> str:
         return self.instance.spec.instance_id
-
-    @property
-    def phase(self) -> MemberPhase:
-        phases = {member.phase for member in self.members}
-        return next(phase for phase in _WORST_FIRST if phase in phases)
-
-    @property
-    def is_confirmed(self) -> bool:
-        """Every member's node is there to say so."""
-        return all(member.node is not None and member.node.state is NodeState.READY for member in self.members)
 
     @property
     def unknown_since(self) -> float:
@@ -144,7 +138,10 @@ def observe_instance(instance: Instance, nodes: Mapping[str, NodeSight]) -> Sigh
             continue
         report = _report_of(instance, member.name, reports)
         members.append(MemberSight(member.name, node, report.phase if report else MemberPhase.PENDING, report))
-    return Sight(instance, tuple(members))
+    phases = [member.phase for member in members]
+    worst = phases[0] if len(phases) == 1 else next(phase for phase in _WORST_FIRST if phase in phases)
+    is_confirmed = all(member.node is not None and member.node.state is NodeState.READY for member in members)
+    return Sight(instance, tuple(members), worst, is_confirmed)
 
 
 def _report_of(instance: Instance, member: str, reports: tuple[MemberReport, ...]) -> MemberReport | None:

@@ -20,7 +20,7 @@ from covey_controller.reconcile.adoption import observe_strays, plan_adoption
 from covey_controller.reconcile.asks import plan_answers, plan_asks
 from covey_controller.reconcile.assignments import plan_assignments
 from covey_controller.reconcile.begin import begin_draft, expected_nodes
-from covey_controller.reconcile.draft import Draft, node_key, sort_key
+from covey_controller.reconcile.draft import Draft, index_objects, node_key
 from covey_controller.reconcile.drains import observe_losses, plan_drains
 from covey_controller.reconcile.failures import observe_absence
 from covey_controller.reconcile.instances import plan_placement
@@ -36,7 +36,7 @@ MAX_SLEEP_SECONDS = 5.0
 
 def plan(world: World, now: float) -> Plan:
     """What to do now, and why."""
-    stored = {item.key: item for item in sorted(world.objects, key=lambda item: sort_key(item.key))}
+    stored = index_objects(world.objects)
     draft = begin_draft(world, stored, now)
     _plan_nodes(draft)
     plan_answers(draft)
@@ -112,4 +112,5 @@ def _remember(draft: Draft) -> Memory:
         searches=draft.searches,
         strays=draft.strays,
         retries={key: value for key, value in draft.retries.items() if key in placements},
+        revisions=draft.revisions,
     )
