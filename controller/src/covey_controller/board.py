@@ -19,6 +19,7 @@ from covey_api.messages import (
     Assignments,
     Demand,
     Endpoints,
+    MemberGoal,
     MemberReport,
     Order,
     Report,
@@ -36,7 +37,7 @@ MAX_ANSWERS = 1024
 # How far above its own a leader believes terms: a start a second for eleven days.
 MAX_TERM_LEAP = 1_000_000
 
-_NEWS = tuple(name for name in Report.model_fields if name not in ("sequence", "readings", "full"))
+_NEWS = tuple(name for name in Report.model_fields if name not in ("sequence", "readings", "full", "applied"))
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class FleetBoard:
         self._is_leap_said = False
         self._assignments: dict[str, Assignments] = {}
         self._endpoints: Endpoints | None = None
+        self._is_draining = False
         self._readers: dict[tuple[str, str], list[asyncio.Event]] = {}
         self.wake = asyncio.Event()
 
@@ -77,6 +79,9 @@ class FleetBoard:
                 self._wake_readers("node", node)
         for node in self._assignments.keys() - assignments.keys():
             del self._assignments[node]
+        self._is_draining = any(
+            member.goal is not MemberGoal.SERVE for each in assignments.values() for member in each.members
+        )
         before = self._endpoints
         if endpoints is not None and (before is None or before.model_copy(update={"serial": 0}) != endpoints):
             self._endpoints = endpoints.model_copy(update={"serial": self._next_serial()})
@@ -135,7 +140,7 @@ class FleetBoard:
         if before is not None and report.sequence < before.sequence:
             return self._answer()
         merged = merge_report(before, report)
-        if was_silent or session.report is None or _is_news(session.report, merged):
+        if was_silent or session.report is None or self._is_news(session.report, merged):
             self.wake.set()
         session.report = merged
         self._observe_term(merged)
@@ -247,14 +252,23 @@ class FleetBoard:
             self._observed.highest_term = term
             self.wake.set()
 
+    def _is_news(self, before: Report, report: Report) -> bool:
+        """Whether anything differs that a plan may depend on; the order applied matters to what drains alone."""
+        if self._is_draining and before.applied != report.applied:
+            return True
+        return any(getattr(before, name) != getattr(report, name) for name in _NEWS)
+
     def _weigh(self, demand: Demand | None) -> tuple[object, ...]:
-        """What of a demand decides anything: the table applied, requests on what left it, what can't be reached."""
+        """What of a demand decides anything: requests on what left the table, what can't be reached, and while
+
+        something drains the table applied.
+        """
         if demand is None:
             return ()
         routed = routed_ids(self._endpoints)
         leaving = tuple((e.instance_id, e.in_flight > 0) for e in demand.endpoints if e.instance_id not in routed)
         shunned = tuple(e.instance_id for e in demand.endpoints if e.unreachable)
-        return (demand.applied, leaving, shunned)
+        return (demand.applied if self._is_draining else None, leaving, shunned)
 
     def _forget_gateways(self) -> None:
         now = self._clock()
@@ -287,11 +301,6 @@ def _with_instance(member: MemberReport, whole: Mapping[tuple[str, str], MemberR
     if member.instance is not None or before is None:
         return member
     return member.model_copy(update={"instance": before.instance, "seal": before.seal})
-
-
-def _is_news(before: Report, report: Report) -> bool:
-    """Whether anything differs that a plan may depend on."""
-    return any(getattr(before, name) != getattr(report, name) for name in _NEWS)
 
 
 async def _is_set(changed: asyncio.Event) -> bool:

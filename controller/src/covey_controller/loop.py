@@ -20,7 +20,8 @@ from covey_fleet_client.tasks import run_apart
 
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
-from covey_controller.ports import Conflict, Event, Lease, Store
+from covey_controller.ports import Conflict, Event, Lease, LeaseLost, Store
+from covey_controller.reconcile.begin import stay_awake
 from covey_controller.reconcile.outcomes import (
     Action,
     CreateInstance,
@@ -30,7 +31,7 @@ from covey_controller.reconcile.outcomes import (
     Plan,
     UpdateInstance,
 )
-from covey_controller.reconcile.plan import MAX_SLEEP_SECONDS, plan
+from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.world import Memory, World
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ DEBOUNCE_SECONDS = 0.01
 STORE_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 5.0
+# Well below `PAUSE_SECONDS`.
+STIR_SECONDS = 5.0
 # Instances that one turn may create; the next one follows at once.
 MAX_CREATED_PER_TURN = 64
 
@@ -58,10 +61,6 @@ class Surroundings:
     deny_agent: Callable[[str], None]
     """Refuse the certificates of a node that is being removed, for good."""
     allow_empty: bool = False
-
-
-class LeaseLost(Exception):
-    """Somebody else may lead now."""
 
 
 class HigherTerm(Exception):
@@ -82,6 +81,7 @@ class ReconcileLoop:
         self._around = surroundings
         self._memory = Memory()
         self._led_since = 0.0
+        self._fresh_ids: tuple[str, ...] = ()
         self._listed = asyncio.Event()
         self._backoff = Backoff()
         self.is_leading = False
@@ -157,8 +157,10 @@ class ReconcileLoop:
         self._listed.set()
         self._require_lead(lease)
         now = asyncio.get_running_loop().time()
+        self._top_up_ids()
         world = self._observe(lease, objects)
         made = plan(world, now)
+        self._drop_used_ids(made)
         self._history.observe(objects, world, now)
         self.is_leading = True
         for action in made.actions:
@@ -179,12 +181,22 @@ class ReconcileLoop:
             answers=dict(self._board.observed.answers),
             published=self._board.published,
             memory=self._memory,
-            fresh_ids=tuple(self._around.mint_id() for _ in range(MAX_CREATED_PER_TURN)),
+            fresh_ids=self._fresh_ids,
             timestamp=self._around.utc_now().strftime("%Y-%m-%dT%H:%M:%SZ"),
             engine_key=self._around.engine_key,
             seal_of=self._around.seal_of,
             allow_empty=self._around.allow_empty,
         )
+
+    def _top_up_ids(self) -> None:
+        missing = MAX_CREATED_PER_TURN - len(self._fresh_ids)
+        self._fresh_ids += tuple(self._around.mint_id() for _ in range(missing))
+
+    def _drop_used_ids(self, made: Plan) -> None:
+        """Whatever becomes of them: an id that was once planned with is never planned with again."""
+        used = {each.instance.spec.instance_id for each in made.actions if isinstance(each, CreateInstance)}
+        if used:
+            self._fresh_ids = tuple(each for each in self._fresh_ids if each not in used)
 
     async def _act(self, lease: Lease, action: Action) -> None:
         self._require_lead(lease)
@@ -218,19 +230,23 @@ class ReconcileLoop:
 
     def _require_lead(self, lease: Lease) -> None:
         if lease.lost.is_set():
-            raise LeaseLost
+            raise LeaseLost("the lease is lost: somebody else may lead now")
         highest = self._board.observed.highest_term
         if highest > lease.term:
             raise HigherTerm(highest)
 
     async def _rest(self, wake_at: float) -> None:
-        """Until something changed or is due, and a moment more for what arrives with it."""
-        seconds = min(max(0.0, wake_at - asyncio.get_running_loop().time()), MAX_SLEEP_SECONDS)
-        try:
-            async with asyncio.timeout(seconds):
-                await self._board.wake.wait()
-        except TimeoutError:
-            pass
+        """Until something changed or is due, and a moment more for what arrives with it.
+
+        It stirs meanwhile, so that the next plan can tell a leader that rested from one that was paused.
+        """
+        loop = asyncio.get_running_loop()
+        while not self._board.wake.is_set() and (seconds := wake_at - loop.time()) > 0:
+            try:
+                async with asyncio.timeout(min(seconds, STIR_SECONDS)):
+                    await self._board.wake.wait()
+            except TimeoutError:
+                self._memory = stay_awake(self._memory, loop.time())
         await asyncio.sleep(DEBOUNCE_SECONDS)
 
 
@@ -258,7 +274,7 @@ class Backoff:
 
 async def _end_when_lost(lease: Lease) -> None:
     await lease.lost.wait()
-    raise LeaseLost
+    raise LeaseLost("the lease is lost: somebody else may lead now")
 
 
 def _event(note: Note) -> Event:

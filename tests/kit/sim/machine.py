@@ -42,7 +42,17 @@ class Keeper:
 
 
 class Machine:
-    def __init__(self, name: str, index: int, total_bytes: int, random: Random, story: Story, folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        total_bytes: int,
+        random: Random,
+        story: Story,
+        folder: Path,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`on_change` hears of each start and end of an engine."""
         self.name = name
         self.total_bytes = total_bytes
         self.folder = folder
@@ -57,12 +67,11 @@ class Machine:
         self.ports: dict[int, Engine] = {}
         self.processes: dict[int, int] = {}
         """Living process ids with their start times."""
-        self.changes = 0
-        """Starts and ends of engines so far."""
         self.has_lost_memory = False
         """What the agent decided did not reach the disk: its next start may know less."""
         self._random = random
         self._story = story
+        self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._next_pid = FIRST_PID
         self._next_port = self._first_port = 20_000 + 1_000 * index
@@ -105,7 +114,7 @@ class Machine:
             exit=exited,
         )
         keeper = Keeper(pid, start_time, attempt, text, engine)
-        self.changes += 1
+        self._on_change()
         self.keepers[instance_id] = keeper
         self.ports[port] = engine
         exited.add_done_callback(lambda _: self._on_exit(keeper))
@@ -125,7 +134,7 @@ class Machine:
         keeper.engine.end(status, self.now())
 
     def _on_exit(self, keeper: Keeper) -> None:
-        self.changes += 1
+        self._on_change()
         self.processes.pop(keeper.engine.pid, None)
         if self.ports.get(keeper.engine.port) is keeper.engine:
             del self.ports[keeper.engine.port]

@@ -60,7 +60,8 @@ class World:
         self.outcomes: dict[str, int] = {}
         self.leaders = 0
         self._seen: Mapping[ObjectKey, Kind] = {}
-        self._changes = 0
+        self._has_changed = False
+        """Engines started or ended since the last look."""
         self._tables: dict[str, RoutingTable] = {}
         for index in range(self.random.choice((2, 3, 3, 4, 5))):
             self._build_machine(seed, index)
@@ -70,7 +71,7 @@ class World:
         folder = self.folder / name
         folder.mkdir()
         size = GIB + self.random.choice((500, 700, 900, 1400)) * MIB
-        self.machines[name] = Machine(name, index, size, Random(f"{seed} {name}"), self.story, folder)
+        self.machines[name] = Machine(name, index, size, Random(f"{seed} {name}"), self.story, folder, self._on_change)
 
     def now(self) -> float:
         return self.loop.time()
@@ -173,18 +174,20 @@ class World:
     def look(self) -> None:
         """After every turn of the loop: the rules that hold at every moment."""
         history = self.controller.history if self.controller else None
-        changes = sum(machine.changes for machine in self.machines.values())
         instances = None
         if history is not None and history.objects is not self._seen:
             self._seen = history.objects
             instances = tuple(item for item in history.objects.values() if isinstance(item, Instance))
-        if instances is not None or changes != self._changes:
-            self._changes = changes
+        if instances is not None or self._has_changed:
+            self._has_changed = False
             self.safety.check(instances)
         for name, gateway in self.gateways.items():
             if gateway.traffic.table is not self._tables.get(name):
                 self._tables[name] = gateway.traffic.table
                 self.safety.on_order(f"gateway {name}", gateway.traffic.table.order, is_new=False)
+
+    def _on_change(self) -> None:
+        self._has_changed = True
 
     def _on_line(self, peer: str, line: bytes) -> None:
         self.safety.on_line(peer, self.leaders, line)

@@ -123,7 +123,12 @@ def observe_node(
 
 def is_live(gateway: GatewayView, watching_since: float, now: float) -> bool:
     """Whether a drain waits for this gateway: it may still send requests by the table it has."""
-    return gateway.connected or now < max(gateway.seen, watching_since) + NODE_SILENCE_SECONDS
+    return gateway.connected or now < live_until(gateway, watching_since)
+
+
+def live_until(gateway: GatewayView, watching_since: float) -> float:
+    """When a gateway without a stream stops counting."""
+    return max(gateway.seen, watching_since) + NODE_SILENCE_SECONDS
 
 
 def observe_instance(instance: Instance, nodes: Mapping[str, NodeSight]) -> Sight:

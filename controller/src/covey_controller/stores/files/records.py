@@ -20,7 +20,7 @@ from covey_api.meta import Status
 from covey_api.registry import KINDS
 from pydantic import ValidationError
 
-from covey_controller.ports import Conflict, Event
+from covey_controller.ports import Conflict, Event, LeaseLost
 from covey_controller.stores.files.database import Database, StoreDamaged
 from covey_controller.stores.files.events import RecordedEvent, list_events, record_event
 from covey_controller.stores.files.rest import Choice
@@ -38,10 +38,6 @@ from covey_controller.stores.files.writing import FileChange
 # Terms travel in JSON, where integers are exact up to here. Nobody gets there by counting.
 MAX_TERM = 1 << 53
 _LOST = "this process doesn't lead any more: its lock file or its store was taken away"
-
-
-class LeaseLost(Conflict):
-    """This process doesn't lead any more; whoever does writes now."""
 
 
 @dataclass(frozen=True, slots=True)
