@@ -256,7 +256,8 @@ class FleetBoard:
         """Whether anything differs that a plan may depend on; the order applied matters to what drains alone."""
         if self._is_draining and before.applied != report.applied:
             return True
-        return any(getattr(before, name) != getattr(report, name) for name in _NEWS)
+        old, new = before.__dict__, report.__dict__
+        return any(old[name] is not new[name] and old[name] != new[name] for name in _NEWS)
 
     def _weigh(self, demand: Demand | None) -> tuple[object, ...]:
         """What of a demand decides anything: requests on what left the table, what can't be reached, and while

@@ -8,6 +8,7 @@ after `resend` are full.
 import asyncio
 import logging
 from dataclasses import dataclass
+from typing import TypeVar
 
 from covey_api.messages import REPORT_SECONDS, MemberReport, Progress, Report, ReportAnswer
 from covey_fleet_client.errors import FleetError
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 # One change seldom comes alone (keeper started, first probe, …): their reports are one.
 DEBOUNCE_SECONDS = 0.05
 MAX_MESSAGE = 1024
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +122,16 @@ def leave_out(current: Report, answered: Report) -> Report:
     """The report without what the controller has."""
     return current.model_copy(
         update={
-            "facts": None if current.facts == answered.facts else current.facts,
-            "lanes": None if current.lanes == answered.lanes else current.lanes,
-            "blobs": None if current.blobs == answered.blobs else current.blobs,
-            "members": None if current.members == answered.members else current.members,
+            "facts": _news(current.facts, answered.facts),
+            "lanes": _news(current.lanes, answered.lanes),
+            "blobs": _news(current.blobs, answered.blobs),
+            "members": _news(current.members, answered.members),
         }
     )
+
+
+def _news(current: T, answered: T) -> T | None:
+    return None if current is answered or current == answered else current
 
 
 def render_member(member: MemberState, progress: Progress | None, *, is_whole: bool) -> MemberReport:

@@ -1,7 +1,6 @@
 """The controller's own loops: files store, board, reconciler; in the place of HTTP, calls that carry the same JSON."""
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -92,7 +91,7 @@ class Controller:
             order = self.board.on_demand(peer, Demand.model_validate_json(body))
             answer = DemandAnswer(term=order.term, serial=order.serial)
         else:
-            assert re.fullmatch(f"nodes/{peer}/report", path), path
+            assert path == f"nodes/{peer}/report", path
             answer = self.board.on_report(peer, Report.model_validate_json(body))
         return answer.model_dump_json(by_alias=True, exclude_none=True).encode()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
+from covey_api.instance import Instance
 from covey_api.messages import MemberAssignment
 from covey_api.reasons import FailureCause
 
@@ -35,6 +36,9 @@ class Keeper:
     start_time: int
     attempt: int
     assignment: str
+    """As its folder holds it."""
+    instance: Instance
+    """The same, as it was read at its start."""
     engine: Engine
     is_claimed: bool = False
     record: EngineExit | None = None
@@ -113,7 +117,7 @@ class Machine:
             stamped_bytes=member.bytes_in("Host"),
             exit=exited,
         )
-        keeper = Keeper(pid, start_time, attempt, text, engine)
+        keeper = Keeper(pid, start_time, attempt, text, assignment.instance, engine)
         self._on_change()
         self.keepers[instance_id] = keeper
         self.ports[port] = engine

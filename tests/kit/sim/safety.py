@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 
 from covey_api.instance import Instance
-from covey_api.messages import MemberAssignment, Order
+from covey_api.messages import Order
 from covey_api.reasons import EventReason
 from covey_controller.reconcile.outcomes import Note
 
@@ -139,8 +139,7 @@ class Safety:
         engine = keeper.engine
         if not engine.is_alive:
             return
-        assignment = MemberAssignment.model_validate_json(keeper.assignment)
-        instance = assignment.instance
+        instance = keeper.instance
         name = instance.metadata.name
         told = self._told.get(engine.instance_id, set())
         is_superseded = self._attempts.get(engine.instance_id, 0) > keeper.attempt

@@ -106,6 +106,9 @@ class State:
         return self.closing and all(member.is_idle for member in self.members.values())
 
     def with_member(self, member: MemberState) -> "State":
+        """Itself, if the member is as it was."""
+        if self.members.get(member.instance_id) == member:
+            return self
         members = {**self.members, member.instance_id: member}
         return replace(self, members=dict(sorted(members.items())))
 

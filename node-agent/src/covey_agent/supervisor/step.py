@@ -82,13 +82,15 @@ def begin(kept: Kept, strays: tuple[MemberAssignment, ...], boot_id: str) -> tup
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Effect, ...]]:
     """The state after the event, and the effects in the order in which to begin them."""
-    before = keep_state(state)
+    before = state
     state, effects = _apply(state, event, now)
     state, effects = _advance_all(state, effects, now)
     if any(isinstance(effect, CancelWork) for effect in effects):  # a check that was called off lets the next begin
         state, effects = _advance_all(state, effects, now)
+    if state is before:
+        return state, effects
     kept = keep_state(state)
-    return state, effects if kept == before else (Keep(kept), *effects)
+    return state, effects if kept == keep_state(before) else (Keep(kept), *effects)
 
 
 def _advance_all(state: State, effects: tuple[Effect, ...], now: float) -> tuple[State, tuple[Effect, ...]]:
