@@ -8,7 +8,7 @@ import asyncio
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
@@ -90,6 +90,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._cancelled_timers = 0
         self._numbers = itertools.count(1)
         self._on_turn: Callable[[], None] | None = None
+        self.holds_back: Callable[[Call], bool] | None = None
+        """Asked of each callback before it joins what is ready: whether it is kept back for now, by whoever asks."""
         self.set_task_factory(self._create_numbered)
 
     def watch_turns(self, on_turn: Callable[[], None] | None) -> None:
@@ -106,12 +108,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
         call = Call(self._now, callback, args, copy_context() if context is None else context)
-        self.add_ready(call)
+        if self.holds_back is None or not self.holds_back(call):
+            self._ready_calls.append(call)
         return call
 
-    def add_ready(self, call: Call) -> None:
-        """It runs in the next turn."""
-        self._ready_calls.append(call)
+    def let_go(self, calls: Iterable[Call]) -> None:
+        """What was kept back joins what is ready."""
+        self._ready_calls.extend(calls)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -123,7 +126,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        when = self._now + delay
+        call = Call(when, callback, args, copy_context() if context is None else context, self._count_cancelled)
+        heapq.heappush(self._timers, (when, next(self._numbers), call))
+        return call
 
     def _count_cancelled(self) -> None:
         self._cancelled_timers += 1
@@ -151,16 +157,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 ready.append(call)
         for _ in range(len(ready)):
             call = ready.popleft()
-            if not call.is_cancelled:
-                self._run_call(call)
-
-    def _run_call(self, call: Call) -> None:
-        try:
-            call.context.run(call.callback, *call.arguments)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self.call_exception_handler({"message": f"exception in {call!r}", "exception": error, "handle": call})
+            if call.is_cancelled:
+                continue
+            try:
+                call.context.run(call.callback, *call.arguments)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": f"exception in {call!r}", "exception": error, "handle": call})
 
     def _drop_cancelled(self) -> None:
         self._timers[:] = [timer for timer in self._timers if not timer[2].is_cancelled]

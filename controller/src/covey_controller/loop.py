@@ -22,6 +22,7 @@ from covey_controller.board import FleetBoard
 from covey_controller.history import History
 from covey_controller.ports import Conflict, Event, Lease, LeaseLost, Store
 from covey_controller.reconcile.begin import stay_awake
+from covey_controller.reconcile.fleet import next_silence
 from covey_controller.reconcile.outcomes import (
     Action,
     CreateInstance,
@@ -81,6 +82,7 @@ class ReconcileLoop:
         self._around = surroundings
         self._memory = Memory()
         self._led_since = 0.0
+        self._planned_at = 0.0
         self._fresh_ids: tuple[str, ...] = ()
         self._listed = asyncio.Event()
         self._backoff = Backoff()
@@ -166,7 +168,7 @@ class ReconcileLoop:
         for action in made.actions:
             await self._act(lease, action)
         self._board.publish(made.assignments, made.endpoints)
-        self._memory = made.memory
+        self._memory, self._planned_at = made.memory, now
         await self._report(lease, made)
         self._board.take_answers(made.used_answers)
         return now if made.actions or made.statuses else made.wake_at
@@ -241,13 +243,18 @@ class ReconcileLoop:
         It stirs meanwhile, so that the next plan can tell a leader that rested from one that was paused.
         """
         loop = asyncio.get_running_loop()
-        while not self._board.wake.is_set() and (seconds := wake_at - loop.time()) > 0:
+        while not self._board.wake.is_set() and (seconds := self._due(wake_at) - loop.time()) > 0:
             try:
                 async with asyncio.timeout(min(seconds, STIR_SECONDS)):
                     await self._board.wake.wait()
             except TimeoutError:
                 self._memory = stay_awake(self._memory, loop.time())
         await asyncio.sleep(DEBOUNCE_SECONDS)
+
+    def _due(self, wake_at: float) -> float:
+        """When to turn at the latest, by what has been heard up to now."""
+        watching_since = self._memory.watching_since or self._led_since
+        return min(wake_at, next_silence(self._board.observe_agents(), watching_since, self._planned_at))
 
 
 class Backoff:

@@ -22,15 +22,12 @@ class SimLoop(VirtualTimeLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.paused = 0
-        """Processes that are paused now: mostly none, and then no callback is asked whose it is."""
+        self._paused = 0
 
-    def add_ready(self, call: Call) -> None:
-        process = call.context.get(PROCESS) if self.paused else None
-        if process is not None and process.is_paused:
-            process.backlog.append(call)
-        else:
-            super().add_ready(call)
+    def count_paused(self, change: int) -> None:
+        """While nobody is paused, no callback is asked whose it is."""
+        self._paused += change
+        self.holds_back = _hold_back if self._paused else None
 
     async def create_connection(  # pyright: ignore[reportIncompatibleMethodOverride]  # what the gateway uses of it
         self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int
@@ -83,17 +80,16 @@ class Process:
     def pause(self) -> None:
         if not self.is_paused:
             self.is_paused = True
-            running_loop().paused += 1
+            running_loop().count_paused(1)
 
     def resume(self) -> None:
         if not self.is_paused:
             return
         self.is_paused = False
         loop = running_loop()
-        loop.paused -= 1
+        loop.count_paused(-1)
         backlog, self.backlog = self.backlog, []
-        for call in backlog:
-            loop.add_ready(call)
+        loop.let_go(backlog)
         inbox, self.inbox = self.inbox, []
         for arrive in inbox:
             arrive()
@@ -103,6 +99,14 @@ class Process:
         self.resume()
         self._task.cancel()
         await asyncio.wait([self._task])
+
+
+def _hold_back(call: Call) -> bool:
+    process = call.context.get(PROCESS)
+    if process is None or not process.is_paused:
+        return False
+    process.backlog.append(call)
+    return True
 
 
 def running_loop() -> SimLoop:

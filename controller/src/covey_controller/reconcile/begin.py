@@ -66,7 +66,8 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
     )
     draft.complete = memory.complete or _is_complete(draft, memory.expected)
     for node in sights.values():
-        draft.wake_at(node.unknown_since)
+        if node.report is None:  # for the others see `next_silence`
+            draft.wake_at(node.unknown_since)
     for gateway in world.gateways:
         if not gateway.connected:
             draft.wake_at(live_until(gateway, watching_since))

@@ -109,9 +109,7 @@ def observe_node(
         is_unknown = now >= led_since + NODE_SILENCE_SECONDS
         state = NodeState.UNKNOWN if is_unknown else NodeState.FACTS_PENDING
         return NodeSight(name, node, agent, state, max(led_since, watching_since) + NODE_SILENCE_SECONDS)
-    unknown_since = max(agent.seen, watching_since) + NODE_SILENCE_SECONDS
-    if agent.disconnected is not None:
-        unknown_since = min(unknown_since, max(agent.disconnected, watching_since) + STREAM_BREAK_SECONDS)
+    unknown_since = heard_until(agent, watching_since)
     if now >= unknown_since:
         state = NodeState.UNKNOWN
     elif agent.report.facts is None or agent.report.lanes is None:
@@ -119,6 +117,23 @@ def observe_node(
     else:
         state = NodeState.READY
     return NodeSight(name, node, agent, state, unknown_since)
+
+
+def heard_until(agent: AgentView, watching_since: float) -> float:
+    """When this agent's node becomes Unknown, if nothing more is heard of it."""
+    until = max(agent.seen, watching_since) + NODE_SILENCE_SECONDS
+    if agent.disconnected is not None:
+        until = min(until, max(agent.disconnected, watching_since) + STREAM_BREAK_SECONDS)
+    return until
+
+
+def next_silence(agents: Iterable[AgentView], watching_since: float, planned_at: float) -> float:
+    """When the first node that the plan of `planned_at` still heard becomes Unknown; infinity while none is heard.
+
+    It moves with each report. A plan at what was foreseen would be the only thing that a fleet at rest has to do.
+    """
+    ends = (heard_until(agent, watching_since) for agent in agents if agent.report is not None)
+    return min((end for end in ends if end > planned_at), default=float("inf"))
 
 
 def is_live(gateway: GatewayView, watching_since: float, now: float) -> bool:

@@ -30,8 +30,9 @@ from covey_controller.reconcile.status import is_deletable_node, plan_statuses
 from covey_controller.reconcile.table import plan_table
 from covey_controller.reconcile.world import Memory, World
 
-# What becomes due is named by the plan, and what changes wakes the loop; this is for what neither foresees.
-MAX_SLEEP_SECONDS = 10.0
+# What becomes due is named by the plan, and what changes or falls silent wakes the loop; this is for what neither
+# foresees.
+MAX_SLEEP_SECONDS = 30.0
 
 
 def plan(world: World, now: float) -> Plan:
