@@ -147,7 +147,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 self._cancelled_timers -= 1
             if not timers:
                 raise Deadlock("every task waits, and no timer is set")
-            self._now = max(self._now, timers[0][0])
+            if timers[0][0] > self._now:
+                self._now = timers[0][0]
         while timers and timers[0][0] <= self._now:
             call = heapq.heappop(timers)[2]
             if call.is_cancelled:

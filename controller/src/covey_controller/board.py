@@ -25,6 +25,7 @@ from covey_api.messages import (
     Report,
     ReportAnswer,
 )
+from covey_api.meta import Message
 
 from covey_controller.ports import AgentSession, GatewaySession, Observed
 from covey_controller.reconcile.fleet import routed_ids
@@ -37,6 +38,8 @@ MAX_ANSWERS = 1024
 # How far above its own a leader believes terms: a start a second for eleven days.
 MAX_TERM_LEAP = 1_000_000
 
+_ASSIGNED = tuple(name for name in Assignments.model_fields if name != "serial")
+_ROUTED = tuple(name for name in Endpoints.model_fields if name != "serial")
 _NEWS = tuple(name for name in Report.model_fields if name not in ("sequence", "readings", "full", "applied"))
 
 _log = logging.getLogger(__name__)
@@ -74,7 +77,7 @@ class FleetBoard:
         """Stream what differs from what is streamed. No endpoints: gateways keep what they have."""
         for node in sorted(assignments):
             before = self._assignments.get(node)
-            if before is None or before.model_copy(update={"serial": 0}) != assignments[node]:
+            if before is None or _differ(before, assignments[node], _ASSIGNED):
                 self._assignments[node] = assignments[node].model_copy(update={"serial": self._next_serial()})
                 self._wake_readers("node", node)
         for node in self._assignments.keys() - assignments.keys():
@@ -83,7 +86,7 @@ class FleetBoard:
             member.goal is not MemberGoal.SERVE for each in assignments.values() for member in each.members
         )
         before = self._endpoints
-        if endpoints is not None and (before is None or before.model_copy(update={"serial": 0}) != endpoints):
+        if endpoints is not None and (before is None or _differ(before, endpoints, _ROUTED)):
             self._endpoints = endpoints.model_copy(update={"serial": self._next_serial()})
             self._wake_readers("gateway", "")
 
@@ -256,8 +259,7 @@ class FleetBoard:
         """Whether anything differs that a plan may depend on; the order applied matters to what drains alone."""
         if self._is_draining and before.applied != report.applied:
             return True
-        old, new = before.__dict__, report.__dict__
-        return any(old[name] is not new[name] and old[name] != new[name] for name in _NEWS)
+        return _differ(before, report, _NEWS)
 
     def _weigh(self, demand: Demand | None) -> tuple[object, ...]:
         """What of a demand decides anything: requests on what left the table, what can't be reached, and while
@@ -302,6 +304,12 @@ def _with_instance(member: MemberReport, whole: Mapping[tuple[str, str], MemberR
     if member.instance is not None or before is None:
         return member
     return member.model_copy(update={"instance": before.instance, "seal": before.seal})
+
+
+def _differ(before: Message, after: Message, names: tuple[str, ...]) -> bool:
+    """Whether any of these fields does; what is the very same object is not looked into."""
+    old, new = before.__dict__, after.__dict__
+    return any(old[name] is not new[name] and old[name] != new[name] for name in names)
 
 
 async def _is_set(changed: asyncio.Event) -> bool:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import AskAnswer, Demand, DemandAnswer, Report
 from covey_controller.authority import derive_engine_key
 from covey_controller.board import FleetBoard
@@ -14,6 +15,7 @@ from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
 from covey_controller.ports import InvalidSet
 from covey_controller.reconcile.outcomes import Note
+from covey_controller.reconcile.world import World
 from covey_controller.seal import seal_instance
 from covey_controller.serving.lines import render_snapshots
 from covey_controller.stores.files.documents import ParsedDocument, parse_documents
@@ -43,11 +45,16 @@ def parse_remembered(files: Mapping[str, bytes]) -> Sequence[ParsedDocument]:
 
 
 class ToldHistory(History):
-    """Tells each note as it is said."""
+    """Tells each note as it is said, and each look of the leader."""
 
-    def __init__(self, on_note: Callable[[Note], None]) -> None:
+    def __init__(self, on_note: Callable[[Note], None], on_look: Callable[[], None]) -> None:
         super().__init__()
         self._on_note = on_note
+        self._on_look = on_look
+
+    def observe(self, objects: Mapping[ObjectKey, Kind], world: World, now: float) -> None:
+        super().observe(objects, world, now)
+        self._on_look()
 
     def record(self, note: Note) -> bool:
         is_new = super().record(note)
@@ -60,7 +67,13 @@ class Controller:
     """One controller process on the state folder."""
 
     def __init__(
-        self, source: Path, state: Path, random: Random, disk: Disk, on_note: Callable[["Controller", Note], None]
+        self,
+        source: Path,
+        state: Path,
+        random: Random,
+        disk: Disk,
+        on_note: Callable[["Controller", Note], None],
+        on_look: Callable[[], None],
     ) -> None:
         loop = asyncio.get_running_loop()
 
@@ -72,7 +85,7 @@ class Controller:
 
         self.store = FilesStore(source, state, parse_remembered, utc_now=utc_now, mint_uid=mint, disk=disk)
         self.board = FleetBoard(loop.time)
-        self.history = ToldHistory(partial(on_note, self))
+        self.history = ToldHistory(partial(on_note, self), on_look)
         engine_key, seal_of = partial(derive_engine_key, SECRET), partial(seal_instance, SECRET)
         around = Surroundings(mint(), engine_key, seal_of, mint, utc_now, lambda _: None)
         self.loop = ReconcileLoop(self.store, self.board, self.history, around)

@@ -184,7 +184,11 @@ class Machine:
         return [keeper.engine for _, keeper in sorted(self.keepers.items()) if keeper.engine.is_alive]
 
     def available_bytes(self) -> int:
-        return self.total_bytes - self.foreign_bytes - sum(engine.stamped_bytes for engine in self.engines())
+        return (
+            self.total_bytes
+            - self.foreign_bytes
+            - sum(keeper.engine.stamped_bytes for keeper in self.keepers.values() if keeper.engine.is_alive)
+        )
 
 
 OnStop = Callable[[Machine, Keeper], None]

@@ -60,8 +60,8 @@ class World:
         self.outcomes: dict[str, int] = {}
         self.leaders = 0
         self._seen: Mapping[ObjectKey, Kind] = {}
-        self._has_changed = False
-        """Engines started or ended since the last look."""
+        self._has_news = self._has_changed = False
+        """Whether anything is to look at since the last look, and whether engines started or ended."""
         self._tables: dict[str, RoutingTable] = {}
         for index in range(self.random.choice((2, 3, 3, 4, 5))):
             self._build_machine(seed, index)
@@ -94,6 +94,7 @@ class World:
             Random(f"{self.leaders} {self.random.random()}"),
             self.disk,
             self._on_note,
+            self._on_news,
         )
         self.network.controller = self.controller
         self.calm.end("controller", "killed", self.now() + SEEN_WHOLE_SECONDS)
@@ -142,7 +143,7 @@ class World:
         self.calm.end(f"gateway {name}", "killed", self.now())
         self.safety.forget_order(f"gateway {name}")
         self.story.tell(f"gateway {name}", "starts")
-        self.gateways[name] = Gateway(name, folder, SimFleet(self.network, link))
+        self.gateways[name] = Gateway(name, folder, SimFleet(self.network, link), self._on_news)
 
     async def kill_gateway(self, name: str) -> None:
         gateway = self.gateways.get(name)
@@ -173,6 +174,9 @@ class World:
 
     def look(self) -> None:
         """After every turn of the loop: the rules that hold at every moment."""
+        if not self._has_news:
+            return
+        self._has_news = False
         history = self.controller.history if self.controller else None
         instances = None
         if history is not None and history.objects is not self._seen:
@@ -187,7 +191,11 @@ class World:
                 self.safety.on_order(f"gateway {name}", gateway.traffic.table.order, is_new=False)
 
     def _on_change(self) -> None:
-        self._has_changed = True
+        self._has_news = self._has_changed = True
+
+    def _on_news(self) -> None:
+        """A leader saw other objects, or a gateway took a table."""
+        self._has_news = True
 
     def _on_line(self, peer: str, line: bytes) -> None:
         self.safety.on_line(peer, self.leaders, line)

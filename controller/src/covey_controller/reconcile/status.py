@@ -104,6 +104,8 @@ def _unsealed_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
 
 def _stray_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
     """`StrayInstances`, only while there are any."""
+    if not draft.stray_instances:
+        return ()
     strays = [
         instance.metadata.name
         for _, instance in sorted(draft.stray_instances.items())
