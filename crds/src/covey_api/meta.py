@@ -47,6 +47,10 @@ class Message(BaseModel):
         """JSON-ready dict with camelCase keys; fields that are None are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
+    def to_json(self) -> str:
+        """The same as text."""
+        return self.model_dump_json(by_alias=True, exclude_none=True)
+
     def changed(self, **fields: Any) -> Self:
         """A copy with these fields; itself where all of them are as they are already. Nothing is validated."""
         own = self.__dict__

@@ -127,6 +127,18 @@ def keep_state(state: State) -> Kept:
     )
 
 
+def is_kept_alike(before: State, after: State) -> bool:
+    """Whether `keep_state` of both is equal, without making it: most steps change nothing that is kept."""
+    if before is after:
+        return True
+    if (before.order, before.spec, before.boot_id) != (after.order, after.spec, after.boot_id):
+        return False
+    if before.members.keys() != after.members.keys():
+        return False
+    members = ((member, after.members[key]) for key, member in before.members.items())
+    return all(old is new or _keep_member(old) == _keep_member(new) for old, new in members)
+
+
 def _keep_member(member: MemberState) -> KeptMember:
     failure = member.failure if member.given_up else None
     return KeptMember(

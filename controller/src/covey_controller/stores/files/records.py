@@ -7,7 +7,6 @@ disk. Everything here runs in the store's one thread; nothing here waits.
 A write is refused when this process doesn't lead any more: its lock or the file is gone, or another term is stored.
 """
 
-import json
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -266,7 +265,7 @@ class Records:
             connection.executemany(
                 "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?)",
                 [
-                    (key.kind, key.namespace, key.name, row.documented, json.dumps(row.object.to_wire()))
+                    (key.kind, key.namespace, key.name, row.documented, row.object.to_json())
                     for key, row in puts.items()
                 ],
             )
