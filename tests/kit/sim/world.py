@@ -1,7 +1,10 @@
 """One simulated fleet: people, a controller, machines with agents, gateways, clients, and the wires between them."""
 
 import asyncio
+import shutil
+import sqlite3
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -165,6 +168,24 @@ class World:
         if self.controller is not None:
             self.calm.end("controller", "store", self.now() + LOOK_SECONDS + SEEN_WHOLE_SECONDS)
         self.story.tell("people", "delete the store's file")
+
+    def back_up_store(self) -> Path | None:
+        """A copy of the store as it is; None while there is none."""
+        path, _ = store_paths(self.source, self.folder / "controller")
+        if not path.exists():
+            return None
+        copy = self.folder / f"backup-{self.leaders}.sqlite"
+        with closing(sqlite3.connect(path)) as store, closing(sqlite3.connect(copy)) as backup:
+            store.backup(backup)
+        return copy
+
+    def put_back_store(self, copy: Path) -> None:
+        """The controller must be away."""
+        path, _ = store_paths(self.source, self.folder / "controller")
+        for ending in ("-wal", "-shm"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+        shutil.copyfile(copy, path)
+        self.story.tell("people", "put an older copy of the store back")
 
     def processes(self) -> list[Process]:
         parts = [*self.agents.values(), *self.gateways.values()]
