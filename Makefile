@@ -7,7 +7,7 @@ RUN := $(UV) run --frozen --no-sync
 PARTS := crds planner fleet-client controller node-agent gateway cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check golden verify sim bench clean
+.PHONY: help setup up test check golden verify sim kube bench clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,10 @@ verify: setup ## regenerate everything generated; fail on a dirty tree
 
 sim: setup ## simulate a fleet with faults: SEEDS=300, or one and its story with SEED=123
 	@PYTHONPATH=tests $(RUN) python -m sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),300))
+
+kube: setup ## build the Kubernetes control plane that tests run on, once, into the tests' cache (needs Go)
+	@echo "Building a Kubernetes control plane unless it is cached (once, five minutes)"
+	@PYTHONPATH=tests $(RUN) python -m testbed.kube build
 
 bench: setup ## run the benchmarks; one JSON line a figure
 	@for bench in bench/*.py; do $(RUN) python $$bench || exit 1; done

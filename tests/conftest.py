@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from testbed.kube.controlplane import ControlPlane, running_control_plane
+from testbed.kube.programs import NoPrograms
 
 GOLDEN_FILES = Path(__file__).parent / "golden" / "files"
 # Children that were told to end get this long; a busy machine needs it.
@@ -38,6 +40,19 @@ def golden(request: pytest.FixtureRequest) -> Golden:
         assert text == path.read_text(encoding="utf-8"), f"'{name}' differs; if that is wanted, run `make golden`"
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """One real Kubernetes control plane for all tests that leave it running; `clear` it before use.
+
+    A test that stops or empties it takes a `running_control_plane` of its own.
+    """
+    try:
+        with running_control_plane() as plane:
+            yield plane
+    except NoPrograms as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,8 @@ from covey_api.instance import EngineOptions
 from covey_api.model import Geometry
 from covey_planner.fit.options import ASSUMED_ARGUMENTS
 from covey_planner.geometry.gguf import HeaderIncomplete, parse_gguf_geometry
-from kit.gguf import Shape, build_model
+from kit.gguf import GgufFile, Shape, build_model
+from kit.gguf_families import build_deepseek2, build_granite_hybrid, build_lfm2, build_mamba, build_mamba2
 from kit.measured import DOCUMENT, FIXTURE, MIB, Load, render_loads, render_table, replace_table
 
 READY_SECONDS = 120
@@ -79,6 +80,16 @@ MADE_UP = {
     ),
 }  # fmt: skip
 
+FAMILIES: dict[str, GgufFile] = {
+    "mamba, 0.05 B, Q8_0": build_mamba(),
+    "mamba2, 0.05 B, Q8_0": build_mamba2(),
+    "lfm2, 0.1 B, Q8_0": build_lfm2(),
+    "granitehybrid, 0.1 B, Q8_0": build_granite_hybrid(),
+    "deepseek2, 0.2 B, Q8_0": build_deepseek2(),
+}
+# The engine's own layout for AMX aborts on this family's three-dimensional matrices.
+PLAIN_LAYOUT = ("deepseek2",)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -89,8 +100,8 @@ def main() -> None:
     models: list[Path] = arguments.model
     loads = [measure(server, model, model.name.removesuffix(".gguf"), options) for model in models for options in SWEEP]
     with tempfile.TemporaryDirectory() as folder:
-        for name, shape in MADE_UP.items():
-            model = build_model(shape).write(Path(folder) / "made-up.gguf")
+        for name, made in ({name: build_model(shape) for name, shape in MADE_UP.items()} | FAMILIES).items():
+            model = made.write(Path(folder) / "made-up.gguf")
             loads += [measure(server, model, f"{name} (made up)", options) for options in SHORT_SWEEP]
     FIXTURE.write_text(render_loads(loads))
     DOCUMENT.write_text(replace_table(DOCUMENT.read_text(), render_table(loads)))
@@ -98,7 +109,11 @@ def main() -> None:
 
 def measure(server: Path, model: Path, name: str, options: EngineOptions) -> Load:
     """One load of one model."""
-    with tempfile.NamedTemporaryFile("r+") as output, running(server, model, options, output.name) as (process, port):
+    extra = ("--no-repack",) if name.startswith(PLAIN_LAYOUT) else ()
+    with (
+        tempfile.NamedTemporaryFile("r+") as output,
+        running(server, model, options, output.name, extra) as (process, port),
+    ):
         prompt(port, min(PROMPT_TOKENS, options.context_tokens - 16))
         status = Path(f"/proc/{process.pid}/status").read_text()
         text = output.read()
@@ -110,7 +125,7 @@ def measure(server: Path, model: Path, name: str, options: EngineOptions) -> Loa
         geometry=read_geometry(model),
         options=options,
         weights_bytes=buffers(text, "model"),
-        kv_cache_bytes=buffers(text, "KV"),
+        kv_cache_bytes=buffers(text, "(?:KV|RS)"),
         compute_bytes=buffers(text, "compute") + buffers(text, "output"),
         peak_bytes=int(peak[1]) * 1024,
     )
@@ -132,7 +147,7 @@ def read_geometry(model: Path) -> Geometry:
 
 @contextmanager
 def running(
-    server: Path, model: Path, options: EngineOptions, output: str
+    server: Path, model: Path, options: EngineOptions, output: str, extra: tuple[str, ...] = ()
 ) -> Generator[tuple[subprocess.Popen[bytes], int]]:
     """The engine, ready on a port of its own; ended whatever happens."""
     with socket.socket() as probe:
@@ -144,6 +159,7 @@ def running(
         "-c", str(options.context_tokens * options.slots), "-np", str(options.slots), "-t", str(options.threads),
         "-b", str(options.batch_tokens), "-ub", str(options.micro_batch_tokens), "-ctk", kv_type, "-ctv", kv_type,
         "--cache-ram", str(options.host_cache_mib), "--ctx-checkpoints", str(options.context_checkpoints), "-lv", "4",
+        *extra,
     ]  # fmt: skip
     environment = os.environ | {"LD_LIBRARY_PATH": str(server.parent)}
     with open(output, "wb") as sink:

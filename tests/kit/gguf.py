@@ -161,10 +161,10 @@ def _metadata(shape: Shape) -> dict[str, Typed]:
         found[f"{prefix}.expert_count"] = u32(shape.experts)
         found[f"{prefix}.expert_used_count"] = u32(shape.experts_used)
         found[f"{prefix}.expert_feed_forward_length"] = u32(shape.feed_forward)
-    return found | _tokenizer(shape.vocabulary)
+    return found | tokenizer(shape.vocabulary)
 
 
-def _tokenizer(vocabulary: int) -> dict[str, Typed]:
+def tokenizer(vocabulary: int) -> dict[str, Typed]:
     """A sentencepiece vocabulary: three specials, all bytes, then numbered words."""
     tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
     types = [2, 3, 3] + [6] * 256

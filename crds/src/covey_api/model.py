@@ -53,6 +53,14 @@ class Geometry(Message):
     """What an engine may add to the weights when it lays matrices out for the CPU: an upper bound."""
     experts_used: Annotated[int, Field(ge=0, le=4096)] = 0
     """Experts that one token passes through; zero: no experts. `feedForwardLength` is then the sum over them."""
+    latent_attention: bool = False
+    """True: one latent vector a token serves as key and value (MLA); newer engines keep no values beside it."""
+    recurrent_bytes: Annotated[int, Field(ge=0)] = 0
+    """State of one slot in all recurrent layers, whatever the window."""
+    recurrent_layer_bytes: Annotated[int, Field(ge=0)] = 0
+    """What the graph copies of one slot's state for the widest recurrent layer."""
+    recurrent_row_length: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    """Numbers that one token passes through in the widest recurrent layer."""
 
 
 class Variant(Message):

@@ -46,7 +46,7 @@ class NodeSpec(Message):
     model_config = ConfigDict(
         json_schema_extra=cel(
             (
-                "self.engines.all(e, self.engines.exists_one(f, f.engine == e.engine))",
+                "!has(self.engines) || self.engines.all(e, self.engines.exists_one(f, f.engine == e.engine))",
                 "`spec.engines` must name each engine at most once",
             )
         )

@@ -13,7 +13,8 @@ def run_suite(folder: Path, source: str, *options: str) -> subprocess.CompletedP
     shutil.copy(CONFTEST, folder)
     (folder / "test_inner.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), *options]
-    plain = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # no plugin is needed, and they take a second to load
+    # No plugin is needed, and they take a second to load; what the conftest imports lies beside it.
+    plain = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(CONFTEST.parent)}
     return subprocess.run(command, env=plain, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
 
 

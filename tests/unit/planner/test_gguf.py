@@ -4,10 +4,14 @@ import struct
 import time
 
 import pytest
+from covey_api.instance import EngineOptions
 from covey_api.model import Geometry
+from covey_planner.fit.estimate import estimate_costs
 from covey_planner.geometry.gguf import HeaderIncomplete, HeaderInvalid, parse_gguf_geometry
 from covey_planner.geometry.reader import MAX_HEADER_BYTES, MIN_PREFIX_BYTES
+from kit.builders import lane
 from kit.gguf import GgufFile, Shape, TensorSpec, Typed, array, build, build_model, f32, integers, text, texts, u32
+from kit.gguf_families import build_deepseek2, build_granite_hybrid, build_lfm2, build_mamba, build_mamba2
 
 
 def parse(file: GgufFile) -> Geometry:
@@ -279,3 +283,36 @@ def test_header_beyond_the_limit_is_refused() -> None:
     claim = b"filler" + struct.pack("<IIQ", 9, 0, MAX_HEADER_BYTES)
     broken = file.header.replace(b"filler" + struct.pack("<IIQ", 9, 0, 0), claim)
     assert "must end within the first 67108864 bytes" in refusal(GgufFile(broken, 2**40, 0))
+
+
+@pytest.mark.parametrize(
+    ("made", "states", "rolling"),
+    [
+        (build_mamba(layers=2, embedding=64, state=16, vocabulary=512), 16 * 128, 3 * 128),
+        (build_mamba2(layers=2, embedding=64, state=32, vocabulary=512), 32 * 128, 3 * (128 + 2 * 32)),
+    ],
+)
+def test_whole_recurrent_model_keeps_a_state_per_slot_and_no_cache(made: GgufFile, states: int, rolling: int) -> None:
+    found = parse_gguf_geometry(made.header, made.file_bytes)
+    assert not any(found.kv_head_counts)
+    assert found.recurrent_bytes == 2 * 4 * (states + rolling)
+    assert found.recurrent_layer_bytes == 4 * (states + 2 * rolling)
+
+
+def test_hybrid_keeps_a_cache_where_it_attends_and_a_state_elsewhere() -> None:
+    made = build_granite_hybrid(layers=8, embedding=128, vocabulary=512)
+    found = parse_gguf_geometry(made.header, made.file_bytes)
+    assert found.kv_head_counts == (0, 0, 0, 4, 0, 0, 0, 4)
+    assert found.recurrent_bytes == 6 * 4 * (128 * 256 + 3 * (256 + 2 * 128))
+    convolution = build_lfm2(embedding=128, vocabulary=512)
+    assert parse_gguf_geometry(convolution.header, convolution.file_bytes).recurrent_bytes == 5 * 4 * 2 * 128
+
+
+def test_latent_vector_is_its_own_value_for_builds_that_know() -> None:
+    made = build_deepseek2(layers=2, embedding=128, vocabulary=512)
+    found = parse_gguf_geometry(made.header, made.file_bytes)
+    assert found.latent_attention
+    options = EngineOptions(context_tokens=256, slots=1)
+    (new,), (old,) = (estimate_costs(found, lane(digest=digest), options, 0) for digest in ("a" * 64, ""))
+    assert new.kv_cache_bytes == 2 * 256 * 2 * 576
+    assert old.kv_cache_bytes == 2 * 256 * 2 * (576 + 512)

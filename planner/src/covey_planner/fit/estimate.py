@@ -57,11 +57,13 @@ class CostFormula:
     """Most cells that a sliding layer keeps for one slot."""
     checkpoint_cells: int = 0
     """Most cells of a sliding layer in one checkpoint: those that the window still sees."""
+    recurrent_bytes: int = 0
+    """State of one slot in all recurrent layers; the same at every window."""
 
     def kv_cache_bytes(self, window: int) -> int:
         cells = _round_up(window)
         sliding = self.sliding_bytes_per_cell * min(cells, self.sliding_cells)
-        return self.slots * (self.full_bytes_per_cell * cells + sliding)
+        return self.slots * (self.full_bytes_per_cell * cells + sliding + self.recurrent_bytes)
 
     def compute_bytes(self, window: int) -> int:
         cells = _round_up(window)
@@ -105,10 +107,10 @@ def cost_formulas(
     own = lane.pool != HOST_POOL
     embedding = geometry.token_embedding_bytes if own else 0
     driver = 0 if lane.compute is Compute.CPU else _DRIVER_BYTES
-    full, sliding = _kv_bytes_per_cell(geometry, options)
+    full, sliding = _kv_bytes_per_cell(geometry, lane, options)
     window = geometry.sliding_window_tokens
     sliding_cells, checkpoint_cells = _round_up(window + options.micro_batch_tokens), _round_up(window + 1)
-    mask = _MASK_BYTES * options.micro_batch_tokens
+    mask = _MASK_BYTES * options.micro_batch_tokens if any(geometry.kv_head_counts) else 0
     checkpoints = options.context_checkpoints * sliding
     host_cache = options.host_cache_mib * 2**20
     lane_pool = CostFormula(
@@ -125,6 +127,7 @@ def cost_formulas(
         checkpoint_bytes_per_cell=0 if own else checkpoints,
         sliding_cells=sliding_cells if sliding else 0,
         checkpoint_cells=checkpoint_cells,
+        recurrent_bytes=geometry.recurrent_bytes,
     )
     if not own:
         return (lane_pool,)
@@ -144,12 +147,13 @@ def cost_formulas(
     return lane_pool, host_pool
 
 
-def _kv_bytes_per_cell(geometry: Geometry, options: EngineOptions) -> tuple[int, int]:
-    """Bytes of one cell in full and in sliding layers."""
+def _kv_bytes_per_cell(geometry: Geometry, lane: Lane, options: EngineOptions) -> tuple[int, int]:
+    """Bytes of one cell in full and in sliding layers. A latent vector is its own value, where the build knows that."""
     sliding = frozenset(geometry.sliding_layers) if geometry.sliding_window_tokens else frozenset[int]()
     full_heads = sum(heads for layer, heads in enumerate(geometry.kv_head_counts) if layer not in sliding)
     sliding_heads = sum(geometry.kv_head_counts) - full_heads
-    head = _row_bytes(geometry.key_length, options) + _row_bytes(geometry.value_length, options)
+    has_values = not (geometry.latent_attention and lane.digest)
+    head = _row_bytes(geometry.key_length, options) + has_values * _row_bytes(geometry.value_length, options)
     return full_heads * head, sliding_heads * head
 
 
@@ -161,8 +165,9 @@ def _process_bytes(geometry: Geometry, options: EngineOptions) -> int:
 def _graph_bytes(geometry: Geometry, lane: Lane, options: EngineOptions) -> int:
     """Compute buffer of one micro batch without masks, and the output buffer of all slots.
 
-    Per token the buffer holds the larger of two stages: feed-forward (gate, up and their product, beside four rows of
-    the stream; with experts also one row per expert), and attention (queries, keys and values twice, four rows).
+    Per token the buffer holds the largest of its stages: feed-forward (gate, up and their product, beside four rows of
+    the stream; with experts also one row per expert), attention (queries, keys and values twice, four rows), and a
+    recurrent layer, for which it also copies each slot's state.
     """
     embedding = geometry.embedding_length
     feed_forward = 3 * geometry.feed_forward_length + 4 * embedding
@@ -171,10 +176,13 @@ def _graph_bytes(geometry: Geometry, lane: Lane, options: EngineOptions) -> int:
     kv_heads = max(geometry.kv_head_counts, default=0)
     keys_and_values = kv_heads * (geometry.key_length + geometry.value_length)
     attention = 2 * geometry.head_count * geometry.key_length + keys_and_values + 4 * embedding
-    per_token = max(feed_forward, attention) + _INPUT_FLOATS
+    if geometry.latent_attention:  # every head's query and answer are as wide as the one latent vector
+        heads_length = 2 * geometry.key_length + geometry.value_length
+        attention = geometry.head_count * heads_length + 2 * embedding
+    per_token = max(feed_forward, attention, geometry.recurrent_row_length) + _INPUT_FLOATS
     logits = _output_rows(lane, options) * geometry.vocabulary_size
     stages = max(options.micro_batch_tokens * per_token, logits)
-    return _FLOAT_BYTES * (stages + logits)
+    return _FLOAT_BYTES * (stages + logits) + options.slots * geometry.recurrent_layer_bytes
 
 
 def _output_rows(lane: Lane, options: EngineOptions) -> int:

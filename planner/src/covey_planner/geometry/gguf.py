@@ -10,6 +10,7 @@ from covey_api.model import Geometry
 
 from covey_planner.geometry.metadata import MAX_LAYERS, Metadata, parse_metadata
 from covey_planner.geometry.reader import HeaderIncomplete, HeaderInvalid, Reader, at
+from covey_planner.geometry.recurrent import read_recurrent
 from covey_planner.geometry.tensors import TensorSums, parse_tensors
 
 __all__ = ["HeaderIncomplete", "HeaderInvalid", "parse_gguf_geometry"]
@@ -19,8 +20,6 @@ _VERSIONS = (2, 3)
 _MAX_ALIGNMENT = 1 << 16
 # Every n-th layer sees the whole window, the others only the sliding one. Architectures that aren't here count as full.
 _SLIDING_PERIODS = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4, "gpt-oss": 2}
-# Keys of layers whose state is no KV cache; what those take is not estimated yet.
-_RECURRENT_KEYS = ("ssm.", "wkv.", "shortconv.")
 
 
 def parse_gguf_geometry(prefix: bytes | memoryview, file_bytes: int) -> Geometry:
@@ -62,17 +61,14 @@ def _geometry(metadata: Metadata, sums: TensorSums) -> Geometry:
     architecture = metadata.text("general.architecture")
     if not 0 < len(architecture) <= 64:
         raise HeaderInvalid(f"`general.architecture` must have 1 to 64 characters; got {len(architecture)}")
-    for key in _RECURRENT_KEYS:
-        if metadata.has_prefix(f"{architecture}.{key}"):
-            raise HeaderInvalid(
-                f"architecture '{architecture}' keeps recurrent state (`{architecture}.{key}*`), "
-                "whose memory can't be estimated yet; give `spec.geometry` to place it all the same"
-            )
     if not sums.weights_bytes:
         raise HeaderInvalid("the file must have tensors; got none")
     layers = metadata.integer(f"{architecture}.block_count", 1, MAX_LAYERS)
     embedding = metadata.integer(f"{architecture}.embedding_length", 1, 1 << 20)
-    heads = _heads(metadata, architecture, layers)
+    recurrent = read_recurrent(metadata, architecture, layers, embedding)
+    has_attention = len(recurrent.layers) < layers
+    heads = _heads(metadata, architecture, layers) if has_attention else (1,) * layers
+    kv_heads = metadata.per_layer(f"{architecture}.attention.head_count_kv", layers, 0, 4096) or heads
     window, sliding = _sliding(metadata, architecture, layers)
     used, feed_forward = _feed_forward(metadata, architecture, layers)
     return Geometry(
@@ -85,7 +81,7 @@ def _geometry(metadata: Metadata, sums: TensorSums) -> Geometry:
         feed_forward_length=feed_forward,
         head_count=max(heads),
         vocabulary_size=_vocabulary(metadata, architecture, sums),
-        kv_head_counts=metadata.per_layer(f"{architecture}.attention.head_count_kv", layers, 0, 4096) or heads,
+        kv_head_counts=tuple(0 if layer in recurrent.layers else count for layer, count in enumerate(kv_heads)),
         key_length=_head_length(metadata, architecture, "key", embedding, heads),
         value_length=_head_length(metadata, architecture, "value", embedding, heads),
         sliding_window_tokens=window,
@@ -93,6 +89,10 @@ def _geometry(metadata: Metadata, sums: TensorSums) -> Geometry:
         token_embedding_bytes=sums.embedding_bytes,
         repack_bytes=sums.repack_bytes,
         experts_used=used,
+        latent_attention=metadata.integer(f"{architecture}.attention.key_length_mla", 0, 1 << 16, default=0) > 0,
+        recurrent_bytes=recurrent.slot_bytes,
+        recurrent_layer_bytes=recurrent.layer_bytes,
+        recurrent_row_length=recurrent.row_length,
     )
 
 

@@ -1,0 +1,135 @@
+"""`covey fit`: what a model needs, read from its header alone: no controller, and nothing downloaded whole."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import click
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.download import Downloader
+from covey_agent.artifacts.header import read_geometry
+from covey_agent.artifacts.index import observe_index_settings
+from covey_agent.artifacts.local import read_pieces
+from covey_agent.artifacts.node import NodeArtifacts
+from covey_agent.artifacts.web import Patience, Web
+from covey_agent.facts.host import observe_memory_bytes
+from covey_agent.options import default_cache
+from covey_agent.ports import AgentError
+from covey_api.engines import HOST_POOL, KvCacheType
+from covey_api.model import Geometry, Model
+from covey_api.node import NodeReserve
+from covey_api.source import FileSource, parse_source
+from covey_api.text import escape_controls
+from covey_api.units import parse_quantity
+from covey_planner.text.fit import DEVICE_POOL, FitQuestion, fit_data, render_fit
+
+from covey.commands.options import namespace_option, open_control, state_option
+from covey.errors import CommandError, ExitCode
+from covey.tables import render_json
+
+
+class Memory(click.ParamType[int]):
+    """A quantity such as `24Gi`."""
+
+    name = "SIZE"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else parse_quantity(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command()
+@click.argument("what")
+@click.option("--context", type=click.IntRange(1, 1 << 30), help="Window of one slot (default: the model's own).")
+@click.option("--slots", type=click.IntRange(1, 64), default=4, show_default=True, help="Sequences at a time.")
+@click.option("--kv-cache", type=click.Choice([kind.value for kind in KvCacheType]), default="F16", show_default=True)
+@click.option("--memory", type=Memory(), help="Host memory for it (default: this machine's, less 1Gi).")
+@click.option("--device-memory", type=Memory(), help="Memory of an accelerator that has its own.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@namespace_option
+@state_option
+def fit(
+    what: str,
+    context: int | None,
+    slots: int,
+    kv_cache: str,
+    memory: int | None,
+    device_memory: int | None,
+    output: str,
+    namespace: str,
+    state: Path,
+) -> None:
+    """Say what a model needs, in bytes, and the largest window.
+
+    WHAT is a source (`pypi://…`, `file:///…`), a GGUF file's path, or `model/NAME` of the running fleet.
+    """
+    found = _of_model(state, namespace, what) if what.startswith("model/") else [(what, _read(what))]
+    host = memory if memory is not None else _own_memory()
+    pools = {HOST_POOL: host} | ({DEVICE_POOL: device_memory} if device_memory is not None else {})
+    questions = [FitQuestion(name, geometry, context, slots, KvCacheType(kv_cache), pools) for name, geometry in found]
+    for question in questions:
+        if context is not None and context > question.geometry.context_tokens:
+            own = question.geometry.context_tokens
+            raise CommandError(
+                f"`--context` must be at most {own}, the own window of '{question.name}'; got {context}",
+                ExitCode.WRONG_USE,
+            )
+    if output == "json":
+        answers = [fit_data(question) for question in questions]
+        click.echo(render_json(answers[0] if len(answers) == 1 else answers))
+        return
+    click.echo(escape_controls("\n".join(render_fit(question) for question in questions)).rstrip("\n"))
+
+
+def _own_memory() -> int:
+    """What a Node with the default reserve would plan with on this machine."""
+    total_bytes, _ = observe_memory_bytes(Path("/"))
+    return max(0, total_bytes - parse_quantity(NodeReserve().memory))
+
+
+def _of_model(state: Path, namespace: str, what: str) -> list[tuple[str, Geometry]]:
+    """Each variant of a Model of the fleet whose header a node has read."""
+    name = what.removeprefix("model/")
+    with open_control(state) as control:
+        model = Model.model_validate(control.get_object(Model.PLURAL, namespace, name))
+    if model.spec.geometry is not None:
+        return [(what, model.spec.geometry)]
+    found = [(f"{what} variant '{one.name}'", one.geometry) for one in model.status.variants if one.geometry]
+    if not found:
+        errors = "; ".join(f"variant '{one.name}': {one.error}" for one in model.status.variants if one.error)
+        raise CommandError(f"no node has read the header of {what} yet. {errors}".strip())
+    return found
+
+
+def _read(what: str) -> Geometry:
+    try:
+        parsed = parse_source(what) if "://" in what else FileSource(str(Path(what).absolute()))
+        return asyncio.run(_read_file(parsed.path) if isinstance(parsed, FileSource) else _read_remote(what))
+    except ValueError as error:
+        raise CommandError(str(error), ExitCode.WRONG_USE) from error
+    except AgentError as error:
+        raise CommandError(error.message) from error
+    except OSError as error:
+        hint = "WHAT must be a source such as 'pypi://NAME==VERSION#PATH', a GGUF file, or 'model/NAME'"
+        raise CommandError(f"'{what}' can't be read: {error.strerror or error}. {hint}.") from error
+
+
+async def _read_file(path: str) -> Geometry:
+    """By itself: what the agent does beside it, a digest of the whole file, isn't asked for here."""
+    size_bytes = await asyncio.to_thread(lambda: Path(path).stat().st_size)
+    return await read_geometry(read_pieces(path), size_bytes, f"file '{path}'")
+
+
+async def _read_remote(source: str) -> Geometry:
+    web = Web(observe_index_settings(os.environ, Path.home()), Patience())
+    try:
+        cache = await asyncio.to_thread(Cache, default_cache())
+        artifacts = NodeArtifacts(web, cache, Downloader(web, cache))
+        try:
+            return (await artifacts.read_header(source, ""))[1]
+        finally:
+            await artifacts.close()
+    finally:
+        await web.close()

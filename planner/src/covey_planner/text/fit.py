@@ -1,0 +1,174 @@
+"""What a model needs, from its header alone: per lane, per pool, in bytes, and the largest window that a memory allows.
+
+The numbers are the estimator's, so what `covey fit` says is what the planner will reserve. Lanes are kinds of machine,
+not of a fleet: a processor, an accelerator with memory of its own, one that shares the machine's.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane, LaneState
+from covey_api.instance import Costs
+from covey_api.model import Geometry
+from covey_api.units import format_bytes
+
+from covey_planner.choice.window import Tenant, widest_window, window_span
+from covey_planner.fit.estimate import cost_formulas
+from covey_planner.fit.options import stamp_options
+from covey_planner.types import Wish
+
+DEVICE_POOL = "Device"
+# A managed build: its digest is known to the estimator as one that keeps few rows of logits.
+_MANAGED = "0" * 64
+_LANES = (
+    ("a processor", Compute.CPU, HOST_POOL),
+    ("an accelerator with its own memory", Compute.CUDA, DEVICE_POOL),
+    ("Apple Silicon", Compute.METAL, HOST_POOL),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FitQuestion:
+    """What is asked about one artifact."""
+
+    name: str
+    geometry: Geometry
+    context_tokens: int | None
+    """Window of one slot; None: the model's own."""
+    slots: int
+    kv_cache_type: KvCacheType
+    memory_bytes: Mapping[str, int]
+    """By pool (`Host`, `Device`): what an engine may take there. A pool that isn't named has no ceiling."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFit:
+    """One kind of machine. `ceiling_tokens` is None where no memory was given, 0 where nothing fits."""
+
+    words: str
+    compute: Compute
+    costs: tuple[Costs, ...]
+    ceiling_tokens: int | None
+
+
+def fit_lanes(question: FitQuestion) -> tuple[LaneFit, ...]:
+    """The answer for each kind of machine that LlamaServer runs on."""
+    return tuple(_fit_lane(question, words, compute, pool) for words, compute, pool in _LANES)
+
+
+def render_fit(question: FitQuestion) -> str:
+    """The text of `covey fit`."""
+    return "\n".join(_lines(question)) + "\n"
+
+
+def fit_data(question: FitQuestion) -> dict[str, Any]:
+    """The same as data, JSON-ready."""
+    geometry = question.geometry
+    return {
+        "source": question.name,
+        "architecture": geometry.architecture,
+        "parameters": geometry.parameter_count,
+        "modelContextTokens": geometry.context_tokens,
+        "contextTokens": _window(question),
+        "slots": question.slots,
+        "kvCacheType": question.kv_cache_type.value,
+        "lanes": [
+            {
+                "engine": EngineName.LLAMA_SERVER.value,
+                "compute": lane.compute.value,
+                "ceilingTokens": lane.ceiling_tokens,
+                "pools": [costs.to_wire() | {"totalBytes": costs.total_bytes} for costs in lane.costs],
+            }
+            for lane in fit_lanes(question)
+        ],
+    }
+
+
+def _window(question: FitQuestion) -> int:
+    return question.context_tokens or question.geometry.context_tokens
+
+
+def _fit_lane(question: FitQuestion, words: str, compute: Compute, pool: str) -> LaneFit:
+    lane = Lane(
+        engine=EngineName.LLAMA_SERVER, compute=compute, state=LaneState.INSTALLABLE, digest=_MANAGED, pool=pool
+    )
+    options = stamp_options(
+        question.geometry,
+        cpu_cores=1,
+        context_tokens=_window(question),
+        slots=question.slots,
+        kv_cache_type=question.kv_cache_type,
+    )
+    formulas = cost_formulas(question.geometry, lane, options, 0)
+    costs = tuple(formula.costs(options.context_tokens) for formula in formulas)
+    pools = {formula.pool for formula in formulas}
+    if not pools <= question.memory_bytes.keys():
+        return LaneFit(words, compute, costs, None)
+    tenant = Tenant(window_span(_any_window(question), question.geometry), formulas)
+    fits = all(formula.total_bytes(tenant.span.least) <= question.memory_bytes[formula.pool] for formula in formulas)
+    return LaneFit(words, compute, costs, widest_window([tenant], question.memory_bytes) if fits else 0)
+
+
+def _any_window(question: FitQuestion) -> Wish:
+    """The wish of somebody who asks for nothing but the model: the same bounds as a Placement without a context."""
+    return Wish(
+        placement="",
+        model=question.name,
+        variants=(),
+        engines=(),
+        selector={},
+        include=frozenset(),
+        exclude=frozenset(),
+        failed=frozenset(),
+        context_tokens=None,
+        min_context_tokens=None,
+        model_context_tokens=None,
+        slots=question.slots,
+        kv_cache_type=question.kv_cache_type,
+        workspace_bytes=0,
+    )
+
+
+def _lines(question: FitQuestion) -> Iterator[str]:
+    geometry = question.geometry
+    yield (
+        f"{question.name}: {geometry.architecture}, {_count(geometry.parameter_count)} parameters, "
+        f"own window {geometry.context_tokens} tokens"
+    )
+    yield f"window {_window(question)} tokens x {question.slots} slots, KV cache {question.kv_cache_type}"
+    for lane in fit_lanes(question):
+        yield ""
+        yield f"LlamaServer on {lane.words} ({lane.compute}):"
+        for costs in lane.costs:
+            yield (
+                f"  pool {costs.pool:<7} {format_bytes(costs.total_bytes):>10}  = weights "
+                f"{format_bytes(costs.weights_bytes)} + KV cache {format_bytes(costs.kv_cache_bytes)} + compute "
+                f"{format_bytes(costs.compute_bytes)} + {_rest(costs)}"
+            )
+        yield f"  {_ceiling(question, lane)}"
+
+
+def _rest(costs: Costs) -> str:
+    extra = costs.host_cache_bytes + costs.checkpoint_bytes
+    caches = f"prompt caches {format_bytes(extra)} + " if extra else ""
+    return f"{caches}engine {format_bytes(costs.floor_bytes)}"
+
+
+def _ceiling(question: FitQuestion, lane: LaneFit) -> str:
+    pools = sorted({costs.pool for costs in lane.costs})
+    if lane.ceiling_tokens is None:
+        missing = " and ".join(pool for pool in pools if pool not in question.memory_bytes)
+        return f"largest window: not asked (how much memory pool {missing} has was not said)"
+    given = ", ".join(f"{format_bytes(question.memory_bytes[pool])} of pool {pool}" for pool in pools)
+    if not lane.ceiling_tokens:
+        return f"does not fit into {given}, not even with the smallest window"
+    own = " (the model's own)" if lane.ceiling_tokens >= question.geometry.context_tokens else ""
+    return f"largest window in {given}: {lane.ceiling_tokens} tokens{own}"
+
+
+def _count(parameters: int) -> str:
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if parameters >= size:
+            return f"{parameters / size:.1f} {unit}"
+    return str(parameters)
