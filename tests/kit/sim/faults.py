@@ -210,6 +210,15 @@ async def fill_disk(world: World, random: Random) -> None:
     world.machines[name].is_disk_full = False
 
 
+async def fill_store(world: World, random: Random) -> None:
+    """The controller's: it decides, and can store nothing. What is dead must leave gateways' tables all the same."""
+    world.disk.is_full = True
+    world.story.tell("controller", "its disk is full")
+    await asyncio.sleep(random.choice((3.0, 12.0, 40.0)))
+    world.disk.is_full = False
+    world.story.tell("controller", "its disk has space again")
+
+
 async def crash_engines(world: World, random: Random) -> None:
     machine = world.machines[random.choice(sorted(world.machines))]
     if random.random() < 0.3:
@@ -247,6 +256,7 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (take_memory, 3),
     (break_fetches, 2),
     (fill_disk, 1),
+    (fill_store, 2),
     (crash_engines, 3),
     (edit, 14),
     (edit_again, 4),
@@ -289,6 +299,7 @@ async def _ask(world: World) -> None:
 async def heal(world: World) -> None:
     """Everything that is broken works again."""
     world.story.tell("run", "all heals")
+    world.disk.is_full = False
     if world.people.broken:
         world.people.repair(world.now())
     for machine in world.machines.values():

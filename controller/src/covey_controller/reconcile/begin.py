@@ -12,6 +12,7 @@ from covey_api.access_key import AccessKey
 from covey_api.fleet import Fleet
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
+from covey_api.messages import NODE_SILENCE_SECONDS
 from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Placement
@@ -68,6 +69,7 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
     draft.complete = memory.complete or _is_complete(draft, memory.expected)
     for node in sights.values():
         if node.report is None:  # for the others see `next_silence`
+            draft.wake_at(world.led_since + NODE_SILENCE_SECONDS)
             draft.wake_at(node.unknown_since)
     for gateway in world.gateways:
         if not gateway.connected:
@@ -81,7 +83,7 @@ def was_paused(memory: Memory, now: float) -> bool:
 
 
 def stay_awake(memory: Memory, now: float) -> Memory:
-    """Of a leader that stirs with nothing to plan; one that was paused since it last did will be found out."""
+    """Of a leader that gives a sign of life; one that was paused since its last one will be found out."""
     return memory if was_paused(memory, now) else replace(memory, planned_at=now)
 
 

@@ -46,13 +46,37 @@ def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outc
     return Endpoints(term=draft.world.term, serial=0, models=models, endpoints=ordered, keys=client_keys)
 
 
+def withdraw_gone(draft: Draft, strays: list[Sight], planned: Endpoints) -> Endpoints | None:
+    """The published table, for when the plan's actions can't be stored: less what serves no more, whatever becomes of
+    them. What only they end (a drain) stays routed, and what only they begin is not routed yet.
+
+    A model that loses its last endpoint by it is as the planned table says. None: nothing is published yet.
+    """
+    published = draft.world.published.endpoints
+    if published is None:
+        return None
+    serving = {sight.id for sight in (*draft.sights.values(), *strays) if _find_address(draft, sight) is not None}
+    new = {endpoint.instance_id: endpoint for endpoint in planned.endpoints}
+    left = tuple(new.get(each.instance_id, each) for each in published.endpoints if each.instance_id in serving)
+    lost = {(e.namespace, e.model) for e in published.endpoints} - {(e.namespace, e.model) for e in left}
+    told = {(model.namespace, model.name): model for model in planned.models}
+    models = tuple(
+        told.get(key, model) if (key := (model.namespace, model.name)) in lost else model for model in published.models
+    )
+    return published.model_copy(update={"models": models, "endpoints": left})
+
+
+def _find_address(draft: Draft, sight: Sight) -> tuple[str, int] | None:
+    """Of an Instance that serves, whatever its goal."""
+    is_serving = sight.phase is MemberPhase.READY and sight.id not in draft.unreachable
+    return address_of(sight) if is_serving else None
+
+
 def _endpoint(draft: Draft, sight: Sight, keys: Mapping[str, str]) -> Endpoint | None:
     """`keys`: engines' keys that were derived already, by instanceId; they never change."""
     spec = sight.instance.spec
-    if spec.goal is not InstanceGoal.RUN or sight.phase is not MemberPhase.READY or sight.id in draft.unreachable:
-        return None
-    address = address_of(sight)
-    if address is None:
+    address = _find_address(draft, sight)
+    if spec.goal is not InstanceGoal.RUN or address is None:
         return None
     namespace = sight.instance.metadata.namespace or DEFAULT_NAMESPACE
     return Endpoint(

@@ -119,7 +119,7 @@ class Memory:
     expected: frozenset[str] | None = None
     """Nodes that the store knew when this leadership began."""
     planned_at: float | None = None
-    """When the last plan was made, or its leader last stirred while it rested after it."""
+    """When the last plan was made, or its leader last gave a sign of life after it."""
     watching_since: float | None = None
     """Silence counts from here at the earliest: a leader that was paused heard nobody, which is nobody's fault."""
     drains: Mapping[str, Drain] = field(default_factory=dict[str, Drain])
