@@ -7,7 +7,7 @@ RUN := $(UV) run --frozen --no-sync
 PARTS := crds planner fleet-client controller node-agent gateway cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check golden verify sim kube bench clean
+.PHONY: help setup up test check golden manifests verify sim kube bench clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -38,15 +38,18 @@ check: setup ## format, lint, types, borders, dependencies
 golden: setup ## refresh golden files; review them as a diff
 	@$(RUN) pytest tests/golden --golden-refresh -q
 
+manifests: setup ## write manifests/base anew from the chart (needs Go, or helm: HELM=helm)
+	@PYTHONPATH=tests $(RUN) python tools/render_base.py $(or $(HELM),$$(PYTHONPATH=tests $(RUN) python -m testbed.kube helm))
+
 verify: setup ## regenerate everything generated; fail on a dirty tree
 	@$(RUN) python tools/generate.py
-	@git diff --exit-code -- manifests docs/reference || (echo "generated files were stale: commit the diff above" && exit 1)
+	@git diff --exit-code -- manifests docs/reference docs/spec || (echo "generated files were stale: commit the diff above" && exit 1)
 
 sim: setup ## simulate a fleet with faults: SEEDS=300, or one and its story with SEED=123
 	@PYTHONPATH=tests $(RUN) python -m sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),300))
 
-kube: setup ## build the Kubernetes control plane that tests run on, once, into the tests' cache (needs Go)
-	@echo "Building a Kubernetes control plane unless it is cached (once, five minutes)"
+kube: setup ## build the Kubernetes control plane and the tools that tests use, once, into the tests' cache (needs Go)
+	@echo "Building a Kubernetes control plane, helm and kstatus unless they are cached (once, eight minutes)"
 	@PYTHONPATH=tests $(RUN) python -m testbed.kube build
 
 bench: setup ## run the benchmarks; one JSON line a figure

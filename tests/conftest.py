@@ -9,7 +9,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from testbed.kube.controlplane import ControlPlane, running_control_plane
-from testbed.kube.programs import NoPrograms
+from testbed.kube.programs import NoPrograms, tool_command
 
 GOLDEN_FILES = Path(__file__).parent / "golden" / "files"
 # Children that were told to end get this long; a busy machine needs it.
@@ -51,6 +51,15 @@ def control_plane() -> Iterator[ControlPlane]:
     try:
         with running_control_plane() as plane:
             yield plane
+    except NoPrograms as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def kube_tools() -> None:
+    """Helm, kstatus and their like are there; skips with the reason where they can't be."""
+    try:
+        tool_command("helm")
     except NoPrograms as error:
         pytest.skip(str(error))
 

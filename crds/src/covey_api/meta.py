@@ -84,18 +84,24 @@ class Condition(Message):
     """One entry of `status.conditions`, a list-map keyed by `type`, as kstatus reads it."""
 
     type: Annotated[str, Field(max_length=64)]
+    """What it speaks of, such as `Ready`."""
     status: ConditionStatus
+    """`True`, `False` or `Unknown`."""
     reason: Annotated[str, Field(max_length=64)]
+    """Why, in one word for machines; docs/reference/errors.md has a section for each."""
     message: Annotated[str, Field(max_length=4096)] = ""
+    """Why, in words for people: what was found, what must hold, what to do."""
     observed_generation: int = 0
+    """`metadata.generation` of the spec that it speaks of."""
     last_transition_time: Annotated[str, Field(max_length=40)] = ""
+    """When `status` last changed, in UTC."""
 
 
 class Status(Message):
     """What every kind's status begins with."""
 
     observed_generation: int = -1
-    """Minus one until a controller has looked: a new object is never taken as ready."""
+    """`metadata.generation` that this status speaks of; minus one until a controller has looked."""
     conditions: Annotated[
         tuple[Condition, ...],
         Field(
@@ -103,3 +109,4 @@ class Status(Message):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = ()
+    """`Ready` always; `Reconciling` and `Stalled` only while true; others as the kind has them."""

@@ -153,16 +153,22 @@ class VariantStatus(Message):
     """What a node read of one variant."""
 
     name: Name
+    """The variant's name."""
     source: Annotated[str, Field(max_length=1024)]
     """The source this was read from; another source in the spec makes it stale."""
     artifact: ResolvedArtifact | None = None
+    """The file that the source means."""
     geometry: Geometry | None = None
+    """What its header says."""
     error: Annotated[str, Field(max_length=1024)] = ""
     """Why the header could not be read, if it could not."""
 
 
 class ModelStatus(Status):
+    """What is known of its artifacts."""
+
     variants: Annotated[tuple[VariantStatus, ...], Field(max_length=16)] = ()
+    """What nodes read of the variants."""
 
 
 class Model(Kind):
@@ -174,7 +180,6 @@ class Model(Kind):
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("Ready", ".status.conditions[?(@.type=='Ready')].status"),
         Column("Reason", ".status.conditions[?(@.type=='Ready')].reason"),
-        Column("Variants", ".spec.variants[*].name"),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Message", ".status.conditions[?(@.type=='Ready')].message", wide=True),
     )

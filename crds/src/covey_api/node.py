@@ -10,7 +10,7 @@ from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Status
 from covey_api.units import Quantity
 
-ABSOLUTE_PATH_PATTERN = r"^/"
+ABSOLUTE_PATH_PATTERN = r"^/[^\x00-\x1f\x7f]*$"
 
 
 class Provisioning(StrEnum):
@@ -65,6 +65,7 @@ class MemoryPool(Message):
     name: Annotated[str, Field(max_length=63)]
     """`Host`, or the device's name."""
     total_bytes: int
+    """Its size."""
 
 
 class Device(Message):
@@ -73,8 +74,11 @@ class Device(Message):
     id: Annotated[str, Field(max_length=128)]
     """Stable across restarts: UUID or PCI address."""
     name: Annotated[str, Field(max_length=128)]
+    """As its driver calls it."""
     compute: Annotated[str, Field(max_length=16)]
+    """What engines reach it by, such as `Cuda`."""
     total_bytes: int = 0
+    """Its memory."""
 
 
 class NodeFacts(Message):
@@ -83,23 +87,36 @@ class NodeFacts(Message):
     os: Annotated[str, Field(max_length=32)]
     """`linux` or `darwin`."""
     os_version: Annotated[str, Field(max_length=128)] = ""
+    """Its version, as it names itself."""
     architecture: Annotated[str, Field(max_length=32)]
     """As `uname -m` says: `x86_64`, `arm64`."""
     libc: Annotated[str, Field(max_length=64)] = ""
+    """The C library, which decides what engines can be installed."""
     hostname: Annotated[str, Field(max_length=253)] = ""
+    """As the machine calls itself."""
     cpu_model: Annotated[str, Field(max_length=128)] = ""
+    """As the processor calls itself."""
     cpu_cores: int
+    """Cores that the agent may use."""
     pools: Annotated[tuple[MemoryPool, ...], Field(max_length=64)]
+    """Memory that engines fill: the host's, and each device's own."""
     devices: Annotated[tuple[Device, ...], Field(max_length=64)] = ()
+    """Accelerators."""
     disk_total_bytes: int = 0
     """Of the file system that holds the artifact cache."""
 
 
 class NodeStatus(Status):
+    """What its agent last said that lasts."""
+
     version: Annotated[str, Field(max_length=64)] = ""
     """Version of the agent."""
     facts: NodeFacts | None = None
+    """What the machine is."""
     lanes: Annotated[tuple[Lane, ...], Field(max_length=64)] = ()
+    """What it can run engines with."""
+    lane_names: Annotated[str, Field(max_length=256)] = ""
+    """The first of these lanes as one text, `LlamaServer/Cpu`, for the printer column."""
 
 
 class Node(Kind):
@@ -113,7 +130,7 @@ class Node(Kind):
         Column("Ready", ".status.conditions[?(@.type=='Ready')].status"),
         Column("OS", ".status.facts.os"),
         Column("Arch", ".status.facts.architecture"),
-        Column("Lanes", ".status.lanes[*].engine"),
+        Column("Lanes", ".status.laneNames"),
         Column("Version", ".status.version"),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Reason", ".status.conditions[?(@.type=='Ready')].reason", wide=True),

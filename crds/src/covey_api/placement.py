@@ -88,7 +88,9 @@ class PlacementSpec(Message):
     engines: Annotated[tuple[EngineName, ...], Field(max_length=8)] = ()
     """Only these engines, best first. When empty: what the variant lists."""
     nodes: NodeChoice = NodeChoice()
+    """Which nodes may run it."""
     context: ContextWish = ContextWish()
+    """The window of one slot."""
     concurrency: Annotated[int, Field(ge=1, le=64)] = 4
     """Sequences that one instance runs at a time: its slots."""
     kv_cache: KvCacheWish = KvCacheWish()
@@ -102,23 +104,37 @@ class Failure(Message):
     """One entry of the breaker's memory: this revision failed on this node."""
 
     node: Annotated[str, Field(max_length=63)]
+    """The Node that it failed on."""
     engine: EngineName
+    """The engine that failed."""
     revision: Annotated[str, Field(max_length=64)]
+    """The revision that failed; another one is tried again."""
     cause: FailureCause
+    """Why, in one word."""
     message: Annotated[str, Field(max_length=1024)] = ""
+    """Why, in the engine's or the agent's own words."""
 
 
 class ReasonCount(Message):
+    """How many nodes were refused for one reason."""
+
     reason: RefusalReason
+    """Why they are not chosen."""
     nodes: int
+    """How many."""
 
 
 class PlacementStatus(Status):
+    """What runs of the wish, and why the rest doesn't."""
+
     replicas: int = 0
+    """Instances that run or start; those that drain don't count."""
     ready_replicas: int = 0
+    """Instances that serve."""
     selector: Annotated[str, Field(max_length=256)] = ""
     """For the scale subresource: `covey.dev/placement=<name>`."""
     revision: Annotated[str, Field(max_length=64)] = ""
+    """Hash of what its instances are made from now; another one is a rollout."""
     ready: Annotated[str, Field(max_length=16)] = ""
     """`1/2`: ready of wished, for the printer column."""
     engine: Annotated[str, Field(max_length=64)] = ""
@@ -126,10 +142,15 @@ class PlacementStatus(Status):
     context_tokens: int = 0
     """Smallest window among its instances."""
     nodes: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=64)] = ()
+    """Nodes that it runs on."""
+    node_names: Annotated[str, Field(max_length=256)] = ""
+    """The first of these nodes as one text, for the printer column."""
     refusals: Annotated[tuple[ReasonCount, ...], Field(max_length=16)] = ()
+    """Nodes that were refused, counted by reason."""
     closest_refusal: Annotated[str, Field(max_length=1024)] = ""
     """The refusal that is nearest to a fit, in bytes."""
     failures: Annotated[tuple[Failure, ...], Field(max_length=64)] = ()
+    """Where it failed and isn't tried again; a new revision or the annotation `covey.dev/retry` clears it."""
 
 
 class Placement(Kind):
@@ -144,7 +165,7 @@ class Placement(Kind):
         Column("Context", ".status.contextTokens", "integer"),
         Column("Engine", ".status.engine"),
         Column("Age", ".metadata.creationTimestamp", "date"),
-        Column("Nodes", ".status.nodes", wide=True),
+        Column("Nodes", ".status.nodeNames", wide=True),
         Column("Reason", ".status.conditions[?(@.type=='Ready')].reason", wide=True),
     )
     SCALE: ClassVar[Scale | None] = Scale()

@@ -69,8 +69,24 @@ class NodeReason(StrEnum):
     """It runs Instances that no Placement asks for; the message names them."""
     NOT_SEALED = "NotSealed"
     """It reports Instances that the store does not know, without this controller's seal; the message names them."""
+    NAME_CONTESTED = "NameContested"
+    """Another machine reports under the same name; what it says is dropped."""
     DELETING = "Deleting"
     """Its deletion was asked for: what it runs is drained."""
+
+
+class FleetReason(StrEnum):
+    """Reasons of the conditions of Fleet."""
+
+    APPLIED = "Applied"
+    """New Instances are made by it."""
+
+
+class AccessKeyReason(StrEnum):
+    """Reasons of the conditions of AccessKey."""
+
+    ACCEPTED = "Accepted"
+    """Gateways are told of it, and take it until it expires."""
 
 
 class EventReason(StrEnum):
@@ -86,6 +102,8 @@ class EventReason(StrEnum):
     """A node runs an Instance that no Placement asks for."""
     UNSEALED_FOUND = "UnsealedFound"
     """A node reports an Instance that the store did not know and this controller did not seal."""
+    NAME_CONTESTED = "NameContested"
+    """Another machine reports under a node's name."""
     DRAIN_STARTED = "DrainStarted"
     """An Instance takes no new request; the message says why."""
     DRAIN_ENDED = "DrainEnded"

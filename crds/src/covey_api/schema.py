@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from covey_api.kinds import Kind
 from covey_api.meta import GROUP, NAME_PATTERN, VERSION
+from covey_api.patterns import PATTERN_WORDS
 
 JsonSchema: TypeAlias = dict[str, Any]
 
@@ -86,9 +87,9 @@ def render_schema(kind: type[Kind]) -> JsonSchema:
     document = kind.model_json_schema(by_alias=True, mode="validation")
     root = _render_node(document, document.get("$defs", {}), "")
     properties: dict[str, JsonSchema] = root["properties"]
-    properties["apiVersion"] = {"type": "string"}
-    properties["kind"] = {"type": "string"}
-    # ObjectMeta is Kubernetes' own; a CRD may restrict the name and nothing else.
+    properties["apiVersion"] = {"description": f"`{GROUP}/{VERSION}`.", "type": "string"}
+    properties["kind"] = {"description": f"`{kind.__name__}`.", "type": "string"}
+    # ObjectMeta is Kubernetes' own; a CRD may restrict the name, and say nothing of its own here.
     properties["metadata"] = {"type": "object", "properties": {"name": _render_name(kind)}}
     # Status is written whole by its controller: a default inside it would speak where nobody has looked yet.
     properties["status"] = _order(_drop_defaults(properties["status"]) | {"default": dict(UNSEEN_STATUS)}, "status")
@@ -99,8 +100,13 @@ def render_schema(kind: type[Kind]) -> JsonSchema:
 
 def _render_name(kind: type[Kind]) -> JsonSchema:
     if kind.ONLY_NAME:
-        return {"type": "string", "enum": [kind.ONLY_NAME]}
-    return {"type": "string", "pattern": NAME_PATTERN, "maxLength": kind.MAX_NAME_LENGTH}
+        return {
+            "description": f"The one name there is: `{kind.ONLY_NAME}`.",
+            "type": "string",
+            "enum": [kind.ONLY_NAME],
+        }
+    words = f"Lowercase letters, digits and `-`, at most {kind.MAX_NAME_LENGTH} characters."
+    return {"description": words, "type": "string", "pattern": NAME_PATTERN, "maxLength": kind.MAX_NAME_LENGTH}
 
 
 def _render_columns(kind: type[Kind]) -> list[dict[str, Any]]:
@@ -127,6 +133,8 @@ def _render_node(source: Mapping[str, Any], definitions: Mapping[str, Any], path
     node = _resolve(source, definitions, path)
     if "const" in node:
         node["enum"] = [node.pop("const")]
+    if words := PATTERN_WORDS.get(node.get("pattern", "")):
+        node[RULES] = [*node.get(RULES, []), _render_pattern_rule(node.pop("pattern"), words)]
     if "description" in node:
         node["description"] = " ".join(node["description"].split())
     if node.get("type") == "integer":
@@ -182,6 +190,15 @@ def _render_key_rule(names: Mapping[str, Any], path: str) -> dict[str, str]:
     return {
         "rule": f"self.all(key, size(key) <= {longest})",
         "message": f"keys of `{path}` must be at most {longest} characters",
+    }
+
+
+def _render_pattern_rule(pattern: str, words: str) -> dict[str, str]:
+    """The pattern as a rule in words. Of a broken rule an API server tells the value's type only, so these tell it."""
+    return {
+        "rule": f"self.matches(r'{pattern}')",
+        "message": words,
+        "messageExpression": f'"{words}; got \'" + self + "\'"',
     }
 
 

@@ -9,7 +9,9 @@ from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 # One pattern for the CRD and for the parser below.
-SOURCE_PATTERN = r"^(pypi://[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*#[^#]+|file:///[^#]+)$"
+SOURCE_PATTERN = (
+    r"^(pypi://[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*#[^#\x00-\x1f\x7f]+|file:///[^#\x00-\x1f\x7f]+)$"
+)
 _PYPI = re.compile(r"^pypi://([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)#([^#]+)$")
 
 

@@ -1,4 +1,4 @@
-"""Finds or builds the programs of the test bed: the control plane, and small tools in Go.
+"""Finds or builds the programs of the test bed: the control plane, and what platform teams judge manifests with.
 
 Each is one Go module beside this file, built into the tests' cache under the digest of its sources: a change builds
 anew, and nothing is built twice. `KUBEBUILDER_ASSETS` may name a folder with `etcd`, `kube-apiserver`,
@@ -7,6 +7,7 @@ anew, and nothing is built twice. `KUBEBUILDER_ASSETS` may name a folder with `e
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -17,6 +18,8 @@ from kit.cache import shared_cache
 HERE = Path(__file__).parent
 KUBERNETES = "v1.34.4"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
+TOOLS = ("helm", "kstatus", "lua", "cel")
+HELM = "v4.3.1"
 # Downloading and linking a whole Kubernetes on two busy cores.
 BUILD_SECONDS = 3600
 _ASSETS = "KUBEBUILDER_ASSETS"
@@ -36,6 +39,12 @@ def component_command(component: str) -> list[str]:
     return [str(ensure_program("controlplane")), component]
 
 
+def tool_command(tool: str) -> list[str]:
+    """The words that start one of `TOOLS`. NoPrograms if it can't be built."""
+    assert tool in TOOLS, f"no tool named '{tool}'"
+    return [str(ensure_program("tools")), tool]
+
+
 def ensure_program(name: str) -> Path:
     """The program of the Go module `name`, built now if it never was. NoPrograms without Go."""
     target = shared_cache() / "kube" / f"{name}-{_digest(HERE / name)}"
@@ -43,7 +52,8 @@ def ensure_program(name: str) -> Path:
         return target
     if shutil.which("go") is None:
         raise NoPrograms(
-            f"needs a Kubernetes control plane: put Go 1.24 or newer on PATH and run `make kube`, or set `{_ASSETS}`"
+            f"needs the test bed's program '{name}': put Go 1.26 or newer on PATH and run `make kube`"
+            + (f", or set `{_ASSETS}`" if name == "controlplane" else "")
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f"{name}.lock").open("w") as lock:
@@ -53,11 +63,30 @@ def ensure_program(name: str) -> Path:
     return target
 
 
+def module_folder(module: str, version: str) -> Path:
+    """Where a Go module's files are: fetched once into Go's own cache. NoPrograms without Go."""
+    if shutil.which("go") is None:
+        raise NoPrograms(f"needs files of the Go module '{module}': put Go 1.26 or newer on PATH")
+    answer = subprocess.run(
+        ["go", "mod", "download", "-json", f"{module}@{version}"],
+        cwd=HERE / "tools",
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
+    if answer.returncode:
+        raise NoPrograms(f"'{module}' can't be fetched: {answer.stdout}{answer.stderr}")
+    return Path(json.loads(answer.stdout)["Dir"])
+
+
 def _build(module: Path, target: Path) -> None:
     version = "k8s.io/component-base/version"
     major, minor, _ = KUBERNETES.removeprefix("v").split(".")
     stamps = {"gitVersion": KUBERNETES, "gitMajor": major, "gitMinor": minor}
-    flags = " ".join(["-s", "-w", *(f"-X {version}.{name}={value}" for name, value in stamps.items())])
+    variables = {f"{version}.{name}": value for name, value in stamps.items()}
+    variables["helm.sh/helm/v4/internal/version.version"] = HELM
+    flags = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in variables.items())])
     partial = target.with_suffix(f".{os.getpid()}")
     command = ["go", "build", "-trimpath", "-gcflags=all=-dwarf=false", "-ldflags", flags, "-o", str(partial), "."]
     # A larger heap before each collection of the compiler: a third less time for the linker of 120 MB.

@@ -2,11 +2,22 @@
 
 from collections.abc import Iterable
 
+from covey_api.access_key import AccessKey, AccessKeySpec
+from covey_api.fleet import Fleet
 from covey_api.kinds import ObjectKey
+from covey_api.meta import ConditionStatus, ObjectMeta
 from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import ContextWish, Placement
-from covey_api.reasons import EventReason, FailureCause, ModelReason, NodeReason, ReadyReason
+from covey_api.reasons import (
+    AccessKeyReason,
+    EventReason,
+    FailureCause,
+    FleetReason,
+    ModelReason,
+    NodeReason,
+    ReadyReason,
+)
 from kit import builders
 from kit.worlds import FakeGateway, Worldlet
 
@@ -52,6 +63,27 @@ def test_start_roll_and_end_of_a_placement_name_their_reasons() -> None:
     assert ReadyReason.SCALED_TO_ZERO in reasons_of(story, Placement, 20)
     told = {EventReason.NODE_JOINED, EventReason.CREATED, EventReason.DRAIN_STARTED, EventReason.DRAIN_ENDED}
     assert told | {EventReason.DELETED} <= noted(story)
+
+
+def test_settings_and_access_keys_are_said_to_be_in_force_once() -> None:
+    story = begin("a")
+    fleet = Fleet(metadata=ObjectMeta(name="default", uid="uid-fleet", generation=3))
+    key = AccessKey(
+        metadata=ObjectMeta(name="me", namespace="default", uid="uid-key", generation=2),
+        spec=AccessKeySpec(hash=f"sha256:{'0' * 64}"),
+    )
+    story.put(fleet, key)
+    story.run(15)
+    for item, reason in ((fleet, FleetReason.APPLIED), (key, AccessKeyReason.ACCEPTED)):
+        stored = story.objects[item.key]
+        assert isinstance(stored, Fleet | AccessKey)
+        status = stored.status
+        (ready,) = status.conditions
+        assert (ready.type, ready.status, ready.reason) == ("Ready", ConditionStatus.TRUE, reason)
+        assert status.observed_generation == item.metadata.generation
+    before = story.writes
+    story.run(60)
+    assert story.writes == before
 
 
 def test_failure_and_the_next_attempt_on_the_only_node_are_noted() -> None:

@@ -3,13 +3,14 @@
 import pytest
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, MemberPhase
 from covey_api.messages import ModelState
-from covey_api.meta import RETRY_ANNOTATION, Condition
+from covey_api.meta import MAX_NAME_LENGTH, RETRY_ANNOTATION, Condition
 from covey_api.model import Model, ModelStatus
 from covey_api.node import Node, NodeReserve, NodeSpec
 from covey_api.placement import ContextWish, Placement, PlacementStatus, Rollout, RolloutStrategy
 from covey_api.reasons import EventReason, FailureCause, NodeReason, ReadyReason
 from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
 from covey_controller.reconcile.plan import plan
+from covey_controller.reconcile.status import join_names
 from covey_controller.reconcile.world import AgentView
 from covey_controller.seal import seal_instance
 from kit import builders, worlds
@@ -616,6 +617,38 @@ def test_missing_model_is_a_condition_and_keeps_what_runs() -> None:
     story.run(20)
     assert story.routed() == ["smollm2-0"]
     assert ready_condition(story).reason == ReadyReason.MODEL_NOT_FOUND
+
+
+def test_nodes_and_lanes_are_told_as_one_text_for_printer_columns() -> None:
+    story = fleet("a", "b", replicas=2)
+    status = placement_status(story)
+    assert (status.nodes, status.node_names) == (("a", "b"), "a,b")
+    node = next(o for o in story.objects.values() if isinstance(o, Node) and o.metadata.name == "a")
+    assert node.status.lane_names == "LlamaServer/Cpu"
+
+
+def test_a_column_tells_four_names_and_how_many_more() -> None:
+    assert join_names(["b", "a", "b"]) == "a,b"
+    assert join_names("edcba") == "a,b,c,d + 1 more"
+    assert join_names([]) == ""
+    widest = join_names(letter * MAX_NAME_LENGTH for letter in "abcdefgh")
+    assert len(widest) <= 256
+
+
+def test_a_model_of_another_namespace_is_no_model_and_the_message_says_where_it_is() -> None:
+    story = fleet("a")
+    model = builders.model()
+    metadata = model.metadata.model_copy(update={"namespace": "team", "uid": "uid-elsewhere"})
+    story.put(model.model_copy(update={"metadata": metadata}))
+    story.remove(model)
+    story.run(20)
+    ready = ready_condition(story)
+    assert ready.reason == ReadyReason.MODEL_NOT_FOUND
+    assert ready.message == (
+        "`spec.modelRef.name` must name a Model in namespace 'default'; there is no 'smollm2' in it. Namespace 'team' "
+        "has one, which a Placement of another namespace can't name: add the Model to 'default', or the Placement to "
+        "'team'"
+    )
 
 
 def test_change_under_a_new_leader_carries_its_term() -> None:

@@ -30,15 +30,17 @@ def test_generated_yaml_has_no_aliases_and_parses_to_what_was_rendered() -> None
 
 
 def test_generating_twice_changes_nothing_and_removes_what_no_kind_makes(tmp_path: Path) -> None:
-    (tmp_path / "tools").mkdir()
-    script = shutil.copy(GENERATE, tmp_path / "tools")
+    script = shutil.copytree(GENERATE.parent, tmp_path / "tools") / GENERATE.name
 
     def generate() -> dict[str, bytes]:
         subprocess.run([sys.executable, script], check=True, timeout=120)
-        return {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        return {
+            str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.suffix != ".pyc" and path.is_file()
+        }
 
     first = generate()
-    stale = tmp_path / "manifests" / "crds" / "oldkinds.covey.dev.yaml"
-    stale.write_text("kind: Old\n")
+    stale = [tmp_path / "manifests" / "crds" / "oldkinds.covey.dev.yaml", tmp_path / "docs" / "spec" / "old.md"]
+    for path in stale:
+        path.write_text("kind: Old\n")
     assert generate() == first
-    assert not stale.exists()
+    assert not any(path.exists() for path in stale)

@@ -42,9 +42,7 @@ def judge_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Outco
     if progressing.wanted == 0:
         return _judge_zero(sights)
     if progressing.revision is None:
-        name = model_key(key, placement).name
-        message = f"`spec.modelRef.name` must name a Model in namespace '{key.namespace}'; there is no '{name}'"
-        return Stalled(ReadyReason.MODEL_NOT_FOUND, message)
+        return Stalled(ReadyReason.MODEL_NOT_FOUND, explain_missing_model(draft, model_key(key, placement)))
     running = [sight for sight in sights if sight.instance.spec.goal is InstanceGoal.RUN]
     current = [sight for sight in running if sight.instance.spec.revision == progressing.revision]
     olds = [sight for sight in running if sight.instance.spec.revision != progressing.revision]
@@ -54,6 +52,18 @@ def judge_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Outco
     if not running and (words := explain_missing_engine(draft, draft.models[model_key(key, placement)])):
         return Stalled(ReadyReason.NO_USABLE_ENGINE, f"0 of {progressing.wanted} replicas are ready; {words}")
     return _judge_short(draft, progressing, current, olds, len(ready))
+
+
+def explain_missing_model(draft: Draft, wanted: ObjectKey) -> str:
+    """Words for a reference to nothing; also where else that name is, which is no help and the likely reason."""
+    message = f"`spec.modelRef.name` must name a Model in namespace '{wanted.namespace}'; there is no '{wanted.name}'"
+    elsewhere = sorted(key.namespace for key in draft.models if key.name == wanted.name)
+    if not elsewhere:
+        return message
+    return (
+        f"{message} in it. Namespace '{elsewhere[0]}' has one, which a Placement of another namespace can't name: add "
+        f"the Model to '{wanted.namespace}', or the Placement to '{elsewhere[0]}'"
+    )
 
 
 def explain_missing_engine(draft: Draft, model: Model) -> str:

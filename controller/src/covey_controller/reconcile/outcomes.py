@@ -8,7 +8,7 @@ from covey_api.kinds import ObjectKey
 from covey_api.messages import Assignments, Endpoints
 from covey_api.meta import Status
 from covey_api.node import Node
-from covey_api.reasons import ModelReason, NodeReason, ReadyReason
+from covey_api.reasons import AccessKeyReason, FleetReason, ModelReason, NodeReason, ReadyReason
 
 from covey_controller.reconcile.world import Memory
 
@@ -42,7 +42,7 @@ class DeleteObject:
     uid: str
 
 
-Reason = ReadyReason | ModelReason | NodeReason
+Reason = ReadyReason | ModelReason | NodeReason | FleetReason | AccessKeyReason
 Action = CreateInstance | UpdateInstance | CreateNode | DeleteObject
 
 

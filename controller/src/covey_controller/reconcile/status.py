@@ -4,21 +4,22 @@ Until the fleet has been seen whole, only what was heard is written (nodes that 
 the store recalls of Instances and Placements is better than a guess.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, InstanceStatus, MemberPhase, MemberStatus
 from covey_api.kinds import Kind, ObjectKey
+from covey_api.messages import NODE_SILENCE_SECONDS
 from covey_api.meta import Status
 from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Placement, PlacementStatus, ReasonCount
-from covey_api.reasons import EventReason, NodeReason
+from covey_api.reasons import AccessKeyReason, EventReason, FleetReason, NodeReason
 
 from covey_controller.reconcile.conditions import Claim, conditions_of, is_changed, make_claim
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import MemberSight, NodeSight, Sight
 from covey_controller.reconcile.judge import judge_instance, judge_model, judge_node
-from covey_controller.reconcile.outcomes import Note, Outcome, Stalled
+from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled
 from covey_controller.reconcile.table import address_of, refused_aliases
 
 _PHASES = {
@@ -33,6 +34,8 @@ _PHASES = {
 }
 # Names in one message; a node may report as many as fit in a body.
 MAX_NAMES = 8
+# Names in one column: what a line on a screen has room for.
+MAX_COLUMN_NAMES = 4
 _SAYS_WHY = frozenset({MemberPhase.BACKOFF, MemberPhase.FAILED})
 
 
@@ -49,6 +52,7 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
             _write(draft, node.node, node.node.status, status, judge_node(node), _node_conditions(draft, node))
     if not draft.complete:
         return
+    _write_settings(draft)
     for sight in draft.sights.values():
         before = stored.get(sight.instance.key)
         if isinstance(before, Instance):
@@ -56,6 +60,15 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
     for key, placement in draft.placements.items():
         status = _observed_placement(draft, key, placement)
         _write(draft, placement, placement.status, status, outcomes[key], _placement_conditions(draft, key))
+
+
+def _write_settings(draft: Draft) -> None:
+    """What has no state of its own: seen, and in force. Unsaid, a wait for it would never end."""
+    if (fleet := draft.fleet) is not None:
+        _write(draft, fleet, fleet.status, fleet.status, Done(FleetReason.APPLIED, "new instances are made by it"))
+    for key in draft.keys:
+        accepted = Done(AccessKeyReason.ACCEPTED, "gateways take it until it expires")
+        _write(draft, key, key.status, key.status, accepted)
 
 
 def _write(
@@ -74,15 +87,32 @@ def _observed_node(stored: Node, node: NodeSight) -> Status:
     before, report = stored.status, node.report
     if report is None:
         return before
+    lanes = before.lanes if report.lanes is None else report.lanes
     return before.changed(
         version=report.version,
         facts=report.facts or before.facts,
-        lanes=before.lanes if report.lanes is None else report.lanes,
+        lanes=lanes,
+        lane_names=join_names(f"{lane.engine}/{lane.compute}" for lane in lanes),
     )
 
 
 def _node_conditions(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
-    return (*_stray_condition(draft, node), *_unsealed_condition(draft, node))
+    return (*_stray_condition(draft, node), *_unsealed_condition(draft, node), *_contested_condition(draft, node))
+
+
+def _contested_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
+    """`NameContested`, only while another machine reports under the same name; noted when it appears."""
+    heard = node.agent.rival if node.agent else None
+    if heard is None or heard + NODE_SILENCE_SECONDS <= draft.now or node.node is None:
+        return ()
+    draft.wake_at(heard + NODE_SILENCE_SECONDS)
+    message = (
+        f"another machine reports as '{node.name}' too: the one that came first is heard, what the other says is "
+        "dropped. Give one of them another name (`--name`) and a state folder of its own"
+    )
+    if all(before.type != "NameContested" for before in node.node.status.conditions):
+        draft.note(node.node.key, EventReason.NAME_CONTESTED, message, warning=True)
+    return (make_claim("NameContested", is_true=True, reason=NodeReason.NAME_CONTESTED, message=message),)
 
 
 def _unsealed_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
@@ -150,6 +180,7 @@ def _observed_placement(draft: Draft, key: ObjectKey, placement: Placement) -> P
     running = [s for s in draft.sights_of(key) if s.instance.spec.goal is InstanceGoal.RUN]
     ready = sum(s.phase is MemberPhase.READY and s.is_confirmed for s in running)
     specs = [sight.instance.spec for sight in running]
+    nodes = sorted({member.node for spec in specs for member in spec.members})
     refused = progressing.decision
     closest = refused.closest if refused else None
     return placement.status.changed(
@@ -160,11 +191,19 @@ def _observed_placement(draft: Draft, key: ObjectKey, placement: Placement) -> P
         ready=f"{ready}/{progressing.wanted}",
         engine=",".join(sorted({f"{spec.engine}/{spec.compute}" for spec in specs}))[:64],
         context_tokens=min((spec.options.context_tokens for spec in specs), default=0),
-        nodes=tuple(sorted({member.node for spec in specs for member in spec.members}))[:64],
+        nodes=tuple(nodes)[:64],
+        node_names=join_names(nodes),
         refusals=tuple(ReasonCount(reason=r, nodes=n) for r, n in (refused.counts if refused else ()))[:16],
         closest_refusal=f"{closest.node}: {closest.reason}: {closest.message}"[:1024] if closest else "",
         failures=progressing.failures,
     )
+
+
+def join_names(names: Iterable[str]) -> str:
+    """One text for a printer column: kubectl prints of a list the first entry, or JSON."""
+    whole = sorted(set(names))
+    more = f" + {len(whole) - MAX_COLUMN_NAMES} more" if len(whole) > MAX_COLUMN_NAMES else ""
+    return ",".join(whole[:MAX_COLUMN_NAMES]) + more
 
 
 def _placement_conditions(draft: Draft, key: ObjectKey) -> tuple[Claim, ...]:

@@ -27,6 +27,8 @@ class AgentView:
     report: Report | None = None
     disconnected: float | None = None
     """Since when its stream is broken; None while it is open, or was never opened."""
+    rival: float | None = None
+    """When another machine last reported under this name; what that one said is not in `report`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,30 +1,40 @@
 """Runs the CRD's own CEL rules, as the API server does at creation.
 
-Transition rules (`oldSelf`) compare with a stored object and are left out. One known difference: the library counts
-bytes in `size(text)` where Kubernetes counts characters; rules therefore take the size of lists, maps and ASCII keys
-only.
+Transition rules (`oldSelf`) compare with a stored object and are left out: only Instances have them, and no document
+is one. The library's `size(text)` counts bytes where Kubernetes counts characters, and can't be replaced under its own
+name; rules are compiled with `length` in its place, which is Python's.
 """
 
 import importlib.machinery
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Protocol, cast
 
 from covey_api.schema import RULES, JsonSchema
 
-from covey_controller.stores.files.problems import Problem, show
+from covey_controller.stores.files.problems import Problem, render_broken_rule
 from covey_controller.stores.files.yaml_events import Path
 
 _TRANSITION = re.compile(r"\boldSelf\b")
+_SIZE = re.compile(r"(?<![.\w])size\(")
 
 
 class _Program(Protocol):
-    def execute(self, context: dict[str, Any]) -> object: ...
+    def execute(self, context: object) -> object: ...
+
+
+class _Context(Protocol):
+    def add_function(self, name: str, function: Callable[[Any], object]) -> None: ...
+
+    def add_variable(self, name: str, value: object) -> None: ...
 
 
 class _CelModule(Protocol):
+    # The library's own name.
+    Context: Callable[[], _Context]
+
     def compile(self, expression: str) -> _Program: ...
 
 
@@ -33,7 +43,7 @@ def find_broken_rules(value: Any, schema: JsonSchema, path: Path = ()) -> Iterat
     rules: list[dict[str, str]] = schema.get(RULES, [])
     for rule in rules:
         if not _TRANSITION.search(rule["rule"]) and not _is_kept(rule["rule"], value):
-            yield Problem(path, show(value), rule["message"])
+            yield render_broken_rule(path, value, rule["message"])
     if "properties" in schema:
         properties: dict[str, JsonSchema] = schema["properties"]
         for name, child in properties.items():
@@ -48,8 +58,11 @@ def find_broken_rules(value: Any, schema: JsonSchema, path: Path = ()) -> Iterat
 
 
 def _is_kept(rule: str, value: Any) -> bool:
+    context = _load_cel().Context()
+    context.add_function("length", len)
+    context.add_variable("self", value)
     try:
-        return compile_rule(rule).execute({"self": value}) is True
+        return compile_rule(rule).execute(context) is True
     except (KeyError, TypeError, RuntimeError, ValueError):
         return False  # the API server, too, refuses what a rule can't be evaluated on
 
@@ -57,7 +70,7 @@ def _is_kept(rule: str, value: Any) -> bool:
 @cache  # as many entries as there are rules in the CRDs
 def compile_rule(rule: str) -> _Program:
     """The compiled rule. ValueError if it is no CEL."""
-    return _load_cel().compile(rule)
+    return _load_cel().compile(_SIZE.sub("length(", rule))
 
 
 @cache

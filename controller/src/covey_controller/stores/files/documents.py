@@ -15,7 +15,7 @@ from covey_api.meta import API_VERSION, DEFAULT_NAMESPACE
 from covey_api.registry import KINDS, WRITABLE_KINDS
 
 from covey_controller.ports import InvalidSet, SourceError
-from covey_controller.stores.files.problems import Problem, quote_all, render_path, show, suggest
+from covey_controller.stores.files.problems import Problem, quote_all, render_field, render_path, show, suggest
 from covey_controller.stores.files.strict import check_document
 from covey_controller.stores.files.yaml_positions import YamlNode, parse_yaml
 
@@ -96,7 +96,6 @@ def _parse_item(item: _Item, errors: list[SourceError]) -> ParsedDocument | None
         return None
     kind = KINDS[document["kind"]]
     filled, problems = check_document(document, kind)
-    problems = (*problems, *_check_scope(filled, kind))
     if problems:
         errors.extend(_place(item, problem) for problem in problems)
         return None
@@ -106,7 +105,7 @@ def _parse_item(item: _Item, errors: list[SourceError]) -> ParsedDocument | None
 
 def _place(item: _Item, problem: Problem) -> SourceError:
     line = item.node.line_of(problem.path, key=problem.at_key)
-    return SourceError(item.file, line, render_path(problem.path), problem.found, problem.message)
+    return SourceError(item.file, line, render_field(problem.path), problem.found, problem.message)
 
 
 def _check_type(value: Any) -> Problem | None:
@@ -147,20 +146,9 @@ def _refuse_choice(field: str, value: Any, choices: tuple[str, ...]) -> Problem:
     return Problem((field,), show(value), f"`{field}` {rule}; got {show(value)}{hint}")
 
 
-def _check_scope(document: dict[str, Any], kind: type[Kind]) -> tuple[Problem, ...]:
-    """Objects that belong to the whole cluster must not name a namespace."""
-    metadata: Any = document.get("metadata")
-    namespace = cast("dict[str, Any]", metadata).get("namespace") if isinstance(metadata, dict) else None
-    if kind.NAMESPACED or not namespace:
-        return ()
-    message = f"`metadata.namespace` must not be given: a {kind.__name__} is cluster-scoped; got {show(namespace)}"
-    return (Problem(("metadata", "namespace"), show(namespace), message),)
-
-
 def _make_object(document: dict[str, Any], kind: type[Kind]) -> Kind:
     metadata = {name: document["metadata"][name] for name in _WRITTEN_METADATA if name in document["metadata"]}
-    if kind.NAMESPACED:
-        metadata["namespace"] = metadata.get("namespace") or DEFAULT_NAMESPACE
+    metadata["namespace"] = (metadata.get("namespace") or DEFAULT_NAMESPACE) if kind.NAMESPACED else ""
     return kind.model_validate({**document, "metadata": metadata, "status": {}})
 
 

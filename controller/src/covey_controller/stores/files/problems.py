@@ -9,15 +9,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from covey_api.access_key import EXPIRY_PATTERN, KEY_HASH_PATTERN, KEY_PREFIX
+from covey_api.access_key import KEY_HASH_PATTERN, KEY_PREFIX
 from covey_api.meta import LABEL_VALUE_PATTERN, NAME_PATTERN, SHA256_PATTERN
 from covey_api.model import ALIAS_PATTERN
-from covey_api.node import ABSOLUTE_PATH_PATTERN
-from covey_api.source import SOURCE_PATTERN
-from covey_api.units import QUANTITY_PATTERN
+from covey_api.patterns import PATTERN_WORDS
 from jsonschema import ValidationError
 
-from covey_controller.stores.files.metadata import LABEL_KEY_PATTERN, NAMESPACE_PATTERN
+from covey_controller.stores.files.metadata import (
+    ANNOTATION_KEY_PATTERN,
+    LABEL_KEY_PATTERN,
+    NAMESPACE_PATTERN,
+    PREFIX_PATTERN,
+    TIME_PATTERN,
+)
 from covey_controller.stores.files.yaml_events import Path
 
 # End of text in Python's patterns: its `$` also matches before a newline at the end, RE2's doesn't.
@@ -36,15 +40,14 @@ _TYPE_NAMES = {
 PATTERN_NAMES = {
     NAME_PATTERN: "lowercase letters, digits and '-', with a letter or digit at both ends",
     NAMESPACE_PATTERN: "lowercase letters, digits and '-', with a letter or digit at both ends",
-    LABEL_VALUE_PATTERN: "letters, digits, '-', '_' and '.', with a letter or digit at both ends",
+    PREFIX_PATTERN: "lowercase letters, digits, '-' and '.', beginning with a letter or digit",
+    LABEL_VALUE_PATTERN: PATTERN_WORDS[LABEL_VALUE_PATTERN].removeprefix("must be "),
     LABEL_KEY_PATTERN: "a name such as 'zone' or 'example.com/zone'",
+    ANNOTATION_KEY_PATTERN: "a name such as 'note' or 'example.com/note'",
+    TIME_PATTERN: "a time such as '2027-01-31T00:00:00Z'",
     SHA256_PATTERN: "64 lowercase hex digits",
-    QUANTITY_PATTERN: "digits with an optional suffix such as '512Mi' or '16Gi'",
-    SOURCE_PATTERN: "'pypi://NAME==VERSION#PATH-IN-WHEEL' or 'file:///ABSOLUTE/PATH'",
-    ABSOLUTE_PATH_PATTERN: "an absolute path",
     ALIAS_PATTERN: "letters, digits and '/', ':', '.', '_', '-', beginning with a letter or digit",
     KEY_HASH_PATTERN: "'sha256:' and 64 lowercase hex digits, as `covey key create` writes it",
-    EXPIRY_PATTERN: "a time in UTC such as '2027-01-31T00:00:00Z'",
 }
 
 
@@ -69,6 +72,11 @@ def render_path(path: Path) -> str:
         else:
             text += f"[{_shorten(step)}]"
     return text
+
+
+def render_field(path: Path) -> str:
+    """The field that is refused, as the API server names it: what metadata holds is named no deeper."""
+    return render_path(path[:2] if path[:1] == ("metadata",) else path)
 
 
 def show(value: Any) -> str:
@@ -98,6 +106,13 @@ def suggest(word: str, choices: Iterable[str]) -> str:
 def quote_all(words: Iterable[str]) -> str:
     """`'a', 'b'`."""
     return ", ".join(f"'{word}'" for word in words)
+
+
+def render_broken_rule(path: Path, value: Any, message: str) -> Problem:
+    """A broken rule in the rule's own words. Words that begin with 'must' lack the field, which is put in front."""
+    if message.startswith("must "):
+        message = f"`{render_path(path)}` {message}; got {show(value)}"
+    return Problem(path, show(value), message)
 
 
 def render_problems(error: ValidationError) -> Iterator[Problem]:

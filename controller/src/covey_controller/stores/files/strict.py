@@ -1,7 +1,8 @@
 """A document against the CRD of its kind, as the API server takes it with `fieldValidation=Strict`.
 
-Order, as there: nulls dropped and defaults filled in, then the schema with unknown fields refused, then the CEL rules
-if the schema held. Rejected: pydantic's own errors, whose words and paths no API server speaks.
+Order, as there: nulls dropped and defaults filled in, then the schema with unknown fields refused, then the CEL rules,
+also where a pattern or a bound of a number didn't hold, but not where a type, a length or a choice didn't. Rejected:
+pydantic's own errors, whose words and paths no API server speaks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,8 +15,15 @@ from covey_api.schema import JsonSchema, render_schema
 from jsonschema import Draft202012Validator, ValidationError
 
 from covey_controller.stores.files.cel_rules import find_broken_rules
-from covey_controller.stores.files.metadata import render_metadata_schema
+from covey_controller.stores.files.metadata import (
+    MAX_ANNOTATION_BYTES,
+    count_annotation_bytes,
+    render_metadata_schema,
+)
 from covey_controller.stores.files.problems import END, Problem, render_problems
+
+# Keywords after which the API server still evaluates rules; after all others a rule might meet what it can't read.
+_RULES_HOLD_STILL = frozenset({"pattern", "minimum", "maximum", "minLength", "minItems"})
 
 
 class _Validator(Protocol):
@@ -26,14 +34,19 @@ class _Validator(Protocol):
 class _Checker:
     schema: JsonSchema
     validator: _Validator
+    ruled: JsonSchema
+    """What rules speak of: everything but status."""
 
 
 def check_document(document: dict[str, Any], kind: type[Kind]) -> tuple[dict[str, Any], tuple[Problem, ...]]:
     """The document with defaults filled in, and everything that is wrong with it."""
     checker = _make_checker(kind)
     filled: dict[str, Any] = fill_defaults(document, checker.schema)
-    problems = tuple(_find_problems(filled, checker.validator))
-    return filled, problems or tuple(find_broken_rules(filled, checker.schema))
+    errors = [*checker.validator.iter_errors(filled)]
+    oversize = tuple(_find_oversize(filled))
+    problems = (*_find_problems(errors), *oversize)
+    is_shaped = not oversize and all(map(_lets_rules_run, errors))
+    return filled, (*problems, *(find_broken_rules(filled, checker.ruled) if is_shaped else ()))
 
 
 def fill_defaults(value: Any, schema: JsonSchema) -> Any:
@@ -56,9 +69,9 @@ def fill_defaults(value: Any, schema: JsonSchema) -> Any:
     return filled
 
 
-def _find_problems(document: dict[str, Any], validator: _Validator) -> Iterator[Problem]:
+def _find_problems(errors: Iterable[ValidationError]) -> Iterator[Problem]:
     seen: set[Problem] = set()
-    for error in validator.iter_errors(document):
+    for error in errors:
         if error.validator == "enum" and not isinstance(error.instance, str):
             continue  # a value of the wrong type is one problem, not also a wrong choice
         for problem in render_problems(error):
@@ -67,17 +80,42 @@ def _find_problems(document: dict[str, Any], validator: _Validator) -> Iterator[
                 yield problem
 
 
+def _lets_rules_run(error: ValidationError) -> bool:
+    """Would the API server still evaluate rules? What metadata holds, but for types, is to it a matter of form."""
+    path = [*error.absolute_path]
+    is_form = len(path) > 1 and path[0] == "metadata" and path[1] != "name"
+    return error.validator in _RULES_HOLD_STILL or (
+        is_form and (error.validator in ("maxLength", "required") or error.instance is None)
+    )
+
+
+def _find_oversize(document: dict[str, Any]) -> Iterator[Problem]:
+    count = count_annotation_bytes(document)
+    if count > MAX_ANNOTATION_BYTES:
+        message = f"`metadata.annotations` must be at most {MAX_ANNOTATION_BYTES} bytes together; got {count} bytes"
+        yield Problem(("metadata", "annotations"), f"{count} bytes", message)
+
+
 @cache  # one entry per kind
 def _make_checker(kind: type[Kind]) -> _Checker:
     schema = render_schema(kind)
     properties: dict[str, JsonSchema] = schema["properties"]
-    metadata = render_metadata_schema(properties["metadata"]["properties"]["name"])
-    # What a document says of status is not looked at: status is the controller's.
-    schema = schema | {
-        "properties": properties | {"metadata": metadata, "status": {}},
-        "required": ["metadata", *schema.get("required", [])],
-    }
-    return _Checker(schema, Draft202012Validator(_make_strict(schema)))
+    metadata = render_metadata_schema(properties["metadata"]["properties"]["name"], namespaced=kind.NAMESPACED)
+    # The values of a document's status are not looked at, for status is the controller's; its fields must exist.
+    checked = properties | {"metadata": metadata, "status": _keep_fields(properties["status"])}
+    ruled = {name: child for name, child in properties.items() if name != "status"}
+    whole: JsonSchema = schema | {"properties": checked}
+    return _Checker(whole, Draft202012Validator(_make_strict(whole)), schema | {"properties": ruled})
+
+
+def _keep_fields(schema: JsonSchema) -> JsonSchema:
+    """Which fields there are, and nothing of what they must be."""
+    kept: JsonSchema = {}
+    if "properties" in schema:
+        kept["properties"] = {name: _keep_fields(child) for name, child in schema["properties"].items()}
+    if "items" in schema:
+        kept["items"] = _keep_fields(schema["items"])
+    return kept
 
 
 def _make_strict(schema: JsonSchema) -> JsonSchema:

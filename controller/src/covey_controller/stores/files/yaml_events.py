@@ -3,6 +3,7 @@
 Messages never quote the text around a syntax error: it may hold a secret.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -11,6 +12,12 @@ import yaml
 
 # A request to the Kubernetes API server ends at 3 MiB; a file may hold several objects.
 MAX_FILE_BYTES = 4 * 1024 * 1024
+
+# YAML's own bound; libyaml says only that no key was found.
+MAX_KEY_LENGTH = 1024
+# Escapes of halves, after an even number of backslashes.
+_PAIR = re.compile(r"((?<!\\)(?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
+_HALF = re.compile(r"((?<!\\)(?:\\\\)*)\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -38,7 +45,7 @@ def decode_text(data: bytes) -> str:
         message = f"file must be at most {MAX_FILE_BYTES} bytes; got {len(data)}"
         raise Unreadable(YamlProblem(1, (), f"{len(data)} bytes", message))
     try:
-        return data.decode("utf-8-sig")
+        return _join_surrogates(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         found = f"byte 0x{data[error.start]:02x}"
         line = data.count(b"\n", 0, error.start) + 1
@@ -60,8 +67,22 @@ def parse_events(text: str) -> Iterator[Any]:
         raise Unreadable(YamlProblem(line + 1, (), "", _render_syntax_error(error, lines[line]))) from None
 
 
+def _join_surrogates(text: str) -> str:
+    """JSON's escapes of characters beyond 16 bits, two halves each, as the one escape that YAML knows.
+
+    A half alone becomes what JSON readers in Go make of it, U+FFFD.
+    """
+    if not text.lstrip().startswith("{"):  # as kubectl tells JSON from YAML, which has no halves
+        return text
+    joined = _PAIR.sub(
+        lambda it: f"{it[1]}\\U{0x10000 + (int(it[2], 16) - 0xD800) * 0x400 + int(it[3], 16) - 0xDC00:08x}", text
+    )
+    return _HALF.sub(r"\1\\ufffd", joined)
+
+
 def _render_syntax_error(error: yaml.MarkedYAMLError, source: str) -> str:
     indentation = source[: len(source) - len(source.lstrip())]
     if "\t" in indentation:
         return "file must be valid YAML: indentation must be spaces; got a tab"
-    return f"file must be valid YAML: {error.problem}{f' {error.context}' if error.context else ''}"
+    hint = f"; a key must be at most {MAX_KEY_LENGTH} characters long" if len(source) > MAX_KEY_LENGTH else ""
+    return f"file must be valid YAML: {error.problem}{f' {error.context}' if error.context else ''}{hint}"

@@ -103,9 +103,6 @@ class _Composer:
             node = self._compose_new(event, line, path)
             if anchor is not None:
                 self._anchors[anchor] = node
-        if node.size > MAX_VALUES:
-            message = f"a document must hold at most {MAX_VALUES} values with its aliases written out"
-            raise Unreadable(YamlProblem(line, path, f"{node.size} values", message))
         if len(path) + node.depth > MAX_DEPTH:
             raise Unreadable(YamlProblem(line, path, "", f"a document must be at most {MAX_DEPTH} levels deep"))
         return node
@@ -153,7 +150,7 @@ class _Composer:
             entry = self._compose(event, (*path, len(node.entries)))
             node.entries.append(entry)
             node.value.append(entry.value)
-            self._grow(node, entry)
+            self._grow(node, entry, path)
         return node
 
     def _compose_mapping(self, line: int, path: Path) -> YamlNode:
@@ -164,7 +161,7 @@ class _Composer:
             is_merge = isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]
             key = self._parse_key(self._compose(event, path), key_line, path)
             value = self._compose(next(self._events), (*path, key))
-            self._grow(node, value)
+            self._grow(node, value, path)
             if is_merge:
                 merged.append(value)
             elif key in node.fields:
@@ -192,9 +189,13 @@ class _Composer:
         self._report(line, (*path, key), key[:80], message)
 
     @staticmethod
-    def _grow(node: YamlNode, child: YamlNode) -> None:
+    def _grow(node: YamlNode, child: YamlNode, path: Path) -> None:
+        """Count what is below, and stop before the next: neither an alias nor a long list costs what it claims."""
         node.size += child.size
         node.depth = max(node.depth, child.depth + 1)
+        if node.size > MAX_VALUES:
+            message = f"a document must hold at most {MAX_VALUES} values with its aliases written out"
+            raise Unreadable(YamlProblem(node.line, path, f"{node.size} values", message))
 
     @staticmethod
     def _put(node: YamlNode, key: str, key_line: int, value: YamlNode) -> None:
