@@ -1,6 +1,6 @@
 """`plan` on arbitrary worlds: total, deterministic whatever the order, and careful with what runs."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from covey_api.instance import Instance, InstanceGoal, Member, MemberPhase
 from covey_api.kinds import Kind
@@ -9,6 +9,8 @@ from covey_api.meta import ObjectMeta
 from covey_api.node import Node, NodeSpec
 from covey_api.placement import ContextWish, Placement, Rollout, RolloutStrategy
 from covey_api.reasons import FailureCause
+from covey_controller.reconcile.begin import stay_awake
+from covey_controller.reconcile.fleet import next_silence
 from covey_controller.reconcile.outcomes import CreateInstance, DeleteObject, Plan, UpdateInstance
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.revision import revision_of
@@ -221,3 +223,44 @@ def test_surge_roll_never_stops_the_last_ready_replica(kinds: list[tuple[bool, M
     phases = [phase for _, phase in kinds]
     ready = [i.spec.instance_id for i, phase in zip(made_of, phases, strict=True) if phase is MemberPhase.READY]
     assert len([each for each in ready if each not in drained]) >= min(len(ready), replicas)
+
+
+@dataclass(slots=True)
+class StillWorld(worlds.Worldlet):
+    """Everybody says the same for ever: nothing changes but what the leader does, and the time."""
+
+    said: World = field(default_factory=worlds.world)
+
+    def observe(self) -> World:
+        own = worlds.Worldlet.observe(self)
+        here = [replace(each, seen=self.now) if each.seen == NOW else each for each in self.said.agents]
+        return replace(
+            self.said, objects=own.objects, agents=tuple(here), memory=own.memory, published=own.published, answers={}
+        )
+
+    def settle(self) -> Plan:
+        """Turns of one moment, until there is nothing to do."""
+        for _ in range(20):
+            made = self.step(0.0)
+            if not made.actions and not made.statuses:
+                return made
+        raise AssertionError(f"the plan never rests: {made.actions} {made.statuses}")
+
+
+@settings(max_examples=150, deadline=None)
+@given(arbitrary_worlds(), st.data())
+def test_nothing_becomes_due_before_the_moment_that_the_plan_named(world: World, data: st.DataObject) -> None:
+    """A leader at rest overlooks nothing: a plan made earlier would do just nothing."""
+    still = StillWorld(said=world, memory=world.memory, now=NOW)
+    still.put(*world.objects)
+    for _ in range(4):
+        made = still.settle()
+        watching_since = still.memory.watching_since or world.led_since
+        due = min(made.wake_at, next_silence(still.observe().agents, watching_since, still.now))
+        assert due > still.now
+        early = still.now + (due - still.now) * data.draw(st.floats(0.01, 0.99))
+        seen = replace(still.observe(), memory=stay_awake(replace(made.memory, planned_at=None), early))
+        again = plan(seen, early)
+        assert (again.actions, again.statuses) == ((), ())
+        assert (again.assignments, again.endpoints) == (made.assignments, made.endpoints)
+        still.now, still.memory = due, replace(made.memory, planned_at=due)
