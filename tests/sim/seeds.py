@@ -11,4 +11,5 @@ FAILED_ONCE: dict[int, str] = {
     35: "a member adopted under another name was looked for under its old one (by the simulator's own rules)",
     92: "the same",
     115: "a gateway whose stream broke as it was told to end went on for ever",
+    136: "a leader that began while its store refused writes published no table: a dead engine stayed routed",
 }

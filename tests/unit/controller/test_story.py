@@ -434,19 +434,20 @@ def test_dead_endpoint_is_withdrawn_though_no_action_can_be_stored() -> None:
     assert [each.instance_id for each in made.endpoints_unacted.endpoints] == [alive.spec.instance_id]
 
 
-def test_drain_that_can_not_be_stored_keeps_its_endpoint_and_a_model_without_any_is_told_as_planned() -> None:
+def test_drain_that_can_not_be_stored_keeps_its_endpoint_while_it_serves() -> None:
     story = fleet("a")
     (only,) = story.instances()
     story.put(builders.placement(replicas=0))
     made = plan(story.observe(), story.now)
     assert made.endpoints is not None
     assert made.endpoints.endpoints == ()
-    assert made.endpoints_unacted == story.published.endpoints
+    assert story.published.endpoints is not None
+    assert made.endpoints_unacted is not None
+    assert made.endpoints_unacted.endpoints == story.published.endpoints.endpoints
     story.agents["a"].members[only.spec.instance_id] = worlds.member_report(only, MemberPhase.STOPPED)
     made = plan(story.observe(), story.now)
     assert made.endpoints_unacted is not None
     assert made.endpoints_unacted.endpoints == ()
-    assert [model.state for model in made.endpoints_unacted.models] == [ModelState.NOT_PLACED]
 
 
 def test_new_leader_restarts_nothing_and_publishes_no_table_before_it_has_seen_the_fleet() -> None:

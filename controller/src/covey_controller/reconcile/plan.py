@@ -27,7 +27,7 @@ from covey_controller.reconcile.instances import plan_placement
 from covey_controller.reconcile.judge import judge_placement
 from covey_controller.reconcile.outcomes import CreateNode, DeleteObject, Plan
 from covey_controller.reconcile.status import is_deletable_node, plan_statuses
-from covey_controller.reconcile.table import plan_table, withdraw_gone
+from covey_controller.reconcile.table import keep_drained, plan_table
 from covey_controller.reconcile.world import Memory, World
 
 # What becomes due is named by the plan, and what changes or falls silent wakes the loop; this is for what neither
@@ -61,7 +61,7 @@ def plan(world: World, now: float) -> Plan:
         actions=tuple(draft.actions),
         assignments=plan_assignments(draft, strays),
         endpoints=endpoints,
-        endpoints_unacted=withdraw_gone(draft, strays, endpoints) if endpoints and draft.actions else None,
+        endpoints_unacted=keep_drained(draft, endpoints) if endpoints and draft.actions else None,
         statuses=tuple(draft.statuses),
         notes=tuple(draft.notes),
         memory=_remember(draft),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from urllib.parse import urlsplit
 
-from covey_api.instance import InstanceGoal, MemberPhase
+from covey_api.instance import Instance, InstanceGoal, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.messages import ClientKey, Endpoint, Endpoints, ModelState, Progress, ServedModel
 from covey_api.meta import DEFAULT_NAMESPACE
@@ -28,7 +28,8 @@ def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outc
     """The whole table, sorted; term and serial are set when it is published."""
     published = draft.world.published.endpoints
     keys = {each.instance_id: each.key for each in published.endpoints} if published else {}
-    endpoints = [e for sight in (*draft.sights.values(), *strays) if (e := _endpoint(draft, sight, keys)) is not None]
+    running = [s for s in (*draft.sights.values(), *strays) if s.instance.spec.goal is InstanceGoal.RUN]
+    endpoints = [endpoint for sight in running if (endpoint := _endpoint(draft, sight, keys)) is not None]
     refused = refused_aliases(draft.models)
     ready: dict[tuple[str, str], int] = {}
     for endpoint in endpoints:
@@ -46,37 +47,29 @@ def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outc
     return Endpoints(term=draft.world.term, serial=0, models=models, endpoints=ordered, keys=client_keys)
 
 
-def withdraw_gone(draft: Draft, strays: list[Sight], planned: Endpoints) -> Endpoints | None:
-    """The published table, for when the plan's actions can't be stored: less what serves no more, whatever becomes of
-    them. What only they end (a drain) stays routed, and what only they begin is not routed yet.
+def keep_drained(draft: Draft, planned: Endpoints) -> Endpoints:
+    """The planned table for when the plan's actions can't be stored: what they would drain stays in it.
 
-    A model that loses its last endpoint by it is as the planned table says. None: nothing is published yet.
+    It is of what was heard and of what is stored: what serves no more leaves it, whatever the store does.
     """
-    published = draft.world.published.endpoints
-    if published is None:
-        return None
-    serving = {sight.id for sight in (*draft.sights.values(), *strays) if _find_address(draft, sight) is not None}
-    new = {endpoint.instance_id: endpoint for endpoint in planned.endpoints}
-    left = tuple(new.get(each.instance_id, each) for each in published.endpoints if each.instance_id in serving)
-    lost = {(e.namespace, e.model) for e in published.endpoints} - {(e.namespace, e.model) for e in left}
-    told = {(model.namespace, model.name): model for model in planned.models}
-    models = tuple(
-        told.get(key, model) if (key := (model.namespace, model.name)) in lost else model for model in published.models
-    )
-    return published.model_copy(update={"models": models, "endpoints": left})
-
-
-def _find_address(draft: Draft, sight: Sight) -> tuple[str, int] | None:
-    """Of an Instance that serves, whatever its goal."""
-    is_serving = sight.phase is MemberPhase.READY and sight.id not in draft.unreachable
-    return address_of(sight) if is_serving else None
+    stored = {
+        each.spec.instance_id
+        for each in draft.world.objects
+        if isinstance(each, Instance) and each.spec.goal is InstanceGoal.RUN
+    }
+    sights = [s for s in draft.sights.values() if s.id in stored and s.instance.spec.goal is InstanceGoal.DRAIN]
+    kept = [endpoint for sight in sights if (endpoint := _endpoint(draft, sight, {})) is not None]
+    ordered = tuple(sorted((*planned.endpoints, *kept), key=lambda endpoint: endpoint.instance_id))
+    return planned.model_copy(update={"endpoints": ordered})
 
 
 def _endpoint(draft: Draft, sight: Sight, keys: Mapping[str, str]) -> Endpoint | None:
     """`keys`: engines' keys that were derived already, by instanceId; they never change."""
     spec = sight.instance.spec
-    address = _find_address(draft, sight)
-    if spec.goal is not InstanceGoal.RUN or address is None:
+    if sight.phase is not MemberPhase.READY or sight.id in draft.unreachable:
+        return None
+    address = address_of(sight)
+    if address is None:
         return None
     namespace = sight.instance.metadata.namespace or DEFAULT_NAMESPACE
     return Endpoint(
