@@ -11,29 +11,36 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import uvloop
+from measures.load import (
+    CHUNKS,
+    CPU_CONNECTIONS,
+    CPU_REQUESTS,
+    CPU_STREAMS,
+    Address,
+    Connections,
+    connections,
+    measure_cpu,
+    parse_address,
+    read_pss_mib,
+    render_request,
+    started,
+)
 
 STUB_RATE = 50.0
 ENGINE_RATE = 5.0
 BLOCKS = 4
 STUB_BLOCK = 150
 ENGINE_BLOCK = 20
-CPU_CONNECTIONS = 8
-CPU_REQUESTS = 4000
-CPU_STREAMS = 400
-CHUNKS = 50
 
-Address = tuple[str, int]
 
 _EVENT = (
     b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":" word"}}],"created":1,"id":"chatcmpl-1",'
@@ -90,25 +97,6 @@ async def serve_stub() -> None:
 
 
 @contextmanager
-def started(*arguments: str) -> Generator[tuple[int, Address]]:
-    """A child's process id and the address it says it listens on."""
-    with subprocess.Popen([sys.executable, *arguments], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            line = next(line for line in process.stderr if "listening on" in line)
-            yield process.pid, parse_address(line.split()[-1])
-        finally:
-            process.kill()
-
-
-def parse_address(url: str) -> Address:
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    assert parts.port is not None
-    return parts.hostname, parts.port
-
-
-@contextmanager
 def gateway_before(engine: Address, model: str) -> Generator[tuple[int, Address]]:
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table.json"
@@ -116,49 +104,6 @@ def gateway_before(engine: Address, model: str) -> Generator[tuple[int, Address]
         table.write_text(json.dumps({"models": [{"name": model, "endpoints": [endpoint]}]}))
         with started("-m", "covey_gateway", "--table", str(table), "--listen", "127.0.0.1:0") as found:
             yield found
-
-
-class Connections:
-    """Kept-alive connections to one address; as many as there are requests at a time."""
-
-    def __init__(self, address: Address) -> None:
-        self._address = address
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    async def ask(self, request: bytes) -> None:
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(*self._address)
-        writer.write(request)
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        assert head.startswith(b"http/1.1 200"), head
-        if b"content-length: " in head:
-            await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
-        else:
-            while size := int(await reader.readuntil(b"\r\n"), 16):
-                await reader.readexactly(size + 2)
-            await reader.readexactly(2)
-        self._idle.append((reader, writer))
-
-    def close(self) -> None:
-        for _, writer in self._idle:
-            writer.transport.abort()
-        self._idle.clear()
-
-
-@asynccontextmanager
-async def connections(address: Address) -> AsyncGenerator[Connections]:
-    made = Connections(address)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-def render_request(model: str, *, stream: bool, max_tokens: int) -> bytes:
-    """0.7 kB of body, as a short conversation has."""
-    messages = [{"role": "user", "content": "word " * 120}]
-    body = json.dumps({"model": model, "messages": messages, "max_tokens": max_tokens, "stream": stream}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
 
 
 async def measure_block(address: Address, request: bytes, count: int, rate: float) -> list[float]:
@@ -195,31 +140,6 @@ async def measure_latency(
     for part in ("p50", "p99"):
         emit(f"{name}_added_{part}_ms", figures["through"][part] - figures["direct"][part], rate_per_second=rate)
         emit(f"{name}_direct_{part}_ms", figures["direct"][part], rate_per_second=rate)
-
-
-def read_cpu_seconds(pid: int) -> float:
-    """Time on a CPU of all threads, in nanosecond steps (`stat` has steps of 10 ms)."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
-
-
-def read_pss_mib(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
-
-
-async def measure_cpu(pid: int, address: Address, request: bytes, count: int) -> float:
-    """CPU microseconds of the process per request, with `CPU_CONNECTIONS` at a time."""
-
-    async def ask_many(pool: Connections) -> None:
-        for _ in range(count // CPU_CONNECTIONS):
-            await pool.ask(request)
-
-    async with connections(address) as pool, asyncio.timeout(120):
-        await asyncio.gather(*(pool.ask(request) for _ in range(CPU_CONNECTIONS)))
-        before = read_cpu_seconds(pid)
-        await asyncio.gather(*(ask_many(pool) for _ in range(CPU_CONNECTIONS)))
-        return (read_cpu_seconds(pid) - before) / count * 1e6
 
 
 def emit(figure: str, value: float, **conditions: object) -> None:

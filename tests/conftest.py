@@ -65,8 +65,14 @@ def kube_tools() -> None:
 
 
 @pytest.fixture(autouse=True)
-def children_end_with_their_test() -> Iterator[None]:
-    """Fails a test that leaves a child process running, and ends the child. Longer-lived fixtures may keep theirs."""
+def children_end_with_their_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a child process running, and ends the child. Longer-lived fixtures may keep theirs.
+
+    With the marker `restarts_processes` a test starts processes of such a fixture again, which ends them.
+    """
+    if request.node.get_closest_marker("restarts_processes") is not None:
+        yield
+        return
     before = _observe_children()
     yield
     deadline = time.monotonic() + CHILDREN_END_SECONDS

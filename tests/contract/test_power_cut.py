@@ -14,19 +14,19 @@ from covey_agent.artifacts.cache import Cache, FileDigest
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.web import Patience, Web
-from covey_agent.keeper import keeper
+from covey_agent.keeper.observed import write_record
 from covey_agent.keeper.records import ExitRecord, read_record
 from covey_agent.kept_file import KeptFile
 from covey_agent.supervisor.kept import Kept
 from covey_api.messages import CertificateRole, Endpoints, JoinAnswer
-from covey_controller.authority import ensure_authority, ensure_fleet_secret, parse_signing_request
+from covey_controller.authority import parse_signing_request
 from covey_controller.stores.files.database import open_database
-from covey_controller.tokens import Tokens
 from covey_fleet_client.files import write_private
 from covey_fleet_client.identity import load_identity
 from kit import builders
 from kit.index import build_wheel, running_index
 from kit.power import cut_at_every_step
+from kit.vaults import authority_in, finish, fleet_secret_in, tokens_in
 
 NOW = time.time()
 
@@ -49,7 +49,7 @@ def test_cut_leaves_the_agents_file_as_before_or_whole(tmp_path: Path, caplog: p
 
 
 def test_cut_join_is_whole_or_joins_again(tmp_path: Path) -> None:
-    authority = ensure_authority(tmp_path / "authority", NOW)
+    authority = authority_in(tmp_path / "authority", NOW)
 
     def join(folder: Path) -> None:
         identity = load_identity(folder)
@@ -69,7 +69,7 @@ def test_cut_join_is_whole_or_joins_again(tmp_path: Path) -> None:
 
 
 def test_cut_renewal_keeps_a_valid_certificate(tmp_path: Path) -> None:
-    authority = ensure_authority(make_folder(tmp_path, "authority"), NOW)
+    authority = authority_in(make_folder(tmp_path, "authority"), NOW)
 
     def join(folder: Path) -> None:
         identity = load_identity(folder)
@@ -86,12 +86,12 @@ def test_cut_renewal_keeps_a_valid_certificate(tmp_path: Path) -> None:
 
 def test_cut_first_start_of_an_authority_starts_again(tmp_path: Path) -> None:
     def start(folder: Path) -> None:
-        ensure_authority(folder, NOW)
-        ensure_fleet_secret(folder)
+        authority_in(folder, NOW)
+        fleet_secret_in(folder)
 
     def check(folder: Path) -> None:
-        first = ensure_authority(folder, NOW).digest, ensure_fleet_secret(folder)
-        assert (ensure_authority(folder, NOW).digest, ensure_fleet_secret(folder)) == first
+        first = authority_in(folder, NOW).digest, fleet_secret_in(folder)
+        assert (authority_in(folder, NOW).digest, fleet_secret_in(folder)) == first
 
     assert cut_at_every_step(nothing, start, check, tmp_path) >= 12
 
@@ -100,15 +100,14 @@ def test_cut_keeps_the_tokens_that_were_handed_out(tmp_path: Path) -> None:
     handed: dict[Path, str] = {}
 
     def prepare(folder: Path) -> None:
-        handed[folder] = Tokens(folder / "tokens.json", "0" * 64).mint(CertificateRole.AGENT, 2, 60, NOW)
+        handed[folder] = finish(tokens_in(folder).mint(CertificateRole.AGENT, 2, 60, NOW))
 
     def write(folder: Path) -> None:
-        tokens = Tokens(folder / "tokens.json", "0" * 64)
-        tokens.redeem(handed[folder], CertificateRole.AGENT, NOW)
-        tokens.mint(CertificateRole.GATEWAY, 1, 60, NOW)
+        finish(tokens_in(folder).redeem(handed[folder], CertificateRole.AGENT, NOW))
+        finish(tokens_in(folder).mint(CertificateRole.GATEWAY, 1, 60, NOW))
 
     def check(folder: Path) -> None:
-        Tokens(folder / "tokens.json", "0" * 64).redeem(handed[folder], CertificateRole.AGENT, NOW)
+        finish(tokens_in(folder).redeem(handed[folder], CertificateRole.AGENT, NOW))
 
     assert cut_at_every_step(prepare, write, check, tmp_path) >= 8
 
@@ -148,7 +147,7 @@ def test_cut_exit_record_is_whole_or_absent(tmp_path: Path) -> None:
     }
 
     def write(folder: Path) -> None:
-        keeper.write_record(str(folder / "exit.json"), record)
+        write_record(str(folder / "exit.json"), record)
 
     def check(folder: Path) -> None:
         read = read_record(folder / "exit.json", ExitRecord)

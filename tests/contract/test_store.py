@@ -1,20 +1,22 @@
 """What every adapter of the port `Store` does, whatever it is made of."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, InstanceStatus
-from covey_api.kinds import ObjectKey
-from covey_api.meta import ObjectMeta
+from covey_api.kinds import Kind, ObjectKey
+from covey_api.meta import DRAIN_FINALIZER, ObjectMeta
 from covey_api.node import Node, NodeFacts, NodeStatus
 from covey_api.placement import Placement, PlacementStatus
-from covey_controller.ports import Conflict, Event, Store
+from covey_controller.ports import Conflict, Event, HeldT, Store
 from kit import builders
 from kit.documents import model_key, model_yaml, node_key, node_yaml, placement_key, placement_yaml, running_store
+from kit.kube import People, running_kube_store
+from testbed.kube.controlplane import ControlPlane
 
 
 @dataclass
@@ -43,14 +45,34 @@ async def files_adapter(folder: Path) -> AsyncGenerator[Adapter]:
         yield Adapter(store, write, remove, lambda: running_store(source, folder / "state", leads=False))
 
 
-ADAPTERS = {"files": files_adapter}
+@asynccontextmanager
+async def kube_adapter(plane: ControlPlane) -> AsyncGenerator[Adapter]:
+    async with running_kube_store(plane) as store:
+        people = People(plane, store)
+        yield Adapter(store, people.apply, people.delete, lambda: running_kube_store(plane, leads=False))
+
+
 Open = Callable[[], AbstractAsyncContextManager[Adapter]]
 
 
-@pytest.fixture(params=sorted(ADAPTERS))
-def open_adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+@pytest.fixture(scope="module", params=["files", "kube"])
+def plane(request: pytest.FixtureRequest) -> ControlPlane | None:
+    """The API server that the store is on; None for files."""
+    return request.getfixturevalue("control_plane") if request.param == "kube" else None
+
+
+@pytest.fixture
+def open_adapter(plane: ControlPlane | None, tmp_path: Path) -> Open:
     """Opens the adapter; again: as after a restart, with the same state."""
-    return lambda: ADAPTERS[request.param](tmp_path)
+    if plane is None:
+        return lambda: files_adapter(tmp_path)
+    plane.clear("default")
+    return lambda: kube_adapter(plane)
+
+
+async def list_objects(store: Store) -> Mapping[ObjectKey, Kind]:
+    """All but the Fleet, which the leader of a Kubernetes fleet makes by itself."""
+    return {key: item for key, item in (await store.list_objects()).items() if key.kind != "Fleet"}
 
 
 async def get_instance(store: Store, name: str = "smollm2-0") -> Instance:
@@ -81,11 +103,11 @@ FACTS = NodeStatus(facts=NodeFacts(os="linux", architecture="x86_64", cpu_cores=
 def test_written_documents_are_listed_with_metadata_and_wake_the_reconciler(open_adapter: Open) -> None:
     async def scenario() -> None:
         async with open_adapter() as adapter:
-            assert await adapter.store.list_objects() == {}
+            assert await list_objects(adapter.store) == {}
             assert not await adapter.store.wait_changed(0.05)
             await adapter.write(f"{model_yaml()}---\n{placement_yaml()}")
             assert await adapter.store.wait_changed(5.0)
-            objects = await adapter.store.list_objects()
+            objects = await list_objects(adapter.store)
             assert set(objects) == {model_key(), placement_key()}
             metadata = objects[placement_key()].metadata
             assert metadata.uid
@@ -144,9 +166,9 @@ def test_everything_is_there_again_after_a_restart(open_adapter: Open) -> None:
             await adapter.write(f"{model_yaml()}---\n{placement_yaml()}---\n{node_yaml()}")
             await adapter.store.create(builders.instance())
             await adapter.store.write_status(node_key(), FACTS)
-            before = dict(await adapter.store.list_objects())
+            before = await list_objects(adapter.store)
         async with open_adapter() as adapter:
-            assert await adapter.store.list_objects() == before
+            assert await list_objects(adapter.store) == before
 
     asyncio.run(scenario())
 
@@ -189,6 +211,8 @@ def test_update_needs_the_stored_version(open_adapter: Open) -> None:
         ({"attempt": 1}, "`spec.attempt` must never fall"),
         ({"instance_id": "00000000000000bb"}, "`spec.instanceId` must not change"),
         ({"goal": InstanceGoal.RUN}, "`spec.goal` must only go from 'Run' to 'Drain'"),
+        ({"drain_seconds": 1}, "of `spec` only `goal`, `attempt` and `term` must change"),
+        ({"revision": "r1-other"}, "of `spec` only `goal`, `attempt` and `term` must change"),
     ],
 )
 def test_update_keeps_the_transition_rules(open_adapter: Open, changes: dict[str, object], message: str) -> None:
@@ -210,7 +234,7 @@ def test_delete_needs_the_uid_and_forgives_what_is_gone(open_adapter: Open) -> N
                 await adapter.store.delete(created.key, "another")
             await adapter.store.delete(created.key, created.metadata.uid)
             await adapter.store.delete(created.key, created.metadata.uid)
-            assert await adapter.store.list_objects() == {}
+            assert await list_objects(adapter.store) == {}
 
     asyncio.run(scenario())
 
@@ -250,11 +274,35 @@ def test_joining_creates_a_node_that_is_news_and_a_document_takes_it_over(open_a
     asyncio.run(scenario())
 
 
+def hold(item: HeldT) -> HeldT:
+    """The same with the finalizer that the reconciler adds."""
+    held = item.metadata.model_copy(update={"finalizers": (DRAIN_FINALIZER,)})
+    return item.model_copy(update={"metadata": held})
+
+
+def test_holding_an_object_writes_its_finalizer_once_and_nothing_else(open_adapter: Open) -> None:
+    async def scenario() -> None:
+        async with open_adapter() as adapter:
+            store = adapter.store
+            await adapter.write(placement_yaml())
+            before = await get_placement(store)
+            await store.update(hold(before))
+            held = await get_placement(store)
+            assert held.metadata.finalizers == (DRAIN_FINALIZER,)
+            assert (held.spec, held.metadata.generation) == (before.spec, before.metadata.generation)
+            assert await store.update(held) == held
+            assert await get_placement(store) == held
+            assert not await store.wait_changed(0.05), "what the reconciler writes itself is no news"
+
+    asyncio.run(scenario())
+
+
 def test_deleted_node_is_drained_first_and_then_removed(open_adapter: Open) -> None:
     async def scenario() -> None:
         async with open_adapter() as adapter:
             store = adapter.store
             await adapter.write(node_yaml())
+            await store.update(hold(await get_node(store)))
             await store.write_status(node_key(), FACTS)
             await store.list_objects()
             with pytest.raises(Conflict):
@@ -263,7 +311,6 @@ def test_deleted_node_is_drained_first_and_then_removed(open_adapter: Open) -> N
             assert await store.wait_changed(5.0)
             leaving = await get_node(store)
             assert leaving.metadata.deletion_timestamp is not None
-            assert leaving.spec.unschedulable
             await store.delete(node_key(), leaving.metadata.uid)
             assert node_key() not in await store.list_objects()
 

@@ -108,6 +108,10 @@ class AgentRig:
         return self.folder / "state"
 
     @property
+    def token(self) -> Path:
+        return self.folder / "token"
+
+    @property
     def members(self) -> Path:
         return self.state / "agent" / "members"
 
@@ -115,10 +119,7 @@ class AgentRig:
         return [sys.executable, "-m", "covey_agent", "--state", str(self.state), *more]
 
     def start(self, *more: str, pass_fds: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
-        token = self.folder / "token"
-        if not token.exists():
-            token.write_text(self.fleet.token(CertificateRole.AGENT))
-        flags = ["--controller", self.fleet.url, "--token-file", str(token), "--cache", str(self.cache)]
+        flags = ["--controller", self.fleet.url, "--token-file", str(self.token), "--cache", str(self.cache)]
         flags += ["--name", NODE, "--orphan-grace-seconds", str(self.grace_seconds), *more]
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(self.command(*flags), stderr=log, start_new_session=True, pass_fds=pass_fds)
@@ -215,6 +216,7 @@ async def running_with(folder: Path, spec: NodeSpec, weights: Path, cache: Path)
     board = WishBoard(spec)
     async with running_fleet(folder, board) as fleet:
         rig = AgentRig(folder, fleet, board, weights, cache)
+        rig.token.write_text(await fleet.token(CertificateRole.AGENT))
         try:
             yield rig
         finally:

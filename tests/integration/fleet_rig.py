@@ -21,10 +21,12 @@ from covey_api.messages import (
     ReportAnswer,
 )
 from covey_api.node import NodeSpec
-from covey_controller.authority import Authority, ensure_authority
+from covey_controller.credentials import open_credentials
 from covey_controller.denials import Denials
-from covey_controller.fleet_api.server import serve_fleet
+from covey_controller.fleet_api.server import ALONE, Replicas, serve_fleet
+from covey_controller.stores.files.vault import FilesVault
 from covey_controller.tokens import Tokens
+from covey_controller.trust import Trust
 from covey_fleet_client.client import FleetClient
 from covey_fleet_client.identity import Identity, load_identity
 from covey_fleet_client.join import ensure_joined
@@ -94,17 +96,17 @@ class Rig:
     folder: Path
     url: str
     board: SteeredBoard
-    authority: Authority
+    trust: Trust
     tokens: Tokens
     denials: Denials
     server: "asyncio.Task[None]" = field(repr=False)
 
-    def token(self, role: CertificateRole, uses: int = 1, ttl_seconds: int = 60) -> str:
-        return self.tokens.mint(role, uses, ttl_seconds, time.time())
+    async def token(self, role: CertificateRole, uses: int = 1, ttl_seconds: int = 60) -> str:
+        return await self.tokens.mint(role, uses, ttl_seconds, time.time())
 
     async def join(self, role: CertificateRole, name: str) -> Identity:
         identity = load_identity(self.folder / f"{role}-{name}")
-        return await ensure_joined(identity, self.url, role, name, self.token(role))
+        return await ensure_joined(identity, self.url, role, name, await self.token(role))
 
     @asynccontextmanager
     async def client(self, role: CertificateRole, name: str) -> AsyncGenerator[FleetClient]:
@@ -113,27 +115,30 @@ class Rig:
 
 
 @asynccontextmanager
-async def running_fleet(folder: Path, board: SteeredBoard | None = None) -> AsyncGenerator[Rig]:
+async def running_fleet(
+    folder: Path, board: SteeredBoard | None = None, replicas: Replicas = ALONE
+) -> AsyncGenerator[Rig]:
+    """Two on one folder are two replicas: they share the vault."""
     state = folder / "controller"
-    authority = ensure_authority(state, time.time())
-    tokens = Tokens(state / "tokens.json", authority.digest)
-    denials = Denials(state / "denied.json")
+    credentials = await open_credentials(FilesVault(state))
+    trust, tokens, denials = credentials.trust, credentials.tokens, credentials.denials
     board = board or SteeredBoard()
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with asyncio.TaskGroup() as group:
         server = group.create_task(
             serve_fleet(
                 board,
-                authority,
+                trust,
                 tokens,
                 denials,
                 folder=state,
                 host="127.0.0.1",
                 port=0,
                 on_listening=listening.set_result,
+                replicas=replicas,
             )
         )
-        yield Rig(folder, await listening, board, authority, tokens, denials, server)
+        yield Rig(folder, await listening, board, trust, tokens, denials, server)
         server.cancel()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from covey_api.messages import ClientKey, ModelState, Order, ServedModel
+from covey_gateway.fronts import Fronts
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.table import RoutingTable, Target, build_table, parse_key
 from covey_gateway.server import GatewayServer, bind_socket
@@ -169,7 +170,11 @@ class Gateway:
 
 @asynccontextmanager
 async def running_gateway(
-    *targets: Target, policy: AccessPolicy = LOOPBACK, is_routed: bool = True, send_bytes: int = 0
+    *targets: Target,
+    policy: AccessPolicy = LOOPBACK,
+    is_routed: bool = True,
+    send_bytes: int = 0,
+    fronts: Fronts | None = None,
 ) -> AsyncGenerator[Gateway]:
     """Routes model `m` to the targets, unless `is_routed` is false: then it has no table yet.
 
@@ -181,7 +186,7 @@ async def running_gateway(
     if send_bytes:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)  # each connection inherits it
     async with asyncio.TaskGroup() as tasks:
-        engines = Engines(loop, tasks.create_task)
+        engines = Engines(loop, tasks.create_task, fronts)
         server = GatewayServer(traffic, engines)
         gateway = Gateway(traffic, engines, server, bound.getsockname()[1])
         if is_routed:

@@ -24,8 +24,8 @@ from covey_api.node import Node
 from covey_controller.control_api.server import MAX_PATH_BYTES, serve_control
 from covey_controller.ports import Applied, Event, GatewaySession, InvalidSet, SourceError, SourceState
 from covey_controller.serving.listener import ListenFailed
-from covey_controller.tokens import Tokens
 from kit import builders
+from kit.vaults import tokens_in, trust_in
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
@@ -96,7 +96,11 @@ class WrittenDocuments:
         error = SourceError("a.yaml", 3, "spec", "x", "`spec` must be y; got x")
         return SourceState("fleet/", "aaa", "bbb", (error,), ("an empty folder deletes nothing",))
 
-    async def apply_documents(self, text: str, name: str) -> tuple[Applied, ...]:
+    def refresh_source(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    async def apply_documents(self, text: str, name: str, author: str = "") -> tuple[Applied, ...]:
         if self.failure is not None:
             raise self.failure
         self.texts.append((name, text))
@@ -104,7 +108,7 @@ class WrittenDocuments:
         keys = [ObjectKey(one["kind"], "default", one["metadata"]["name"]) for one in found]
         return tuple(Applied(key, "created") for key in keys)
 
-    async def delete_documents(self, keys: tuple[ObjectKey, ...]) -> tuple[Applied, ...]:
+    async def delete_documents(self, keys: tuple[ObjectKey, ...], author: str = "") -> tuple[Applied, ...]:
         if self.failure is not None:
             raise self.failure
         self.deleted.extend(keys)
@@ -129,13 +133,13 @@ class Rig:
 @asynccontextmanager
 async def running_control(folder: Path) -> AsyncGenerator[Rig]:
     path = folder / "s" / "control.sock"
-    tokens = Tokens(folder / "tokens.json", "0" * 64)
+    tokens, trust = tokens_in(folder), trust_in(folder, time.time())
     explainer, source = ListedObjects(), WrittenDocuments()
     ready = [True]
     listening = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         server = group.create_task(
-            serve_control(path, explainer, source, tokens, is_ready=lambda: ready[0], on_listening=listening.set)
+            serve_control(path, explainer, source, tokens, trust, is_ready=lambda: ready[0], on_listening=listening.set)
         )
         await listening.wait()
         transport = httpx.AsyncHTTPTransport(uds=str(path))
@@ -347,8 +351,8 @@ async def test_a_token_is_minted_for_the_role_asked_for_and_kept_only_as_a_hash(
     async with running_control(tmp_path) as rig:
         body = {"role": "gateway", "uses": 2, "ttlSeconds": 60}
         token = (await rig.http.post("/api/v1/tokens", json=body)).json()["token"]
-        kept = Tokens(tmp_path / "tokens.json", "0" * 64)
-        kept.redeem(token, CertificateRole.GATEWAY, time.time())
+        kept = tokens_in(tmp_path)
+        await kept.redeem(token, CertificateRole.GATEWAY, time.time())
         assert token.split(".")[1] not in (tmp_path / "tokens.json").read_text()
 
 
@@ -426,7 +430,7 @@ async def test_it_ends_within_two_seconds_though_a_watch_is_open(tmp_path: Path)
 
 
 async def _serve_alone(path: Path, folder: Path) -> None:
-    tokens = Tokens(folder / "other-tokens.json", "0" * 64)
+    tokens, trust = tokens_in(folder / "other"), trust_in(folder / "other", time.time())
     await serve_control(
-        path, ListedObjects(), WrittenDocuments(), tokens, is_ready=lambda: True, on_listening=lambda: None
+        path, ListedObjects(), WrittenDocuments(), tokens, trust, is_ready=lambda: True, on_listening=lambda: None
     )

@@ -28,7 +28,6 @@ from covey_api.messages import (
     JoinRequest,
     ReportAnswer,
 )
-from covey_controller.authority import ensure_authority
 from covey_controller.serving.answers import BODY_SECONDS
 from covey_controller.serving.lines import SEND_SECONDS
 from covey_controller.serving.protocol import HEAD_SECONDS, MAX_HEAD_BYTES
@@ -38,6 +37,7 @@ from covey_fleet_client.files import write_private
 from covey_fleet_client.identity import Identity, load_identity
 from covey_fleet_client.join import ensure_joined
 from integration.fleet_rig import Rig, SteeredBoard, demand, eventually, report, running_fleet
+from kit.vaults import authority_in
 
 AGENT, GATEWAY = CertificateRole.AGENT, CertificateRole.GATEWAY
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
@@ -61,7 +61,7 @@ async def join_with(rig: Rig, token: str, role: CertificateRole = AGENT, name: s
 
 def raw_client(rig: Rig, identity: Identity | None = None) -> httpx.AsyncClient:
     """A client that sends what it is told, with or without a certificate."""
-    context = ssl.create_default_context(cadata=rig.authority.bundle_pem)
+    context = ssl.create_default_context(cadata=rig.trust.current.bundle_pem)
     if identity is not None:
         context.load_cert_chain(identity.certificate_path, identity.key_path)
     return httpx.AsyncClient(base_url=f"{rig.url}/fleet/v1/", verify=context, trust_env=False, timeout=20)
@@ -69,7 +69,7 @@ def raw_client(rig: Rig, identity: Identity | None = None) -> httpx.AsyncClient:
 
 async def _connect(rig: Rig, identity: Identity | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A TLS connection for bytes that no HTTP client would send."""
-    context = ssl.create_default_context(cadata=rig.authority.bundle_pem)
+    context = ssl.create_default_context(cadata=rig.trust.current.bundle_pem)
     if identity is not None:
         context.load_cert_chain(identity.certificate_path, identity.key_path)
     port = int(rig.url.rsplit(":", 1)[1])
@@ -81,7 +81,7 @@ async def _connect(rig: Rig, identity: Identity | None = None) -> tuple[asyncio.
 
 async def test_join_with_a_good_token_gives_a_certificate_that_works_and_is_used_again(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
-        identity = await join_with(rig, rig.token(AGENT))
+        identity = await join_with(rig, await rig.token(AGENT))
         assert (identity.role, identity.name) == (AGENT, "a")
         async with FleetClient(identity, rig.url) as client:
             answer = await client.post("nodes/a/report", report(), ReportAnswer)
@@ -93,7 +93,7 @@ async def test_join_with_a_good_token_gives_a_certificate_that_works_and_is_used
 
 async def test_join_keeps_every_secret_file_private(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
-        token = rig.token(AGENT)
+        token = await rig.token(AGENT)
         identity = await join_with(rig, token)
         for path in [*identity.folder.iterdir(), *(tmp_path / "controller").iterdir()]:
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
@@ -109,7 +109,7 @@ async def test_join_keeps_every_secret_file_private(tmp_path: Path) -> None:
 
 async def test_join_with_a_used_up_token_is_denied_and_says_so(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
-        token = rig.token(AGENT)
+        token = await rig.token(AGENT)
         await join_with(rig, token)
         second = ensure_joined(load_identity(tmp_path / "second"), rig.url, AGENT, "b", token)
         assert "used up" in await refused(second, FleetErrorKind.DENIED)
@@ -117,13 +117,13 @@ async def test_join_with_a_used_up_token_is_denied_and_says_so(tmp_path: Path) -
 
 async def test_join_with_an_expired_token_is_denied_and_says_so(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
-        token = rig.tokens.mint(AGENT, 1, 60, time.time() - 61)
+        token = await rig.tokens.mint(AGENT, 1, 60, time.time() - 61)
         assert "expired" in await refused(join_with(rig, token), FleetErrorKind.DENIED)
 
 
 async def test_join_with_a_wrong_secret_is_denied_without_a_hint_which_part_was_wrong(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
-        identifier, _, digest = rig.token(AGENT).split(".")
+        identifier, _, digest = (await rig.token(AGENT)).split(".")
         wrong_secret = await refused(join_with(rig, f"{identifier}.{'A' * 43}.{digest}"), FleetErrorKind.DENIED)
         wrong_id = await refused(join_with(rig, f"covey-{'0' * 12}.{'A' * 43}.{digest}"), FleetErrorKind.DENIED)
         assert wrong_secret == wrong_id
@@ -131,7 +131,7 @@ async def test_join_with_a_wrong_secret_is_denied_without_a_hint_which_part_was_
 
 async def test_join_with_a_token_for_another_role_is_denied_and_the_token_keeps_its_use(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
-        token = rig.token(GATEWAY)
+        token = await rig.token(GATEWAY)
         assert "for role 'gateway'" in await refused(join_with(rig, token), FleetErrorKind.DENIED)
         assert (await join_with(rig, token, GATEWAY, "g")).role is GATEWAY
 
@@ -144,7 +144,7 @@ async def test_join_without_token_or_certificate_says_how_to_get_one(tmp_path: P
 
 async def test_join_under_an_invalid_name_is_refused_before_a_use_is_taken(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
-        token = rig.token(AGENT)
+        token = await rig.token(AGENT)
         for name in ("A", "a/b", "a.b", "", "-a", "a" * 54, "ä", "a\n"):
             with pytest.raises((FleetError, ValueError)):
                 await join_with(rig, token, name=name)
@@ -153,7 +153,7 @@ async def test_join_under_an_invalid_name_is_refused_before_a_use_is_taken(tmp_p
 
 async def test_join_with_a_request_that_cannot_be_signed_is_refused_before_a_use_is_taken(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig, raw_client(rig) as client:
-        token = rig.token(AGENT)
+        token = await rig.token(AGENT)
         body = JoinRequest(role=AGENT, name="a", signing_request="no request").to_wire()
         answer = await client.post("join", json=body, headers={"authorization": f"Bearer {token}"})
         assert (answer.status_code, answer.json()["error"]["reason"]) == (400, "InvalidSigningRequest")
@@ -162,7 +162,7 @@ async def test_join_with_a_request_that_cannot_be_signed_is_refused_before_a_use
 
 async def test_join_of_many_at_once_takes_exactly_the_uses_that_the_token_has(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
-        token = rig.token(AGENT, uses=3)
+        token = await rig.token(AGENT, uses=3)
 
         async def is_joined(number: int) -> bool:
             identity = load_identity(tmp_path / f"joiner-{number}")
@@ -186,9 +186,9 @@ async def test_join_answers_too_many_wrong_tokens_at_once_with_429(tmp_path: Pat
 
 async def test_joined_to_a_fleet_made_anew_joins_again_with_the_new_token(tmp_path: Path) -> None:
     async with running_fleet(tmp_path / "old") as rig:
-        old = await ensure_joined(load_identity(tmp_path / "joiner"), rig.url, AGENT, "a", rig.token(AGENT))
+        old = await ensure_joined(load_identity(tmp_path / "joiner"), rig.url, AGENT, "a", await rig.token(AGENT))
     async with running_fleet(tmp_path / "new") as rig:
-        new = await ensure_joined(load_identity(tmp_path / "joiner"), rig.url, AGENT, "a", rig.token(AGENT))
+        new = await ensure_joined(load_identity(tmp_path / "joiner"), rig.url, AGENT, "a", await rig.token(AGENT))
         assert new.certificate != old.certificate
         async with FleetClient(new, rig.url) as client:
             await client.post("nodes/a/report", report(), ReportAnswer)
@@ -197,7 +197,7 @@ async def test_joined_to_a_fleet_made_anew_joins_again_with_the_new_token(tmp_pa
 @asynccontextmanager
 async def recording_server(folder: Path, answer: bytes, received: bytearray) -> AsyncGenerator[str]:
     """A TLS server of the authority in `folder` that sends one answer to everything and records what it is sent."""
-    authority = ensure_authority(folder, time.time())
+    authority = authority_in(folder, time.time())
     pem = folder / "server.pem"
     write_private(pem, authority.issue_server(("127.0.0.1",), time.time()).encode())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -223,8 +223,8 @@ def _ok(body: str) -> bytes:
 
 
 async def test_join_never_sends_the_secret_to_a_controller_of_another_authority(tmp_path: Path) -> None:
-    real = ensure_authority(tmp_path / "real", time.time())
-    fake = ensure_authority(tmp_path / "fake", time.time())
+    real = authority_in(tmp_path / "real", time.time())
+    fake = authority_in(tmp_path / "fake", time.time())
     secret = "S" * 43
     token = f"covey-{'0' * 12}.{secret}.{real.digest}"
     # The first offers its own authority; the second the real one, which is public, but it can't prove that it has it.
@@ -250,7 +250,7 @@ async def test_the_token_pins_the_digest_of_the_authority_certificate(tmp_path: 
     async with running_fleet(tmp_path) as rig, raw_client(rig) as client:
         offered = (await client.get("authority")).text
         der = ssl.PEM_cert_to_DER_cert(offered)
-        assert rig.token(AGENT).split(".")[2] == hashlib.sha256(der).hexdigest()
+        assert (await rig.token(AGENT)).split(".")[2] == hashlib.sha256(der).hexdigest()
 
 
 # Who may call what
@@ -301,7 +301,7 @@ async def test_a_gateway_reports_demand_under_its_own_name_only(tmp_path: Path) 
 async def test_a_certificate_of_another_authority_fails_the_handshake(tmp_path: Path) -> None:
     async with running_fleet(tmp_path / "one") as one, running_fleet(tmp_path / "two") as two:
         stranger = await two.join(AGENT, "a")
-        trusting = replace(stranger, authorities=one.authority.bundle)
+        trusting = replace(stranger, authorities=one.trust.current.bundle)
         async with FleetClient(trusting, one.url) as client:
             call = client.post("nodes/a/report", report(), ReportAnswer)
             assert "broke the connection off" in await refused(call, FleetErrorKind.UNREACHABLE)
@@ -318,7 +318,7 @@ async def test_a_controller_of_another_authority_is_not_believed(tmp_path: Path)
 
 async def test_the_server_certificate_is_no_client_certificate(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
-        context = ssl.create_default_context(cadata=rig.authority.bundle_pem)
+        context = ssl.create_default_context(cadata=rig.trust.current.bundle_pem)
         context.load_cert_chain(tmp_path / "controller" / "server.pem")
         async with httpx.AsyncClient(verify=context, trust_env=False) as client:
             with pytest.raises(httpx.TransportError):
@@ -335,7 +335,7 @@ async def test_a_denied_certificate_is_refused_at_its_next_call_and_loses_its_st
         ):
             await anext(lines)
             await anext(kept)
-            rig.denials.deny(AGENT, "a", time.time())
+            await rig.denials.deny(AGENT, "a", time.time())
             async with asyncio.timeout(2):
                 await refused(anext(lines), FleetErrorKind.UNREACHABLE)
             rig.board.publish()
@@ -358,7 +358,7 @@ async def test_what_is_on_its_way_when_its_sender_is_removed_is_refused(tmp_path
         async def slow_body() -> AsyncGenerator[bytes]:
             yield body[:10]
             await asyncio.sleep(0.3)
-            rig.denials.deny(AGENT, "a", time.time())
+            await rig.denials.deny(AGENT, "a", time.time())
             yield body[10:]
 
         async with raw_client(rig, identity) as client:
@@ -453,7 +453,7 @@ async def _is_answered_408_when_its_body_dribbles(rig: Rig) -> None:
 
 async def test_who_is_silent_or_slow_beyond_its_deadline_is_given_up_and_who_is_quiet_is_not(tmp_path: Path) -> None:
     """One test because each waits for the real deadline, ten or fifteen seconds."""
-    silent = ensure_authority(tmp_path / "silent", time.time())
+    silent = authority_in(tmp_path / "silent", time.time())
     body = b'HTTP/1.1 200 OK\r\n\r\n{"term":1}\n'
     async with (
         running_fleet(tmp_path / "quiet") as quiet,
@@ -545,7 +545,7 @@ async def test_malformed_bodies_are_answered_400_with_the_field(tmp_path: Path) 
 async def test_a_due_certificate_is_renewed_in_the_background_without_ending_the_stream(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
         joined = await rig.join(AGENT, "a")
-        old = rig.authority.issue_client(joined.key.public_key(), AGENT, "a", time.time() - 40 * 24 * 3600)
+        old = rig.trust.current.issue_client(joined.key.public_key(), AGENT, "a", time.time() - 40 * 24 * 3600)
         write_private(joined.certificate_path, old.encode())
         identity = load_identity(joined.folder)
         assert identity.renew_at < time.time() < identity.expires_at
@@ -574,7 +574,7 @@ async def test_a_renewal_for_another_name_or_role_is_refused(tmp_path: Path) -> 
 async def test_an_expired_certificate_is_not_shown_and_would_not_be_taken(tmp_path: Path) -> None:
     async with running_fleet(tmp_path) as rig:
         joined = await rig.join(AGENT, "a")
-        old = rig.authority.issue_client(joined.key.public_key(), AGENT, "a", time.time() - 91 * 24 * 3600)
+        old = rig.trust.current.issue_client(joined.key.public_key(), AGENT, "a", time.time() - 91 * 24 * 3600)
         write_private(joined.certificate_path, old.encode())
         expired = load_identity(joined.folder)
         async with FleetClient(expired, rig.url) as client:

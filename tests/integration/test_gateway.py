@@ -784,7 +784,7 @@ async def test_an_endpoint_that_leaves_the_table_finishes_what_it_has() -> None:
         await call.write(chunk(DONE), LAST_CHUNK)
 
     async with ScriptedEngine(wait) as old, ScriptedEngine() as new, running_gateway(old.target("a")) as gateway:
-        gateway.traffic.watch_departed(lambda: told.append(True))
+        gateway.traffic.watch_news(lambda: told.append(True))
         async with connected(gateway) as client:
             await client.ask(stream=True)
             await client.read_head()

@@ -12,6 +12,7 @@ import pytest
 from covey_api.messages import CertificateRole, Endpoint, Endpoints, ModelState, Order, ServedModel
 from covey_controller.fleet_api.server import serve_fleet
 from covey_fleet_client.files import ensure_private_folder
+from covey_fleet_client.join import Admission
 from covey_gateway import fleet
 from covey_gateway.fleet import FleetLink
 from integration.fleet_rig import Rig, SteeredBoard, running_fleet
@@ -89,7 +90,8 @@ async def linked(folder: Path, url: str, token_text: str | None) -> AsyncGenerat
     if token_text is not None:
         token_file.write_text(token_text)
     async with running_gateway(is_routed=False) as gateway:
-        link = FleetLink(gateway.traffic, gateway.apply, state, url, token_file, "gw", "http://127.0.0.1:1")
+        admission = Admission(token_file)
+        link = FleetLink(gateway.traffic, gateway.apply, state, url, admission, "gw", "http://127.0.0.1:1", "")
         link.load_saved()
         running = asyncio.ensure_future(link.run())
         try:
@@ -103,7 +105,7 @@ async def serve_again(rig: Rig) -> None:
     """The same controller at the same address."""
     await serve_fleet(
         rig.board,
-        rig.authority,
+        rig.trust,
         rig.tokens,
         rig.denials,
         folder=rig.folder / "controller",
@@ -113,8 +115,8 @@ async def serve_again(rig: Rig) -> None:
     )
 
 
-def new_token(rig: Rig) -> str:
-    return rig.token(CertificateRole.GATEWAY)
+async def new_token(rig: Rig) -> str:
+    return await rig.token(CertificateRole.GATEWAY)
 
 
 async def test_a_table_comes_down_is_kept_and_acknowledged(tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ async def test_a_table_comes_down_is_kept_and_acknowledged(tmp_path: Path) -> No
     async with (
         ScriptedEngine() as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, new_token(rig)) as (gateway, link),
+        linked(tmp_path, rig.url, await new_token(rig)) as (gateway, link),
     ):
         async with asyncio.timeout(20):
             await link.has_table.wait()
@@ -150,7 +152,7 @@ async def test_a_table_that_the_disk_refused_is_kept_once_there_is_room(
     async with (
         ScriptedEngine() as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, new_token(rig)),
+        linked(tmp_path, rig.url, await new_token(rig)),
     ):
         board.serve(engine)
         await eventually(lambda: board.applied == board.order)
@@ -164,7 +166,7 @@ async def test_a_gateway_serves_by_its_last_table_with_no_controller(tmp_path: P
     board = TableBoard()
     async with ScriptedEngine() as engine:
         async with running_fleet(tmp_path / "c", board) as rig:
-            token_text = new_token(rig)
+            token_text = await new_token(rig)
             board.serve(engine)
             async with linked(tmp_path, rig.url, token_text) as (gateway, _):
                 await eventually(lambda: (tmp_path / "state/gateway/table.json").exists())
@@ -178,7 +180,7 @@ async def test_a_lower_table_is_ignored(tmp_path: Path) -> None:
     async with (
         ScriptedEngine() as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, new_token(rig)) as (gateway, _),
+        linked(tmp_path, rig.url, await new_token(rig)) as (gateway, _),
     ):
         board.term = 5
         board.serve(engine)
@@ -203,7 +205,7 @@ async def test_a_departed_endpoint_is_reported_idle_at_once(tmp_path: Path) -> N
     async with (
         ScriptedEngine(wait) as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, new_token(rig)) as (gateway, _),
+        linked(tmp_path, rig.url, await new_token(rig)) as (gateway, _),
     ):
         board.serve(engine)
         await eventually(lambda: board.applied == board.order)
@@ -224,7 +226,7 @@ async def test_the_link_comes_back_after_the_controller_does(tmp_path: Path) -> 
     async with (
         ScriptedEngine() as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, new_token(rig)) as (gateway, link),
+        linked(tmp_path, rig.url, await new_token(rig)) as (gateway, link),
     ):
         async with asyncio.timeout(20):
             await link.has_table.wait()

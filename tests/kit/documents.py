@@ -9,6 +9,7 @@ from covey_api.kinds import ObjectKey
 from covey_controller.stores.files.documents import parse_documents
 from covey_controller.stores.files.store import FilesStore
 from covey_controller.stores.files.writing import Disk
+from covey_controller.stores.git.settings import GitSettings
 
 
 def model_yaml(name: str = "smollm2") -> str:
@@ -58,7 +59,7 @@ def node_key(name: str = "a") -> ObjectKey:
 
 @contextlib.asynccontextmanager
 async def running_store(
-    source: Path, state: Path, *, allow_empty: bool = False, disk: Disk | None = None, leads: bool = True
+    source: Path | GitSettings, state: Path, *, allow_empty: bool = False, disk: Disk | None = None, leads: bool = True
 ) -> AsyncGenerator[FilesStore]:
     """A files store with the real parser that leads, unless told not to, and follows its source."""
     store = FilesStore(source, state, parse_documents, allow_empty=allow_empty, disk=disk)

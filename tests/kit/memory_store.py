@@ -7,7 +7,7 @@ from itertools import count
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import Status
-from covey_controller.ports import Conflict, CreatedT, Event, Lease
+from covey_controller.ports import Conflict, CreatedT, Event, HeldT, Lease
 
 
 class MemoryStore:
@@ -64,12 +64,12 @@ class MemoryStore:
         self.objects[made.key] = made
         return made
 
-    async def update(self, instance: Instance) -> Instance:
-        self._write(f"update {instance.key}")
-        if self.objects[instance.key].metadata.resource_version != instance.metadata.resource_version:
-            raise Conflict(f"{instance.key} has changed")
-        metadata = instance.metadata.model_copy(update={"resource_version": str(next(self._versions))})
-        made = instance.model_copy(update={"metadata": metadata})
+    async def update(self, item: HeldT) -> HeldT:
+        self._write(f"update {item.key}")
+        if self.objects[item.key].metadata.resource_version != item.metadata.resource_version:
+            raise Conflict(f"{item.key} has changed")
+        metadata = item.metadata.model_copy(update={"resource_version": str(next(self._versions))})
+        made = item.model_copy(update={"metadata": metadata})
         self.objects[made.key] = made
         return made
 

@@ -26,7 +26,7 @@ from covey_api.messages import (
 )
 from covey_api.node import MemoryPool, Node, NodeFacts
 from covey_api.reasons import FailureCause
-from covey_controller.reconcile.outcomes import CreateInstance, CreateNode, Note, Plan, UpdateInstance
+from covey_controller.reconcile.outcomes import CreateInstance, CreateNode, HoldObject, Note, Plan, UpdateInstance
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.world import AgentView, GatewayView, Memory, Published, World
 from covey_controller.seal import seal_instance
@@ -119,6 +119,9 @@ class FakeAgent:
     unreadable: bool = False
     deaf: bool = False
     """Reports, and follows nothing."""
+    address: str = "127.0.0.1"
+    front_port: int = 0
+    """Of everything that is ready on it."""
     lanes: tuple[Lane, ...] = (builders.lane(),)
 
     @property
@@ -156,8 +159,12 @@ class FakeAgent:
         return member_report(instance, phase)
 
     def report(self) -> Report:
-        members = sorted(self.members.values(), key=lambda each: each.instance_id)
-        return report(members, applied=self.applied, facts=facts(self.total_bytes), lanes=self.lanes)
+        members = [
+            each.model_copy(update={"front_port": self.front_port if each.port else 0})
+            for each in sorted(self.members.values(), key=lambda each: each.instance_id)
+        ]
+        where = {"address": self.address, "machine": f"machine-{self.name}"}
+        return report(members, applied=self.applied, facts=facts(self.total_bytes), lanes=self.lanes, **where)
 
     def answer(self, ask_id: str, source: str) -> AskAnswer:
         if self.unreadable:
@@ -174,6 +181,7 @@ class FakeGateway:
     routed: frozenset[str] = frozenset()
     in_flight: dict[str, int] = field(default_factory=dict[str, int])
     unreachable: set[str] = field(default_factory=set[str])
+    path_failures: dict[str, str] = field(default_factory=dict[str, str])
     seen: float = 0.0
     stuck: bool = False
     dead: bool = False
@@ -188,6 +196,10 @@ class FakeGateway:
     def demand(self) -> Demand:
         endpoints = [EndpointDemand(instance_id=each, in_flight=n) for each, n in sorted(self.in_flight.items())]
         endpoints += [EndpointDemand(instance_id=e, in_flight=0, unreachable=True) for e in sorted(self.unreachable)]
+        endpoints += [
+            EndpointDemand(instance_id=each, in_flight=0, unreachable=True, path_failure=words)
+            for each, words in sorted(self.path_failures.items())
+        ]
         return Demand(gateway=self.name, address="http://127.0.0.1:1", applied=self.applied, endpoints=tuple(endpoints))
 
 
@@ -291,6 +303,8 @@ class Worldlet:
                 case UpdateInstance(instance):
                     assert self.objects[instance.key].metadata.uid == instance.metadata.uid
                     self.objects[instance.key] = self._stored(instance, uid=instance.metadata.uid)
+                case HoldObject(item):
+                    self.objects[item.key] = item
                 case CreateNode(node):
                     self.objects[node.key] = node
                 case _:

@@ -74,11 +74,11 @@ class Control:
     def list_gateways(self) -> list[JsonObject]:
         return self._items("/api/v1/gateways")
 
-    def apply_text(self, text: str, name: str) -> list[JsonObject]:
-        return self._results(self._call("POST", "/api/v1/apply", {"text": text, "name": name}))
+    def apply_text(self, text: str, name: str, author: str = "") -> list[JsonObject]:
+        return self._results(self._call("POST", "/api/v1/apply", {"text": text, "name": name, "author": author}))
 
-    def delete_keys(self, keys: list[JsonObject]) -> list[JsonObject]:
-        return self._results(self._call("POST", "/api/v1/delete", {"keys": keys}))
+    def delete_keys(self, keys: list[JsonObject], author: str = "") -> list[JsonObject]:
+        return self._results(self._call("POST", "/api/v1/delete", {"keys": keys, "author": author}))
 
     def create_token(self, role: str, uses: int, ttl_seconds: int) -> str:
         return str(

@@ -8,6 +8,7 @@ import click
 from covey_api.text import escape_controls
 
 from covey.commands.chat import chat
+from covey.commands.export import export
 from covey.commands.fit import fit
 from covey.commands.objects import apply, delete, describe, get, wait, why
 from covey.commands.secrets import key, token
@@ -36,7 +37,7 @@ def _part(module: str, summary: str) -> click.Command:
     return run
 
 
-for command in (up, get, describe, why, fit, apply, delete, wait, chat, key, token):
+for command in (up, get, describe, why, fit, apply, delete, wait, export, chat, key, token):
     cli.add_command(command)
 cli.add_command(_part("covey_controller", "Run the controller alone."))
 cli.add_command(_part("covey_agent", "Run the node agent alone."))

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from covey_api.kinds import Column, Kind
 from covey_api.text import escape_controls
+from covey_controller.stores.files.yaml_scalars import parse_plain
 
 from covey.jsonpath import find_values
 
@@ -65,8 +66,29 @@ def render_json(value: object) -> str:
 
 
 def render_yaml(value: object) -> str:
+    """YAML that `covey apply` and kubectl read as the same value."""
     stubs: Any = yaml  # the type stubs leave `width` unknown
-    return str(stubs.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)).rstrip("\n")
+    text = stubs.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return str(text).rstrip("\n")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the text that PyYAML would leave plain, but Kubernetes takes for something else (`y`, `0o17`)."""
+
+    def represent_text(self, text: str) -> Any:
+        stubs: Any = self  # the type stubs leave `value` unknown
+        return stubs.represent_scalar("tag:yaml.org,2002:str", text, style=None if _is_plain(text) else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether this text means itself without quotes. What has a meaning in YAML's syntax PyYAML quotes by itself."""
+    try:
+        return not text or parse_plain(text) == text
+    except ValueError:
+        return False
 
 
 def render_describe(kind: type[Kind], item: JsonObject, events: Sequence[JsonObject]) -> str:

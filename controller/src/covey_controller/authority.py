@@ -1,23 +1,22 @@
 """The fleet's own authority: who may speak as which agent or gateway, and who is the controller.
 
-It owns the authority's key and certificate and the fleet secret, made once and kept beside each other. It knows nothing
-of tokens or calls. A certificate names its holder as the URI `covey://ROLE/NAME`; role and name are written here, from
-what the caller established, never taken from a signing request.
+It owns the form of the authority's keys and certificates. It knows nothing of tokens, calls, or where they are kept
+(`trust`). A certificate names its holder as the URI `covey://ROLE/NAME`; role and name are written here, from what the
+caller established, never taken from a signing request.
 
-The trust handed out is a bundle: the first certificate of `authority.pem` signs, more may follow to be trusted while an
-authority is replaced. A public authority was no choice: agents on a laptop have no name that one would sign.
+The trust handed out is a bundle: the first certificate signs, more may follow to be trusted while an authority is
+replaced. A public authority was no choice: agents on a laptop have no name that one would sign.
 """
 
 import hmac
 import ipaddress
+import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from covey_api.messages import CertificateRole
-from covey_fleet_client.files import ensure_private_folder, write_private
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -30,7 +29,7 @@ CERTIFICATE_LIFETIME = timedelta(days=90)
 BACKDATED = timedelta(days=1)
 # X.509 bounds a common name to 64 characters; the URI beside it carries the name whole.
 _COMMON_NAME_LENGTH = 64
-_SECRET_BYTES = 32
+_KEYS = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.+?-----END [A-Z ]*PRIVATE KEY-----", re.DOTALL)
 
 
 class InvalidSigningRequest(Exception):
@@ -39,10 +38,15 @@ class InvalidSigningRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Signs with `key`; `bundle[0]` is its certificate."""
+    """`bundle[0]` signs, with its key among `keys`, which are in the order in which they were made."""
 
-    key: ec.EllipticCurvePrivateKey
+    keys: tuple[ec.EllipticCurvePrivateKey, ...]
     bundle: tuple[x509.Certificate, ...]
+
+    @property
+    def key(self) -> ec.EllipticCurvePrivateKey:
+        mine = self.certificate.public_key()
+        return next(key for key in self.keys if key.public_key() == mine)
 
     @property
     def certificate(self) -> x509.Certificate:
@@ -57,26 +61,33 @@ class Authority:
     def bundle_pem(self) -> str:
         return "".join(_to_pem(certificate) for certificate in self.bundle)
 
+    @property
+    def keys_pem(self) -> str:
+        return "".join(render_key(key) for key in self.keys)
+
     def issue_client(self, public_key: ec.EllipticCurvePublicKey, role: CertificateRole, name: str, now: float) -> str:
         """PEM certificate of an agent or gateway whose key `parse_signing_request` proved."""
         uri = x509.UniformResourceIdentifier(f"covey://{role}/{name}")
-        return self._issue(public_key, name, [uri], ExtendedKeyUsageOID.CLIENT_AUTH, now)
+        # An agent's is also what its keepers' fronts show to gateways.
+        is_server = role is CertificateRole.AGENT
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if is_server else [])]
+        return self._issue(public_key, name, [uri], usages, now)
 
     def issue_server(self, names: Iterable[str], now: float) -> str:
         """PEM key and certificate of a server that is reached under these host names and addresses."""
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = make_key()
         alternatives = [_parse_host(name) for name in dict.fromkeys(names)]
         certificate = self._issue(
-            key.public_key(), "covey-controller", alternatives, ExtendedKeyUsageOID.SERVER_AUTH, now
+            key.public_key(), "covey-controller", alternatives, [ExtendedKeyUsageOID.SERVER_AUTH], now
         )
-        return _key_pem(key) + certificate
+        return render_key(key) + certificate
 
     def _issue(
         self,
         public_key: ec.EllipticCurvePublicKey,
         common_name: str,
         alternatives: Iterable[x509.GeneralName],
-        usage: x509.ObjectIdentifier,
+        usages: list[x509.ObjectIdentifier],
         now: float,
     ) -> str:
         moment = datetime.fromtimestamp(now, UTC)
@@ -90,7 +101,7 @@ class Authority:
             .not_valid_after(moment + CERTIFICATE_LIFETIME)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(digital_signature=True), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
@@ -98,62 +109,20 @@ class Authority:
         return _to_pem(builder.sign(self.key, hashes.SHA256()))
 
 
-def ensure_authority(folder: Path, now: float) -> Authority:
-    """The authority of this state folder, made at the first start.
-
-    1. Certificate and key are there: loaded.
-    2. No certificate: nothing was ever signed that anybody trusts, so a new pair is made (a key alone is what a start
-       that was cut off leaves).
-    3. A certificate without its key: ValueError. A new authority would lock out every agent; that is for a person.
-    """
-    ensure_private_folder(folder)
-    certificate_path, key_path = folder / "authority.pem", folder / "authority.key"
-    if not certificate_path.exists():
-        return _make_authority(certificate_path, key_path, now)
-    try:
-        bundle = tuple(x509.load_pem_x509_certificates(certificate_path.read_bytes()))
-        key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"'{certificate_path}' and '{key_path}' must be the fleet's authority and its key; found: {error}. "
-            "Restore both, or remove both and join every agent and gateway again."
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or bundle[0].public_key() != key.public_key():
-        raise ValueError(
-            f"'{key_path}' must be the key of the first certificate in '{certificate_path}'; it isn't. "
-            "Restore both, or remove both and join every agent and gateway again."
-        )
-    return Authority(key, bundle)
-
-
-def ensure_fleet_secret(folder: Path) -> bytes:
-    """The 32 bytes that engine keys and seals derive from, made at the first start. ValueError if the file is short."""
-    ensure_private_folder(folder)
-    path = folder / "fleet.secret"
-    if not path.exists():
-        write_private(path, secrets.token_hex(_SECRET_BYTES).encode())
-    try:
-        secret = bytes.fromhex(path.read_text())
-    except ValueError:
-        secret = b""
-    if len(secret) != _SECRET_BYTES:
-        raise ValueError(
-            f"'{path}' must hold {2 * _SECRET_BYTES} hex digits; it doesn't. Restore it, or remove it: "
-            "then engines get new keys as they are replaced, and an emptied store adopts nothing that runs already."
-        )
-    return secret
-
-
 def derive_engine_key(fleet_secret: bytes, instance_id: str) -> str:
     """The key that the engines of one Instance ask for: the same after every restart, stored in no resource."""
     return hmac.digest(fleet_secret, instance_id.encode(), "sha256").hex()
 
 
-def _make_authority(certificate_path: Path, key_path: Path, now: float) -> Authority:
-    key = ec.generate_private_key(ec.SECP256R1())
+def make_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def make_certificate(key: ec.EllipticCurvePrivateKey, now: float) -> x509.Certificate:
+    """An authority's own, signed by itself."""
     moment = datetime.fromtimestamp(now, UTC)
     subject = _name(f"covey authority {secrets.token_hex(4)}")
-    certificate = (
+    return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -166,10 +135,24 @@ def _make_authority(certificate_path: Path, key_path: Path, now: float) -> Autho
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    # The key first: a certificate on the disk promises that its key is there too.
-    write_private(key_path, _key_pem(key).encode())
-    write_private(certificate_path, _to_pem(certificate).encode())
-    return Authority(key, (certificate,))
+
+
+def parse_authority(certificates: bytes, keys: bytes) -> Authority:
+    """ValueError unless these are certificates and P-256 keys, and one of the keys is the first certificate's."""
+    bundle = tuple(x509.load_pem_x509_certificates(certificates))
+    found = parse_keys(keys)
+    if bundle[0].public_key() not in [key.public_key() for key in found]:
+        raise ValueError("the key of the first certificate is missing")
+    return Authority(found, bundle)
+
+
+def parse_keys(content: bytes) -> tuple[ec.EllipticCurvePrivateKey, ...]:
+    """The keys of a file of PEM blocks, at least one. ValueError otherwise."""
+    keys = [serialization.load_pem_private_key(block, password=None) for block in _KEYS.findall(content)]
+    found = tuple(key for key in keys if isinstance(key, ec.EllipticCurvePrivateKey))
+    if not found or len(found) != len(keys):
+        raise ValueError("there must be ECDSA keys in PEM")
+    return found
 
 
 def parse_signing_request(text: str) -> ec.EllipticCurvePublicKey:
@@ -212,7 +195,7 @@ def _key_usage(*, digital_signature: bool = False, signs_certificates: bool = Fa
     )
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
+def render_key(key: ec.EllipticCurvePrivateKey) -> str:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()

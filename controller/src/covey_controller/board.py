@@ -281,7 +281,7 @@ class FleetBoard:
             return ()
         routed = routed_ids(self._endpoints)
         leaving = tuple((e.instance_id, e.in_flight > 0) for e in demand.endpoints if e.instance_id not in routed)
-        shunned = tuple(e.instance_id for e in demand.endpoints if e.unreachable)
+        shunned = tuple((e.instance_id, e.path_failure) for e in demand.endpoints if e.unreachable or e.path_failure)
         return (demand.applied if self._is_draining else None, leaving, shunned)
 
     def _forget_gateways(self) -> None:

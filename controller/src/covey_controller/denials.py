@@ -9,14 +9,15 @@ lifetime, each of which took a use of a token. They are whole seconds, as certif
 """
 
 import asyncio
-from pathlib import Path
+from collections.abc import Callable
 
-from covey_api.messages import CertificateRole
-from covey_fleet_client.files import write_private
+from covey_api.messages import CertificateRole, RefusedGateway
 from pydantic import BaseModel, ValidationError
 
 from covey_controller.authority import BACKDATED, CERTIFICATE_LIFETIME
+from covey_controller.ports import Vault
 from covey_controller.serving.protocol import Peer
+from covey_controller.vault import DENIALS, change_document
 
 
 class _Dates(BaseModel):
@@ -29,48 +30,94 @@ class _Dates(BaseModel):
 
 
 class Denials:
-    """One event loop, no locks."""
+    """One event loop, no locks. Another leader's are known after `reload`."""
 
-    def __init__(self, path: Path) -> None:
-        """ValueError if the file is there and can't be read: guessing 'nobody' would let the removed back in."""
-        self._path = path
+    def __init__(self, vault: Vault) -> None:
+        """`reload` before anything else."""
+        self._vault = vault
         self._changed = asyncio.Event()
-        try:
-            self._dates = _Dates.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            self._dates = _Dates()
-        except ValidationError:
-            raise ValueError(f"'{path}' must be the list of refused certificates; restore it or remove it") from None
+        self._dates = _Dates()
 
-    def record_issue(self, role: CertificateRole, name: str, now: float) -> int:
-        """The date to issue a certificate with now: after all that is refused of this name. Remembered on the disk."""
+    async def reload(self) -> None:
+        """ValueError if the list can't be read: guessing 'nobody' would let the removed back in. VaultUnavailable."""
+        self._put_in_force(_parse(await self._vault.read(DENIALS)))
+
+    async def record_issue(self, role: CertificateRole, name: str, now: float) -> int:
+        """The date to issue a certificate with now: after all that is refused of this name. Written down first."""
         key = f"{role}/{name}"
-        issued = max(int(now), self._dates.denied.get(key, 0) + 1)
-        newest = max(issued, self._dates.issued.get(key, 0))
-        self._keep(_Dates(issued=self._dates.issued | {key: newest}, denied=self._dates.denied), now)
+        issued = 0
+
+        def record(dates: _Dates) -> _Dates:
+            nonlocal issued
+            issued = max(int(now), dates.denied.get(key, 0) + 1)
+            newest = max(issued, dates.issued.get(key, 0))
+            return _Dates(issued=dates.issued | {key: newest}, denied=dates.denied)
+
+        await self._change(record, now)
         return issued
 
-    def deny(self, role: CertificateRole, name: str, now: float) -> None:
-        """Refuse every certificate of this name from now on, on the disk too. Those of later joins are good."""
+    async def deny(self, role: CertificateRole, name: str, now: float) -> None:
+        """Refuse every certificate of this name from now on, written down first. Those of later joins are good."""
         key = f"{role}/{name}"
-        newest = max(int(now), self._dates.issued.get(key, 0), self._dates.denied.get(key, 0))
-        self._keep(_Dates(issued=self._dates.issued, denied=self._dates.denied | {key: newest}), now)
-        self._changed.set()
-        self._changed = asyncio.Event()
+
+        def record(dates: _Dates) -> _Dates:
+            newest = max(int(now), dates.issued.get(key, 0), dates.denied.get(key, 0))
+            return _Dates(issued=dates.issued, denied=dates.denied | {key: newest})
+
+        await self._change(record, now)
 
     def is_denied(self, peer: Peer) -> bool:
         issued = peer.not_before + BACKDATED.total_seconds()
         return issued <= self._dates.denied.get(f"{peer.role}/{peer.name}", 0)
+
+    @property
+    def refused_gateways(self) -> tuple[RefusedGateway, ...]:
+        """What agents are told, for the way past the controller: by name."""
+        backdated = int(BACKDATED.total_seconds())
+        prefix = f"{CertificateRole.GATEWAY}/"
+        return tuple(
+            RefusedGateway(name=key.removeprefix(prefix), begins_until=latest - backdated)
+            for key, latest in sorted(self._dates.denied.items())
+            if key.startswith(prefix)
+        )
 
     async def wait_denied(self, peer: Peer) -> None:
         """Return once this certificate is refused: its open streams end then."""
         while not self.is_denied(peer):
             await self._changed.wait()
 
-    def _keep(self, dates: _Dates, now: float) -> None:
-        oldest = now - CERTIFICATE_LIFETIME.total_seconds()
-        issued = {key: date for key, date in dates.issued.items() if date >= oldest}
-        denied = {key: date for key, date in dates.denied.items() if date >= oldest}
-        kept = _Dates(issued=issued, denied=denied)
-        write_private(self._path, kept.model_dump_json().encode())
-        self._dates = kept
+    async def _change(self, change: Callable[[_Dates], _Dates], now: float) -> None:
+        def render(content: bytes | None) -> bytes:
+            return _forget_expired(change(_parse(content)), now).model_dump_json().encode()
+
+        self._put_in_force(_parse(await change_document(self._vault, DENIALS, render)))
+
+    def _put_in_force(self, dates: _Dates) -> None:
+        is_news = dates.denied != self._dates.denied
+        self._dates = dates
+        if is_news:
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+
+async def open_denials(vault: Vault) -> Denials:
+    """ValueError and VaultUnavailable as `reload`."""
+    denials = Denials(vault)
+    await denials.reload()
+    return denials
+
+
+def _parse(content: bytes | None) -> _Dates:
+    if content is None:
+        return _Dates()
+    try:
+        return _Dates.model_validate_json(content)
+    except ValidationError:
+        raise ValueError(f"'{DENIALS}' must be the list of refused certificates; restore it or remove it") from None
+
+
+def _forget_expired(dates: _Dates, now: float) -> _Dates:
+    oldest = now - CERTIFICATE_LIFETIME.total_seconds()
+    issued = {key: date for key, date in dates.issued.items() if date >= oldest}
+    denied = {key: date for key, date in dates.denied.items() if date >= oldest}
+    return _Dates(issued=issued, denied=denied)

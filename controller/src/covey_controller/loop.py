@@ -13,7 +13,7 @@ Between turns it rests until something wakes it or is due (`Plan.wake_at`, `next
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -32,6 +32,7 @@ from covey_controller.reconcile.outcomes import (
     CreateInstance,
     CreateNode,
     DeleteObject,
+    HoldObject,
     Note,
     Plan,
     UpdateInstance,
@@ -65,8 +66,10 @@ class Surroundings:
     seal_of: Callable[[Instance], str]
     mint_id: Callable[[], str]
     utc_now: Callable[[], datetime]
-    deny_agent: Callable[[str], None]
+    deny_agent: Callable[[str], Awaitable[None]]
     """Refuse the certificates of a node that is being removed, for good."""
+    prepare: Callable[[], Awaitable[None]]
+    """Read anew what another leader may have written, before anybody is answered."""
     allow_empty: bool = False
 
 
@@ -92,8 +95,14 @@ class ReconcileLoop:
         self._fresh_ids: tuple[str, ...] = ()
         self._listed = asyncio.Event()
         self._backoff = Backoff()
+        self._lease: Lease | None = None
         self.is_leading = False
         """True once this process leads and has listed its store."""
+
+    @property
+    def holds_lease(self) -> bool:
+        """True while this process leads and knows what earlier leaders wrote."""
+        return self._lease is not None and not self._lease.lost.is_set()
 
     async def run(self) -> None:
         above: int | None = None
@@ -105,12 +114,15 @@ class ReconcileLoop:
         try:
             lease = await self._take_lease(above)
             log.info("leading with term %d", lease.term)
+            async with asyncio.timeout(STORE_SECONDS):
+                await self._around.prepare()
             return await self._lead(lease)
         except Exception as error:
             await self._backoff.wait(error)
             return None
         finally:
             self.is_leading = False
+            self._lease = None
 
     async def _take_lease(self, above: int | None) -> Lease:
         """Waits for as long as somebody else leads."""
@@ -122,6 +134,7 @@ class ReconcileLoop:
     async def _lead(self, lease: Lease) -> int | None:
         """Until the lease is lost; the term to lead above if a higher one was heard of."""
         self._board.begin(lease.term)
+        self._lease = lease
         self._memory = Memory()
         self._led_since = asyncio.get_running_loop().time()
         above: int | None = None
@@ -226,6 +239,7 @@ class ReconcileLoop:
         except (Conflict, HigherTerm, LeaseLost):
             raise
         except Exception:
+            self._require_lead(lease)
             self._board.publish(self._board.published.assignments, made.endpoints_unacted)
             raise
 
@@ -235,15 +249,15 @@ class ReconcileLoop:
             match action:
                 case DeleteObject(ObjectKey("Node", _, name), uid):
                     # Refused first: cut off in between, it is rather a Node without an agent than one that comes back.
-                    self._around.deny_agent(name)
+                    await self._around.deny_agent(name)
                     await self._store.delete(action.key, uid)
                     self._board.forget_agent(name)
                 case CreateInstance(instance):
                     await self._store.create(instance)
                 case CreateNode(node):
                     await self._store.create(node)
-                case UpdateInstance(instance):
-                    await self._store.update(instance)
+                case UpdateInstance(item) | HoldObject(item):
+                    await self._store.update(item)
                 case _:
                     await self._store.delete(action.key, action.uid)
 

@@ -8,40 +8,40 @@ import asyncio
 import json
 import logging
 import os
-import secrets
 import signal
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import uvloop
-from covey_api.messages import CertificateRole
 from covey_fleet_client.files import ensure_private_folder, write_private
 from covey_fleet_client.lifeline import watch_lifeline
 from covey_fleet_client.process import raise_file_limit, start_logging
 from covey_fleet_client.tasks import flatten_errors
 
-from covey_controller.authority import derive_engine_key, ensure_authority, ensure_fleet_secret
+from covey_controller.addresses import parse_address
 from covey_controller.board import FleetBoard
 from covey_controller.control_api.server import serve_control
-from covey_controller.denials import Denials
+from covey_controller.control_api.webhook import PATH, serve_webhook
+from covey_controller.credentials import open_credentials
 from covey_controller.explain import HistoryExplainer
 from covey_controller.fleet_api.server import serve_fleet
 from covey_controller.history import History
-from covey_controller.loop import ReconcileLoop, Surroundings
-from covey_controller.seal import seal_instance
+from covey_controller.kube_options import KubeOptions, add_kube_flags, parse_kube_options
+from covey_controller.loop import ReconcileLoop
+from covey_controller.ports import VaultUnavailable
 from covey_controller.serving.listener import ListenFailed
-from covey_controller.stores.files.documents import parse_documents
-from covey_controller.stores.files.store import FilesStore, store_paths
-from covey_controller.tokens import Tokens
+from covey_controller.source_options import FilesOptions, Webhook, add_source_flags, parse_files_options
+from covey_controller.stores.files.documents import parse_with_secrets
+from covey_controller.stores.files.store import FilesStore
+from covey_controller.stores.files.vault import FilesVault
 
 log = logging.getLogger(__name__)
 
 # On loopback, as everything is until somebody says otherwise.
 DEFAULT_LISTEN = "127.0.0.1:52414"
+CONTROLLER_FOLDER = "controller"
 DONE, FAILED = 0, 1
 
 
@@ -51,17 +51,16 @@ class Stop(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    source: Path
     state: Path
     host: str
     port: int
-    allow_empty: bool
     lifeline: int | None
+    store: FilesOptions | KubeOptions
 
     @property
     def folder(self) -> Path:
         """The controller's own folder in the state folder."""
-        return self.state / "controller"
+        return self.state / CONTROLLER_FOLDER
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run_controller(options))
-    except* (OSError, ValueError, ListenFailed) as errors:
+    except* (OSError, ValueError, ListenFailed, VaultUnavailable) as errors:
         failed = True
         for error in flatten_errors(errors):
             log.error("%s", error)
@@ -82,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse_options(arguments: Sequence[str] | None) -> Options:
     """The flags of docs/concepts/architecture.md. Wrong ones end the process with code 2."""
     parser = argparse.ArgumentParser(prog="python -m covey_controller", description="The controller of a Covey fleet.")
-    parser.add_argument("--source", required=True, type=Path, help="directory or file that holds the documents")
+    add_source_flags(parser)
+    add_kube_flags(parser)
     parser.add_argument("--state", required=True, type=Path, help="the state folder")
     parser.add_argument(
         "--fleet-listen",
@@ -90,40 +90,63 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         metavar="HOST:PORT",
         help="address of the fleet API; port 0 takes a free one (default: %(default)s)",
     )
-    parser.add_argument("--allow-empty", action="store_true", help="an empty or missing source deletes all objects")
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe's last writer is gone")
     given = parser.parse_args(arguments)
-    host, port = _parse_address(parser, given.fleet_listen)
-    source, state = Path(os.path.abspath(given.source)), Path(os.path.abspath(given.state))
-    options = Options(source, state, host, port, given.allow_empty, given.lifeline)
-    if not source.exists() and not store_paths(source, options.folder)[0].exists():
-        parser.error(f"`--source` must be a directory or a file; there is no '{source}'")
-    return options
-
-
-def _parse_address(parser: argparse.ArgumentParser, text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65_535:
-        parser.error(f"`--fleet-listen` must be 'HOST:PORT'; got '{text}'")
-    return host.strip("[]"), int(port)
+    if given.kube is (given.source is not None):
+        parser.error("either `--source SOURCE` or `--kube` must be given")
+    host, port = parse_address(parser, "--fleet-listen", given.fleet_listen)
+    state = Path(os.path.abspath(given.state))
+    if given.kube:
+        store = parse_kube_options(parser, given)
+    else:
+        store = parse_files_options(parser, given, state / CONTROLLER_FOLDER)
+    return Options(state, host, port, given.lifeline, store)
 
 
 async def run_controller(options: Options) -> None:
     """Until it is asked to end. OSError, ValueError or ListenFailed when it can't start."""
     ensure_private_folder(options.state)
     ensure_private_folder(options.folder)
-    authority = ensure_authority(options.folder, time.time())
-    tokens = Tokens(options.folder / "tokens.json", authority.digest)
-    denials = Denials(options.folder / "denials.json")
-    store = FilesStore(options.source, options.folder, parse_documents, allow_empty=options.allow_empty)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_wait_stop(options.lifeline))
+            match options.store:
+                case KubeOptions() as store:
+                    run_kube = import_kube()
+                    group.create_task(run_kube(store, options.host, options.port, options.folder))
+                case FilesOptions() as store:
+                    group.create_task(run_files(options, store))
+    except* Stop:
+        log.info("ended; what runs on nodes goes on")
+
+
+def import_kube() -> Callable[[KubeOptions, str, int, Path], Coroutine[None, None, None]]:
+    """ValueError names the extra if it isn't installed."""
+    try:
+        from covey_controller.kube import run_kube
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in ("kopf", "aiohttp"):
+            raise
+        raise ValueError(
+            f"`--kube` needs the extra `covey-controller[kube]`; there is no module '{error.name}'. "
+            "Install it: uv pip install 'covey-controller[kube]'"
+        ) from None
+    return run_kube
+
+
+async def run_files(options: Options, files: FilesOptions) -> None:
+    """Files mode, until cancelled."""
+    credentials = await open_credentials(FilesVault(options.folder))
+    parse = partial(parse_with_secrets, keys=files.keys)
+    store = FilesStore(files.source, options.folder, parse, allow_empty=files.allow_empty)
     board, history = FleetBoard(asyncio.get_running_loop().time), History()
-    loop = ReconcileLoop(store, board, history, _surroundings(options, denials))
+    loop = ReconcileLoop(store, board, history, credentials.surround(allow_empty=files.allow_empty))
     fleet = partial(
         serve_fleet,
         board,
-        authority,
-        tokens,
-        denials,
+        credentials.trust,
+        credentials.tokens,
+        credentials.denials,
         folder=options.folder,
         host=options.host,
         port=options.port,
@@ -134,31 +157,28 @@ async def run_controller(options: Options) -> None:
         options.state / "control.sock",
         HistoryExplainer(history, board),
         store,
-        tokens,
+        credentials.tokens,
+        credentials.trust,
         is_ready=lambda: loop.is_leading,
         on_listening=lambda: log.info("control API on '%s'", options.state / "control.sock"),
     )
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_wait_stop(options.lifeline))
-            group.create_task(store.run())
-            group.create_task(loop.run())
-            group.create_task(fleet())
-            group.create_task(control())
-    except* Stop:
-        log.info("ended; what runs on nodes goes on")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(store.run())
+        group.create_task(loop.run())
+        group.create_task(credentials.trust.watch())
+        group.create_task(fleet())
+        group.create_task(control())
+        if files.webhook is not None:
+            group.create_task(_serve_webhook(files.webhook, store))
 
 
-def _surroundings(options: Options, denials: Denials) -> Surroundings:
-    fleet_secret = ensure_fleet_secret(options.folder)
-    return Surroundings(
-        holder=secrets.token_hex(8),
-        engine_key=partial(derive_engine_key, fleet_secret),
-        seal_of=partial(seal_instance, fleet_secret),
-        mint_id=partial(secrets.token_hex, 8),
-        utc_now=partial(datetime.now, UTC),
-        deny_agent=lambda name: denials.deny(CertificateRole.AGENT, name, time.time()),
-        allow_empty=options.allow_empty,
+async def _serve_webhook(webhook: Webhook, store: FilesStore) -> None:
+    await serve_webhook(
+        webhook.host,
+        webhook.port,
+        webhook.secret,
+        store.refresh_source,
+        on_listening=lambda where: log.info("webhook on 'http://%s%s'", where, PATH),
     )
 
 

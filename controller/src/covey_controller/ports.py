@@ -14,8 +14,13 @@ from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import AskAnswer, Assignments, Demand, Endpoints, Order, Report, ReportAnswer
 from covey_api.meta import Status
 from covey_api.node import Node
+from covey_api.placement import Placement
 
 CreatedT = TypeVar("CreatedT", Instance, Node)
+HeldT = TypeVar("HeldT", bound=Instance | Node | Placement)
+
+# Terms travel in JSON, where integers are exact up to here. Nobody gets there by counting.
+MAX_TERM = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,8 @@ class Leaders(Protocol):
 
 
 class Vault(Protocol):
-    """Small secret documents that every replica of the controller shares: authority, fleet secret, token hashes."""
+    """Small secret documents that every replica of the controller shares: authority, fleet secret, token hashes,
+    denials. Their names are in `vault`. Both methods raise VaultUnavailable and have a deadline."""
 
     async def read(self, name: str) -> bytes | None:
         """The document; None if there is none."""
@@ -53,6 +59,45 @@ class Vault(Protocol):
     async def replace(self, name: str, content: bytes, *, seen: bytes | None) -> None:
         """Write it whole. Conflict if it is not what was `seen` (None: there must be none)."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whom a bearer token belongs to, as the platform that issued it says."""
+
+    user: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One thing that somebody may do or not, as RBAC has it."""
+
+    verb: str
+    resource: str
+    namespace: str = ""
+    """Empty: in all namespaces, or of a cluster-scoped kind."""
+    name: str = ""
+
+
+class Reviewer(Protocol):
+    """Who somebody is and what they may do, decided by the platform. Both raise ReviewUnavailable."""
+
+    async def review_token(self, token: str, audience: str) -> Caller | None:
+        """None if the token isn't valid for this audience."""
+        ...
+
+    async def review_access(self, caller: Caller, access: Access) -> bool: ...
+
+
+class ReviewUnavailable(Exception):
+    """The platform can't be asked now; the words say why and are fit for whoever asked."""
+
+
+class VaultUnavailable(Exception):
+    """A document can't be read or written now; the words say why and are fit for whoever asked."""
 
 
 class Conflict(Exception):
@@ -96,8 +141,11 @@ class Store(Protocol):
         """Store a new Instance, or the Node of a machine that joined. Conflict if the name is taken."""
         ...
 
-    async def update(self, instance: Instance) -> Instance:
-        """Replace an Instance's spec. Conflict if its resourceVersion is not the stored one, or its term would fall."""
+    async def update(self, item: HeldT) -> HeldT:
+        """Replace an Instance's spec; add finalizers to an Instance, Node or Placement. Nothing else is ever written.
+
+        Conflict if its resourceVersion is not the stored one, or a rule of the kind is broken.
+        """
         ...
 
     async def delete(self, key: ObjectKey, uid: str) -> None:
@@ -128,9 +176,9 @@ class SourceState:
 
     source: str
     applied: str
-    """Digest (first 12 hex) of the set that runs; empty before the first."""
+    """First 12 hex of the set that runs, its digest or its commit; empty before the first."""
     wanted: str
-    """Digest of the newest set read, valid or not."""
+    """The same of the newest set read, valid or not."""
     errors: tuple[SourceError, ...] = ()
     notices: tuple[str, ...] = ()
     """E.g. that an empty folder deletes nothing."""
@@ -158,11 +206,18 @@ class Source(Protocol):
 
     def source_state(self) -> SourceState: ...
 
-    async def apply_documents(self, text: str, name: str) -> tuple[Applied, ...]:
-        """Write documents into the source as one atomic set, without waiting for rest. InvalidSet if any is wrong."""
+    def refresh_source(self) -> None:
+        """Look at the source now: somebody says that it has changed."""
         ...
 
-    async def delete_documents(self, keys: tuple[ObjectKey, ...]) -> tuple[Applied, ...]:
+    async def apply_documents(self, text: str, name: str, author: str = "") -> tuple[Applied, ...]:
+        """Write documents into the source as one atomic set, without waiting for rest. InvalidSet if any is wrong.
+
+        `author`: `Name <email>` of who asks, for a source that keeps it.
+        """
+        ...
+
+    async def delete_documents(self, keys: tuple[ObjectKey, ...], author: str = "") -> tuple[Applied, ...]:
         """Remove documents from the source. KeyError names one that isn't there."""
         ...
 

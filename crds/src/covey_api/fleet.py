@@ -1,6 +1,8 @@
 """Fleet: the one cluster-wide settings object, named `default`. Changes apply to new Instances only."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from covey_api.engines import KvCacheType
 from covey_api.kinds import Column, Kind
@@ -20,8 +22,20 @@ class FleetSpec(Message):
     kv_cache: FleetKvCache = FleetKvCache()
 
 
+class FleetClaim(Message):
+    """Which controllers this cluster's fleet belongs to. To give it to others, remove it from the status."""
+
+    namespace: Annotated[str, Field(max_length=63)]
+    """The namespace they run in."""
+    authority: Annotated[str, Field(max_length=71)] = ""
+    """A digest that tells this fleet from every other one; it stays the same when the fleet's authority is replaced."""
+
+
 class FleetStatus(Status):
-    """What was found of the settings."""
+    """What was found of the settings, and whose the fleet is."""
+
+    claim: FleetClaim | None = None
+    """Kubernetes mode only: one fleet a cluster."""
 
 
 class Fleet(Kind):

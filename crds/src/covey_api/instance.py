@@ -96,6 +96,22 @@ class Member(Message):
         return sum(costs.total_bytes for costs in self.costs if costs.pool == pool)
 
 
+# Written at creation and never again, beside `instanceId`.
+STAMPED = (
+    "placement",
+    "model",
+    "variant",
+    "revision",
+    "engine",
+    "compute",
+    "artifact",
+    "options",
+    "members",
+    "startupSeconds",
+    "drainSeconds",
+)
+
+
 class InstanceSpec(Message):
     """Everything that is needed to run it, stamped at creation."""
 
@@ -103,8 +119,12 @@ class InstanceSpec(Message):
         json_schema_extra=cel(
             ("self.term >= oldSelf.term", "`spec.term` must never fall"),
             ("self.attempt >= oldSelf.attempt", "`spec.attempt` must never fall"),
-            ("self.instanceId == oldSelf.instanceId", "`spec.instanceId` must not change"),
             ("self.goal == oldSelf.goal || self.goal == 'Drain'", "`spec.goal` must only go from 'Run' to 'Drain'"),
+            ("self.instanceId == oldSelf.instanceId", "`spec.instanceId` must not change"),
+            (
+                " && ".join(f"self.{name} == oldSelf.{name}" for name in STAMPED),
+                "of `spec` only `goal`, `attempt` and `term` must change; to have it made anew, delete the Instance",
+            ),
         )
     )
 
@@ -194,7 +214,9 @@ class InstanceStatus(Status):
     members: Annotated[tuple[MemberStatus, ...], Field(max_length=64)] = ()
     """Its engine processes."""
     endpoint: Annotated[str, Field(max_length=255)] = ""
-    """`http://127.0.0.1:PORT` of the engine, when Ready."""
+    """`http://127.0.0.1:PORT` of the engine on its node, when Ready."""
+    front: Annotated[str, Field(max_length=300)] = ""
+    """`tls://ADDRESS:PORT` at which gateways of other machines reach it; empty when only its own machine's do."""
 
 
 class Instance(Kind):

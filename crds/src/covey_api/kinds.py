@@ -71,3 +71,12 @@ class Kind(Message):
         """Identity of the object; an empty namespace of a namespaced kind is `default`."""
         namespace = (self.metadata.namespace or DEFAULT_NAMESPACE) if self.NAMESPACED else ""
         return ObjectKey(type(self).__name__, namespace, self.metadata.name)
+
+
+class Unreadable(Kind):
+    """A stored object that this version can't read: another version's. It is known to be there, and left alone."""
+
+    @property
+    def key(self) -> ObjectKey:
+        """Identity of the object that is stored."""
+        return ObjectKey(self.kind, self.metadata.namespace, self.metadata.name)

@@ -35,6 +35,11 @@ Seal = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 """Made by the controller over what identifies an Instance. Empty: from a version that knew none."""
 
 
+def render_front_name(instance_id: str, attempt: int) -> str:
+    """What a gateway asks a keeper's TLS front for (SNI): one attempt of one Instance. It never resolves."""
+    return f"a{attempt}.{instance_id}.covey.invalid"
+
+
 class CertificateRole(StrEnum):
     AGENT = "agent"
     GATEWAY = "gateway"
@@ -119,6 +124,14 @@ class AskAnswer(Message):
     text: Annotated[str, Field(max_length=262_144)] = ""
 
 
+class RefusedGateway(Message):
+    """A gateway that was removed from the fleet, though its certificate may still be valid."""
+
+    name: str
+    begins_until: int
+    """Its certificates whose validity begins by then are refused; seconds since the epoch. Later ones are good."""
+
+
 class Assignments(Message):
     """Everything this node should do, whole. A line of `GET nodes/{node}/assignments`."""
 
@@ -130,6 +143,8 @@ class Assignments(Message):
     spec: NodeSpec
     members: tuple[MemberAssignment, ...] = ()
     asks: Annotated[tuple[Ask, ...], Field(max_length=MAX_ASKS)] = ()
+    refused_gateways: tuple[RefusedGateway, ...] = ()
+    """By name. A change comes with the next keep-alive, under the order of the snapshot before."""
 
     @property
     def order(self) -> Order:
@@ -158,6 +173,8 @@ class MemberReport(Message):
     phase: MemberPhase
     port: int = 0
     """The engine's port on loopback, while there is one."""
+    front_port: int = 0
+    """Of its keeper's TLS front, at the node's `address`; 0: it has none."""
     pid: int = 0
     cause: FailureCause | None = None
     message: Annotated[str, Field(max_length=1024)] = ""
@@ -189,7 +206,9 @@ class Report(Message):
     applied: Order | None = None
     """The newest assignments this agent acts on."""
     address: str = "127.0.0.1"
-    """Address at which gateways reach this node's engines."""
+    """Address at which gateways of other machines reach this node's fronts."""
+    machine: Annotated[str, Field(max_length=64)] = ""
+    """What tells this loopback from every other one (`observe_machine`); empty: from a version that had no fronts."""
     facts: NodeFacts | None = None
     lanes: tuple[Lane, ...] | None = None
     readings: tuple[PoolReading, ...] = ()
@@ -249,6 +268,13 @@ class Endpoint(Message):
     context_tokens: int
     confirmed: bool = True
     """False while its node is silent: used only when no confirmed one is free."""
+    machine: str = ""
+    """As its node reported: a gateway that has the same goes to `host` and `port`, on loopback."""
+    attempt: int = 0
+    address: str = ""
+    """Of its node, for gateways of other machines."""
+    front_port: int = 0
+    """Of its keeper's TLS front at `address`; 0: there is none, and it is reached on its own machine only."""
 
 
 class ClientKey(Message):
@@ -279,6 +305,8 @@ class EndpointDemand(Message):
     in_flight: int
     unreachable: bool = False
     """This gateway set it aside: it refused, reset, or could not be reached."""
+    path_failure: Annotated[str, Field(max_length=256)] = ""
+    """Why this gateway finds no way to its node, after several tries in a row; empty: it has one, or didn't try."""
 
 
 class Demand(Message):

@@ -73,6 +73,10 @@ class NodeReason(StrEnum):
     """Another machine reports under the same name; what it says is dropped."""
     DELETING = "Deleting"
     """Its deletion was asked for: what it runs is drained."""
+    DATA_PATH_OPEN = "DataPathOpen"
+    """No gateway misses a way to what serves on it."""
+    DATA_PATH_CLOSED = "DataPathClosed"
+    """A gateway can't reach what serves on it; the message names both, the address and the ports to open."""
 
 
 class FleetReason(StrEnum):
@@ -116,6 +120,10 @@ class EventReason(StrEnum):
     """A failed Instance is tried again where it was."""
     LOST = "InstanceLost"
     """Its node has been silent beyond the grace: a replacement is placed."""
+    DATA_PATH_CLOSED = "DataPathClosed"
+    """A gateway can't reach what serves on a node; the message has the address and the ports to open."""
+    DATA_PATH_OPENED = "DataPathOpened"
+    """Every gateway reaches what serves on the node again."""
     HEADER_READ = "HeaderRead"
     """A node read the artifact's header."""
     HEADER_UNREAD = "HeaderUnread"

@@ -13,6 +13,7 @@ from typing import Self
 
 from covey_api.messages import KEEPALIVE, JoinAnswer, JoinRequest
 from covey_api.meta import Message
+from cryptography import x509
 
 from covey_fleet_client.calls import (
     Answer,
@@ -77,17 +78,28 @@ class FleetClient:
         await call(self._http, "PUT", path, body=message)
 
     async def watch_certificate(self) -> None:
-        """Renew the certificate whenever it is due, until cancelled. Run it in the process's TaskGroup."""
+        """Renew the certificate whenever it is due or the fleet's authorities are others, until cancelled.
+
+        Run it in the process's TaskGroup. Whoever replaces an authority waits for an hour between the steps.
+        """
         while True:
-            remaining_seconds = self._identity.renew_at - time.time()
-            if remaining_seconds > 0:
-                await asyncio.sleep(min(remaining_seconds, _CHECK_SECONDS))
-                continue
             try:
-                await self._renew()
+                if time.time() >= self._identity.renew_at or not await self._has_current_authorities():
+                    await self.renew()
             except (FleetError, OSError) as error:
-                _log.warning("the certificate could not be renewed, next try in a minute: %s", error)
+                _log.warning("the certificate could not be checked or renewed, next try in a minute: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            remaining_seconds = self._identity.renew_at - time.time()
+            await asyncio.sleep(min(max(remaining_seconds, 0), _CHECK_SECONDS))
+
+    async def _has_current_authorities(self) -> bool:
+        """The order counts too: the first one signs."""
+        content = await call(self._http, "GET", "authority")
+        try:
+            return tuple(x509.load_pem_x509_certificates(content)) == self._identity.authorities
+        except ValueError as error:
+            raise FleetError(FleetErrorKind.INVALID, f"the fleet's authorities must be PEM: {error}") from None
 
     def _check_expiry(self) -> None:
         """An expired certificate ends in a broken handshake, which doesn't say why: so it is said here."""
@@ -98,7 +110,8 @@ class FleetClient:
                 "if it can't be, check this machine's clock.",
             )
 
-    async def _renew(self) -> None:
+    async def renew(self) -> None:
+        """A new certificate, and the fleet's authorities as they are now."""
         identity = self._identity
         role = identity.role
         request = JoinRequest(role=role, name=identity.name, signing_request=identity.render_signing_request())
@@ -106,6 +119,7 @@ class FleetClient:
         now = time.time()
         log_skew(answer, now)
         self._identity = identity.accept(answer, role, identity.name, now)
+        # Authorities are added; who is trusted no more is forgotten with this process.
         self._context.load_verify_locations(cafile=self._identity.authorities_path)
         self._context.load_cert_chain(self._identity.certificate_path, self._identity.key_path)
         _log.info("certificate of %s '%s' renewed", role, identity.name)

@@ -4,6 +4,10 @@ A token is `covey-ID.SECRET.AUTHORITY-DIGEST`. The authority's certificate is fe
 proves nothing and carries no secret; only one whose SHA-256 is the token's digest becomes the sole trust of the second
 connection, which carries the secret. Reading the presented chain off one connection was the alternative: Python gives
 the chain of an unverified peer only from 3.13 on, and a pin checked after the handshake is easily bypassed by a retry.
+
+A pod has a token of its ServiceAccount instead, which pins nothing: it is shown only to a controller of the authorities
+in a file that is mounted beside it. It stays good for as long as the pod lives, so a pod whose certificate is refused
+may join anew by it; who doesn't want that takes the pod away.
 """
 
 import logging
@@ -11,6 +15,7 @@ import re
 import ssl
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from covey_api.messages import CertificateRole, JoinAnswer, JoinRequest
 from cryptography import x509
@@ -22,6 +27,7 @@ from covey_fleet_client.identity import Identity
 
 # Certificates and reports tolerate more; a person should hear of it before they don't.
 _NOTABLE_SKEW_SECONDS = 30.0
+_TOKEN_PREFIX = "covey-"  # noqa: S105 - how every join token begins
 _TOKEN = re.compile(r"^covey-[0-9a-f]{1,64}\.[A-Za-z0-9_-]{1,128}\.(?P<digest>[0-9a-f]{64})$")
 
 _log = logging.getLogger(__name__)
@@ -31,6 +37,48 @@ _log = logging.getLogger(__name__)
 class _Token:
     text: str
     authority_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """By what a process joins: paths, read at each try, for both files are replaced while it runs."""
+
+    token_file: Path | None = None
+    authority_file: Path | None = None
+    """PEM certificates to trust before the first join; needed with a pod's token."""
+
+    def read_token(self) -> str | None:
+        """None when there is none: once joined the certificate is enough, and the file may be gone."""
+        if self.token_file is None:
+            return None
+        try:
+            return self.token_file.read_text().strip() or None
+        except (OSError, ValueError) as error:
+            _log.debug("the token file can't be read: %s", error)
+            return None
+
+    def is_standing(self) -> bool:
+        """The token is a pod's: it may be shown again."""
+        token = self.read_token()
+        return token is not None and not token.startswith(_TOKEN_PREFIX)
+
+    def read_authorities(self) -> tuple[x509.Certificate, ...]:
+        """FleetError names what must be there."""
+        if self.authority_file is None:
+            raise FleetError(
+                FleetErrorKind.DENIED,
+                f"'{self.token_file}' holds no join token of Covey's; to join by a ServiceAccount token, name the "
+                "fleet's certificates with `--authority-file FILE`, mounted from ConfigMap 'covey-authority'. "
+                "The token was not sent.",
+            )
+        try:
+            return tuple(x509.load_pem_x509_certificates(self.authority_file.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise FleetError(
+                FleetErrorKind.DENIED,
+                f"'{self.authority_file}' must hold the fleet's certificates in PEM; found: {error}. The controller "
+                "writes them to ConfigMap 'covey-authority'. The token was not sent.",
+            ) from None
 
 
 async def ensure_joined(
@@ -54,18 +102,56 @@ async def ensure_joined(
             f"there is no valid certificate for {role} '{name}' in '{identity.folder}' and no token to join with. "
             f"Make one with `covey token create --role {role}`.",
         )
-    return await _join(identity, parse_controller_url(controller_url), role, name, parsed)
+    url = parse_controller_url(controller_url)
+    authority = await _fetch_authority(url, parsed)
+    return await _join(identity, url, role, name, parsed.text, (authority,))
 
 
-async def _join(identity: Identity, url: str, role: CertificateRole, name: str, token: _Token) -> Identity:
-    authority = await _fetch_authority(url, token)
+async def ensure_admitted(
+    identity: Identity,
+    controller_url: str,
+    role: CertificateRole,
+    name: str,
+    admission: Admission,
+    *,
+    is_refused: bool = False,
+) -> Identity:
+    """As `ensure_joined`, also by a pod's token: that one also joins anew when the stored certificate `is_refused`, or
+    is of none of the authorities in the file."""
+    token = admission.read_token()
+    if token is None or token.startswith(_TOKEN_PREFIX):
+        return await ensure_joined(identity, controller_url, role, name, token)
+    if identity.is_valid(role, name, time.time()) and not is_refused and _is_of(identity, admission):
+        return identity
+    authorities = admission.read_authorities()
+    return await _join(identity, parse_controller_url(controller_url), role, name, token, authorities)
+
+
+async def _join(
+    identity: Identity,
+    url: str,
+    role: CertificateRole,
+    name: str,
+    token: str,
+    authorities: tuple[x509.Certificate, ...],
+) -> Identity:
+    """The token goes to a controller of one of these authorities, and to nobody else."""
     request = JoinRequest(role=role, name=name, signing_request=identity.render_signing_request())
-    async with open_client(url, trusting_context((authority,))) as client:
-        content = await call(client, "POST", "join", body=request, bearer=token.text)
+    async with open_client(url, trusting_context(authorities)) as client:
+        content = await call(client, "POST", "join", body=request, bearer=token)
     answer = parse_answer(content, JoinAnswer, "join")
     now = time.time()
     log_skew(answer, now)
     return identity.accept(answer, role, name, now)
+
+
+def _is_of(identity: Identity, admission: Admission) -> bool:
+    """Whether the identity is of the fleet whose authorities are mounted; also while they can't be read."""
+    try:
+        mounted = admission.read_authorities()
+    except FleetError:
+        return True
+    return any(authority in mounted for authority in identity.authorities)
 
 
 async def _fetch_authority(url: str, token: _Token) -> x509.Certificate:
@@ -94,6 +180,9 @@ def trusting_context(authorities: tuple[x509.Certificate, ...]) -> ssl.SSLContex
     """A client's TLS that trusts exactly these authorities and checks the controller's names."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Nodes choose their own common names, and may be called as the controller's host is; what counts is what the
+    # authority wrote beside it.
+    context.hostname_checks_common_name = False
     context.load_verify_locations(
         cadata="".join(one.public_bytes(serialization.Encoding.PEM).decode() for one in authorities)
     )

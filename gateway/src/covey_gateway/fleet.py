@@ -20,7 +20,7 @@ from covey_fleet_client.client import FleetClient
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.files import write_private
 from covey_fleet_client.identity import load_identity
-from covey_fleet_client.join import ensure_joined
+from covey_fleet_client.join import Admission, ensure_admitted
 from covey_fleet_client.tasks import flatten_errors, run_apart
 from pydantic import ValidationError
 
@@ -50,7 +50,10 @@ class Fleet(Protocol):
 
 
 class FleetLink:
-    """`apply` puts a table into force; `folder` is the gateway's private folder, `address` where clients reach it."""
+    """`apply` puts a table into force; `folder` is the gateway's private folder, `address` where clients reach it.
+
+    `machine`: as `observe_machine` says; None: no endpoint is on this machine.
+    """
 
     def __init__(
         self,
@@ -58,9 +61,10 @@ class FleetLink:
         apply: Callable[[RoutingTable], None],
         folder: Path,
         controller_url: str,
-        token_file: Path | None,
+        admission: Admission,
         name: str,
         address: str,
+        machine: str | None,
     ) -> None:
         self.has_table = asyncio.Event()
         self._traffic = traffic
@@ -68,14 +72,16 @@ class FleetLink:
         self._folder = folder
         self._path = folder / "table.json"
         self._url = controller_url
-        self._token_file = token_file
+        self._admission = admission
+        self._is_refused = False
         self._name = name
         self._address = address
+        self._machine = machine
         self._is_due = asyncio.Event()
         self._is_unsaved = asyncio.Event()
         self._latest: Endpoints | None = None
         self._is_connected = False
-        traffic.watch_departed(self._is_due.set)
+        traffic.watch_news(self._is_due.set)
 
     def load_saved(self) -> None:
         """Route by the table that was in force when the gateway last ran, if it left one."""
@@ -102,6 +108,10 @@ class FleetLink:
             delay_seconds = backoff.next_delay_seconds(random.random())  # noqa: S311  (jitter, no secret)
             level = logging.WARNING if self._is_connected or backoff.failures == 1 else logging.DEBUG
             _log.log(level, "the controller is not reached, serving goes on: %s", error.message)
+        elif error.kind is FleetErrorKind.DENIED and not self._is_refused and self._admission.is_standing():
+            self._is_refused = True
+            delay_seconds = backoff.next_delay_seconds(random.random())  # noqa: S311  (jitter, no secret)
+            _log.warning("the controller refuses this certificate; joining anew: %s", error.message)
         elif not self._traffic.is_ready:
             raise StartError(error.message)
         else:
@@ -121,8 +131,13 @@ class FleetLink:
 
     async def _connect(self, backoff: Backoff) -> None:
         """Join and follow; ends by FleetError only."""
-        identity = await ensure_joined(
-            load_identity(self._folder), self._url, CertificateRole.GATEWAY, self._name, self._read_token()
+        identity = await ensure_admitted(
+            load_identity(self._folder),
+            self._url,
+            CertificateRole.GATEWAY,
+            self._name,
+            self._admission,
+            is_refused=self._is_refused,
         )
         async with FleetClient(identity, self._url) as client, asyncio.TaskGroup() as tasks:
             tasks.create_task(client.watch_certificate())
@@ -139,6 +154,7 @@ class FleetLink:
             async for line in lines:
                 if not self._is_connected:
                     self._is_connected = True
+                    self._is_refused = False
                     backoff.reset()
                     _log.info("the controller sends tables")
                 try:
@@ -155,7 +171,7 @@ class FleetLink:
 
     def _put_in_force(self, snapshot: Endpoints) -> None:
         self._latest = snapshot
-        self._apply(parse_endpoints(snapshot))
+        self._apply(parse_endpoints(snapshot, self._machine))
         self.has_table.set()
 
     async def _report_demand(self, fleet: Fleet) -> None:
@@ -197,13 +213,3 @@ class FleetLink:
                 refusal = words
                 self._is_unsaved.set()
                 await asyncio.sleep(SAVE_AGAIN_SECONDS)
-
-    def _read_token(self) -> str | None:
-        """Once joined the certificate is enough, and the file may be gone."""
-        if self._token_file is None:
-            return None
-        try:
-            return self._token_file.read_text().strip()
-        except OSError as error:
-            _log.debug("the token file can't be read: %s", error)
-            return None

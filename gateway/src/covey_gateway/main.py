@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
+from covey_api.pod_names import render_covey_name
 from covey_fleet_client.lifeline import watch_lifeline
 from covey_fleet_client.process import raise_file_limit, start_logging
 from covey_fleet_client.tasks import flatten_errors
 
 from covey_gateway.failures import StartError
+from covey_gateway.fronts import Fronts
 from covey_gateway.limits import DRAIN_SECONDS, ORPHAN_DRAIN_SECONDS
+from covey_gateway.paths import Paths
 from covey_gateway.routing.access import choose_policy
 from covey_gateway.routing.table import RoutingTable
 from covey_gateway.server import GatewayServer, bind_socket
@@ -44,9 +47,12 @@ class Options:
     host: str
     port: int
     insecure: bool
+    remote: bool
     table: Path | None
     controller_url: str
     token_file: Path | None
+    authority_file: Path | None
+    name: str
     state: Path
     lifeline: int | None
 
@@ -72,12 +78,19 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--controller", metavar="URL", help="https://HOST:PORT of the controller's fleet API")
     source.add_argument("--table", type=Path, metavar="FILE", help="a static table instead of a controller")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="the join token; needed for the first join")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="a join token, or a pod's ServiceAccount token")
+    parser.add_argument("--authority-file", type=Path, metavar="FILE", help="whom to show a ServiceAccount token (PEM)")
+    parser.add_argument("--name", default="", help="name of the gateway, or of its pod (default: the host's)")
     parser.add_argument(
         "--state", type=Path, metavar="DIR", help="the state folder (default: COVEY_STATE or the user's)"
     )
     parser.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}")
     parser.add_argument("--insecure", action="store_true", help="serve without keys also where others reach it")
+    parser.add_argument(
+        "--remote",
+        action="store_true",
+        help="reach every engine by its node's front, as if none were here",
+    )
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe ends")
     read = parser.parse_args(arguments)
     host, colon, port = str(read.listen).rpartition(":")
@@ -87,9 +100,12 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         host=host.strip("[]"),
         port=int(port),
         insecure=read.insecure,
+        remote=read.remote,
         table=read.table,
         controller_url=read.controller or "",
         token_file=read.token_file,
+        authority_file=read.authority_file,
+        name=read.name,
         state=read.state or _default_state(),
         lifeline=read.lifeline,
     )
@@ -129,7 +145,8 @@ async def run_gateway(options: Options) -> None:
         loop.add_signal_handler(number, stop.request, signal.Signals(number).name, DRAIN_SECONDS)
     traffic = Traffic(choose_policy(options.host, options.insecure), loop.time)
     async with asyncio.TaskGroup() as tasks:
-        engines = Engines(loop, tasks.create_task)
+        fronts = Fronts(options.state / "gateway") if options.table is None else None
+        engines = Engines(loop, tasks.create_task, fronts)
         server = GatewayServer(traffic, engines)
 
         def apply(table: RoutingTable) -> None:
@@ -144,6 +161,7 @@ async def run_gateway(options: Options) -> None:
         else:
             link = _build_link(options, traffic, apply, bound)
             background.append(tasks.create_task(link.run()))
+            background.append(tasks.create_task(Paths(engines, traffic, loop.time).run()))
             background.append(tasks.create_task(_serve(options, traffic, server, bound, link)))
         await stop.requested.wait()
         await server.drain(stop.drain_seconds)
@@ -157,6 +175,8 @@ def _build_link(
     # TLS and an HTTP client are 15 MB that a gateway with a static table has no use for.
     from covey_fleet_client.files import ensure_private_folder
     from covey_fleet_client.identity import render_name
+    from covey_fleet_client.join import Admission
+    from covey_fleet_client.machine import observe_machine
 
     from covey_gateway.fleet import FleetLink
 
@@ -171,9 +191,10 @@ def _build_link(
         apply,
         folder,
         options.controller_url,
-        options.token_file,
-        render_name(socket.gethostname()),
+        Admission(options.token_file, options.authority_file),
+        render_covey_name(options.name) if options.name else render_name(socket.gethostname()),
         _render_address(bound),
+        None if options.remote else observe_machine(),
     )
     link.load_saved()
     return link

@@ -38,11 +38,21 @@ class Traffic:
         self._departed: set[str] = set()
         self._turn = 0
         self._body_bytes = 0
-        self._on_departed_idle: Callable[[], None] = lambda: None
+        self._path_failures: dict[str, str] = {}
+        self._on_news: Callable[[], None] = lambda: None
 
-    def watch_departed(self, on_idle: Callable[[], None]) -> None:
-        """Call this when an endpoint that left the table has nothing in flight any more."""
-        self._on_departed_idle = on_idle
+    def watch_news(self, on_news: Callable[[], None]) -> None:
+        """Call this when the controller should hear of something at once.
+
+        That is: an endpoint that left the table has nothing in flight any more, or a way was lost or found.
+        """
+        self._on_news = on_news
+
+    def set_path_failures(self, failures: dict[str, str]) -> None:
+        """By instance, why there is no way to it."""
+        if failures != self._path_failures:
+            self._path_failures = failures
+            self._on_news()
 
     def apply_table(self, table: RoutingTable) -> frozenset[str]:
         """Route by this table from now on. Gives the ids of endpoints that left."""
@@ -100,7 +110,7 @@ class Traffic:
             load.aside = replace(load.aside, is_probed=False)
         if not load.in_flight and target.id in self._departed:
             self._forget(target.id)
-            self._on_departed_idle()
+            self._on_news()
 
     def reserve_body(self, count: int) -> bool:
         """Room for that many bytes of a request's body, until they are given back."""
@@ -113,17 +123,21 @@ class Traffic:
         self._body_bytes -= count
 
     def observe_demand(self) -> tuple[EndpointDemand, ...]:
-        """Every endpoint with requests in flight or set aside, by instance."""
-        found: dict[str, EndpointDemand] = {}
+        """Every endpoint with requests in flight, set aside, or without a way to it, by instance."""
+        found = {
+            instance_id: EndpointDemand(instance_id=instance_id, in_flight=0, unreachable=True, path_failure=words)
+            for instance_id, words in self._path_failures.items()
+        }
         for id_, load in sorted(self._loads.items()):
             if not load.in_flight and load.aside is None:
                 continue
             instance_id = self._instances[id_]
             known = found.get(instance_id, EndpointDemand(instance_id=instance_id, in_flight=0))
-            found[instance_id] = EndpointDemand(
-                instance_id=instance_id,
-                in_flight=known.in_flight + load.in_flight,
-                unreachable=known.unreachable or (load.aside is not None and id_ not in self._departed),
+            found[instance_id] = known.model_copy(
+                update={
+                    "in_flight": known.in_flight + load.in_flight,
+                    "unreachable": known.unreachable or (load.aside is not None and id_ not in self._departed),
+                }
             )
         return tuple(found.values())
 

@@ -12,12 +12,16 @@ from typing import Any, Protocol, cast
 
 import httptools
 
+from covey_gateway.fronts import Fronts, NoWay, explain_dial
 from covey_gateway.limits import CONNECT_SECONDS, ENGINE_IDLE_SECONDS, FILES_AGAIN_SECONDS, MAX_IDLE_PER_ENDPOINT
 from covey_gateway.routing.table import Target
 
 _log = logging.getLogger(__name__)
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+SILENT = f"it took no connection within {CONNECT_SECONDS:.0f} s"
 
 
 class Receiver(Protocol):
@@ -173,10 +177,14 @@ class EngineConnection(asyncio.Protocol):
 
 
 class Engines:
-    """Dials engines and keeps a few idle connections to each. `spawn` starts a task in the process's TaskGroup."""
+    """Dials engines and keeps a few idle connections to each. `spawn` starts a task in the process's TaskGroup.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, spawn: Spawn) -> None:
+    `fronts`: how those of other machines are dialled; None where a static table says where everything is.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, spawn: Spawn, fronts: Fronts | None = None) -> None:
         self._loop = loop
+        self._fronts = fronts
         self._spawn = spawn
         self._idle: dict[str, list[EngineConnection]] = {}
         self._dials: set[asyncio.Task[None]] = set()
@@ -206,9 +214,9 @@ class Engines:
             async with asyncio.timeout(CONNECT_SECONDS):
                 connection = await self._create_connection(target)
         except TimeoutError:
-            receiver.on_unreachable(f"it took no connection within {CONNECT_SECONDS:.0f} s")
+            receiver.on_unreachable(SILENT)
         except OSError as error:
-            receiver.on_unreachable(f"it took no connection: {error}")
+            receiver.on_unreachable(explain_dial(error))
         else:
             try:
                 receiver.on_connected(connection)
@@ -216,19 +224,42 @@ class Engines:
                 connection.abort()
                 raise
 
+    async def probe(self, target: Target, settle_seconds: float) -> str:
+        """Why a connection to this endpoint isn't to be had; empty: it is, and still was after the wait."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                connection = await self._create_connection(target)
+        except TimeoutError:
+            return SILENT
+        except OSError as error:
+            return explain_dial(error)
+        await asyncio.sleep(settle_seconds)
+        is_open = connection.is_open
+        connection.abort()
+        return "" if is_open else "it closed the connection after the handshake: `front.log` on its node says why"
+
     async def _create_connection(self, target: Target) -> EngineConnection:
         """A process without a free descriptor waits for one: the endpoint is not to blame."""
         while True:
             try:
-                _, connection = await self._loop.create_connection(
-                    lambda: EngineConnection(target, self), target.host, target.port
-                )
+                return await self._dial_once(target)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
                 await asyncio.sleep(FILES_AGAIN_SECONDS)
-            else:
-                return connection
+
+    async def _dial_once(self, target: Target) -> EngineConnection:
+        def make() -> EngineConnection:
+            return EngineConnection(target, self)
+
+        if target.no_way:
+            raise NoWay(target.no_way)
+        if target.front is None:
+            _, connection = await self._loop.create_connection(make, target.host, target.port)
+            return connection
+        if self._fronts is None:
+            raise NoWay("it is behind a front, and this gateway has no certificate to show there")
+        return await self._fronts.connect(self._loop, make, target.front)
 
     def keep(self, connection: EngineConnection) -> None:
         """For the next request, if there is room."""

@@ -11,14 +11,16 @@ import secrets
 import signal
 import socket
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 
 import httpx
+from covey_api.pod_names import render_covey_name
 from covey_fleet_client.files import ensure_private_folder
 from covey_fleet_client.identity import load_identity, render_name
 from covey_fleet_client.lifeline import watch_lifeline
+from covey_fleet_client.machine import observe_machine
 from covey_fleet_client.process import raise_file_limit, start_logging
 
 from covey_agent.artifacts.cache import Cache
@@ -36,16 +38,20 @@ from covey_agent.kept_file import KeptFile, observe_boot_id
 from covey_agent.membership import Membership
 from covey_agent.options import Options, parse_options
 from covey_agent.performer import Outside
+from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter, Self
 from covey_agent.runtime import Runtime
 from covey_agent.single import AlreadyRunning, take_folder
 from covey_agent.stop_all import stop_all
 from covey_agent.surveys import Survey
+from covey_agent.whereabouts import Whereabouts
 
 logger = logging.getLogger(__name__)
 
 # SIGINT: SIGTERM to engines, five seconds, SIGKILL, their ends seen; what still isn't over then is left to its keeper.
 CLOSE_SECONDS = 9.0
+# The address is a look at this machine's routes; a name server may take longer, and nothing waits for that.
+ADDRESS_SECONDS = 2.0
 
 
 def main() -> int:
@@ -70,22 +76,28 @@ def main() -> int:
 
 async def run_agent(options: Options, folder: Path) -> int:
     """Until told to end. Exit status 0, or 1 when members could not be stopped in time."""
-    node = options.name or load_identity(folder).name or render_name(socket.gethostname())
+    node = render_covey_name(options.name) if options.name else ""
+    node = node or load_identity(folder).name or render_name(socket.gethostname())
     async with AsyncExitStack() as stack:
-        outside, engines = await open_outside(stack, options, folder)
+        whereabouts = Whereabouts(options.address, options.controller, folder)
+        outside, engines = await open_outside(stack, options, folder, whereabouts)
         changed = asyncio.Event()
         runtime = Runtime(outside, folder / "members", KeptFile(folder), observe_boot_id(), changed.set)
         survey = Survey(engines, outside.facts, lambda: runtime.state.spec, changed.set)
-        this = Self(node, secrets.token_hex(8), version("covey-agent"))
+        this = Self(node, secrets.token_hex(8), version("covey-agent"), observe_machine(), whereabouts)
         reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed)
         asks = Asks(node, runtime, outside.artifacts, outside.keepers)
-        membership = Membership(node, runtime, reporter, asks, secrets.SystemRandom().random)
+        membership = Membership(node, runtime, reporter, asks, RefusedFile(folder), secrets.SystemRandom().random)
+        with suppress(TimeoutError):  # an engine that is started before it is known listens on every address
+            async with asyncio.timeout(ADDRESS_SECONDS):
+                await whereabouts.find()
         logger.info("agent of node '%s' runs; state in '%s'", node, folder)
         async with asyncio.TaskGroup() as group:
             members = group.create_task(runtime.run())
             others = [
                 group.create_task(survey.run()),
-                group.create_task(membership.run(folder, options.controller, options.token_file)),
+                group.create_task(whereabouts.find()),
+                group.create_task(membership.run(folder, options.controller, options.admission)),
             ]
             status = await end(runtime, members, await wait_for_end(options.lifeline))
             for task in (members, *others):
@@ -93,7 +105,9 @@ async def run_agent(options: Options, folder: Path) -> int:
         return status
 
 
-async def open_outside(stack: AsyncExitStack, options: Options, folder: Path) -> tuple[Outside, NodeEngines]:
+async def open_outside(
+    stack: AsyncExitStack, options: Options, folder: Path, whereabouts: Whereabouts
+) -> tuple[Outside, NodeEngines]:
     """The adapters of the agent's ports, closed with the stack."""
     web = Web(observe_index_settings(os.environ, Path.home()), Patience())
     stack.push_async_callback(web.close)
@@ -102,7 +116,7 @@ async def open_outside(stack: AsyncExitStack, options: Options, folder: Path) ->
     artifacts = NodeArtifacts(web, cache, downloader)
     stack.push_async_callback(artifacts.close)
     engines = NodeEngines(ManagedEngine(LLAMA_SERVER, web, cache, downloader), os.environ)
-    keepers = ProcessKeepers(folder / "members", options.orphan_grace_seconds)
+    keepers = ProcessKeepers(folder / "members", options.orphan_grace_seconds, lambda: whereabouts.front)
     stack.callback(keepers.close)
     loopback = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
     adapter = LlamaServer(loopback)

@@ -14,12 +14,13 @@ from covey_fleet_client.backoff import Backoff
 from covey_fleet_client.client import FleetClient
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import Identity, load_identity
-from covey_fleet_client.join import ensure_joined
+from covey_fleet_client.join import Admission, ensure_admitted
 from covey_fleet_client.tasks import flatten_errors, run_apart
 from pydantic import ValidationError
 
 from covey_agent.asks import Asks
 from covey_agent.ports import Fleet
+from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter
 from covey_agent.runtime import Runtime
 
@@ -30,24 +31,33 @@ class Membership:
     """`jitter`: a random number in [0, 1)."""
 
     def __init__(
-        self, node: str, runtime: Runtime, reporter: Reporter, asks: Asks, jitter: Callable[[], float]
+        self,
+        node: str,
+        runtime: Runtime,
+        reporter: Reporter,
+        asks: Asks,
+        refused: RefusedFile,
+        jitter: Callable[[], float],
     ) -> None:
         self._node = node
         self._runtime = runtime
         self._reporter = reporter
         self._asks = asks
+        self._refused = refused
         self._jitter = jitter
 
-    async def run(self, folder: Path, controller_url: str, token_file: Path | None) -> None:
+    async def run(self, folder: Path, controller_url: str, admission: Admission) -> None:
         """Until cancelled. `folder` holds the identity.
 
-        A fleet that doesn't know this certificate may have been made anew: then the token, if it is a new one, joins
-        again.
+        A fleet that doesn't know this certificate may have been made anew: then the token, if it is a new one or a
+        pod's, joins again.
         """
-        backoff = Backoff()
+        backoff, is_refused = Backoff(), False
         while True:
-            joined = await self._join(load_identity(folder), controller_url, token_file)
-            for error in await run_apart(self._take_part(joined, controller_url)):
+            joined = await self._join(load_identity(folder), controller_url, admission, is_refused=is_refused)
+            refusals = await run_apart(self._take_part(joined, controller_url))
+            is_refused = any(error.kind is FleetErrorKind.DENIED for error in refusals)
+            for error in refusals:
                 logger.warning("node '%s' has no place in this fleet: %s", self._node, error.message)
             await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
 
@@ -69,12 +79,15 @@ class Membership:
             group.create_task(self._reporter.run(fleet))
             group.create_task(self._asks.run(fleet))
 
-    async def _join(self, identity: Identity, controller_url: str, token_file: Path | None) -> Identity:
+    async def _join(
+        self, identity: Identity, controller_url: str, admission: Admission, *, is_refused: bool
+    ) -> Identity:
         backoff, complaint = Backoff(), ""
         while True:
             try:
-                token = read_token(token_file)
-                return await ensure_joined(identity, controller_url, CertificateRole.AGENT, self._node, token)
+                return await ensure_admitted(
+                    identity, controller_url, CertificateRole.AGENT, self._node, admission, is_refused=is_refused
+                )
             except FleetError as error:
                 if error.message != complaint:
                     logger.warning("node '%s' could not join the fleet yet: %s", self._node, error.message)
@@ -109,16 +122,6 @@ class Membership:
         if assignments.node != self._node:
             logger.error("a snapshot for node '%s' came to node '%s'; it was ignored", assignments.node, self._node)
             return
+        self._refused.write(assignments.refused_gateways)
         await self._runtime.receive(assignments)
         self._asks.receive(assignments.asks)
-
-
-def read_token(path: Path | None) -> str | None:
-    """Read at each try: a token that was replaced is found without a restart. None when there is none."""
-    if path is None:
-        return None
-    try:
-        return path.read_text().strip() or None
-    except OSError as error:
-        logger.warning("the token file can't be read: %s", error)
-        return None

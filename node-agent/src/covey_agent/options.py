@@ -2,11 +2,15 @@
 
 import argparse
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from covey_fleet_client.join import Admission
+
 # How long engines run on without an agent: a restart, an upgrade, a person who looks into it.
 ORPHAN_GRACE_SECONDS = 300.0
+ADDRESS = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]{2,39})$")
 GRACE_VARIABLE = "COVEY_ORPHAN_GRACE_SECONDS"
 
 
@@ -14,9 +18,11 @@ GRACE_VARIABLE = "COVEY_ORPHAN_GRACE_SECONDS"
 class Options:
     state: Path
     controller: str
-    token_file: Path | None
+    admission: Admission
     cache: Path
     name: str
+    address: str
+    """Empty: as `observe_address` finds it."""
     lifeline: int | None
     orphan_grace_seconds: float
     stop_all: bool
@@ -25,10 +31,17 @@ class Options:
 def parse_options(arguments: list[str]) -> Options:
     parser = argparse.ArgumentParser(prog="python -m covey_agent", description="Covey's node agent.")
     parser.add_argument("--controller", metavar="URL", help="the controller's fleet API, https://HOST:PORT")
-    parser.add_argument("--token-file", metavar="FILE", type=Path, help="a join token, needed until it has joined once")
+    parser.add_argument("--token-file", metavar="FILE", type=Path, help="a join token, or a pod's ServiceAccount token")
+    parser.add_argument("--authority-file", metavar="FILE", type=Path, help="whom to show a ServiceAccount token (PEM)")
     parser.add_argument("--state", metavar="DIR", type=Path, required=True, help="the state folder")
     parser.add_argument("--cache", metavar="DIR", type=Path, help="artifact cache ($COVEY_CACHE, or the user's)")
-    parser.add_argument("--name", help="name of the Node (default: as before, else the host's)")
+    parser.add_argument("--name", help="name of the Node, or of Kubernetes' node (default: as before, else the host's)")
+    parser.add_argument(
+        "--address",
+        metavar="HOST",
+        help="where gateways of other machines reach this one (default: the address from which it reaches the "
+        "controller); unless it is 127.0.0.1, engines are served there by mutual TLS on a port of 52500-52599",
+    )
     parser.add_argument("--lifeline", metavar="FD", type=int, help="end when this pipe ends")
     parser.add_argument(
         "--orphan-grace-seconds",
@@ -44,12 +57,16 @@ def parse_options(arguments: list[str]) -> Options:
         parser.error("--controller is needed, unless --stop-all is given")
     if not found.orphan_grace_seconds > 0:
         parser.error(f"`--orphan-grace-seconds` must be above 0; got {found.orphan_grace_seconds:g}")
+    address = (found.address or "").strip("[]")
+    if found.address is not None and not ADDRESS.match(address):
+        parser.error(f"`--address` must be a host name or an IP address, without a port; got '{found.address}'")
     return Options(
         state=found.state.absolute(),
         controller=found.controller or "",
-        token_file=found.token_file,
+        admission=Admission(found.token_file, found.authority_file),
         cache=(found.cache or default_cache()).absolute(),
         name=found.name or "",
+        address=address,
         lifeline=found.lifeline,
         orphan_grace_seconds=found.orphan_grace_seconds,
         stop_all=found.stop_all,

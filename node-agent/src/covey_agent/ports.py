@@ -120,6 +120,8 @@ class EngineProcess:
     pid: int
     identity: str
     """Process id and start time: tells this process from every other one."""
+    front_port: int = 0
+    """Of its keeper's TLS front; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from covey_agent.ports import Artifacts, Facts, Fleet
 from covey_agent.runtime import Runtime
 from covey_agent.supervisor.state import MemberState
 from covey_agent.surveys import Survey
+from covey_agent.whereabouts import Whereabouts
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ class Self:
     boot_id: str
     """Random per agent process."""
     version: str
+    machine: str
+    """As `observe_machine` says."""
+    whereabouts: Whereabouts
 
 
 class _Told(NamedTuple):
@@ -119,6 +123,8 @@ class Reporter:
             version=self._this.version,
             full=before is None,
             applied=self._runtime.state.order,
+            address=self._this.whereabouts.address,
+            machine=self._this.machine,
             facts=told.facts if before is None else _news(told.facts, before.facts),
             lanes=told.lanes if before is None else _news(told.lanes, before.lanes),
             readings=self._facts.observe_readings(),
@@ -161,6 +167,7 @@ def render_member(member: MemberState, progress: Progress | None, *, is_whole: b
         attempt=member.spec.attempt,
         phase=member.phase,
         port=keeper.port if keeper else 0,
+        front_port=keeper.front_port if keeper else 0,
         pid=keeper.pid if keeper else 0,
         cause=failure.cause if failure else None,
         message=failure.message[:MAX_MESSAGE] if failure else "",

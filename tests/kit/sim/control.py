@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import AskAnswer, Demand, DemandAnswer, Report
 from covey_api.meta import Status
@@ -15,7 +14,7 @@ from covey_controller.authority import derive_engine_key
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
-from covey_controller.ports import CreatedT, Event, InvalidSet
+from covey_controller.ports import CreatedT, Event, HeldT, InvalidSet
 from covey_controller.reconcile.outcomes import Note
 from covey_controller.reconcile.world import World
 from covey_controller.seal import seal_instance
@@ -79,9 +78,9 @@ class SimStore(FilesStore):
         self._require_space()
         return await super().create(instance)
 
-    async def update(self, instance: Instance) -> Instance:
+    async def update(self, item: HeldT) -> HeldT:
         self._require_space()
-        return await super().update(instance)
+        return await super().update(item)
 
     async def delete(self, key: ObjectKey, uid: str) -> None:
         self._require_space()
@@ -122,7 +121,7 @@ class Controller:
         self.board = FleetBoard(loop.time)
         self.history = ToldHistory(partial(on_note, self), on_look)
         engine_key, seal_of = partial(derive_engine_key, SECRET), partial(seal_instance, SECRET)
-        around = Surroundings(mint(), engine_key, seal_of, mint, utc_now, lambda _: None)
+        around = Surroundings(mint(), engine_key, seal_of, mint, utc_now, _do_nothing, _do_nothing)
         self.loop = ReconcileLoop(self.store, self.board, self.history, around)
         self.process = Process("controller", self._run)
 
@@ -147,3 +146,7 @@ class Controller:
         if path == "endpoints":
             return render_snapshots(self.board.watch_endpoints(peer))
         return render_snapshots(self.board.watch_assignments(peer))
+
+
+async def _do_nothing(*_: object) -> None:
+    """Nothing is behind a vault here."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from covey_fleet_client.backoff import Backoff
+from covey_fleet_client.join import Admission
 from covey_gateway.exchange import Exchange
 from covey_gateway.fleet import FleetLink
 from covey_gateway.limits import SWEEP_SECONDS
@@ -32,7 +33,7 @@ class SimLink(FleetLink):
             engines.forget(traffic.apply_table(table))
             on_table()
 
-        super().__init__(traffic, apply, folder, "", None, name, f"http://{name}")
+        super().__init__(traffic, apply, folder, "", Admission(), name, f"http://{name}", "")
         self._fleet = fleet
 
     async def _connect(self, backoff: Backoff) -> None:

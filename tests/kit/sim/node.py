@@ -14,10 +14,12 @@ from covey_agent.kept_file import KeptFile
 from covey_agent.membership import Membership
 from covey_agent.performer import Outside
 from covey_agent.ports import AgentError, EngineProgram, Launch, OnTransfer, Transfer
+from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter, Self
 from covey_agent.runtime import Runtime
 from covey_agent.supervisor.kept import Kept
 from covey_agent.surveys import Survey
+from covey_agent.whereabouts import Whereabouts
 from covey_api.engines import EngineName, Lane
 from covey_api.instance import Instance
 from covey_api.messages import PoolReading
@@ -136,10 +138,13 @@ class Agent:
         self._on_change = on_change
         self.runtime = Runtime(outside, machine.folder / "members", SimKeptFile(machine), "boot", self._change)
         self._survey = Survey(engines, facts, lambda: self.runtime.state.spec, self._changed.set)
-        this = Self(machine.name, f"{random.getrandbits(64):016x}", "0.1.0")
+        this = Self(
+            machine.name, f"{random.getrandbits(64):016x}", "0.1.0", "", Whereabouts("127.0.0.1", "", machine.folder)
+        )
         reporter = Reporter(this, self.runtime, self._survey, artifacts, facts, self._changed)
         asks = Asks(machine.name, self.runtime, artifacts, keepers)
-        self._membership = Membership(machine.name, self.runtime, reporter, asks, random.random)
+        refused = RefusedFile(machine.folder)
+        self._membership = Membership(machine.name, self.runtime, reporter, asks, refused, random.random)
         self._fleet = fleet
         self.process = Process(f"agent {machine.name}", self._run)
 

@@ -12,8 +12,9 @@ from covey_agent.asks import Asks
 from covey_agent.exits import explain_exit
 from covey_agent.kept_file import KeptFile
 from covey_agent.launching import render_launch
-from covey_agent.membership import Membership, read_token
+from covey_agent.membership import Membership
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, EngineProgram
+from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter, Self, render_member
 from covey_agent.runtime import Runtime
 from covey_agent.single import AlreadyRunning, take_folder
@@ -22,10 +23,12 @@ from covey_agent.supervisor.kept import Kept
 from covey_agent.supervisor.state import MemberState, State, keep_state, restore_state
 from covey_agent.supervisor.step import PROBE_AGAIN_SECONDS
 from covey_agent.surveys import Survey
+from covey_agent.whereabouts import Whereabouts
 from covey_api.instance import MemberPhase
 from covey_api.messages import Ask, AskAnswer, AskKind, MemberAssignment, MemberGoal, Order, ReportAnswer
 from covey_api.node import NodeSpec
 from covey_api.reasons import FailureCause
+from covey_fleet_client.join import Admission
 from kit import builders
 from kit.outside import FakeAdapter, FakeFleet, World
 from kit.supervised import assign, snapshot
@@ -64,10 +67,10 @@ class Running:
         self.kept_file = kept_file or KeptFile(folder)
         self.runtime = Runtime(world.outside, folder / "members", self.kept_file, "boot", self.changed.set)
         self.survey = Survey(world.engines, world.facts, lambda: self.runtime.state.spec, self.changed.set)
-        this = Self("a", "boot", "0.1.0")
+        this = Self("a", "boot", "0.1.0", "", Whereabouts("127.0.0.1", "", folder))
         self.reporter = Reporter(this, self.runtime, self.survey, world.artifacts, world.facts, self.changed)
         self.asks = Asks("a", self.runtime, world.artifacts, world.keepers)
-        self.membership = Membership("a", self.runtime, self.reporter, self.asks, lambda: 0.0)
+        self.membership = Membership("a", self.runtime, self.reporter, self.asks, RefusedFile(folder), lambda: 0.0)
 
     async def receive(self, *members: MemberAssignment, serial: int = 1) -> None:
         await self.runtime.receive(snapshot(*members, serial=serial).assignments)
@@ -367,7 +370,7 @@ def test_folder_has_one_agent(tmp_path: Path) -> None:
 
 def test_token_is_read_anew_and_its_absence_is_no_failure(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    assert read_token(None) is None
-    assert read_token(path) is None
+    assert Admission().read_token() is None
+    assert Admission(path).read_token() is None
     path.write_text("covey-1.x.y\n")
-    assert read_token(path) == "covey-1.x.y"
+    assert Admission(path).read_token() == "covey-1.x.y"

@@ -10,11 +10,8 @@ from covey_controller.authority import (
     CERTIFICATE_LIFETIME,
     InvalidSigningRequest,
     derive_engine_key,
-    ensure_authority,
-    ensure_fleet_secret,
     parse_signing_request,
 )
-from covey_controller.denials import Denials
 from covey_controller.serving.protocol import Peer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -23,6 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.vaults import authority_in, denials_in, finish, fleet_secret_in
 
 NOW = time.time()
 DAY = 24 * 3600
@@ -34,8 +32,8 @@ def pem(request: x509.CertificateSigningRequest) -> str:
 
 
 def test_the_authority_is_made_once(tmp_path: Path) -> None:
-    first = ensure_authority(tmp_path, NOW)
-    again = ensure_authority(tmp_path, NOW + 1)
+    first = authority_in(tmp_path, NOW)
+    again = authority_in(tmp_path, NOW + 1)
     assert again.bundle == first.bundle
     assert again.digest == first.digest
     assert again.key.public_key() == first.key.public_key()
@@ -43,34 +41,34 @@ def test_the_authority_is_made_once(tmp_path: Path) -> None:
 
 
 def test_a_start_that_was_cut_off_before_the_certificate_makes_a_new_authority(tmp_path: Path) -> None:
-    ensure_authority(tmp_path, NOW)
+    authority_in(tmp_path, NOW)
     (tmp_path / "authority.pem").unlink()
-    assert ensure_authority(tmp_path, NOW).certificate
+    assert authority_in(tmp_path, NOW).certificate
 
 
 @pytest.mark.parametrize(("file", "content"), [("authority.key", None), ("authority.key", "x"), ("authority.pem", "x")])
 def test_a_damaged_authority_is_for_a_person_to_repair(tmp_path: Path, file: str, content: str | None) -> None:
-    ensure_authority(tmp_path, NOW)
+    authority_in(tmp_path, NOW)
     (tmp_path / file).unlink()
     if content is not None:
         (tmp_path / file).write_text(content)
     with pytest.raises(ValueError, match="Restore both"):
-        ensure_authority(tmp_path, NOW)
+        authority_in(tmp_path, NOW)
 
 
 def test_a_key_of_another_authority_is_refused(tmp_path: Path) -> None:
-    ensure_authority(tmp_path / "one", NOW)
-    ensure_authority(tmp_path / "two", NOW)
+    authority_in(tmp_path / "one", NOW)
+    authority_in(tmp_path / "two", NOW)
     (tmp_path / "two" / "authority.key").replace(tmp_path / "one" / "authority.key")
-    with pytest.raises(ValueError, match="must be the key of"):
-        ensure_authority(tmp_path / "one", NOW)
+    with pytest.raises(ValueError, match="key of the first certificate"):
+        authority_in(tmp_path / "one", NOW)
 
 
 def test_a_bundle_keeps_older_authorities_trusted_while_the_first_signs(tmp_path: Path) -> None:
-    old, new = ensure_authority(tmp_path / "old", NOW), ensure_authority(tmp_path / "new", NOW)
+    old, new = authority_in(tmp_path / "old", NOW), authority_in(tmp_path / "new", NOW)
     path = tmp_path / "new" / "authority.pem"
     path.write_text(new.bundle_pem + old.bundle_pem)
-    both = ensure_authority(tmp_path / "new", NOW)
+    both = authority_in(tmp_path / "new", NOW)
     assert both.bundle == (*new.bundle, *old.bundle)
     assert both.digest == new.digest
     key = ec.generate_private_key(ec.SECP256R1()).public_key()
@@ -79,7 +77,7 @@ def test_a_bundle_keeps_older_authorities_trusted_while_the_first_signs(tmp_path
 
 
 def test_a_client_certificate_says_role_and_name_and_nothing_of_the_request(tmp_path: Path) -> None:
-    authority = ensure_authority(tmp_path, NOW)
+    authority = authority_in(tmp_path, NOW)
     key = ec.generate_private_key(ec.SECP256R1())
     key_asked = parse_signing_request(pem(REQUEST.sign(key, hashes.SHA256())))
     issued = authority.issue_client(key_asked, CertificateRole.GATEWAY, "g" * 253, NOW)
@@ -97,7 +95,7 @@ def test_a_client_certificate_says_role_and_name_and_nothing_of_the_request(tmp_
 
 
 def test_a_strict_verifier_takes_both_kinds_of_certificate(tmp_path: Path) -> None:
-    authority = ensure_authority(tmp_path, NOW)
+    authority = authority_in(tmp_path, NOW)
     policy = PolicyBuilder().store(Store(list(authority.bundle)))
     server = x509.load_pem_x509_certificates(authority.issue_server(["127.0.0.1", "host.local"], NOW).encode())[0]
     policy.build_server_verifier(x509.DNSName("host.local")).verify(server, [])
@@ -130,13 +128,13 @@ def test_no_text_gets_more_out_of_the_parser_than_a_refusal(text: str) -> None:
 
 
 def test_the_fleet_secret_is_made_once_and_engine_keys_derive_from_it(tmp_path: Path) -> None:
-    secret = ensure_fleet_secret(tmp_path)
-    assert ensure_fleet_secret(tmp_path) == secret
+    secret = fleet_secret_in(tmp_path)
+    assert fleet_secret_in(tmp_path) == secret
     assert derive_engine_key(secret, "i1") == derive_engine_key(secret, "i1")
     assert derive_engine_key(secret, "i1") != derive_engine_key(secret, "i2")
     (tmp_path / "fleet.secret").write_text("ab")
     with pytest.raises(ValueError, match="64 hex digits"):
-        ensure_fleet_secret(tmp_path)
+        fleet_secret_in(tmp_path)
 
 
 def peer(name: str, issued_at: float) -> Peer:
@@ -144,32 +142,32 @@ def peer(name: str, issued_at: float) -> Peer:
 
 
 def test_denials_are_kept_and_expired_ones_go_with_the_next(tmp_path: Path) -> None:
-    path = tmp_path / "denied.json"
-    first = peer("a", Denials(path).record_issue(CertificateRole.AGENT, "a", NOW))
-    Denials(path).deny(CertificateRole.AGENT, "a", NOW)
-    assert Denials(path).is_denied(first)
+    path = tmp_path / "denials.json"
+    first = peer("a", finish(denials_in(tmp_path).record_issue(CertificateRole.AGENT, "a", NOW)))
+    finish(denials_in(tmp_path).deny(CertificateRole.AGENT, "a", NOW))
+    assert denials_in(tmp_path).is_denied(first)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert not Denials(path).is_denied(peer("b", NOW))
-    assert not Denials(path).is_denied(replace(first, role=CertificateRole.GATEWAY))
+    assert not denials_in(tmp_path).is_denied(peer("b", NOW))
+    assert not denials_in(tmp_path).is_denied(replace(first, role=CertificateRole.GATEWAY))
     later = NOW + CERTIFICATE_LIFETIME.total_seconds() + 2
-    Denials(path).deny(CertificateRole.AGENT, "b", later)
+    finish(denials_in(tmp_path).deny(CertificateRole.AGENT, "b", later))
     assert '"agent/a"' not in path.read_text()
 
 
 @pytest.mark.parametrize("moved_seconds", [0, -7200, 7200], ids=["same second", "clock went back", "later"])
 def test_denial_refuses_every_certificate_before_it_and_none_after_it(tmp_path: Path, moved_seconds: float) -> None:
-    denials = Denials(tmp_path / "denied.json")
-    before = [peer("a", denials.record_issue(CertificateRole.AGENT, "a", NOW + second)) for second in range(20)]
+    denials = denials_in(tmp_path)
+    before = [peer("a", finish(denials.record_issue(CertificateRole.AGENT, "a", NOW + second))) for second in range(20)]
     now = NOW + 19 + moved_seconds
-    denials.deny(CertificateRole.AGENT, "a", now)
-    after = peer("a", denials.record_issue(CertificateRole.AGENT, "a", now))
+    finish(denials.deny(CertificateRole.AGENT, "a", now))
+    after = peer("a", finish(denials.record_issue(CertificateRole.AGENT, "a", now)))
     assert all(denials.is_denied(each) for each in before)
     assert not denials.is_denied(after)
-    denials.deny(CertificateRole.AGENT, "a", now)
+    finish(denials.deny(CertificateRole.AGENT, "a", now))
     assert denials.is_denied(after)
 
 
 def test_denials_that_cannot_be_read_let_nobody_back_in(tmp_path: Path) -> None:
-    (tmp_path / "denied.json").write_text("{")
+    (tmp_path / "denials.json").write_text("{")
     with pytest.raises(ValueError, match="refused certificates"):
-        Denials(tmp_path / "denied.json")
+        denials_in(tmp_path)

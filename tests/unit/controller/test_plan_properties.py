@@ -98,7 +98,7 @@ def arbitrary_worlds(draw: st.DrawFn) -> World:
         deleted = draw(st.sampled_from((None, "2026-01-01T00:00:00Z")))
         objects.append(
             Node(
-                metadata=ObjectMeta(name=node, uid=f"uid-{node}", deletion_timestamp=deleted),
+                metadata=ObjectMeta(name=node, uid=f"uid-{node}", deletion_timestamp=deleted, finalizers=builders.HELD),
                 spec=NodeSpec(unschedulable=draw(st.booleans())),
             )
         )

@@ -107,6 +107,17 @@ def test_node_that_reports_falls_silent_and_is_deleted_names_its_reasons() -> No
     assert NodeReason.DELETING in reasons_of(story, Node, 3)
 
 
+def test_node_whose_front_a_gateway_misses_names_its_reasons() -> None:
+    story = begin("a")
+    story.agents["a"].address, story.agents["a"].front_port = "192.0.2.7", 52500
+    assert NodeReason.DATA_PATH_OPEN in reasons_of(story, Node, 20)
+    story.gateways["g"].path_failures = {story.instances()[0].spec.instance_id: "it took no connection"}
+    assert NodeReason.DATA_PATH_CLOSED in reasons_of(story, Node, 3)
+    story.gateways["g"].path_failures = {}
+    assert NodeReason.DATA_PATH_OPEN in reasons_of(story, Node, 3)
+    assert {EventReason.DATA_PATH_CLOSED, EventReason.DATA_PATH_OPENED} <= noted(story)
+
+
 def test_instance_that_nobody_wishes_for_is_named_at_its_node() -> None:
     story = begin("a")
     story.run(15)

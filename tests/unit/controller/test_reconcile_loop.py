@@ -1,16 +1,12 @@
 """The leader's loop in virtual time, with a store in memory and agents and gateways at the board."""
 
 import asyncio
-import contextlib
-import itertools
 import logging
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
 from covey_api.instance import Instance, MemberPhase
-from covey_api.messages import REPORT_SECONDS, Order
+from covey_api.messages import Order
 from covey_api.placement import ContextWish
 from covey_api.reasons import FailureCause
 from covey_controller.board import FleetBoard
@@ -18,92 +14,10 @@ from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
 from covey_controller.ports import Conflict
 from kit import builders
+from kit.live import controller, do_nothing
 from kit.memory_store import MemoryStore
 from kit.virtual_time import run_virtual
-from kit.worlds import SEAL_OF, FakeAgent, FakeGateway
-
-
-@dataclass(slots=True)
-class Control:
-    """One controller with what surrounds it."""
-
-    store: MemoryStore
-    board: FleetBoard
-    history: History
-    loop: ReconcileLoop
-    agents: dict[str, FakeAgent] = field(default_factory=dict[str, FakeAgent])
-
-    async def wait_routed(self, count: int, seconds: float = 60.0) -> None:
-        for _ in range(int(seconds / 0.05)):
-            if len(self.routed()) == count:
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"{count} endpoints must be routed within {seconds} s; there are {self.routed()}")
-
-    def routed(self) -> list[str]:
-        table = self.board.published.endpoints
-        return [endpoint.instance_id for endpoint in table.endpoints] if table else []
-
-
-async def live_agent(agent: FakeAgent, board: FleetBoard) -> None:
-    """Follows its stream, reports every `REPORT_SECONDS` and after each change."""
-    changed = asyncio.Event()
-
-    async def follow() -> None:
-        async for assignments in board.watch_assignments(agent.name):
-            if assignments is None:
-                continue
-            agent.follow(assignments)
-            for ask in assignments.asks:
-                board.on_answer(agent.name, agent.answer(ask.id, ask.source))
-            changed.set()
-
-    async def report() -> None:
-        latest = None
-        for sequence in itertools.count(1):
-            board.on_report(agent.name, agent.report().model_copy(update={"sequence": sequence}))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPORT_SECONDS):
-                    await changed.wait()
-            changed.clear()
-            latest = board.published.assignments.get(agent.name) or latest
-            if latest is not None:
-                agent.follow(latest)
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(follow())
-        group.create_task(report())
-
-
-async def live_gateway(gateway: FakeGateway, board: FleetBoard) -> None:
-    async for table in board.watch_endpoints(gateway.name):
-        if table is not None:
-            gateway.follow(table)
-        board.on_demand(gateway.name, gateway.demand())
-
-
-@contextlib.asynccontextmanager
-async def controller(store: MemoryStore, *agents: FakeAgent) -> AsyncGenerator[Control]:
-    ids = itertools.count(1)
-    clock = asyncio.get_running_loop().time
-    board, history = FleetBoard(clock), History()
-    surroundings = Surroundings(
-        holder="me",
-        engine_key=lambda instance_id: f"key-{instance_id}",
-        seal_of=SEAL_OF,
-        mint_id=lambda: f"{next(ids):016x}",
-        utc_now=lambda: datetime.fromtimestamp(clock(), UTC),
-        deny_agent=lambda _: None,
-    )
-    loop = ReconcileLoop(store, board, history, surroundings)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(loop.run()), group.create_task(live_gateway(FakeGateway(), board))]
-        tasks += [group.create_task(live_agent(agent, board)) for agent in agents]
-        try:
-            yield Control(store, board, history, loop, {agent.name: agent for agent in agents})
-        finally:
-            for task in tasks:
-                task.cancel()
+from kit.worlds import SEAL_OF, FakeAgent
 
 
 def test_wish_is_served_and_then_not_a_single_write_follows_for_five_minutes() -> None:
@@ -176,7 +90,8 @@ def test_controller_that_is_told_to_end_as_its_lease_is_lost_ends(passes: int) -
             seal_of=SEAL_OF,
             mint_id=lambda: "0" * 16,
             utc_now=lambda: datetime.fromtimestamp(clock(), UTC),
-            deny_agent=lambda _: None,
+            deny_agent=do_nothing,
+            prepare=do_nothing,
         )
         loop = ReconcileLoop(store, FleetBoard(clock), History(), around)
         async with asyncio.TaskGroup() as group:

@@ -592,7 +592,12 @@ def test_cordoned_node_keeps_what_runs_and_takes_nothing_new() -> None:
 def test_nodes_reserve_is_never_planned_with() -> None:
     story = Worldlet()
     story.put(builders.model(), builders.placement(context=ContextWish(tokens=8192)))
-    story.put(Node(metadata=builders.ObjectMeta(name="a"), spec=NodeSpec(reserve=NodeReserve(memory="7680Mi"))))
+    story.put(
+        Node(
+            metadata=builders.ObjectMeta(name="a", finalizers=builders.HELD),
+            spec=NodeSpec(reserve=NodeReserve(memory="7680Mi")),
+        )
+    )
     story.add_agents("a")
     story.run(20)
     assert story.instances() == []

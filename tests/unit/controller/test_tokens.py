@@ -7,47 +7,43 @@ from covey_api.messages import CertificateRole
 from covey_controller.tokens import MAX_TOKENS, MAX_TTL_SECONDS, MAX_USES, TokenRefusal, TokenRefused, Tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kit.vaults import finish, tokens_in
 
 AGENT, GATEWAY = CertificateRole.AGENT, CertificateRole.GATEWAY
-DIGEST = "d" * 64
 NOW = 1_000_000.0
-
-
-def tokens_in(folder: Path) -> Tokens:
-    return Tokens(folder / "tokens.json", DIGEST)
 
 
 def refusal_of(tokens: Tokens, text: str, role: CertificateRole = AGENT, now: float = NOW) -> TokenRefusal:
     with pytest.raises(TokenRefused) as caught:
-        tokens.redeem(text, role, now)
+        finish(tokens.redeem(text, role, now))
     return caught.value.refusal
 
 
 def test_a_token_is_good_for_its_uses_also_across_restarts(tmp_path: Path) -> None:
-    token = tokens_in(tmp_path).mint(AGENT, 2, 60, NOW)
-    tokens_in(tmp_path).redeem(token, AGENT, NOW)
-    tokens_in(tmp_path).redeem(token, AGENT, NOW + 59)
+    token = finish(tokens_in(tmp_path).mint(AGENT, 2, 60, NOW))
+    finish(tokens_in(tmp_path).redeem(token, AGENT, NOW))
+    finish(tokens_in(tmp_path).redeem(token, AGENT, NOW + 59))
     assert refusal_of(tokens_in(tmp_path), token) is TokenRefusal.USED_UP
     assert refusal_of(tokens_in(tmp_path), token, now=NOW + 60) is TokenRefusal.EXPIRED
 
 
 def test_a_token_for_another_role_is_refused_and_keeps_its_use(tmp_path: Path) -> None:
     tokens = tokens_in(tmp_path)
-    token = tokens.mint(AGENT, 1, 60, NOW)
+    token = finish(tokens.mint(AGENT, 1, 60, NOW))
     assert refusal_of(tokens, token, GATEWAY) is TokenRefusal.WRONG_ROLE
-    tokens.redeem(token, AGENT, NOW)
+    finish(tokens.redeem(token, AGENT, NOW))
 
 
 def test_only_who_knows_the_secret_hears_why(tmp_path: Path) -> None:
     tokens = tokens_in(tmp_path)
-    identifier, _, digest = tokens.mint(AGENT, 1, 60, NOW).split(".")
+    identifier, _, digest = finish(tokens.mint(AGENT, 1, 60, NOW)).split(".")
     guess = f"{identifier}.{'A' * 43}.{digest}"
     assert refusal_of(tokens, guess) is TokenRefusal.UNKNOWN
     assert refusal_of(tokens, guess, GATEWAY, NOW + 1000) is TokenRefusal.UNKNOWN
 
 
 def test_the_file_is_private_and_holds_no_secret(tmp_path: Path) -> None:
-    token = tokens_in(tmp_path).mint(AGENT, 1, 60, NOW)
+    token = finish(tokens_in(tmp_path).mint(AGENT, 1, 60, NOW))
     path = tmp_path / "tokens.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert token.split(".")[1] not in path.read_text()
@@ -56,8 +52,8 @@ def test_the_file_is_private_and_holds_no_secret(tmp_path: Path) -> None:
 
 def test_expired_tokens_go_when_one_is_minted(tmp_path: Path) -> None:
     tokens = tokens_in(tmp_path)
-    old = tokens.mint(AGENT, 1, 60, NOW)
-    tokens.mint(AGENT, 1, 60, NOW + 60)
+    old = finish(tokens.mint(AGENT, 1, 60, NOW))
+    finish(tokens.mint(AGENT, 1, 60, NOW + 60))
     assert len(json.loads((tmp_path / "tokens.json").read_text())["tokens"]) == 1
     assert refusal_of(tokens, old, now=NOW + 60) is TokenRefusal.UNKNOWN
 
@@ -66,12 +62,12 @@ def test_minting_has_bounds(tmp_path: Path) -> None:
     tokens = tokens_in(tmp_path)
     for uses, ttl_seconds in ((0, 60), (MAX_USES + 1, 60), (1, 0), (1, MAX_TTL_SECONDS + 1)):
         with pytest.raises(ValueError, match="must be between"):
-            tokens.mint(AGENT, uses, ttl_seconds, NOW)
+            finish(tokens.mint(AGENT, uses, ttl_seconds, NOW))
     for _ in range(MAX_TOKENS):
-        tokens.mint(AGENT, 1, 60, NOW)
+        finish(tokens.mint(AGENT, 1, 60, NOW))
     with pytest.raises(ValueError, match="open tokens"):
-        tokens.mint(AGENT, 1, 60, NOW)
-    tokens.mint(AGENT, 1, 60, NOW + 61)
+        finish(tokens.mint(AGENT, 1, 60, NOW))
+    finish(tokens.mint(AGENT, 1, 60, NOW + 61))
 
 
 def test_a_file_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:

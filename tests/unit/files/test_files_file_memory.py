@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from covey_controller.ports import InvalidSet, SourceError
 from covey_controller.stores.files.documents import ParsedDocument, parse_documents
 from covey_controller.stores.files.file_memory import FileMemory
-from covey_controller.stores.files.rest import Document, ParseDocuments
+from covey_controller.stores.files.rest import Document, ParseDocuments, SecretDocument
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.documents import placement_yaml
@@ -16,7 +16,9 @@ TEXTS = st.sampled_from(
 SETS = st.lists(st.dictionaries(st.sampled_from(["1.yaml", "2.yaml", "3.yaml"]), TEXTS), min_size=1, max_size=8)
 
 
-def outcome(parse: ParseDocuments, files: Mapping[str, bytes]) -> tuple[tuple[Document, ...], tuple[SourceError, ...]]:
+def outcome(
+    parse: ParseDocuments, files: Mapping[str, bytes]
+) -> tuple[tuple[Document | SecretDocument, ...], tuple[SourceError, ...]]:
     try:
         return tuple(parse(files)), ()
     except InvalidSet as invalid:

@@ -14,11 +14,11 @@ from covey_api.node import Node, NodeFacts, NodeSpec, NodeStatus
 from covey_api.placement import PlacementStatus
 from covey_controller.ports import Event, LeaseLost
 from covey_controller.stores.files import events
+from covey_controller.stores.files.cel_rules import find_broken_transitions
 from covey_controller.stores.files.database import StoreDamaged, open_database
 from covey_controller.stores.files.documents import parse_documents
 from covey_controller.stores.files.records import Records
 from covey_controller.stores.files.rest import Choice
-from covey_controller.stores.files.stored_metadata import transition_faults
 from covey_controller.stores.files.writing import FileChange
 from kit import builders
 from kit.documents import node_key, node_yaml, placement_key, placement_yaml
@@ -167,6 +167,6 @@ def test_transition_rules_are_the_crds_own() -> None:
     schema = json.loads(json.dumps(InstanceSpec.model_json_schema()))
     messages = [rule["message"] for rule in schema["x-kubernetes-validations"]]
     before = builders.instance(term=2, attempt=2, goal="Drain").spec
-    after = builders.instance(term=1, attempt=1, goal="Run", instance_id="00000000000000bb").spec
-    assert list(transition_faults(before, after)) == messages
-    assert transition_faults(before, before) == ()
+    after = builders.instance(term=1, attempt=1, goal="Run", instance_id="00000000000000bb", drain_seconds=1).spec
+    assert list(find_broken_transitions(before, after)) == messages
+    assert find_broken_transitions(before, before) == ()

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from covey_api.messages import CertificateRole, JoinAnswer
 from covey_api.meta import NAME_PATTERN
-from covey_controller.authority import CERTIFICATE_LIFETIME, Authority, ensure_authority, parse_signing_request
+from covey_controller.authority import CERTIFICATE_LIFETIME, Authority, parse_signing_request
 from covey_fleet_client.calls import parse_controller_url
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import Identity, load_identity, render_name
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.vaults import authority_in
 
 AGENT, GATEWAY = CertificateRole.AGENT, CertificateRole.GATEWAY
 NOW = time.time()
@@ -25,7 +26,7 @@ def answer_for(identity: Identity, authority: Authority, *, name: str = "a", now
 
 
 def test_an_identity_survives_a_restart_with_the_same_key(tmp_path: Path) -> None:
-    authority = ensure_authority(tmp_path / "controller", NOW)
+    authority = authority_in(tmp_path / "controller", NOW)
     fresh = load_identity(tmp_path / "agent")
     assert (fresh.name, fresh.certificate, fresh.authorities) == ("", None, ())
     assert not fresh.is_valid(AGENT, "a", NOW)
@@ -40,7 +41,7 @@ def test_an_identity_survives_a_restart_with_the_same_key(tmp_path: Path) -> Non
 
 
 def test_a_certificate_is_due_after_a_third_of_its_life(tmp_path: Path) -> None:
-    authority = ensure_authority(tmp_path / "controller", NOW)
+    authority = authority_in(tmp_path / "controller", NOW)
     fresh = load_identity(tmp_path / "agent")
     assert (fresh.renew_at, fresh.expires_at) == (0, 0)
     joined = fresh.accept(answer_for(fresh, authority), AGENT, "a", NOW)
@@ -49,7 +50,7 @@ def test_a_certificate_is_due_after_a_third_of_its_life(tmp_path: Path) -> None:
 
 
 def test_an_identity_is_valid_for_its_own_role_name_and_time_only(tmp_path: Path) -> None:
-    authority = ensure_authority(tmp_path / "controller", NOW)
+    authority = authority_in(tmp_path / "controller", NOW)
     fresh = load_identity(tmp_path / "agent")
     joined = fresh.accept(answer_for(fresh, authority), AGENT, "a", NOW)
     assert not joined.is_valid(GATEWAY, "a", NOW)
@@ -58,8 +59,8 @@ def test_an_identity_is_valid_for_its_own_role_name_and_time_only(tmp_path: Path
 
 
 def test_an_answer_that_is_not_for_us_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    authority = ensure_authority(tmp_path / "controller", NOW)
-    other_authority = ensure_authority(tmp_path / "other", NOW)
+    authority = authority_in(tmp_path / "controller", NOW)
+    other_authority = authority_in(tmp_path / "other", NOW)
     ours, others = load_identity(tmp_path / "agent"), load_identity(tmp_path / "someone")
     good = answer_for(ours, authority)
     for answer in (
@@ -79,7 +80,7 @@ def test_an_answer_that_is_not_for_us_is_refused_and_nothing_is_written(tmp_path
 @pytest.mark.parametrize("file", ["key.pem", "certificate.pem", "authorities.pem"])
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff\xfe"])
 def test_a_damaged_file_means_joining_again_not_a_crash(tmp_path: Path, file: str, content: bytes) -> None:
-    authority = ensure_authority(tmp_path / "controller", NOW)
+    authority = authority_in(tmp_path / "controller", NOW)
     fresh = load_identity(tmp_path / "agent")
     fresh.accept(answer_for(fresh, authority), AGENT, "a", NOW)
     (tmp_path / "agent" / file).write_bytes(content)

@@ -56,7 +56,8 @@ TABLE = parse_endpoints(
             served("a", "other"),
         ),
         keys=(ClientKey(namespace="default", name="k", hash=HASH),),
-    )
+    ),
+    "this",
 )
 
 
@@ -114,7 +115,7 @@ def test_an_endpoint_of_a_restarted_engine_is_another_target() -> None:
         slots=2,
         context_tokens=9,
     )
-    table = parse_endpoints(Endpoints(term=1, serial=1, endpoints=(one, one.model_copy(update={"port": 2}))))
+    table = parse_endpoints(Endpoints(term=1, serial=1, endpoints=(one, one.model_copy(update={"port": 2}))), "")
     assert [t.id for t in table.targets["default", "m"]] == ["i@127.0.0.1:1", "i@127.0.0.1:2"]
 
 

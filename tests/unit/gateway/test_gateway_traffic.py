@@ -87,7 +87,7 @@ def test_a_probe_that_its_client_left_lets_the_next_one_probe() -> None:
 def test_a_departed_endpoint_is_reported_until_it_is_idle() -> None:
     made, _ = traffic(target("a"))
     told: list[bool] = []
-    made.watch_departed(lambda: told.append(True))
+    made.watch_news(lambda: told.append(True))
     first, second = taken(made), taken(made)
     assert made.apply_table(table(target("b"))) == {"a@127.0.0.1:1"}
     assert taken(made).instance_id == "b"

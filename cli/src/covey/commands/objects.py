@@ -9,6 +9,7 @@ from covey_api.kinds import Kind
 from covey_api.text import escape_controls
 
 from covey.commands.options import (
+    author_option,
     kind_of,
     namespace_of,
     namespace_option,
@@ -104,9 +105,10 @@ def _print_source(source: JsonObject, output: str | None) -> None:
         click.echo(render_json(source) if output == "json" else render_yaml(source))
         return
     click.echo(f"Source:   {source['source']}")
-    click.echo(f"Running:  set {source['applied'] or '<none>'}")
+    what = "commit" if source["source"].startswith("git+") else "set"
+    click.echo(f"Running:  {what} {source['applied'] or '<none>'}")
     if source["wanted"] != source["applied"]:
-        click.echo(f"Refused:  set {source['wanted']}")
+        click.echo(f"{'Refused: ' if source.get('errors') else 'Wanted:  '} {what} {source['wanted']}")
     for error in source.get("errors", ()):
         click.echo(f"  {error['file']}:{error['line']}: {escape_controls(error['message'])}")
     for notice in source.get("notices", ()):
@@ -174,15 +176,16 @@ def why(target: tuple[str, ...], namespace: str, output: str, state: Path) -> No
 
 @click.command()
 @click.option("-f", "--filename", required=True, multiple=True, help="File, folder, or `-` for standard input.")
+@author_option
 @state_option
-def apply(filename: tuple[str, ...], state: Path) -> None:
+def apply(filename: tuple[str, ...], author: str, state: Path) -> None:
     """Write documents into the running Covey's source.
 
-    They are taken as one set, whole or not at all.
+    They are taken as one set, whole or not at all. Where the source is a git repository, they become a commit.
     """
     text = "\n---\n".join(_read_documents(name) for name in filename)
     with open_control(state) as control:
-        print_results(control.apply_text(text, ", ".join(filename)))
+        print_results(control.apply_text(text, ", ".join(filename), author))
 
 
 def _read_documents(name: str) -> str:
@@ -204,8 +207,9 @@ def _read_documents(name: str) -> str:
 @click.argument("target", nargs=-1)
 @click.option("-f", "--filename", multiple=True, help="Delete the objects that these files name.")
 @namespace_option
+@author_option
 @state_option
-def delete(target: tuple[str, ...], filename: tuple[str, ...], namespace: str, state: Path) -> None:
+def delete(target: tuple[str, ...], filename: tuple[str, ...], namespace: str, author: str, state: Path) -> None:
     """Remove objects from the source.
 
     TARGET is KIND NAME, or KIND/NAME; or give -f FILE.
@@ -217,7 +221,7 @@ def delete(target: tuple[str, ...], filename: tuple[str, ...], namespace: str, s
     else:
         keys = [_key(kind, namespace, name) for kind, name in parse_targets(target)]
     with open_control(state) as control:
-        print_results(control.delete_keys(keys))
+        print_results(control.delete_keys(keys, author))
 
 
 def _key(kind: type[Kind], namespace: str, name: str) -> JsonObject:

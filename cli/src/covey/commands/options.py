@@ -9,6 +9,7 @@ from covey_api.kinds import Kind
 from covey_api.meta import DEFAULT_NAMESPACE
 from covey_api.registry import parse_kind
 
+from covey.author import find_author
 from covey.control import Control, JsonObject
 from covey.errors import CommandError, ExitCode
 from covey.paths import STATE_VARIABLE, default_state_folder
@@ -29,6 +30,16 @@ def state_option(command: Command) -> Command:
 def namespace_option(command: Command) -> Command:
     return click.option(
         "-n", "--namespace", default=DEFAULT_NAMESPACE, show_default=True, help="Namespace of the objects."
+    )(command)
+
+
+def author_option(command: Command) -> Command:
+    """`--author`: who an edit is by, where the source is a repository."""
+    return click.option(
+        "--author",
+        default=find_author,
+        show_default="as git would name you",
+        help="Author of the commit where the source is a git repository: 'Name <email>'.",
     )(command)
 
 

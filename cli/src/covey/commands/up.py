@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from covey_api.text import escape_controls
@@ -14,8 +15,9 @@ from covey_fleet_client.tasks import flatten_errors
 from rich.console import Console
 
 from covey.commands.options import state_option
+from covey.commands.source_options import parse_source, render_source_flags, source_options
 from covey.control import Control
-from covey.errors import CommandError, ExitCode
+from covey.errors import CommandError
 from covey.paths import CACHE_VARIABLE
 from covey.up.parent import AlreadyRunning, Parent, Settings, hold_state_folder
 from covey.up.progress import Outcome, wait_until_settled
@@ -26,11 +28,12 @@ SHOWN_LEVELS = (" WARNING ", " ERROR ", " CRITICAL ")
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path), default=Path())
+@click.argument("source", default=".")
 @click.option("--wait", is_flag=True, help="Show progress until every placement serves, then how to use it.")
 @click.option("--headless", is_flag=True, help="No bars and no colours; each part's log lines as they come.")
 @click.option("--port", type=click.IntRange(1, 65_535), default=DEFAULT_PORT, show_default=True, help="Gateway's port.")
 @click.option("--allow-empty", is_flag=True, help="An empty source deletes everything (else it deletes nothing).")
+@source_options
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),
@@ -38,19 +41,30 @@ SHOWN_LEVELS = (" WARNING ", " ERROR ", " CRITICAL ")
     help=f"Folder for models and engines; also {CACHE_VARIABLE}.",
 )
 @state_option
-def up(source: Path, wait: bool, headless: bool, port: int, allow_empty: bool, cache: Path | None, state: Path) -> None:
+def up(
+    source: str,
+    wait: bool,
+    headless: bool,
+    port: int,
+    allow_empty: bool,
+    cache: Path | None,
+    state: Path,
+    **source_flags: Any,
+) -> None:
     """Run Covey on this machine, as YAML files say.
 
-    SOURCE is a folder or a file; by default the present folder.
+    SOURCE is a folder or a file (by default the present folder), or a git repository, which is followed:
+    git+https://HOST/REPO#PATH@REF, git+ssh://USER@HOST/REPO#PATH@REF, git+file:///FOLDER#PATH@REF.
+    PATH and REF may be left out: the whole repository, its default branch.
     """
-    if not source.exists():
-        raise CommandError(f"source '{source}' must be a folder or a file; there is nothing", ExitCode.WRONG_USE)
+    found = parse_source(source)
     settings = Settings(
-        source=source.resolve(),
+        source=found,
         state=state.expanduser().absolute(),
         cache=cache.expanduser().absolute() if cache else None,
         port=port,
         allow_empty=allow_empty,
+        source_flags=render_source_flags(found, source_flags),
     )
     try:
         with hold_state_folder(settings) as was_killed:

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from covey_controller.stores.git.address import GitAddress
 from covey_fleet_client.files import ensure_private_folder, write_private
 
 from covey.control import Control
@@ -42,11 +43,13 @@ TOKEN_TTL_SECONDS = 300
 class Settings:
     """What `covey up` was asked for."""
 
-    source: Path
+    source: Path | GitAddress
     state: Path
     cache: Path | None
     port: int
     allow_empty: bool
+    source_flags: tuple[str, ...] = ()
+    """What else the controller is told about the source."""
 
     @property
     def gateway_url(self) -> str:
@@ -130,7 +133,15 @@ class Parent:
         settings = self._settings
         extra = ["--allow-empty"] if settings.allow_empty else []
         listen = ["--fleet-listen", self._fleet_listen]
-        return ["--source", str(settings.source), "--state", str(settings.state), *listen, *extra]
+        return [
+            "--source",
+            str(settings.source),
+            "--state",
+            str(settings.state),
+            *listen,
+            *extra,
+            *settings.source_flags,
+        ]
 
     def _agent_arguments(self) -> list[str]:
         cache = ["--cache", str(self._settings.cache)] if self._settings.cache else []

@@ -20,15 +20,15 @@ from covey_controller.serving.answers import ApiError, ApiReason
 _KEY_BYTES = 32
 
 
-async def apply_text(source: Source, text: str, name: str) -> dict[str, Any]:
+async def apply_text(source: Source, text: str, name: str, author: str = "") -> dict[str, Any]:
     with _explain_refusals():
-        return render_applied(await source.apply_documents(text, name))
+        return render_applied(await source.apply_documents(text, name, author))
 
 
-async def delete_keys(source: Source, keys: tuple[ObjectKey, ...]) -> dict[str, Any]:
+async def delete_keys(source: Source, keys: tuple[ObjectKey, ...], author: str = "") -> dict[str, Any]:
     with _explain_refusals():
         try:
-            return render_applied(await source.delete_documents(keys))
+            return render_applied(await source.delete_documents(keys, author))
         except KeyError as missing:
             message = f"nothing was changed: the source holds no {missing.args[0]}"
             raise ApiError(404, ApiReason.NOT_FOUND, message) from None

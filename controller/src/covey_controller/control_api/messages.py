@@ -6,12 +6,18 @@ from covey_api.messages import CertificateRole
 from covey_api.meta import DEFAULT_NAMESPACE, Message, Name
 from pydantic import Field
 
+from covey_controller.stores.git.author import AUTHOR_PATTERN, MAX_AUTHOR_LENGTH
+
+Author = Annotated[str, Field(max_length=MAX_AUTHOR_LENGTH, pattern=AUTHOR_PATTERN)]
+"""`Name <email>` of who asks: the author of the commit, where the source is a repository."""
+
 
 class ApplyBody(Message):
     text: str
     """YAML documents."""
     name: Annotated[str, Field(max_length=1024)] = "request"
     """What errors call the text: the file it was read from."""
+    author: Author = ""
 
 
 class KeyBody(Message):
@@ -22,6 +28,7 @@ class KeyBody(Message):
 
 class DeleteBody(Message):
     keys: Annotated[tuple[KeyBody, ...], Field(min_length=1, max_length=1000)]
+    author: Author = ""
 
 
 class TokenBody(Message):

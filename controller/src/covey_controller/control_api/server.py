@@ -18,6 +18,7 @@ from covey_controller.control_api.app import build_control_app
 from covey_controller.ports import Explainer, Source
 from covey_controller.serving.listener import ListenFailed, serve
 from covey_controller.tokens import Tokens
+from covey_controller.trust import Trust
 
 # What the kernel takes as a socket's path, without the byte that ends it.
 MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
@@ -31,6 +32,7 @@ async def serve_control(
     explainer: Explainer,
     source: Source,
     tokens: Tokens,
+    trust: Trust,
     *,
     is_ready: Callable[[], bool],
     on_listening: Callable[[], None],
@@ -40,7 +42,7 @@ async def serve_control(
     made = os.lstat(path)
     closing = asyncio.Event()
     try:
-        app = build_control_app(explainer, source, tokens, is_ready, closing)
+        app = build_control_app(explainer, source, tokens, trust, is_ready, closing)
         await serve(app, bound, closing=closing, on_listening=on_listening)
     finally:
         bound.close()

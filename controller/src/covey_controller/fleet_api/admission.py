@@ -1,9 +1,9 @@
 """Who may call what: the certificate's role and name decide, nothing in a path or body does.
 
-Join is the one call without a certificate; its proof is a token, and wrong ones are made slow.
+Join is the one call without a certificate; its proof is a token, and wrong ones are made slow. Where the controller
+runs in Kubernetes, a token that isn't one of Covey's own is a pod's, and the API server says whose (`pods`).
 """
 
-import asyncio
 import re
 import time
 
@@ -12,15 +12,16 @@ from covey_api.meta import MAX_NAME_LENGTH, NAME_PATTERN
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.requests import Request
 
-from covey_controller.authority import Authority, InvalidSigningRequest, parse_signing_request
+from covey_controller.authority import InvalidSigningRequest, parse_signing_request
 from covey_controller.denials import Denials
-from covey_controller.serving.answers import ApiError, ApiReason
+from covey_controller.fleet_api.pods import PodRefused, Pods
+from covey_controller.ports import ReviewUnavailable, VaultUnavailable
+from covey_controller.serving.answers import ApiError, ApiReason, unavailable
 from covey_controller.serving.protocol import Peer, connection_of
-from covey_controller.tokens import TokenRefusal, TokenRefused, Tokens
+from covey_controller.serving.refusals import SlowRefusals
+from covey_controller.tokens import TOKEN_PREFIX, TokenRefusal, TokenRefused, Tokens
+from covey_controller.trust import Trust
 
-# A guesser of 256-bit secrets gets 16 tries a second; an agent with a mistyped token doesn't notice the wait.
-REFUSAL_SECONDS = 0.5
-MAX_REFUSALS_AT_ONCE = 8
 # What a Node may be called: a member that names its node in any other way can't be written, and no plan would be.
 _NAME = re.compile(NAME_PATTERN)
 _BEARER = "bearer "
@@ -29,11 +30,12 @@ _BEARER = "bearer "
 class Admission:
     """One event loop, no locks."""
 
-    def __init__(self, authority: Authority, tokens: Tokens, denials: Denials) -> None:
-        self._authority = authority
+    def __init__(self, trust: Trust, tokens: Tokens, denials: Denials, pods: Pods | None) -> None:
+        self._trust = trust
         self._tokens = tokens
         self._denials = denials
-        self._refusals = 0
+        self._pods = pods
+        self._refusals = SlowRefusals()
 
     def admit(self, request: Request) -> Peer:
         """Whoever holds a certificate of this fleet that isn't denied. ApiError 401 or 403."""
@@ -77,23 +79,25 @@ class Admission:
 
     async def join(self, request: Request, wish: JoinRequest) -> JoinAnswer:
         """Redeem the bearer's token for a certificate. Nothing is redeemed for a request that can't be signed."""
-        if self._refusals >= MAX_REFUSALS_AT_ONCE:
-            raise ApiError(
-                429,
-                ApiReason.TOO_MANY_JOINS,
-                "too many join tokens are being refused; try again in a second",
-                headers={"retry-after": "1"},
-            )
+        self._refusals.require_room()
         key = _parse_key(wish)
         try:
-            self._tokens.redeem(_parse_bearer(request), wish.role, time.time())
-        except TokenRefused as refused:
-            await self._delay_refusal()
-            status = 403 if refused.refusal is TokenRefusal.WRONG_ROLE else 401
-            raise ApiError(status, refused.refusal, refused.message) from None
-        return self._issue(wish, key)
+            await self._prove(_parse_bearer(request), wish)
+        except (TokenRefused, PodRefused) as refused:
+            await self._refusals.delay()
+            raise ApiError(_status_of(refused), refused.refusal, refused.message) from None
+        except (VaultUnavailable, ReviewUnavailable) as error:
+            raise unavailable(f"{wish.role} '{wish.name}' can't join now: {error}") from None
+        return await self._issue(wish, key)
 
-    def renew(self, peer: Peer, wish: JoinRequest) -> JoinAnswer:
+    async def _prove(self, bearer: str, wish: JoinRequest) -> None:
+        """The bearer may join as it wishes. TokenRefused or PodRefused."""
+        if self._pods is not None and bearer and not bearer.startswith(TOKEN_PREFIX):
+            await self._pods.prove(bearer, wish.role, wish.name)
+        else:
+            await self._tokens.redeem(bearer, wish.role, time.time())
+
+    async def renew(self, peer: Peer, wish: JoinRequest) -> JoinAnswer:
         """A new certificate for the same role and name."""
         if (wish.role, wish.name) != (peer.role, peer.name):
             raise ApiError(
@@ -102,20 +106,23 @@ class Admission:
                 f"a renewal must be for {peer.role} '{peer.name}' as the certificate says; "
                 f"got {wish.role} '{wish.name[:64]}'",
             )
-        return self._issue(wish, _parse_key(wish))
+        return await self._issue(wish, _parse_key(wish))
 
-    def _issue(self, wish: JoinRequest, key: ec.EllipticCurvePublicKey) -> JoinAnswer:
+    async def _issue(self, wish: JoinRequest, key: ec.EllipticCurvePublicKey) -> JoinAnswer:
         now = time.time()
-        issued = self._denials.record_issue(wish.role, wish.name, now)
-        certificate = self._authority.issue_client(key, wish.role, wish.name, issued)
-        return JoinAnswer(certificate=certificate, authorities=self._authority.bundle_pem, now=now)
-
-    async def _delay_refusal(self) -> None:
-        self._refusals += 1
         try:
-            await asyncio.sleep(REFUSAL_SECONDS)
-        finally:
-            self._refusals -= 1
+            issued = await self._denials.record_issue(wish.role, wish.name, now)
+        except VaultUnavailable as error:
+            raise unavailable(f"no certificate can be issued now: {error}") from None
+        authority = self._trust.current
+        certificate = authority.issue_client(key, wish.role, wish.name, issued)
+        return JoinAnswer(certificate=certificate, authorities=authority.bundle_pem, now=now)
+
+
+def _status_of(refused: TokenRefused | PodRefused) -> int:
+    """403 for who is known and may not, 401 for who isn't."""
+    is_known = refused.refusal in (TokenRefusal.WRONG_ROLE, ApiReason.POD_NOT_ALLOWED, ApiReason.POD_NAME_DIFFERS)
+    return 403 if is_known else 401
 
 
 def _parse_key(wish: JoinRequest) -> ec.EllipticCurvePublicKey:

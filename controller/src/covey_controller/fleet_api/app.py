@@ -4,24 +4,34 @@ What flows down is whole state in streams of JSON lines, so a lost connection co
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TypeVar
 
-from covey_api.messages import FLEET_PREFIX, MAX_BODY_BYTES, AskAnswer, Demand, DemandAnswer, JoinRequest, Report
+from covey_api.messages import (
+    FLEET_PREFIX,
+    MAX_BODY_BYTES,
+    AskAnswer,
+    Assignments,
+    Demand,
+    DemandAnswer,
+    JoinRequest,
+    Report,
+)
 from covey_api.meta import Message
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from covey_controller.authority import Authority
 from covey_controller.denials import Denials
 from covey_controller.fleet_api.admission import Admission
+from covey_controller.fleet_api.pods import Pods
 from covey_controller.ports import Board
 from covey_controller.serving.answers import ApiError, ApiReason, error_renderers, read_message, render_message
 from covey_controller.serving.lines import LineStream, render_snapshots
 from covey_controller.serving.protocol import Peer
 from covey_controller.tokens import Tokens
+from covey_controller.trust import Trust
 
 # A signing request of 16 KiB with its JSON; this body is read from anybody.
 MAX_JOIN_BYTES = 64 * 1024
@@ -31,17 +41,23 @@ T = TypeVar("T", bound=Message)
 
 class FleetRoutes:
     def __init__(
-        self, board: Board, authority: Authority, tokens: Tokens, denials: Denials, closing: asyncio.Event
+        self,
+        board: Board,
+        trust: Trust,
+        tokens: Tokens,
+        denials: Denials,
+        pods: Pods | None,
+        closing: asyncio.Event,
     ) -> None:
         self._board = board
-        self._authority = authority
-        self._admission = Admission(authority, tokens, denials)
+        self._trust = trust
+        self._admission = Admission(trust, tokens, denials, pods)
         self._denials = denials
         self._closing = closing
 
     async def authority(self, _: Request) -> Response:
         """The bundle, for anybody: a joiner checks it against its token before it trusts it."""
-        return PlainTextResponse(self._authority.bundle_pem, media_type="application/x-pem-file")
+        return PlainTextResponse(self._trust.current.bundle_pem, media_type="application/x-pem-file")
 
     async def join(self, request: Request) -> Response:
         wish = await read_message(request, JoinRequest, MAX_JOIN_BYTES)
@@ -50,11 +66,26 @@ class FleetRoutes:
     async def renew(self, request: Request) -> Response:
         peer = self._admission.admit(request)
         wish = await self._read(request, JoinRequest, MAX_JOIN_BYTES)
-        return render_message(self._admission.renew(peer, wish))
+        return render_message(await self._admission.renew(peer, wish))
 
     async def assignments(self, request: Request) -> Response:
         peer = self._admission.admit_agent(request)
-        return self._stream(peer, self._board.watch_assignments(peer.name))
+        return self._stream(peer, self._add_refused(self._board.watch_assignments(peer.name)))
+
+    async def _add_refused(self, snapshots: AsyncIterator[Assignments | None]) -> AsyncIterator[Assignments | None]:
+        """With each snapshot the gateways that agents must refuse; with a keep-alive too, when they are others now."""
+        last: Assignments | None = None
+        try:
+            async for snapshot in snapshots:
+                refused = self._denials.refused_gateways
+                if snapshot is None and last is not None and last.refused_gateways != refused:
+                    snapshot = last
+                if snapshot is not None:
+                    snapshot = last = snapshot.model_copy(update={"refused_gateways": refused})
+                yield snapshot
+        finally:
+            if isinstance(snapshots, AsyncGenerator):
+                await snapshots.aclose()
 
     async def report(self, request: Request) -> Response:
         peer = self._admission.admit_agent(request)
@@ -96,9 +127,9 @@ class FleetRoutes:
 
 
 def build_fleet_app(
-    board: Board, authority: Authority, tokens: Tokens, denials: Denials, closing: asyncio.Event
+    board: Board, trust: Trust, tokens: Tokens, denials: Denials, pods: Pods | None, closing: asyncio.Event
 ) -> Starlette:
-    routes = FleetRoutes(board, authority, tokens, denials, closing)
+    routes = FleetRoutes(board, trust, tokens, denials, pods, closing)
     return Starlette(
         routes=[
             Route(f"{FLEET_PREFIX}/authority", routes.authority),

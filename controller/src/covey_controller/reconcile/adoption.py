@@ -13,11 +13,12 @@ import re
 
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import ObjectKey
-from covey_api.meta import DEFAULT_NAMESPACE, NAME_PATTERN, ObjectMeta
+from covey_api.meta import DEFAULT_NAMESPACE, NAME_PATTERN
 from covey_api.reasons import EventReason
 from covey_planner.types import NodeState
 
 from covey_controller.reconcile.draft import Draft, node_key
+from covey_controller.reconcile.finalizers import held_metadata
 from covey_controller.reconcile.fleet import ENDED, NodeSight, Sight, observe_instance
 from covey_controller.reconcile.names import lowest_free_name
 
@@ -43,7 +44,7 @@ def plan_adoption(draft: Draft) -> None:
         owner = ObjectKey("Placement", instance.metadata.namespace or DEFAULT_NAMESPACE, instance.spec.placement)
         placement = draft.placements.get(owner)
         is_wished = placement is not None and placement.metadata.deletion_timestamp is None
-        if is_wished and instance.spec.instance_id not in silent:
+        if is_wished and instance.spec.instance_id not in silent and instance.key not in draft.taken_names:
             _adopt(draft, instance)
         else:
             _keep_stray(draft, instance)
@@ -89,7 +90,7 @@ def _adopt(draft: Draft, instance: Instance) -> None:
     if ObjectKey("Instance", namespace, name) in draft.sights:
         name = lowest_free_name(draft, namespace, instance.spec.placement)
     spec = instance.spec.model_copy(update={"term": max(instance.spec.term, draft.world.term)})
-    adopted = Instance(metadata=ObjectMeta(name=name, namespace=namespace), spec=spec)
+    adopted = Instance(metadata=held_metadata(name, namespace), spec=spec)
     nodes = ", ".join(f"'{member.node}'" for member in spec.members)
     draft.create(adopted, EventReason.ADOPTED, f"node {nodes} runs it and the store did not know it: adopted as it is")
 
@@ -110,13 +111,22 @@ def observe_strays(draft: Draft) -> list[Sight]:
     sights: list[Sight] = []
     for instance_id, instance in sorted(draft.stray_instances.items()):
         due = draft.strays[instance_id] + STRAY_SECONDS
-        if may_drain and draft.now >= due:
+        if _is_of_another_version(draft, instance):
+            draft.strays[instance_id] = draft.now
+        elif may_drain and draft.now >= due:
             spec = instance.spec.model_copy(update={"goal": InstanceGoal.DRAIN})
             instance = instance.model_copy(update={"spec": spec})
         elif may_drain:
             draft.wake_at(due)
         sights.append(observe_instance(instance, draft.nodes))
     return sights
+
+
+def _is_of_another_version(draft: Draft, instance: Instance) -> bool:
+    """Whether it, or its Placement, is stored in a way that this version can't read: then it isn't forgotten."""
+    namespace = instance.metadata.namespace or DEFAULT_NAMESPACE
+    owner = ObjectKey("Placement", namespace, instance.spec.placement)
+    return owner in draft.unreadable or ObjectKey("Instance", namespace, instance.metadata.name) in draft.taken_names
 
 
 def _catch_up_attempts(draft: Draft) -> None:

@@ -18,6 +18,7 @@ from covey_api.node import Node
 from covey_api.placement import Placement
 
 from covey_controller.reconcile.draft import Draft
+from covey_controller.reconcile.finalizers import is_gone, taken_names, unreadable_placements
 from covey_controller.reconcile.fleet import live_until, observe_instance, observe_nodes
 from covey_controller.reconcile.world import Memory, World
 
@@ -41,7 +42,8 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
     memory = world.memory
     watched_since = world.led_since if memory.watching_since is None else memory.watching_since
     watching_since = now if was_paused(memory, now) else watched_since
-    instances = _of_kind(stored, Instance)
+    present = {key: item for key, item in stored.items() if not is_gone(item)}
+    instances = _of_kind(present, Instance)
     nodes = _of_kind(stored, Node)
     sights = observe_nodes(nodes.values(), world.agents, world.led_since, watching_since, now)
     draft = Draft(
@@ -49,7 +51,7 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
         now=now,
         fleet=next(iter(_of_kind(stored, Fleet).values()), None),
         models=_of_kind(stored, Model),
-        placements=_of_kind(stored, Placement),
+        placements=_of_kind(present, Placement),
         keys=tuple(_of_kind(stored, AccessKey).values()),
         nodes=sights,
         sights={key: observe_instance(instance, sights) for key, instance in instances.items()},
@@ -65,6 +67,8 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
         searches=dict(memory.searches),
         strays=dict(memory.strays),
         retries=dict(memory.retries),
+        taken_names=taken_names(stored.values()),
+        unreadable=unreadable_placements(stored.values()),
     )
     draft.complete = memory.complete or _is_complete(draft, memory.expected)
     for node in sights.values():

@@ -58,6 +58,10 @@ class Draft:
     searches: dict[ArtifactKey, Search]
     strays: dict[str, float]
     retries: dict[ObjectKey, str]
+    taken_names: frozenset[ObjectKey]
+    """Of Instances that are stored and not seen here: another version's, or let go of and kept by somebody else."""
+    unreadable: frozenset[ObjectKey]
+    """Placements of another version: what runs by them goes on."""
     revisions: dict[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])
     """As `Memory`'s, of this plan."""
     stray_instances: dict[str, Instance] = field(default_factory=dict[str, Instance])

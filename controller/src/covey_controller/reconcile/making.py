@@ -2,13 +2,13 @@
 
 from covey_api.instance import Instance, InstanceGoal, InstanceSpec, Member
 from covey_api.kinds import ObjectKey
-from covey_api.meta import ObjectMeta
 from covey_api.model import Model
 from covey_api.placement import Placement
 from covey_api.reasons import EventReason
 from covey_planner.types import Chosen
 
 from covey_controller.reconcile.draft import Draft
+from covey_controller.reconcile.finalizers import held_metadata
 from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.names import lowest_free_name
 
@@ -38,7 +38,7 @@ class InstanceMaker:
             return None
         name = lowest_free_name(self.draft, self.key.namespace, self.key.name)
         spec = self._stamp(chosen, instance_id)
-        instance = Instance(metadata=ObjectMeta(name=name, namespace=self.key.namespace), spec=spec)
+        instance = Instance(metadata=held_metadata(name, self.key.namespace), spec=spec)
         message = (
             f"placed on node '{chosen.node}', lane {chosen.lane.engine}/{chosen.lane.compute}, "
             f"{chosen.options.slots} slots of {chosen.options.context_tokens} tokens, revision {self.revision}"

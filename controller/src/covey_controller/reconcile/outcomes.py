@@ -8,6 +8,7 @@ from covey_api.kinds import ObjectKey
 from covey_api.messages import Assignments, Endpoints
 from covey_api.meta import Status
 from covey_api.node import Node
+from covey_api.placement import Placement
 from covey_api.reasons import AccessKeyReason, FleetReason, ModelReason, NodeReason, ReadyReason
 
 from covey_controller.reconcile.world import Memory
@@ -28,6 +29,13 @@ class UpdateInstance:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldObject:
+    """The object with our finalizer, which it lacks. Precondition: the resourceVersion that was seen."""
+
+    item: Placement | Instance | Node
+
+
+@dataclass(frozen=True, slots=True)
 class CreateNode:
     """A Node with an empty spec, for an agent that reported and has none. Precondition: the name is free."""
 
@@ -43,7 +51,7 @@ class DeleteObject:
 
 
 Reason = ReadyReason | ModelReason | NodeReason | FleetReason | AccessKeyReason
-Action = CreateInstance | UpdateInstance | CreateNode | DeleteObject
+Action = CreateInstance | UpdateInstance | HoldObject | CreateNode | DeleteObject
 
 
 @dataclass(frozen=True, slots=True)

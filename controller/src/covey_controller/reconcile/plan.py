@@ -11,7 +11,6 @@ Order of one plan:
 """
 
 from covey_api.kinds import ObjectKey
-from covey_api.meta import ObjectMeta
 from covey_api.node import Node
 from covey_api.reasons import EventReason
 from covey_planner.types import NodeState
@@ -23,6 +22,7 @@ from covey_controller.reconcile.begin import begin_draft, expected_nodes
 from covey_controller.reconcile.draft import Draft, index_objects, node_key
 from covey_controller.reconcile.drains import observe_losses, plan_drains
 from covey_controller.reconcile.failures import observe_absence
+from covey_controller.reconcile.finalizers import held_metadata, is_held, is_leaving, plan_finalizers
 from covey_controller.reconcile.instances import plan_placement
 from covey_controller.reconcile.judge import judge_placement
 from covey_controller.reconcile.outcomes import CreateNode, DeleteObject, Plan
@@ -39,6 +39,7 @@ def plan(world: World, now: float) -> Plan:
     """What to do now, and why."""
     stored = index_objects(world.objects)
     draft = begin_draft(world, stored, now)
+    plan_finalizers(draft, stored.values())
     _plan_nodes(draft)
     plan_answers(draft)
     plan_adoption(draft)
@@ -74,26 +75,27 @@ def _plan_nodes(draft: Draft) -> None:
     """A Node for each agent that reports and has none. One that was deleted does not come back by an old report."""
     for node in draft.nodes.values():
         if node.node is None and node.report is not None and node.state is not NodeState.UNKNOWN:
-            draft.actions.append(CreateNode(Node(metadata=ObjectMeta(name=node.name))))
+            draft.actions.append(CreateNode(Node(metadata=held_metadata(node.name))))
             message = "its agent reported: a Node with an empty spec was made"
             draft.note(node_key(node.name), EventReason.NODE_JOINED, message)
 
 
 def _drain_orphans(draft: Draft) -> None:
-    """Instances whose Placement is gone."""
+    """Instances whose Placement is gone, and not merely another version's."""
     for sight in list(draft.sights.values()):
         key = sight.instance.key
-        if ObjectKey("Placement", key.namespace, sight.instance.spec.placement) not in draft.placements:
+        owner = ObjectKey("Placement", key.namespace, sight.instance.spec.placement)
+        if owner not in draft.placements and (owner not in draft.unreadable or is_leaving(sight.instance)):
             draft.drain(sight, f"placement '{sight.instance.spec.placement}' does not exist any more")
 
 
 def _finish_deletions(draft: Draft) -> None:
     """Placements and Nodes whose deletion was asked for go when nothing of theirs runs."""
     for key, placement in draft.placements.items():
-        if placement.metadata.deletion_timestamp is not None and not draft.sights_of(key):
+        if is_leaving(placement) and not draft.sights_of(key):
             draft.actions.append(DeleteObject(key, placement.metadata.uid))
     for node in draft.nodes.values():
-        if node.node is not None and is_deletable_node(draft, node.node):
+        if node.node is not None and is_held(node.node) and is_deletable_node(draft, node.node):
             draft.actions.append(DeleteObject(node.node.key, node.node.metadata.uid))
 
 

@@ -20,7 +20,8 @@ from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import MemberSight, NodeSight, Sight
 from covey_controller.reconcile.judge import judge_instance, judge_model, judge_node
 from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled
-from covey_controller.reconcile.table import address_of, refused_aliases
+from covey_controller.reconcile.paths import observe_path_failures, plan_path_condition
+from covey_controller.reconcile.table import address_of, front_of, refused_aliases
 
 _PHASES = {
     MemberPhase.PENDING: InstancePhase.PENDING,
@@ -46,10 +47,13 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
         before = stored.get(key)
         if isinstance(before, Model):
             _write(draft, before, before.status, model.status, judge_model(draft, model, refused.get(key, {})))
+    failures = observe_path_failures(draft)
     for node in draft.nodes.values():
         if node.node is not None and (draft.complete or node.report is not None):
             status = _observed_node(node.node, node)
-            _write(draft, node.node, node.node.status, status, judge_node(node), _node_conditions(draft, node))
+            _write(
+                draft, node.node, node.node.status, status, judge_node(node), _node_conditions(draft, node, failures)
+            )
     if not draft.complete:
         return
     _write_settings(draft)
@@ -96,8 +100,10 @@ def _observed_node(stored: Node, node: NodeSight) -> Status:
     )
 
 
-def _node_conditions(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
-    return (*_stray_condition(draft, node), *_unsealed_condition(draft, node), *_contested_condition(draft, node))
+def _node_conditions(draft: Draft, node: NodeSight, failures: Mapping[str, tuple[str, ...]]) -> tuple[Claim, ...]:
+    path = plan_path_condition(draft, node, node.node, failures) if node.node is not None else ()
+    own = (*_stray_condition(draft, node), *_unsealed_condition(draft, node), *_contested_condition(draft, node))
+    return (*own, *path)
 
 
 def _contested_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
@@ -159,7 +165,14 @@ def _observed_instance(sight: Sight) -> InstanceStatus:
     is_draining = instance.spec.goal is InstanceGoal.DRAIN and sight.phase is not MemberPhase.FAILED
     phase = InstancePhase.DRAINING if is_draining else _PHASES[sight.phase]
     endpoint = f"http://{address[0]}:{address[1]}" if address else ""
-    return instance.status.changed(phase=phase, members=members, endpoint=endpoint)
+    front = front_of(sight) if address else None
+    rendered = render_front(front) if front else ""
+    return instance.status.changed(phase=phase, members=members, endpoint=endpoint, front=rendered)
+
+
+def render_front(front: tuple[str, int]) -> str:
+    host, port = front
+    return f"tls://[{host}]:{port}" if ":" in host else f"tls://{host}:{port}"
 
 
 def _observed_member(member: MemberSight, node: str, stored: MemberStatus | None) -> MemberStatus:

@@ -71,6 +71,8 @@ def _endpoint(draft: Draft, sight: Sight, keys: Mapping[str, str]) -> Endpoint |
     address = address_of(sight)
     if address is None:
         return None
+    first = sight.members[0]
+    front = front_of(sight)
     namespace = sight.instance.metadata.namespace or DEFAULT_NAMESPACE
     return Endpoint(
         instance_id=sight.id,
@@ -85,16 +87,32 @@ def _endpoint(draft: Draft, sight: Sight, keys: Mapping[str, str]) -> Endpoint |
         slots=spec.options.slots,
         context_tokens=spec.options.context_tokens,
         confirmed=sight.is_confirmed,
+        machine=first.node.report.machine if first.report and first.node and first.node.report else "",
+        attempt=spec.attempt,
+        address=front[0] if front else "",
+        front_port=front[1] if front else 0,
     )
 
 
 def address_of(sight: Sight) -> tuple[str, int] | None:
-    """Where the first member's engine listens: as its node reported, else as the store recalls."""
+    """Where the first member's engine listens, on its machine: as its node reported, else as the store recalls."""
+    first = sight.members[0]
+    if first.report is not None:
+        return ("127.0.0.1", first.report.port) if first.report.port else None
+    return _parse_stored(sight.instance.status.endpoint)
+
+
+def front_of(sight: Sight) -> tuple[str, int] | None:
+    """Where gateways of other machines reach it: address and port of the first member's front. None: nowhere."""
     first = sight.members[0]
     report = first.node.report if first.node else None
     if first.report is not None and report is not None:
-        return (report.address, first.report.port) if first.report.port else None
-    stored = urlsplit(sight.instance.status.endpoint)
+        return (report.address, first.report.front_port) if report.address and first.report.front_port else None
+    return _parse_stored(sight.instance.status.front)
+
+
+def _parse_stored(url: str) -> tuple[str, int] | None:
+    stored = urlsplit(url)
     return (stored.hostname, stored.port) if stored.hostname and stored.port else None
 
 

@@ -54,6 +54,18 @@ class ApiReason(StrEnum):
     """The source's files can't be written; the message says which."""
     NOT_READY = "NotReady"
     """The controller doesn't lead yet, or hasn't listed its store."""
+    POD_TOKEN_UNKNOWN = "PodTokenUnknown"  # noqa: S105 - a reason
+    """The API server doesn't know the token, or it is for another audience."""
+    POD_NOT_ALLOWED = "PodNotAllowed"
+    """Pods of this ServiceAccount or namespace may not have the role."""
+    POD_NAME_DIFFERS = "PodNameDiffers"
+    """The token is bound to another node or pod than the name says, or to none."""
+    UNAVAILABLE = "Unavailable"
+    """What the answer depends on can't be read or written now; the same call may succeed later."""
+    NO_TOKEN = "NoToken"  # noqa: S105 - a reason
+    """The call needs a token that the API server takes for this controller."""
+    USE_KUBERNETES_API = "UseKubernetesApi"
+    """In Kubernetes mode objects are read and written at the API server."""
     BAD_REQUEST = "BadRequest"
     """The request can't be taken as it is."""
 
@@ -75,6 +87,10 @@ class ApiError(Exception):
         self.message = message
         self.errors = errors
         self.headers = headers
+
+
+def unavailable(words: str) -> ApiError:
+    return ApiError(503, ApiReason.UNAVAILABLE, f"{words}; try again in a second", headers={"retry-after": "1"})
 
 
 def render_error(error: ApiError) -> JSONResponse:

@@ -1,18 +1,28 @@
 """Serve an app on one bound socket until cancelled, and end within two seconds whatever is still open.
 
-It drives uvicorn's protocol class with asyncio's own server. `uvicorn.Server` would install signal handlers, which are
-the process's to set, wake ten times a second for ever, and wait for streams that never end.
+It drives uvicorn's protocol class with an accept loop of its own. `uvicorn.Server` would install signal handlers, which
+are the process's to set, wake ten times a second for ever, and wait for streams that never end.
+
+Each connection is looked at when it is accepted: while another process leads, its bytes are passed on to that one,
+before TLS. The alternatives to accepting ourselves: asyncio's server with a protocol that decides in `connection_made`
+comes after TLS has begun for it, so the leader would read everything through one more copy or TLS twice; two servers
+on one socket, of which one listens at a time, drop what waits in the backlog at each change. Here a connection that is
+served is handed to the loop as a socket, without a copy, and one that is passed on never meets TLS in this process.
+Each also begins with the TLS context of that moment, so an authority can be replaced while serving.
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from covey_controller.serving.passing import Passing
 from covey_controller.serving.protocol import BoundedProtocol
 
 # An agent and a gateway hold about three connections each: room for a thousand of them.
@@ -24,6 +34,11 @@ BACKLOG = 512
 # Calls that run have this long to finish their answer; then their connections are cut. Streams end at once.
 DRAIN_SECONDS = 1.0
 _CUT_SECONDS = 0.5
+# How soon a change of leadership ends the connections of before; a client that lost its leader waits longer to redial.
+LOOK_SECONDS = 0.25
+# Out of descriptors: who waits in the backlog is taken when some were closed.
+_PAUSE_SECONDS = 1.0
+_log = logging.getLogger(__name__)
 
 
 class ListenFailed(Exception):
@@ -36,53 +51,113 @@ async def serve(
     *,
     closing: asyncio.Event,
     on_listening: Callable[[], None],
-    tls: ssl.SSLContext | None = None,
+    tls: Callable[[], ssl.SSLContext] | None = None,
+    elsewhere: Callable[[], str | None] = lambda: None,
 ) -> None:
-    """Until cancelled. Then `closing` is set, at which the app's streams must end."""
-    config = uvicorn.Config(
-        app,
-        interface="asgi3",
-        http=BoundedProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_keep_alive=KEEPALIVE_SECONDS,
-    )
-    config.load()
-    state = ServerState()
-    loop = asyncio.get_running_loop()
+    """Until cancelled. Then `closing` is set, at which the app's streams must end.
 
-    def open_connection() -> BoundedProtocol:
-        return BoundedProtocol(config, state, {}, loop)
-
-    handshake_seconds = HANDSHAKE_SECONDS if tls is not None else None
-    if bound.family == socket.AF_UNIX:
-        server = await loop.create_unix_server(open_connection, sock=bound, backlog=BACKLOG)
-    else:
-        server = await loop.create_server(
-            open_connection, sock=bound, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=handshake_seconds
-        )
+    `elsewhere` is the `HOST:PORT` to pass connections on to, None to answer them here.
+    """
+    bound.listen(BACKLOG)
+    bound.setblocking(False)
+    listener = _Listener(app, tls, elsewhere)
     try:
-        on_listening()
-        await asyncio.Event().wait()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(listener.accept_for_ever(bound, group))
+            group.create_task(listener.watch_leadership())
+            on_listening()
     finally:
-        server.close()
         closing.set()
-        await _end_connections(state)
+        await listener.end_connections()
 
 
-async def _end_connections(state: ServerState) -> None:
-    for connection in list(state.connections):
-        connection.shutdown()
-    if state.tasks:
-        await asyncio.wait(list(state.tasks), timeout=DRAIN_SECONDS)
-    for connection in list(state.connections):
-        connection.transport.abort()
-    # Who waits for the peer sees it gone and ends by itself; what hangs in something else is cancelled.
-    if state.tasks:
-        await asyncio.wait(list(state.tasks), timeout=_CUT_SECONDS)
-    for task in list(state.tasks):
-        task.cancel()
+class _Listener:
+    def __init__(
+        self, app: ASGIApp, tls: Callable[[], ssl.SSLContext] | None, elsewhere: Callable[[], str | None]
+    ) -> None:
+        self._config = uvicorn.Config(
+            app,
+            interface="asgi3",
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEPALIVE_SECONDS,
+        )
+        self._config.load()
+        self._tls = tls
+        self._elsewhere = elsewhere
+        self._state = ServerState()
+        self._loop = asyncio.get_running_loop()
+        self._passing = Passing(MAX_CONNECTIONS)
+        self._beginning = 0
+        """Connections whose handshake isn't over."""
+
+    async def accept_for_ever(self, bound: socket.socket, group: asyncio.TaskGroup) -> None:
+        while True:
+            try:
+                accepted, _ = await self._loop.sock_accept(bound)
+            except OSError as error:
+                _log.error("no connection can be accepted, next try in a second: %s", error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            if self._beginning >= MAX_CONNECTIONS:
+                accepted.close()
+                continue
+            self._beginning += 1
+            group.create_task(self._begin(accepted))
+
+    async def watch_leadership(self) -> None:
+        """End what was begun under another leadership: its clients dial again and meet the present one."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            address = self._elsewhere()
+            self._passing.end_except(address)
+            if address is not None:
+                for connection in list(self._state.connections):
+                    connection.transport.abort()
+
+    async def end_connections(self) -> None:
+        self._passing.end_except(None)
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if self._state.tasks:
+            await asyncio.wait(list(self._state.tasks), timeout=DRAIN_SECONDS)
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        # Who waits for the peer sees it gone and ends by itself; what hangs in something else is cancelled.
+        if self._state.tasks:
+            await asyncio.wait(list(self._state.tasks), timeout=_CUT_SECONDS)
+        for task in list(self._state.tasks):
+            task.cancel()
+
+    async def _begin(self, accepted: socket.socket) -> None:
+        """Pass the connection on, or serve it: also when the leader can't be reached, for the app then says so."""
+        try:
+            accepted.setblocking(False)
+            address = self._elsewhere()
+            if address is not None and await self._passing.begin(accepted, address):
+                return
+            await self._serve(accepted)
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
+        except Exception:  # one connection must not end the others
+            accepted.close()
+            _log.exception("a connection could not be begun")
+        finally:
+            self._beginning -= 1
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        tls = self._tls() if self._tls is not None else None
+        # A peer that leaves, or speaks no TLS, or shows a certificate of another authority: nothing to serve.
+        with suppress(OSError):
+            await self._loop.connect_accepted_socket(
+                lambda: BoundedProtocol(self._config, self._state, {}, self._loop),
+                accepted,
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if tls is not None else None,
+            )

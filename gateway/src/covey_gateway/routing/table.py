@@ -8,10 +8,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from covey_api.messages import ClientKey, Endpoint, Endpoints, Order, ServedModel
+from covey_api.messages import ClientKey, Endpoint, Endpoints, Order, ServedModel, render_front_name
 from covey_api.meta import DEFAULT_NAMESPACE
 
 NO_ORDER = Order(term=-1, serial=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The TLS front of an endpoint on another machine."""
+
+    host: str
+    port: int
+    name: str
+    """What it is asked for: this attempt of this Instance, and no other."""
+    node: str
+    """Whose certificate it must show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,10 @@ class Target:
     weight: int
     context_tokens: int | None
     confirmed: bool
+    front: Front | None = None
+    """The way there; None: `host` and `port` are on this machine, or anybody's."""
+    no_way: str = ""
+    """Why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +117,18 @@ def build_table(
     return RoutingTable(order, by_name, aliases, {model: tuple(list_) for model, list_ in at.items()}, by_digest)
 
 
-def parse_endpoints(snapshot: Endpoints) -> RoutingTable:
-    """The controller's snapshot as a table."""
+def parse_endpoints(snapshot: Endpoints, machine: str | None) -> RoutingTable:
+    """The controller's snapshot as a table. `machine`: this one, as `observe_machine` says; None: none is this one."""
     return build_table(
         snapshot.order,
         snapshot.models,
-        [parse_endpoint(endpoint) for endpoint in snapshot.endpoints],
+        [parse_endpoint(endpoint, machine) for endpoint in snapshot.endpoints],
         [parse_key(key) for key in snapshot.keys],
     )
 
 
-def parse_endpoint(endpoint: Endpoint) -> Target:
+def parse_endpoint(endpoint: Endpoint, machine: str | None) -> Target:
+    front, no_way = choose_way(endpoint, machine)
     return Target(
         id=f"{endpoint.instance_id}@{endpoint.host}:{endpoint.port}",
         instance_id=endpoint.instance_id,
@@ -124,7 +141,28 @@ def parse_endpoint(endpoint: Endpoint) -> Target:
         weight=1,
         context_tokens=endpoint.context_tokens,
         confirmed=endpoint.confirmed,
+        front=front,
+        no_way=no_way,
     )
+
+
+def choose_way(endpoint: Endpoint, machine: str | None) -> tuple[Front | None, str]:
+    """How this gateway goes to an endpoint: its front, or straight (None), or why not at all.
+
+    1. It is on this machine: straight.
+    2. It has a front: there.
+    3. Its agent doesn't say where it is (of a version without fronts, or silent since before the leader): straight, as
+       ever, unless this gateway is told that nothing is on its machine.
+    4. It is elsewhere and has no front: no way.
+    """
+    if machine and endpoint.machine == machine:
+        return None, ""
+    if endpoint.front_port and endpoint.address:
+        name = render_front_name(endpoint.instance_id, endpoint.attempt)
+        return Front(endpoint.address, endpoint.front_port, name, endpoint.node), ""
+    if not endpoint.machine and machine is not None:
+        return None, ""
+    return None, f"it is on another machine, and its node '{endpoint.node}' opened no front for it"
 
 
 def parse_key(key: ClientKey) -> Key:

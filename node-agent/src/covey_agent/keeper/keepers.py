@@ -15,17 +15,22 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from covey_api.messages import render_front_name
 from covey_api.reasons import FailureCause
 from covey_fleet_client.files import ensure_private_folder, write_private
 
-from covey_agent.keeper import keeper
 from covey_agent.keeper.link import KeeperLink, LinkError, connect
+from covey_agent.keeper.observed import is_locked, observe_start_time
+from covey_agent.keeper.output import EXIT_TAIL_BYTES, read_tail
 from covey_agent.keeper.records import ExitRecord, KeeperRecord, read_record, read_text
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
 
-# The launcher's own limit is `keeper.LAUNCH_SECONDS`; this adds the start of an interpreter on a busy machine.
+# Run as a script, never imported.
+KEEPER = Path(__file__).with_name("keeper.py")
+# The launcher's own limit is `launcher.LAUNCH_SECONDS`; this adds the start of an interpreter on a busy machine.
 START_SECONDS = 20.0
 # A keeper that holds its lock and doesn't answer for this long is taken for stopped, and killed with its engine.
 FIND_SECONDS = 30.0
@@ -35,25 +40,42 @@ END_SECONDS = 10.0
 LOOK_SECONDS = 0.02
 
 
-class ProcessKeepers:
-    """Keepers under one folder. `orphan_grace_seconds`: how long an engine runs without an agent."""
+@dataclass(frozen=True, slots=True)
+class FrontSettings:
+    """How keepers listen for gateways of other machines. `identity`: the folder of the node's key and certificates."""
 
-    def __init__(self, folder: Path, orphan_grace_seconds: float) -> None:
+    address: str
+    identity: Path
+
+
+class ProcessKeepers:
+    """Keepers under one folder. `orphan_grace_seconds`: how long an engine runs without an agent.
+
+    `observe_front`: how those that start now listen; None where every gateway is on this machine.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        orphan_grace_seconds: float,
+        observe_front: Callable[[], FrontSettings | None] = lambda: None,
+    ) -> None:
         self._folder = folder
+        self._observe_front = observe_front
         self._orphan_grace_seconds = orphan_grace_seconds
         self._links: dict[str, KeeperLink] = {}
 
     def observe_living(self) -> dict[str, str]:
         if not self._folder.is_dir():
             return {}
-        living = (folder for folder in sorted(self._folder.iterdir()) if keeper.is_locked(str(folder)))
+        living = (folder for folder in sorted(self._folder.iterdir()) if is_locked(str(folder)))
         return {folder.name: read_text(folder / "assignment.json") for folder in living}
 
     async def find(self, instance_id: str, engine: str) -> EngineProcess | EngineExit | None:
         folder = self._folder / instance_id
         try:
             async with asyncio.timeout(FIND_SECONDS):
-                while keeper.is_locked(str(folder)):
+                while is_locked(str(folder)):
                     try:
                         return await self._claim(instance_id)
                     except LinkError:
@@ -66,7 +88,7 @@ class ProcessKeepers:
         """LinkError when the keeper isn't there yet, not any more, or not the recorded one."""
         folder = self._folder / instance_id
         record = read_record(folder / "keeper.json", KeeperRecord)
-        if record is None or keeper.observe_start_time(record.pid) != record.start_time:
+        if record is None or observe_start_time(record.pid) != record.start_time:
             raise LinkError("the lock's holder is not the recorded keeper")
         link = await connect(folder)
         try:
@@ -102,6 +124,12 @@ class ProcessKeepers:
         folder = self._folder / instance_id
         ensure_private_folder(self._folder)
         ensure_private_folder(folder)
+        settings = self._observe_front()
+        front = settings and {
+            "address": settings.address,
+            "identity": str(settings.identity),
+            "name": render_front_name(instance_id, attempt),
+        }
         spec = {
             "instanceId": instance_id,
             "attempt": attempt,
@@ -109,6 +137,7 @@ class ProcessKeepers:
             "argv": launch.argv,
             "environment": launch.environment,
             "orphanGraceSeconds": self._orphan_grace_seconds,
+            "front": front,
         }
         for name, content in (*launch.files, ("launch.json", json.dumps(spec))):
             write_private(folder / name, content)
@@ -151,7 +180,7 @@ class ProcessKeepers:
                 return (await link.ask("tail", bytes=count))["text"]
             except LinkError as error:
                 raise AgentError(FailureCause.KEEPER_LOST, str(error)) from error
-        return await asyncio.to_thread(keeper.read_tail, str(self._folder / instance_id), count)
+        return await asyncio.to_thread(read_tail, str(self._folder / instance_id), count)
 
     async def release(self, instance_id: str) -> None:
         link = self._links.pop(instance_id, None)
@@ -163,7 +192,7 @@ class ProcessKeepers:
                 pass  # it is gone, which is what was wanted; a living one shows by its lock below
             finally:
                 link.close()
-        if not await wait_until(lambda: not keeper.is_locked(str(folder))):
+        if not await wait_until(lambda: not is_locked(str(folder))):
             await self._kill_keeper(instance_id)
 
     def forget(self, instance_id: str) -> None:
@@ -179,9 +208,9 @@ class ProcessKeepers:
         """SIGKILL to the recorded keeper, if it still is that process; its engine dies with it."""
         folder = self._folder / instance_id
         record = read_record(folder / "keeper.json", KeeperRecord)
-        if record is not None and keeper.observe_start_time(record.pid) == record.start_time:
+        if record is not None and observe_start_time(record.pid) == record.start_time:
             os.kill(record.pid, signal.SIGKILL)
-        if not await wait_until(lambda: not keeper.is_locked(str(folder))):
+        if not await wait_until(lambda: not is_locked(str(folder))):
             message = (
                 f"the lock '{folder}/keeper.lock' is held by a process that is no keeper: end it, or restart the node"
             )
@@ -203,14 +232,14 @@ class ProcessKeepers:
                 await end_engine(int(pid), start_time)
             return None
         await end_engine(record.engine_pid, record.engine_start_time)
-        tail = await asyncio.to_thread(keeper.read_tail, str(folder), keeper.EXIT_TAIL_BYTES)
+        tail = await asyncio.to_thread(read_tail, str(folder), EXIT_TAIL_BYTES)
         return EngineExit(record.attempt, record.identity, None, "", False, tail)
 
 
 async def launch_keeper(folder: Path) -> None:
     """Run the launcher; returns once the engine was started. AgentError with its words when it was not."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", keeper.__file__, str(folder)),
+        *(sys.executable, "-I", "-S", str(KEEPER), str(folder)),
         env={},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
@@ -236,13 +265,13 @@ async def end_engine(pid: int, start_time: str) -> None:
     The group goes by the leader's id. That id is safe to signal while the leader is the recorded process, or is gone: a
     group keeps its id from being used again.
     """
-    if keeper.observe_start_time(pid) not in ("", start_time):
+    if observe_start_time(pid) not in ("", start_time):
         return
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
-    await wait_until(lambda: keeper.observe_start_time(pid) != start_time)
+    await wait_until(lambda: observe_start_time(pid) != start_time)
 
 
 async def wait_until(is_done: Callable[[], bool]) -> bool:

@@ -1,6 +1,6 @@
 """One claimed connection to a keeper: requests and answers in order, and the engine's exit as a future.
 
-An open link is the claim. It knows the protocol of `keeper.py` and nothing of folders or processes. It is a protocol
+An open link is the claim. It knows the protocol of `asking.py` and nothing of folders or processes. It is a protocol
 class and not a pair of streams, so that nobody has to own a reading task.
 """
 

@@ -1,4 +1,4 @@
-"""What a keeper leaves in its folder, parsed: `keeper.json` and `exit.json`, which `keeper.py` writes untyped."""
+"""What a keeper leaves in its folder, parsed: `keeper.json` and `exit.json`, which the keeper writes untyped."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -19,10 +19,11 @@ class KeeperRecord(Message):
     instance_id: str
     attempt: int
     port: int
+    front_port: int = 0
 
     @property
     def process(self) -> EngineProcess:
-        return EngineProcess(self.attempt, self.port, self.engine_pid, self.identity)
+        return EngineProcess(self.attempt, self.port, self.engine_pid, self.identity, self.front_port)
 
     @property
     def identity(self) -> str:

@@ -1,7 +1,6 @@
-"""Runs the CRD's own CEL rules, as the API server does at creation.
+"""Runs the CRD's own CEL rules, as the API server does: at creation, and those that compare (`oldSelf`) at changes.
 
-Transition rules (`oldSelf`) compare with a stored object and are left out: only Instances have them, and no document
-is one. The library's `size(text)` counts bytes where Kubernetes counts characters, and can't be replaced under its own
+The library's `size(text)` counts bytes where Kubernetes counts characters, and can't be replaced under its own
 name; rules are compiled with `length` in its place, which is Python's.
 """
 
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Protocol, cast
 
+from covey_api.meta import Message
 from covey_api.schema import RULES, JsonSchema
 
 from covey_controller.stores.files.problems import Problem, render_broken_rule
@@ -57,10 +57,21 @@ def find_broken_rules(value: Any, schema: JsonSchema, path: Path = ()) -> Iterat
             yield from find_broken_rules(entry, schema["items"], (*path, index))
 
 
-def _is_kept(rule: str, value: Any) -> bool:
+def find_broken_transitions(before: Message, after: Message) -> tuple[str, ...]:
+    """Messages of a type's own rules that a change of a value breaks; only Instances have such rules."""
+    schema = cast("JsonSchema", type(after).model_config.get("json_schema_extra") or {})
+    rules: list[dict[str, str]] = schema.get(RULES, [])
+    old, new = before.to_wire(), after.to_wire()
+    return tuple(
+        rule["message"] for rule in rules if _TRANSITION.search(rule["rule"]) and not _is_kept(rule["rule"], new, old)
+    )
+
+
+def _is_kept(rule: str, value: Any, old: Any = None) -> bool:
     context = _load_cel().Context()
     context.add_function("length", len)
     context.add_variable("self", value)
+    context.add_variable("oldSelf", old)
     try:
         return compile_rule(rule).execute(context) is True
     except (KeyError, TypeError, RuntimeError, ValueError):

@@ -15,9 +15,12 @@ from covey_api.meta import API_VERSION, DEFAULT_NAMESPACE
 from covey_api.registry import KINDS, WRITABLE_KINDS
 
 from covey_controller.ports import InvalidSet, SourceError
+from covey_controller.stores.files.age_keys import AgeKeys, CannotOpen
 from covey_controller.stores.files.problems import Problem, quote_all, render_field, render_path, show, suggest
+from covey_controller.stores.files.rest import SecretDocument
+from covey_controller.stores.files.secret_documents import AGE_ENDING, is_secret, open_age_file, parse_secret
 from covey_controller.stores.files.strict import check_document
-from covey_controller.stores.files.yaml_positions import YamlNode, parse_yaml
+from covey_controller.stores.files.yaml_positions import YamlFile, YamlNode, parse_yaml
 
 # More errors than a person reads at a time help nobody; the next attempt shows the rest.
 MAX_ERRORS = 50
@@ -48,11 +51,19 @@ class _Item:
 
 
 def parse_documents(files: Mapping[str, bytes]) -> tuple[ParsedDocument, ...]:
-    """Every object in the files, in order of file name and line. InvalidSet has every error found, at most 50."""
+    """Every object in the files, in order of file name and line. InvalidSet has every error found, at most 50.
+
+    Without keys, so every Secret is one of the errors.
+    """
+    return tuple(one for one in parse_with_secrets(files, None) if isinstance(one, ParsedDocument))
+
+
+def parse_with_secrets(files: Mapping[str, bytes], keys: AgeKeys | None) -> tuple[ParsedDocument | SecretDocument, ...]:
+    """As `parse_documents`, with the Secrets that these keys open."""
     errors: list[SourceError] = []
-    parsed: dict[ObjectKey, ParsedDocument] = {}
-    for item in _read_items(files, errors):
-        document = _parse_item(item, errors)
+    parsed: dict[ObjectKey, ParsedDocument | SecretDocument] = {}
+    for item in _read_items(files, keys, errors):
+        document = _parse_item(item, keys, errors)
         if document is None:
             continue
         first = parsed.setdefault(document.key, document)
@@ -64,16 +75,31 @@ def parse_documents(files: Mapping[str, bytes]) -> tuple[ParsedDocument, ...]:
     return tuple(parsed.values())
 
 
-def _read_items(files: Mapping[str, bytes], errors: list[SourceError]) -> Iterator[_Item]:
+def _read_items(files: Mapping[str, bytes], keys: AgeKeys | None, errors: list[SourceError]) -> Iterator[_Item]:
     """Documents in order, until there are enough errors to show."""
     for file in sorted(files):
-        source = parse_yaml(files[file])
-        errors.extend(SourceError(file, it.line, render_path(it.path), it.found, it.message) for it in source.problems)
+        source = _read_file(file, files[file], keys, errors)
         for node in source.documents:
             for item in _expand(_Item(file, node)):
                 if len(errors) >= MAX_ERRORS:
                     return
                 yield item
+
+
+def _read_file(file: str, content: bytes, keys: AgeKeys | None, errors: list[SourceError]) -> YamlFile:
+    if not file.endswith(AGE_ENDING):
+        source = parse_yaml(content)
+        errors.extend(SourceError(file, it.line, render_path(it.path), it.found, it.message) for it in source.problems)
+        return source
+    try:
+        source = parse_yaml(open_age_file(content, keys))
+    except CannotOpen as error:
+        errors.append(SourceError(file, 1, "", "", f"'{file}' can't be opened: {error}"))
+        return YamlFile((), ())
+    # What is wrong in it is told by its line alone: the words could hold what is secret.
+    lines = dict.fromkeys(it.line for it in source.problems)
+    errors.extend(SourceError(file, 1, "", "", f"line {line} in '{file}', decrypted, must be YAML") for line in lines)
+    return source
 
 
 def _expand(item: _Item) -> Iterator[_Item]:
@@ -88,8 +114,14 @@ def _expand(item: _Item) -> Iterator[_Item]:
         yield from _expand(_Item(item.file, entry))
 
 
-def _parse_item(item: _Item, errors: list[SourceError]) -> ParsedDocument | None:
+def _parse_item(item: _Item, keys: AgeKeys | None, errors: list[SourceError]) -> ParsedDocument | SecretDocument | None:
     document: Any = item.node.value
+    if is_secret(document, item.file):
+        secret = parse_secret(document, keys, item.file, item.node.line)
+        if isinstance(secret, SecretDocument):
+            return secret
+        errors.extend(_place(item, problem) for problem in secret)
+        return None
     problem = _check_type(document)
     if problem:
         errors.append(_place(item, problem))
@@ -112,28 +144,21 @@ def _check_type(value: Any) -> Problem | None:
     """Is it an object of a kind that people may write?
 
     1. No mapping: not an object at all.
-    2. A Secret: refused, and its content is never shown.
-    3. `apiVersion` missing or unknown.
-    4. An Instance: known, but the controller's.
-    5. `kind` missing or unknown.
+    2. `apiVersion` missing or unknown.
+    3. An Instance: known, but the controller's.
+    4. `kind` missing or unknown.
     """
     if not isinstance(value, dict):  # 1
         message = "a document must be a mapping with `apiVersion`, `kind` and `metadata`"
         return Problem((), show(value), f"{message}; got {show(value)}")
     document = cast("dict[str, Any]", value)
     api_version, kind = document.get("apiVersion"), document.get("kind")
-    if kind == "Secret":  # 2
-        message = (
-            "`kind` must not be 'Secret': a secret must not be in the source in plain text. Remove the document, and "
-            "replace the secret if others could read it here"
-        )
-        return Problem(("kind",), "'Secret'", message)
-    if api_version != API_VERSION:  # 3
+    if api_version != API_VERSION:  # 2
         return _refuse_choice("apiVersion", api_version, (API_VERSION,))
-    if kind == "Instance":  # 4
+    if kind == "Instance":  # 3
         message = "`kind` must not be 'Instance': the controller writes Instances. Write a Placement instead"
         return Problem(("kind",), "'Instance'", message)
-    if kind not in _KIND_NAMES:  # 5
+    if kind not in _KIND_NAMES:  # 4
         return _refuse_choice("kind", kind, _KIND_NAMES)
     return None
 
@@ -152,7 +177,7 @@ def _make_object(document: dict[str, Any], kind: type[Kind]) -> Kind:
     return kind.model_validate({**document, "metadata": metadata, "status": {}})
 
 
-def _refuse_twice(first: ParsedDocument, second: ParsedDocument) -> SourceError:
+def _refuse_twice(first: ParsedDocument | SecretDocument, second: ParsedDocument | SecretDocument) -> SourceError:
     key = second.key
     name = f"{key.namespace}/{key.name}" if key.namespace else key.name
     message = (

@@ -15,7 +15,7 @@ from covey_api.kinds import ObjectKey
 from covey_api.meta import DEFAULT_NAMESPACE
 
 from covey_controller.ports import Applied, InvalidSet, SourceError
-from covey_controller.stores.files.rest import Document
+from covey_controller.stores.files.rest import Document, SecretDocument, Written
 
 # YAML's own line breaks, as its parser counts lines.
 _LINE = re.compile("[^\n\r\x85\u2028\u2029]*(?:\r\n|[\n\r\x85\u2028\u2029]|$)")
@@ -24,6 +24,9 @@ _BARE_MARK = re.compile(r"---[ \t]*(#.*)?\s*$")
 _END = re.compile(r"\.\.\.(?=\s|$)")
 # Names tried for one new file; all taken means that somebody fills the folder with just these.
 NAME_TRIES = 100
+
+
+AnyDocument = Document | SecretDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,15 @@ class _Segment:
 
 def plan_apply(
     files: Mapping[str, bytes],
-    current: Sequence[Document],
-    applied: Sequence[Document],
+    current: Sequence[AnyDocument],
+    applied: Sequence[AnyDocument],
     text: str,
     single_file: str | None,
     taken: frozenset[str],
 ) -> Edit:
     """Put documents, parsed from `text`, into the files: over the one of the same key, else into a file of their own.
+
+    A document that makes the same object in other words (with a default written out, say) is no change.
 
     `single_file`: the source's only file, if it is one. `taken`: names in the source that hold no document.
     """
@@ -64,7 +69,7 @@ def plan_apply(
             path = single_file or _new_path(document.key, texts.names | taken)
             texts.append(path, _as_written(path, document, body))
             results.append(Applied(document.key, "created"))
-        elif before.raw == document.raw:
+        elif before.raw == document.raw or _makes_same(before, document):
             results.append(Applied(document.key, "unchanged"))
         else:
             texts.replace(before, current, _as_written(before.file, document, body))
@@ -72,8 +77,14 @@ def plan_apply(
     return Edit(texts.changes(keep_empty=single_file), tuple(results))
 
 
+def _makes_same(before: AnyDocument, document: AnyDocument) -> bool:
+    if isinstance(before, SecretDocument) or isinstance(document, SecretDocument):
+        return False  # encrypted anew: what it says may be the same, who can read it isn't
+    return before.object == document.object
+
+
 def plan_delete(
-    files: Mapping[str, bytes], current: Sequence[Document], keys: Sequence[ObjectKey], single_file: str | None
+    files: Mapping[str, bytes], current: Sequence[Written], keys: Sequence[ObjectKey], single_file: str | None
 ) -> Edit:
     """Take documents out of the files; a file of which nothing is left goes too. Keys without a document: skipped."""
     present = {document.key: document for document in current}
@@ -86,14 +97,15 @@ def plan_delete(
 
 def verify_edit(
     edit: Edit,
-    before: Sequence[Document],
-    applied: Sequence[Document],
+    before: Sequence[Written],
+    applied: Sequence[Written],
     deleted: frozenset[ObjectKey],
-    after: Sequence[Document],
+    after: Sequence[Written],
 ) -> None:
     """InvalidSet unless the edited files hold exactly what was meant."""
     meant = {document.key: document.raw for document in before if document.key not in deleted}
-    meant |= {document.key: document.raw for document in applied}
+    unchanged = {one.key for one in edit.results if one.outcome == "unchanged"}
+    meant |= {document.key: document.raw for document in applied if document.key not in unchanged}
     if {document.key: document.raw for document in after} != meant:
         raise InvalidSet(
             tuple(
@@ -116,7 +128,7 @@ class _Texts:
     def names(self) -> frozenset[str]:
         return frozenset(self._files) | frozenset(self._cut)
 
-    def replace(self, before: Document, current: Sequence[Document], body: str | None) -> None:
+    def replace(self, before: Written, current: Sequence[Written], body: str | None) -> None:
         """Replace a document's text, or remove it."""
         segments = self._segments(before.file)
         place = _place(segments, before.line)
@@ -177,7 +189,7 @@ def _place(segments: Sequence[_Segment], line: int) -> int:
     return max(index for index, segment in enumerate(segments) if index == 0 or segment.line <= line)
 
 
-def _bodies(text: str, documents: Sequence[Document]) -> list[str | None]:
+def _bodies(text: str, documents: Sequence[Written]) -> list[str | None]:
     """Each document's own text without its mark; None when several share one piece of the text."""
     segments = _cut(text)
     places = [_place(segments, document.line) for document in documents]
@@ -194,7 +206,7 @@ def _body(text: str) -> str | None:
     return f"{body}\n"
 
 
-def _as_written(path: str, document: Document, body: str | None) -> str:
+def _as_written(path: str, document: Written, body: str | None) -> str:
     """The text to put into a file: as it came, or printed where it can't stand as it came."""
     # Tabs may indent JSON, never YAML; JSON is YAML as well.
     if body is None or "\t" in body or path.endswith(".json"):

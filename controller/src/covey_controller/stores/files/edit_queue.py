@@ -4,7 +4,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from covey_controller.ports import Applied, InvalidSet, SourceError
 from covey_controller.stores.files.request import Apply, Delete
@@ -34,7 +33,7 @@ class Request:
 class EditQueue:
     """Edits in the order in which they were asked for."""
 
-    def __init__(self, source: Path, on_ask: Callable[[], None]) -> None:
+    def __init__(self, source: str, on_ask: Callable[[], None]) -> None:
         self._source = source
         self._on_ask = on_ask
         self._requests: deque[Request] = deque()
@@ -67,6 +66,6 @@ class EditQueue:
             self._requests.popleft().fail(error)
 
 
-def refusal(source: Path, message: str) -> InvalidSet:
+def refusal(source: str, message: str) -> InvalidSet:
     """Why an edit was not made, when no document is to blame."""
-    return InvalidSet((SourceError(str(source), 1, "", "", message),))
+    return InvalidSet((SourceError(source, 1, "", "", message),))

@@ -7,7 +7,7 @@ no object is given twice. Whenever anything is wrong, the whole set is parsed as
 from collections.abc import Mapping
 
 from covey_controller.ports import InvalidSet
-from covey_controller.stores.files.rest import Document, ParseDocuments
+from covey_controller.stores.files.rest import Document, ParseDocuments, SecretDocument
 
 
 class FileMemory:
@@ -15,11 +15,11 @@ class FileMemory:
 
     def __init__(self, parse: ParseDocuments) -> None:
         self._parse = parse
-        self._held: Mapping[str, tuple[bytes, tuple[Document, ...]]] = {}
+        self._held: Mapping[str, tuple[bytes, tuple[Document | SecretDocument, ...]]] = {}
 
-    def __call__(self, files: Mapping[str, bytes]) -> tuple[Document, ...]:
+    def __call__(self, files: Mapping[str, bytes]) -> tuple[Document | SecretDocument, ...]:
         """As the parser itself: every document, or InvalidSet with every error."""
-        parsed: dict[str, tuple[bytes, tuple[Document, ...]]] = {}
+        parsed: dict[str, tuple[bytes, tuple[Document | SecretDocument, ...]]] = {}
         try:
             for path in sorted(files):
                 held = self._held.get(path)
@@ -33,5 +33,5 @@ class FileMemory:
         self._held = parsed
         return documents
 
-    def _parse_one(self, path: str, files: Mapping[str, bytes]) -> tuple[Document, ...]:
+    def _parse_one(self, path: str, files: Mapping[str, bytes]) -> tuple[Document | SecretDocument, ...]:
         return tuple(self._parse({path: files[path]}))

@@ -17,6 +17,8 @@ from pathlib import Path
 from covey_controller.ports import SourceError
 
 SUFFIXES = (".yaml", ".yml", ".json")
+# Encrypted whole: a Secret is in it, or it is refused.
+AGE_SUFFIXES = tuple(f"{suffix}.age" for suffix in SUFFIXES)
 IGNORED_ENDINGS = ("~", ".swp", ".tmp")
 # A document is at most some kilobytes; beyond this it is no document, and parsing it would stall the store.
 MAX_FILE_BYTES = 1 << 20
@@ -73,7 +75,7 @@ def is_ignored(name: str) -> bool:
 
 
 def is_document(name: str) -> bool:
-    return name.endswith(SUFFIXES) and not is_ignored(name)
+    return name.endswith(SUFFIXES + AGE_SUFFIXES) and not is_ignored(name)
 
 
 def digest_of(files: Mapping[str, bytes], errors: tuple[SourceError, ...] = ()) -> str:

@@ -1,7 +1,5 @@
 """What people should know about a source that is no error in it. Pure words, the same for the same state."""
 
-from pathlib import Path
-
 from covey_controller.stores.files.rest import Rest
 
 # The safety net under the watch: one `stat` per file, so often.
@@ -10,7 +8,7 @@ LOOK_SECONDS = 5.0
 UNREST_SECONDS = 30.0
 
 
-def render_notices(rest: Rest, source: Path, fault: str, watch_fault: str, now: float) -> list[str]:
+def render_notices(rest: Rest, source: str, fault: str, watch_fault: str, now: float) -> list[str]:
     notices: list[str] = []
     read = rest.read
     if fault:

@@ -19,7 +19,8 @@ from covey_api.meta import Status
 from covey_api.registry import KINDS
 from pydantic import ValidationError
 
-from covey_controller.ports import Conflict, Event, LeaseLost
+from covey_controller.ports import MAX_TERM, Conflict, Event, HeldT, LeaseLost
+from covey_controller.stores.files.cel_rules import find_broken_transitions
 from covey_controller.stores.files.database import Database, StoreDamaged
 from covey_controller.stores.files.events import RecordedEvent, list_events, record_event
 from covey_controller.stores.files.rest import Choice
@@ -27,15 +28,13 @@ from covey_controller.stores.files.stored_metadata import (
     AnyObject,
     ObjectT,
     changed_object,
+    held,
     known,
     new_object,
-    transition_faults,
     without_document,
 )
 from covey_controller.stores.files.writing import FileChange
 
-# Terms travel in JSON, where integers are exact up to here. Nobody gets there by counting.
-MAX_TERM = 1 << 53
 _LOST = "this process doesn't lead any more: its lock file or its store was taken away"
 
 
@@ -113,22 +112,22 @@ class Records:
         self._commit({created.key: Row(stored, documented=False)})
         return stored
 
-    def update(self, instance: Instance) -> Instance:
+    def update(self, item: HeldT) -> HeldT:
         """Replace an Instance's labels, annotations and spec. Conflict as the port says."""
-        stored = self._get(instance.key, instance.metadata.uid)
-        if stored.metadata.resource_version != instance.metadata.resource_version:
+        stored = self._get(item.key, item.metadata.uid)
+        if stored.metadata.resource_version != item.metadata.resource_version:
             raise Conflict(
-                f"'{instance.key}' has changed: its resourceVersion is {stored.metadata.resource_version}, "
-                f"the change was made to {instance.metadata.resource_version}"
+                f"'{item.key}' has changed: its resourceVersion is {stored.metadata.resource_version}, "
+                f"the change was made to {item.metadata.resource_version}"
             )
-        if not isinstance(stored, Instance):
-            raise Conflict(f"'{instance.key}' isn't an Instance")
-        if faults := transition_faults(stored.spec, instance.spec):
-            raise Conflict(f"'{instance.key}': {'; '.join(faults)}")
-        changed = changed_object(stored, instance, self._next_version())
+        if not isinstance(item, Instance) or not isinstance(stored, Instance):
+            return item
+        if faults := find_broken_transitions(stored.spec, item.spec):
+            raise Conflict(f"'{item.key}': {'; '.join(faults)}")
+        changed = changed_object(stored, item, self._next_version())
         if changed != stored:
-            self._commit({instance.key: Row(changed, documented=False)})
-        return changed
+            self._commit({item.key: Row(changed, documented=False)})
+        return item.model_copy(update={"metadata": changed.metadata, "spec": changed.spec, "status": changed.status})
 
     def delete(self, key: ObjectKey, uid: str) -> None:
         """Remove an object that no document asks for. One that is gone already is no conflict."""
@@ -204,7 +203,7 @@ class Records:
                 parsed = KINDS[str(kind)].model_validate_json(str(body))
             except (KeyError, ValidationError) as error:
                 raise StoreDamaged(f"{kind} '{name}' can't be read: {error}") from error
-            rows[ObjectKey(str(kind), str(namespace), str(name))] = Row(known(parsed), bool(documented))
+            rows[ObjectKey(str(kind), str(namespace), str(name))] = Row(held(known(parsed)), bool(documented))
         return rows
 
     def _get(self, key: ObjectKey, uid: str) -> AnyObject:

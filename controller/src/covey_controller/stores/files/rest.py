@@ -25,13 +25,11 @@ REST_SECONDS = 0.5
 VANISH_SECONDS = 2.0
 
 
-class Document(Protocol):
+class Written(Protocol):
     """One validated document of a set, as the parser returns it."""
 
     @property
     def key(self) -> ObjectKey: ...
-    @property
-    def object(self) -> Kind: ...
     @property
     def raw(self) -> dict[str, Any]:
         """As written, before any default."""
@@ -45,7 +43,26 @@ class Document(Protocol):
         ...
 
 
-ParseDocuments = Callable[[Mapping[str, bytes]], Sequence[Document]]
+class Document(Written, Protocol):
+    """A document that is an object."""
+
+    @property
+    def object(self) -> Kind: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SecretDocument:
+    """A `v1/Secret` that was opened. What prints it prints where it is, and none of its values."""
+
+    key: ObjectKey
+    values: Mapping[str, bytes] = field(repr=False)
+    raw: dict[str, Any] = field(repr=False)
+    """As written: still encrypted, or a digest where the whole file was."""
+    file: str
+    line: int
+
+
+ParseDocuments = Callable[[Mapping[str, bytes]], Sequence[Document | SecretDocument]]
 """Validates a whole set, files by path. InvalidSet carries every error in it."""
 
 
@@ -57,10 +74,15 @@ class ReadSet:
     documents: tuple[Document, ...] = ()
     errors: tuple[SourceError, ...] = ()
     is_missing: bool = False
+    secrets: tuple[SecretDocument, ...] = ()
+
+    @property
+    def written(self) -> tuple[Written, ...]:
+        return (*self.documents, *self.secrets)
 
     @property
     def keys(self) -> frozenset[ObjectKey]:
-        return frozenset(document.key for document in self.documents)
+        return frozenset(document.key for document in self.written)
 
 
 def parse_set(
@@ -72,10 +94,14 @@ def parse_set(
 ) -> ReadSet:
     """The set that these files are. Errors met while reading them are kept beside the parser's own."""
     try:
-        documents = tuple(parse(files))
+        written = tuple(parse(files))
     except InvalidSet as invalid:
         return ReadSet(digest, errors=(*errors, *invalid.errors), is_missing=is_missing)
-    return ReadSet(digest, () if errors else documents, errors, is_missing)
+    if errors:
+        return ReadSet(digest, errors=errors, is_missing=is_missing)
+    secrets = tuple(one for one in written if isinstance(one, SecretDocument))
+    documents = tuple(one for one in written if not isinstance(one, SecretDocument))
+    return ReadSet(digest, documents, is_missing=is_missing, secrets=secrets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +144,7 @@ class Rest:
 
     allow_empty: bool
     running: frozenset[ObjectKey]
-    """Objects in force that have or had a document."""
+    """Objects in force, and Secrets, that have or had a document."""
     stirred_at: float
     """When the source changed last."""
     unrest_since: float
@@ -127,6 +153,8 @@ class Rest:
     """What was read since it changed last; None when that is still to do."""
     kept: frozenset[ObjectKey] = field(default=frozenset())
     """What runs although the set read doesn't hold it."""
+    secrets: Mapping[ObjectKey, SecretDocument] = field(default_factory=dict[ObjectKey, SecretDocument])
+    """What can be read of the Secrets in force. In memory only, so a process that starts on an invalid set has none."""
 
     @property
     def due_at(self) -> float | None:
@@ -172,5 +200,7 @@ def _choose(
         return replace(rest, read=read), None
     vanished = rest.running - read.keys - deleted
     kept = vanished if _deletes_nothing(rest, read) or not read_vanish else frozenset[ObjectKey]()
-    after = replace(rest, read=read, kept=kept, running=read.keys | kept)
+    secrets = {key: secret for key, secret in rest.secrets.items() if key in kept}
+    secrets |= {secret.key: secret for secret in read.secrets}
+    after = replace(rest, read=read, kept=kept, running=read.keys | kept, secrets=secrets)
     return after, Choice(read.documents, kept, "" if kept else read.digest)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from covey_api.kinds import ObjectKey
 
@@ -20,6 +20,7 @@ from covey_controller.stores.files.database import StoreFault
 from covey_controller.stores.files.edit_queue import EditQueue, Request, refusal
 from covey_controller.stores.files.file_memory import FileMemory
 from covey_controller.stores.files.folder import Scan, digest_of, read_source, scan_source
+from covey_controller.stores.files.in_force import Leadership, list_deletable, store_choice
 from covey_controller.stores.files.notices import LOOK_SECONDS, render_notices
 from covey_controller.stores.files.records import Records
 from covey_controller.stores.files.request import Apply, Delete, PlannedEdit, plan_request
@@ -42,15 +43,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Leadership(Protocol):
-    """One holding of the lease, with the records that it may write."""
-
-    def is_lost(self) -> bool: ...
-    async def on_records(self, work: Callable[[Records], T]) -> T:
-        """Run `work` in the records' thread. LeaseLost when this holding has ended."""
-        ...
-
-
 class FolderSource:
     """The source of one store."""
 
@@ -65,7 +57,7 @@ class FolderSource:
         self._disk = disk
         self._threads = ThreadPoolExecutor(1, "source")
         self._wake = asyncio.Event()
-        self._edits = EditQueue(source, self._wake.set)
+        self._edits = EditQueue(str(source), self._wake.set)
         self._scan: Scan | None = None
         self._rest = Rest(allow_empty=allow_empty, running=frozenset(), stirred_at=0.0, unrest_since=0.0)
         self._read = ReadSet("")
@@ -75,6 +67,7 @@ class FolderSource:
         self._notices: tuple[str, ...] = ()
         self.wake = self._wake.set
         """Look now."""
+        self.refresh = self._wake.set
         self.watch = Watch(source, self.wake)
         self.listed = asyncio.Event()
         """Set once the source has been read since this process leads."""
@@ -83,6 +76,11 @@ class FolderSource:
 
     def state(self) -> SourceState:
         return SourceState(str(self._source), self._applied, self._read.digest, self._read.errors, self._notices)
+
+    def read_secret(self, key: ObjectKey, name: str) -> bytes | None:
+        """One value of a Secret in force; None if there is none."""
+        secret = self._rest.secrets.get(key)
+        return secret.values.get(name) if secret is not None else None
 
     async def ask(self, asked: Apply | Delete) -> tuple[Applied, ...]:
         """Edit the source; returns when the edit is in force."""
@@ -192,13 +190,7 @@ class FolderSource:
     ) -> None:
         """Store a decision, then take it as made: what the disk refuses is decided again."""
         if choice is not None:
-
-            def work(records: Records) -> tuple[bool, str]:
-                has_changed = records.put_in_force(choice)
-                nodes = [key for key in deleted if key in records.objects]
-                return records.mark_deleted(nodes) or has_changed, records.applied
-
-            has_changed, self._applied = await leadership.on_records(work)
+            has_changed, self._applied = await leadership.on_records(partial(store_choice, choice, deleted))
             if has_changed:
                 log.info("in force from '%s': %d objects", self._source, len(rest.running))
                 self.changed.set()
@@ -228,7 +220,7 @@ class FolderSource:
         snapshot = await self._off_loop(partial(read_source, self._source))
         if read is None or snapshot is None or digest_of(snapshot.files, snapshot.errors) != read.digest:
             raise SourceChanged
-        present = await leadership.on_records(_deletable)
+        present = await leadership.on_records(list_deletable)
         work = partial(plan_request, asked, self._source, snapshot, read, present, self._parse, self._parse_whole)
         planned = await self._off_loop(work)
         if planned.changes:
@@ -256,7 +248,7 @@ class FolderSource:
                 await leadership.on_records(Records.end_write)
             if isinstance(error, OSError):
                 raise refusal(
-                    self._source,
+                    str(self._source),
                     f"the source can't be written: {error}. Nothing was changed; make room or give access, try again",
                 ) from error
             raise
@@ -274,7 +266,7 @@ class FolderSource:
 
     def _say_notices(self) -> None:
         """Recompute the notices; log each when it first holds."""
-        notices = tuple(render_notices(self._rest, self._source, self._fault, self.watch.fault, self._now()))
+        notices = tuple(render_notices(self._rest, str(self._source), self._fault, self.watch.fault, self._now()))
         for notice in notices:
             if notice not in self._notices:
                 log.warning("%s", notice)
@@ -282,8 +274,3 @@ class FolderSource:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def _deletable(records: Records) -> frozenset[ObjectKey]:
-    """What may be deleted by name besides documents: what lost its document and still runs, and machines."""
-    return records.documented | {key for key in records.objects if key.kind == "Node"}

@@ -16,12 +16,11 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import Status
 from covey_api.node import Node
 
-from covey_controller.ports import Applied, CreatedT, Event, Lease, LeaseLost, SourceState
+from covey_controller.ports import Applied, CreatedT, Event, HeldT, Lease, LeaseLost, SourceState
 from covey_controller.stores.files.database import StoreDamaged, StoreFault, move_aside
 from covey_controller.stores.files.events import RecordedEvent
 from covey_controller.stores.files.holding import Holding, open_records
@@ -30,6 +29,8 @@ from covey_controller.stores.files.request import Apply, Delete
 from covey_controller.stores.files.rest import ParseDocuments
 from covey_controller.stores.files.source import FolderSource
 from covey_controller.stores.files.writing import Disk
+from covey_controller.stores.git.settings import GitSettings
+from covey_controller.stores.git.source import GitSource
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class FilesStore:
 
     def __init__(
         self,
-        source: Path,
+        source: Path | GitSettings,
         state: Path,
         parse: ParseDocuments,
         *,
@@ -60,10 +61,14 @@ class FilesStore:
         disk: Disk | None = None,
     ) -> None:
         """`state`: the controller's folder in the state folder."""
-        self._path, self._lock_path = store_paths(source, state)
+        self._path, self._lock_path = store_paths(source_name(source), state)
         self._utc_now = utc_now
         self._mint_uid = mint_uid
-        self._source = FolderSource(source, parse, allow_empty=allow_empty, utc_now=utc_now, disk=disk or Disk())
+        self._source: FolderSource | GitSource
+        if isinstance(source, GitSettings):
+            self._source = GitSource(source, clone_path(source, state), parse, allow_empty=allow_empty)
+        else:
+            self._source = FolderSource(source, parse, allow_empty=allow_empty, utc_now=utc_now, disk=disk or Disk())
         self._threads = ThreadPoolExecutor(1, "store")
         self._holding: Holding | None = None
         self._has_led = asyncio.Event()
@@ -74,7 +79,8 @@ class FilesStore:
         """Follow the source whenever this process leads; ends only by cancellation."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._source.watch.run())
+                if isinstance(self._source, FolderSource):
+                    group.create_task(self._source.watch.run())
                 group.create_task(self.follow())
         finally:
             self._close()
@@ -151,9 +157,9 @@ class FilesStore:
             self._source.changed.set()
         return created
 
-    async def update(self, instance: Instance) -> Instance:
-        """Replace an Instance's spec. Conflict if its resourceVersion isn't the stored one, or a rule is broken."""
-        return await self._require_holding().on_records(lambda records: records.update(instance))
+    async def update(self, item: HeldT) -> HeldT:
+        """Replace an Instance's spec; every object is held already. Conflict as the port says."""
+        return await self._require_holding().on_records(lambda records: records.update(item))
 
     async def delete(self, key: ObjectKey, uid: str) -> None:
         """Remove an Instance, or a Node whose deletion was carried out. Conflict if the uid differs."""
@@ -171,18 +177,26 @@ class FilesStore:
         state = self._source.state()
         return replace(state, notices=(*self._moved, *state.notices))
 
-    async def apply_documents(self, text: str, name: str) -> tuple[Applied, ...]:
+    def refresh_source(self) -> None:
+        """Look at the source now: somebody says that it has changed."""
+        self._source.refresh()
+
+    def read_secret(self, namespace: str, name: str, key: str) -> bytes | None:
+        """One value of an encrypted Secret of the set in force; None if there is none. Kept in memory only."""
+        return self._source.read_secret(ObjectKey("Secret", namespace, name), key)
+
+    async def apply_documents(self, text: str, name: str, author: str = "") -> tuple[Applied, ...]:
         """Merge documents into the source and put them in force at once. InvalidSet: nothing was written."""
         self._require_holding()
-        return await self._source.ask(Apply(text, name))
+        return await self._source.ask(Apply(text, name, author))
 
-    async def delete_documents(self, keys: tuple[ObjectKey, ...]) -> tuple[Applied, ...]:
+    async def delete_documents(self, keys: tuple[ObjectKey, ...], author: str = "") -> tuple[Applied, ...]:
         """Take documents out of the source; what they asked for goes at once, a Node is drained first.
 
         KeyError names one that isn't there.
         """
         self._require_holding()
-        return await self._source.ask(Delete(keys))
+        return await self._source.ask(Delete(keys, author))
 
     def _require_holding(self) -> Holding:
         if self._holding is None or self._holding.is_lost():
@@ -227,7 +241,22 @@ class FilesStore:
             self._holding = None
 
 
-def store_paths(source: Path, state: Path) -> tuple[Path, Path]:
-    """The store and the lock file of a source; one of each per source."""
-    digest = hashlib.sha256(os.path.abspath(source).encode()).hexdigest()[:12]
+def source_name(source: Path | GitSettings) -> Path | str:
+    """What a source is told apart by."""
+    return str(source.address) if isinstance(source, GitSettings) else source
+
+
+def store_paths(source: Path | str, state: Path) -> tuple[Path, Path]:
+    """The store and the lock file of a source, a folder or a git address; one of each per source."""
+    digest = _digest_source(source)
     return state / f"store-{digest}.sqlite", state / f"leader-{digest}.lock"
+
+
+def clone_path(source: GitSettings, state: Path) -> Path:
+    """The clone of a git source; its lock is beside it."""
+    return state / f"git-{_digest_source(str(source.address))}"
+
+
+def _digest_source(source: Path | str) -> str:
+    name = source if isinstance(source, str) else os.path.abspath(source)
+    return hashlib.sha256(name.encode()).hexdigest()[:12]

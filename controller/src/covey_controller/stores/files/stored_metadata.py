@@ -7,12 +7,15 @@ from typing import TypeVar
 
 from covey_api.access_key import AccessKey
 from covey_api.fleet import Fleet
-from covey_api.instance import Instance, InstanceGoal, InstanceSpec
+from covey_api.instance import Instance
 from covey_api.kinds import Kind
-from covey_api.meta import ObjectMeta
+from covey_api.meta import DRAIN_FINALIZER, ObjectMeta
 from covey_api.model import Model
 from covey_api.node import Node, NodeSpec
 from covey_api.placement import Placement
+
+# Nobody but this store removes a row, so every object counts as held, from the first on.
+HELD = (DRAIN_FINALIZER,)
 
 AnyObject = Model | Placement | Node | Instance | Fleet | AccessKey
 ObjectT = TypeVar("ObjectT", bound=AnyObject)
@@ -36,6 +39,7 @@ def new_object(wish: ObjectT, uid: str, version: str, now: str) -> ObjectT:
         resource_version=version,
         generation=1,
         creation_timestamp=now,
+        finalizers=HELD,
     )
     return wish.model_copy(update={"metadata": metadata, "status": type(wish.status)()})
 
@@ -74,12 +78,8 @@ def without_document(stored: AnyObject, version: str, deletion: str | None) -> N
     return changed_object(stored, wish, version)
 
 
-def transition_faults(before: InstanceSpec, after: InstanceSpec) -> tuple[str, ...]:
-    """The CRD's transition rules for an Instance's spec that a change breaks, in the CRD's words."""
-    rules = (
-        (after.term >= before.term, "`spec.term` must never fall"),
-        (after.attempt >= before.attempt, "`spec.attempt` must never fall"),
-        (after.instance_id == before.instance_id, "`spec.instanceId` must not change"),
-        (after.goal in (before.goal, InstanceGoal.DRAIN), "`spec.goal` must only go from 'Run' to 'Drain'"),
-    )
-    return tuple(message for holds, message in rules if not holds)
+def held(stored: ObjectT) -> ObjectT:
+    """The object as this version keeps it: rows of older ones had no finalizers."""
+    if stored.metadata.finalizers == HELD:
+        return stored
+    return stored.model_copy(update={"metadata": stored.metadata.model_copy(update={"finalizers": HELD})})

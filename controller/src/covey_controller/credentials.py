@@ -1,0 +1,59 @@
+"""What one fleet's controllers share behind the vault, opened together; and what the loop gets of it."""
+
+import hashlib
+import secrets
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+from covey_api.messages import CertificateRole
+
+from covey_controller.authority import derive_engine_key
+from covey_controller.denials import Denials, open_denials
+from covey_controller.loop import Surroundings
+from covey_controller.ports import Vault
+from covey_controller.seal import seal_instance
+from covey_controller.tokens import Tokens
+from covey_controller.trust import Trust, ensure_fleet_secret, open_trust
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    trust: Trust
+    tokens: Tokens
+    denials: Denials
+    fleet_secret: bytes
+
+    @property
+    def fleet_id(self) -> str:
+        """Which fleet this is, for ever: unlike the authority, the secret isn't replaced. It tells nothing of it."""
+        return hashlib.sha256(b"covey fleet " + self.fleet_secret).hexdigest()
+
+    async def reload(self) -> None:
+        """What a leader before this one may have written. The fleet secret is for ever."""
+        await self.trust.reload(time.time())
+        await self.denials.reload()
+
+    async def deny_agent(self, name: str) -> None:
+        await self.denials.deny(CertificateRole.AGENT, name, time.time())
+
+    def surround(self, *, allow_empty: bool = False) -> Surroundings:
+        return Surroundings(
+            holder=secrets.token_hex(8),
+            engine_key=partial(derive_engine_key, self.fleet_secret),
+            seal_of=partial(seal_instance, self.fleet_secret),
+            mint_id=partial(secrets.token_hex, 8),
+            utc_now=partial(datetime.now, UTC),
+            deny_agent=self.deny_agent,
+            prepare=self.reload,
+            allow_empty=allow_empty,
+        )
+
+
+async def open_credentials(vault: Vault) -> Credentials:
+    """Made where there are none yet. ValueError if a document can't be read, VaultUnavailable if the vault can't."""
+    trust = await open_trust(vault, time.time())
+    tokens = Tokens(vault, lambda: trust.current.digest)
+    await tokens.check()
+    return Credentials(trust, tokens, await open_denials(vault), await ensure_fleet_secret(vault))

@@ -1,0 +1,224 @@
+"""The clone in the state folder: a bare repository with as little of the remote as the source needs.
+
+It knows git and refs, nothing of documents. Three refs, and nobody else writes here:
+
+    refs/covey/remote   the newest commit fetched
+    refs/heads/covey    what Covey wants to run: the remote's commit, and above it the edits not pushed yet
+    refs/covey/aside/N  edits that contradict what the remote became; kept until somebody removes them
+
+Fetches are one commit deep and leave out files larger than a document may be. History decides and no clock does: what
+the ref names now is wanted, whether it is newer, older or unrelated. A clone that git can't use is put aside (one is
+kept, for edits that weren't pushed) and made anew.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey_controller.stores.files.folder import MAX_FILE_BYTES
+from covey_controller.stores.git.address import GitAddress
+from covey_controller.stores.git.command import FETCH_SECONDS, LOOK_SECONDS, Fault, Git, GitFault
+from covey_controller.stores.git.objects import Objects
+
+# Documents take at most 64 MiB; the rest is other files of a shared repository at one commit.
+MAX_CLONE_BYTES = 256 << 20
+REMOTE_REF, HEAD_REF, ASIDE_REFS = "refs/covey/remote", "refs/heads/covey", "refs/covey/aside/"
+_INCOMING_REF = "refs/covey/incoming"
+SIZE_POLL_SECONDS = 0.5
+# A tag that is an object of its own is listed twice; the second is the commit.
+_PEELED = "^{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """What the remote says that the address means now."""
+
+    commit: str
+    ref: str
+    """Full name, such as `refs/heads/main`; for an address with a commit, that commit."""
+
+    @property
+    def is_branch(self) -> bool:
+        return self.ref.startswith("refs/heads/")
+
+
+class Clone:
+    """One bare repository that follows one address."""
+
+    def __init__(self, folder: Path, address: GitAddress, git: Git) -> None:
+        self.folder = folder
+        self.objects = Objects(folder, git)
+        self._address = address
+        self._git = git
+
+    async def open(self) -> bool:
+        """Make the repository if there is none, and clear what a killed git left. False: it was damaged, made anew."""
+        try:
+            is_there = await asyncio.to_thread(self._clear)
+            if is_there:
+                for ref in (REMOTE_REF, HEAD_REF):
+                    if commit := await self.objects.resolve(ref):
+                        await self._git.local("cat-file", "-e", f"{commit}^{{tree}}")
+            await self._configure()
+        except GitFault as error:
+            if error.fault is not Fault.DAMAGED:
+                raise
+            await self.renew()
+            return False
+        return True
+
+    async def renew(self) -> None:
+        """Put the repository aside and begin an empty one."""
+        await asyncio.to_thread(self._put_aside)
+        await self._configure()
+
+    @property
+    def damaged_folder(self) -> Path:
+        return self.folder.with_suffix(".damaged")
+
+    async def observe_tip(self) -> Tip:
+        """Ask the remote what the address means now. GitFault with GONE when it means nothing."""
+        address = self._address
+        if address.is_commit:
+            return Tip(address.ref, address.ref)
+        names = _candidates(address.ref)
+        patterns = [pattern for name in names for pattern in (name, f"{name}{_PEELED}")]
+        answer = await self._git.remote("ls-remote", "--symref", "origin", *patterns, seconds=LOOK_SECONDS)
+        found, default = _parse_refs(answer.decode(errors="replace"))
+        for name in names:
+            if name in found:
+                return Tip(found.get(f"{name}{_PEELED}", found[name]), default if name == "HEAD" and default else name)
+        if address.ref:
+            raise GitFault(Fault.GONE, f"there is no branch or tag '{address.ref}' in it")
+        raise GitFault(Fault.GONE, "it has no commit on its default branch")
+
+    async def fetch(self, tip: Tip) -> str:
+        """Get the tip's commit with its files; the commit that came, which may be a newer one."""
+        arguments = (
+            "fetch",
+            "--quiet",
+            "--no-tags",
+            "--no-write-fetch-head",
+            "--depth=1",
+            f"--filter=blob:limit={MAX_FILE_BYTES + 1}",
+            "origin",
+            f"+{tip.ref}:{_INCOMING_REF}",
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(self._watch_size())
+                await self._git.remote(*arguments, seconds=FETCH_SECONDS)
+                watching.cancel()
+        except* GitFault as faults:
+            await asyncio.to_thread(self._clear)
+            raise _first(faults) from None
+        commit = await self.objects.resolve(f"{_INCOMING_REF}^{{commit}}")
+        if not commit:
+            raise GitFault(Fault.GONE, f"'{self._address.ref}' must name a commit")
+        return commit
+
+    async def point(self, refs: Mapping[str, str]) -> None:
+        """Set refs, all at once; an empty commit removes one."""
+        lines = [f"update {ref} {commit}" if commit else f"delete {ref}" for ref, commit in refs.items()]
+        await self._git.local("update-ref", "--stdin", given="".join(f"{line}\n" for line in lines).encode())
+
+    async def list_refs(self, prefix: str) -> dict[str, str]:
+        """Commits by the full names of their refs."""
+        answer = await self._git.local("for-each-ref", "--format=%(refname) %(objectname)", prefix)
+        pairs = (line.partition(" ") for line in answer.decode().splitlines())
+        return {name: commit for name, _, commit in pairs}
+
+    async def list_ahead(self, remote: str, head: str) -> tuple[str, ...]:
+        """Commits above the remote's, oldest first."""
+        answer = await self._git.local("rev-list", "--reverse", "--first-parent", f"{remote}..{head}")
+        return tuple(answer.decode().split())
+
+    async def push(self, commit: str, branch: str) -> None:
+        """Give the remote a commit. GitFault with REJECTED when its branch isn't the commit's ancestor any more."""
+        try:
+            await self._git.remote("push", "--quiet", "origin", f"{commit}:{branch}", seconds=LOOK_SECONDS)
+        except GitFault as error:
+            raise GitFault(error.fault, f"the push failed: {error}") from None
+
+    async def _configure(self) -> None:
+        await asyncio.to_thread(self.folder.mkdir, mode=0o700, parents=True, exist_ok=True)
+        await self._git.local("init", "--quiet", "--bare", "--template=")
+        await self._git.local("config", "remote.origin.url", self._address.url)
+
+    def _clear(self) -> bool:
+        """Remove locks and half packs; True if there is a repository. Nobody else works on it: the lock is held."""
+        if not (self.folder / "HEAD").exists():
+            _remove(self.folder)
+            return False
+        for pattern in (
+            "*.lock",
+            "refs/**/*.lock",
+            "objects/pack/tmp_*",
+            "objects/pack/.tmp-*",
+            "objects/**/tmp_obj_*",
+        ):
+            for left in self.folder.glob(pattern):
+                left.unlink(missing_ok=True)
+        return True
+
+    def _put_aside(self) -> None:
+        _remove(self.damaged_folder)
+        if self.folder.exists():
+            self.folder.rename(self.damaged_folder)
+
+    async def _watch_size(self) -> None:
+        """GitFault when the clone grows beyond its bound."""
+        before = await asyncio.to_thread(_size_of, self.folder)
+        while True:
+            await asyncio.sleep(SIZE_POLL_SECONDS)
+            if await asyncio.to_thread(_size_of, self.folder) - before > MAX_CLONE_BYTES:
+                words = (
+                    f"it brings more than {MAX_CLONE_BYTES >> 20} MiB; put the fleet's documents into a repository of "
+                    "their own"
+                )
+                raise GitFault(Fault.TOO_LARGE, words)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _candidates(ref: str) -> tuple[str, ...]:
+    if not ref:
+        return ("HEAD",)
+    return (ref,) if ref.startswith("refs/") else (f"refs/heads/{ref}", f"refs/tags/{ref}")
+
+
+def _parse_refs(listing: str) -> tuple[dict[str, str], str]:
+    """Commits by name, and the branch that HEAD means."""
+    found: dict[str, str] = {}
+    default = ""
+    for line in listing.splitlines():
+        value, _, name = line.partition("\t")
+        if value.startswith("ref: "):
+            default = value.removeprefix("ref: ") if name == "HEAD" else default
+        elif name:
+            found[name] = value
+    return found, default
+
+
+def _first(faults: BaseExceptionGroup[GitFault]) -> GitFault:
+    found = faults.exceptions[0]
+    return found if isinstance(found, GitFault) else _first(found)
+
+
+def _size_of(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total

@@ -1,0 +1,54 @@
+"""What a call to the API server can end with, other than well. Pure."""
+
+from http import HTTPStatus
+
+from pydantic import BaseModel, ValidationError
+
+MAX_MESSAGE_CHARACTERS = 1_024
+
+
+class KubeError(Exception):
+    """The API server refused a call. `reason` is Kubernetes' own word for it (`AlreadyExists`, `Forbidden`, …)."""
+
+    def __init__(self, call: str, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{call}: {status} {reason}: {message[:MAX_MESSAGE_CHARACTERS]}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+    @property
+    def is_missing(self) -> bool:
+        """There is no such object, namespace or kind."""
+        return self.status == HTTPStatus.NOT_FOUND
+
+    @property
+    def is_conflict(self) -> bool:
+        """A precondition did not hold, or the object exists already."""
+        return self.status == HTTPStatus.CONFLICT
+
+    @property
+    def is_invalid(self) -> bool:
+        """The object breaks its schema or a rule; so does a JSON patch whose test does not hold."""
+        return self.status == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class KubeAway(KubeError):
+    """The API server could not be reached, did not answer in time, or is too busy: the same call may work later."""
+
+
+class _Refusal(BaseModel):
+    """The API server's `Status` object."""
+
+    reason: str = ""
+    message: str = ""
+
+
+def parse_refusal(call: str, status: int, content: bytes) -> KubeError:
+    """The error for an answer that is none of 2xx."""
+    try:
+        refusal = _Refusal.model_validate_json(content)
+    except ValidationError:
+        refusal = _Refusal(message=content.decode(errors="replace").strip())
+    reason = refusal.reason or HTTPStatus(status).phrase.replace(" ", "")
+    is_away = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return (KubeAway if is_away else KubeError)(call, status, reason, refusal.message)

@@ -1,0 +1,182 @@
+"""The kube store: composes mirror, lease, writes and events into the ports `Store` and `Leaders`.
+
+Reading never waits for the API server: objects are the mirror's. Every write first asks whether this process still
+leads, on its own clock.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from covey_api.fleet import FleetClaim
+from covey_api.instance import Instance
+from covey_api.kinds import Kind, ObjectKey
+from covey_api.meta import Status
+from covey_api.node import Node
+
+from covey_controller.ports import Conflict, CreatedT, Event, HeldT, LeaderAddress, Lease
+from covey_controller.stores.kube.claim import FleetClaims
+from covey_controller.stores.kube.client import KubeClient
+from covey_controller.stores.kube.errors import KubeError
+from covey_controller.stores.kube.events import EventRecorder
+from covey_controller.stores.kube.lease import LeaseHolder
+from covey_controller.stores.kube.lease_record import LOOK_SECONDS
+from covey_controller.stores.kube.news import News
+from covey_controller.stores.kube.sync import Sync
+from covey_controller.stores.kube.writes import ObjectWriter
+
+log = logging.getLogger(__name__)
+
+# When the process ends, letting go is a courtesy to the next one, which waits 15 s without it.
+RELEASE_SECONDS = 2.0
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class KubeStore:
+    """`Store` and `Leaders` on an API server. `run` must run for as long as it is used."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        namespace: str,
+        *,
+        observe_address: Callable[[], LeaderAddress],
+        authority: str,
+        utc_now: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        """`namespace`: the controller's own, which holds its Lease. `authority`: the digest of the fleet's.
+
+        `observe_address` is asked when the Lease is taken: by then, both APIs listen.
+        """
+        self._news = News()
+        self.sync = Sync(client, client.login, self._news.observe)
+        self._writer = ObjectWriter(client, self.sync, self._news)
+        self._leadership = LeaseHolder(client, namespace, observe_address)
+        claim = FleetClaim(namespace=namespace, authority=authority)
+        self._claims = FleetClaims(client, self.sync, self._writer, claim)
+        self._events = EventRecorder(client, utc_now)
+
+    @property
+    def is_synced(self) -> bool:
+        """Readiness: every kind was listed whole a short while ago."""
+        return self.sync.is_synced
+
+    @property
+    def synced_age_seconds(self) -> float:
+        """Liveness: how old the last whole list is; infinite before the first."""
+        return self.sync.synced_age_seconds
+
+    async def run(self) -> None:
+        """Follow the API server, and keep the lease whenever this process has it; ends only by cancellation."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.sync.run())
+                group.create_task(self._events.run())
+                group.create_task(self._keep_lease())
+        finally:
+            await self._release()
+
+    def leader_address(self) -> LeaderAddress | None:
+        """Of another process that leads now; None while this one leads, or nobody does."""
+        return self._leadership.leader_address()
+
+    async def acquire_lease(self, holder: str) -> Lease:
+        """Wait until this process leads; a new, higher term each time."""
+        if self._leadership.current() is not None:
+            return await self.raise_term(self._leadership.last_term)
+        said = ""
+        while True:
+            why = await self._why_not(holder)
+            if not why:
+                lease = await self._leadership.take(holder, self._highest_term())
+                why = "somebody else was quicker" if lease is None else await self._why_not_claimed()
+                if lease is not None and not why:
+                    return lease
+            if why != said:
+                said = why
+                log.info("waiting to lead: %s", why)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def raise_term(self, above: int) -> Lease:
+        """A new lease with a term above `above`; the one before is lost. ValueError for a term beyond all bounds."""
+        return await self._leadership.raise_term(max(above, self._highest_term()))
+
+    async def list_objects(self) -> Mapping[ObjectKey, Kind]:
+        """All objects as they are known; waits for the first whole list only."""
+        await self.sync.listed.wait()
+        self._news.changed.clear()
+        return self.sync.objects
+
+    async def wait_changed(self, timeout_seconds: float) -> bool:
+        """True when desired objects have changed since the last `list_objects`; False after the timeout."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await self._news.changed.wait()
+        except TimeoutError:
+            return False
+
+    async def create(self, instance: CreatedT) -> CreatedT:
+        """Store a new Instance, or the Node of a machine that joined. Conflict if the name is taken."""
+        self._leadership.require()
+        created = await self._writer.create(instance)
+        if isinstance(instance, Node):
+            self._news.changed.set()
+        return created
+
+    async def update(self, item: HeldT) -> HeldT:
+        """Replace an Instance's spec; add finalizers. Conflict as the port says."""
+        self._leadership.require()
+        return await self._writer.update(item)
+
+    async def delete(self, key: ObjectKey, uid: str) -> None:
+        """Remove an Instance, or a Node or Placement whose deletion was carried out. Conflict if the uid differs."""
+        self._leadership.require()
+        await self._writer.delete(key, uid)
+
+    async def write_status(self, key: ObjectKey, status: Status, events: tuple[Event, ...] = ()) -> None:
+        """Replace an object's status and record events; an equal status or a missing object writes nothing."""
+        self._leadership.require()
+        await self._writer.apply_status(key, status)
+        for event in events:
+            if (entry := self._writer.entry(event.key)) is not None:
+                self._events.record(event, entry.uid)
+
+    async def _why_not(self, holder: str) -> str:
+        """Why this process can't lead yet, in words; empty if it can."""
+        if not await self._leadership.look(holder):
+            return f"the Lease is held by '{self._leadership.seen_holder()}'"
+        if not self.sync.is_synced:
+            return "the API server's objects have not been listed"
+        return await self._claims.why_not()
+
+    async def _why_not_claimed(self) -> str:
+        """Claim this cluster's fleet as its leader. If that can't be done, lead no more, and say why."""
+        try:
+            await self._claims.ensure()
+            why = await self._claims.why_not()
+        except (Conflict, KubeError) as error:
+            why = f"this cluster's fleet can't be claimed: {error}"
+        if why:
+            await self._release()
+        return why
+
+    async def _release(self) -> None:
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._leadership.release()
+        except (KubeError, TimeoutError) as error:
+            log.debug("the Lease can't be released, it runs out: %s", error)
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await self._leadership.taken.wait()
+            self._leadership.taken.clear()
+            await self._leadership.keep()
+
+    def _highest_term(self) -> int:
+        terms = (item.spec.term for item in self.sync.objects.values() if isinstance(item, Instance))
+        return max(terms, default=0)

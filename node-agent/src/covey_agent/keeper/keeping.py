@@ -1,0 +1,262 @@
+"""One engine under its keeper: starts it once, keeps its process group and its output, records its exit.
+
+Owns, for the life of one engine process: the engine's process group, its output, its exit record, the lock that proves
+who runs this member. Must not know: assignments, goals, restarts, readiness, what an engine is.
+
+It parks on one selector: no threads, so that the engine's parent-death signal, which Linux ties to the thread that
+forked, is tied to the keeper's life.
+
+The rule a maintainer would break by accident: nothing here may raise out of the loop, and no write may block it. A full
+disk, a vanished folder or a stuck agent must never cost an engine.
+"""
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from covey_agent.keeper.asking import Asking
+from covey_agent.keeper.observed import observe_oom_kills, observe_start_time, write_record
+from covey_agent.keeper.output import OUTPUT_FILE_BYTES, Ring
+
+if TYPE_CHECKING:
+    from covey_agent.keeper.front import Front
+
+# Grace of a stop that the keeper decides by itself.
+OWN_STOP_GRACE_SECONDS = 5.0
+# While no agent is there: how often it looks whether one could still find it.
+FOLDER_LOOK_SECONDS = 3.0
+# Children of the engine may hold its output pipe open after its end; they are killed, this is for the pipe to drain.
+DRAIN_SECONDS = 1.0
+
+PR_SET_PDEATHSIG = 1
+
+
+class Keeper:
+    """One engine and those who ask about it. All times are monotonic unless named otherwise."""
+
+    def __init__(self, launch: dict[str, Any], lock: int) -> None:
+        self.launch = launch
+        self.lock = lock
+        self.selector = selectors.DefaultSelector()
+        self.output = Ring("output.log", OUTPUT_FILE_BYTES)
+        self.exit: dict[str, Any] | None = None
+        self.is_over = False
+        self.stop_reason = ""
+        self.kill_at: float | None = None
+        self.oom_kills = observe_oom_kills()
+        self.started_at, self.started = time.time(), time.monotonic()
+        self.asking = Asking(self.selector, self)
+        self._watch_signals()
+        self.engine = self._start_engine()
+        self.front = self._open_front()
+        self._write_keeper()
+
+    # ----- start
+
+    def _watch_signals(self) -> None:
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        self._wakeup = writer
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda _number, _frame: None)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+
+        def read_signals() -> None:
+            if signal.SIGTERM in reader.recv(4096):
+                self.stop("Terminated", OWN_STOP_GRACE_SECONDS)
+
+        self.selector.register(reader, selectors.EVENT_READ, read_signals)
+
+    def _start_engine(self) -> subprocess.Popen[bytes]:
+        keeper = os.getpid()
+        libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+        def die_with_keeper() -> None:
+            # macOS has no such signal: there the agent ends an engine whose keeper is gone, when it finds it.
+            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+                signal.signal(number, signal.SIG_DFL)
+            if libc is not None:
+                libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != keeper:
+                    os._exit(1)  # the keeper died before the signal was set
+
+        reader, writer = os.pipe()
+        try:
+            engine = subprocess.Popen(
+                self.launch["argv"],
+                env=self.launch["environment"],
+                stdin=subprocess.DEVNULL,
+                stdout=writer,
+                stderr=writer,
+                start_new_session=True,
+                preexec_fn=die_with_keeper,
+            )
+        finally:
+            os.close(writer)
+        os.set_blocking(reader, False)
+        self.pipe = reader
+        self.selector.register(reader, selectors.EVENT_READ, self.read_output)
+        return engine
+
+    def _open_front(self) -> "Front | None":
+        """Where this node's engines are reached from elsewhere. What goes wrong costs the way in, not the engine."""
+        if self.launch["front"] is None:
+            return None
+        from covey_agent.keeper.front import Front  # TLS is some MB that a keeper on its own has no use for
+
+        try:
+            return Front(self.selector, self.launch)
+        except Exception:
+            self.output.write(f"keeper: no front: {traceback.format_exc()}".encode())
+            return None
+
+    def _write_keeper(self) -> None:
+        self.record = {
+            "pid": os.getpid(),
+            "startTime": observe_start_time(os.getpid()),
+            "enginePid": self.engine.pid,
+            "engineStartTime": observe_start_time(self.engine.pid),
+            "instanceId": self.launch["instanceId"],
+            "attempt": self.launch["attempt"],
+            "port": self.launch["port"],
+            "frontPort": self.front.port if self.front else 0,
+            "startedAt": self.started_at,
+        }
+        try:
+            write_record("keeper.json", self.record)
+        except OSError:
+            self.engine.kill()  # it could not be adopted: better none than one that nobody can find
+            raise
+
+    # ----- the loop
+
+    def run(self) -> None:
+        while not self.is_over:
+            for key, _ in self.selector.select(self._wait_seconds()):
+                self._guard(key.data)
+            self._guard(self.check)
+
+    def _guard(self, step: Callable[[], object]) -> None:
+        """Run one step; a mistake in it ends neither keeper nor engine, and is found in the output."""
+        try:
+            step()
+        except Exception:
+            self.output.write(f"keeper: {traceback.format_exc()}".encode())
+            time.sleep(0.1)  # so that one that repeats doesn't spin
+
+    def _wait_seconds(self) -> float | None:
+        """Until the next deadline; None: only an event can change anything."""
+        deadlines = [at for at in (self.kill_at,) if at is not None]
+        if self.asking.unclaimed_since is not None:
+            deadlines.append(self.asking.unclaimed_since + self.launch["orphanGraceSeconds"])
+            deadlines.append(time.monotonic() + FOLDER_LOOK_SECONDS)
+        if self.front is not None and self.front.due is not None:
+            deadlines.append(self.front.due)
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def check(self) -> None:
+        """What time and the engine's state ask for."""
+        now = time.monotonic()
+        if self.front is not None:
+            self.front.check(now)
+        if self.exit is None and self.engine.poll() is not None:
+            self._record_exit()
+        if self.exit is None and self.kill_at is not None and now >= self.kill_at:
+            self._signal_group(signal.SIGKILL)
+            self.kill_at = None
+        grace = self.launch["orphanGraceSeconds"] if self._can_be_found() else 0
+        if self.asking.unclaimed_since is not None and now >= self.asking.unclaimed_since + grace:
+            self.asking.unclaimed_since = now
+            if self.exit is not None:
+                self.is_over = True  # the exit record stays; whoever comes later reads it
+            else:
+                self.stop("Orphaned", OWN_STOP_GRACE_SECONDS)
+
+    def _can_be_found(self) -> bool:
+        """False once the folder was deleted: no agent that starts finds this keeper, so it waits for none."""
+        return os.fstat(self.lock).st_nlink > 0
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return {**self.record, "exit": self.exit}
+
+    def end(self) -> None:
+        self.is_over = True
+
+    def stop(self, reason: str, grace_seconds: float) -> None:
+        """SIGTERM to the engine's group now, SIGKILL after the grace. A later stop can only shorten the grace."""
+        if self.exit is not None:
+            return
+        kill_at = time.monotonic() + grace_seconds
+        if not self.stop_reason:
+            self.stop_reason = reason
+            self.kill_at = kill_at
+            self._signal_group(signal.SIGTERM)
+        elif self.kill_at is not None:
+            self.kill_at = min(self.kill_at, kill_at)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.engine.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return  # gone already (macOS says EPERM for a group of zombies)
+
+    def _record_exit(self) -> None:
+        self._signal_group(signal.SIGKILL)  # whatever the engine started ends with it
+        if self.front is not None:
+            self.front.close()
+        self._drain()
+        oom_kills = observe_oom_kills()
+        status = self.engine.returncode
+        self.kill_at = None
+        self.exit = {
+            "instanceId": self.launch["instanceId"],
+            "attempt": self.launch["attempt"],
+            "enginePid": self.record["enginePid"],
+            "engineStartTime": self.record["engineStartTime"],
+            "status": status,
+            "endedBy": self.stop_reason or "Engine",
+            "outOfMemory": status == -signal.SIGKILL
+            and not self.stop_reason
+            and None not in (oom_kills, self.oom_kills)
+            and oom_kills != self.oom_kills,
+            "startedAt": self.started_at,
+            "endedAt": time.time(),
+            "uptimeSeconds": time.monotonic() - self.started,
+            "tail": self.output.tail.decode(errors="replace"),
+        }
+        with contextlib.suppress(OSError):  # connected agents are still told; a later one finds a lost keeper
+            write_record("exit.json", self.exit)
+        self.asking.tell({"event": "exited", "exit": self.exit})
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while self.pipe >= 0 and time.monotonic() < deadline:
+            if not self.read_output():
+                time.sleep(0.01)
+
+    def read_output(self) -> bool:
+        """Take what the engine printed; False when there was nothing."""
+        try:
+            data = os.read(self.pipe, 65_536)
+        except BlockingIOError:
+            return False
+        if data:
+            self.output.write(data)
+        else:
+            self.selector.unregister(self.pipe)
+            os.close(self.pipe)
+            self.pipe = -1
+        return True

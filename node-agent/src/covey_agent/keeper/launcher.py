@@ -1,0 +1,87 @@
+"""From `keeper.py FOLDER` to a detached keeper: the second fork, the lock, the word to whoever waits.
+
+It detaches by a second fork: the agent waits only for the short-lived launcher, whose exit says whether the engine
+runs, and an adopted keeper is then no different from one's own (a child process of the agent would have to be reaped,
+and asyncio kills children whose loop closes).
+"""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from covey_agent.keeper.keeping import Keeper
+
+# How long the launcher waits for its keeper to say that the engine was started.
+LAUNCH_SECONDS = 10
+# The launcher's exit status when another keeper holds the member's lock.
+LOCKED_STATUS = 75
+STARTED = b"started"
+
+
+def take_lock() -> int:
+    """The lock of the current folder, held until this process ends. BlockingIOError when another keeper has it."""
+    lock = os.open("keeper.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
+
+
+def start_keeper(folder: str) -> Keeper:
+    """Lock, then read, then start: whoever has the lock acts on the newest `launch.json`."""
+    os.setsid()
+    os.umask(0o077)
+    os.chdir(folder)
+    lock = take_lock()
+    with open("launch.json", "rb") as file:
+        launch = json.load(file)
+    for stale in ("exit.json", "keeper.json"):
+        if os.path.lexists(stale):
+            os.unlink(stale)
+    return Keeper(launch, lock)
+
+
+def keep(folder: str, told: int) -> int:
+    """Be the keeper: start the engine, tell the launcher through the pipe `told`, stay until it is over."""
+    try:
+        keeper = start_keeper(folder)
+    except BlockingIOError:
+        os.write(told, b"another keeper holds this member's lock")
+        return LOCKED_STATUS
+    except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+        words = f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) else repr(error)
+        os.write(told, words.encode())
+        return 1
+    os.write(told, STARTED)
+    os.close(told)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
+    keeper.run()
+    os.unlink("k.sock")
+    return 0
+
+
+def main() -> int:
+    """The launcher: exit status 0 once the engine was started; else words on standard error."""
+    if len(sys.argv) != 2:
+        print("use: keeper.py FOLDER", file=sys.stderr)
+        return 2
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        status = 1
+        try:
+            status = keep(sys.argv[1], writer)
+        finally:
+            os._exit(status)
+    os.close(writer)
+    signal.alarm(LAUNCH_SECONDS)
+    words = os.read(reader, 4096)
+    if words == STARTED:
+        return 0
+    print(words.decode(errors="replace") or "the keeper ended before it started the engine", file=sys.stderr)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or 1

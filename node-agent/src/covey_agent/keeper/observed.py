@@ -1,0 +1,61 @@
+"""What a keeper and its agent read of a machine alike: processes, locks. And the one way a keeper writes a record."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+
+def observe_start_time(pid: int) -> str:
+    """What tells this process from a later one with the same id; empty when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        # A zombie runs nothing and holds nothing.
+        return "" if fields[0] == b"Z" else f"{boot}:{fields[19].decode()}"
+    except OSError:
+        if sys.platform == "linux":
+            return ""
+    try:
+        answer = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip()
+
+
+def is_locked(folder: str) -> bool:
+    """True while a living keeper holds the member's lock."""
+    try:
+        lock = os.open(os.path.join(folder, "keeper.lock"), os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def write_record(name: str, record: dict[str, Any]) -> None:
+    """Write a JSON file of the current folder whole or not at all. OSError when the disk refuses."""
+    temporary = f"{name}.new"
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(record, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, name)
+
+
+def observe_oom_kills() -> int | None:
+    """How many processes the kernel has ended for lack of memory since boot; None where it doesn't say."""
+    try:
+        with open("/proc/vmstat", "rb") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), None)
+    except OSError:
+        return None
