@@ -19,7 +19,9 @@ import uvloop
 from covey_agent.keeper.keepers import FrontSettings, ProcessKeepers
 from covey_agent.ports import Launch
 from covey_api.messages import CertificateRole, ModelState, Order, ServedModel, render_front_name
-from covey_controller.authority import Authority, ensure_authority
+from covey_controller.authority import Authority
+from covey_controller.stores.files.vault import FilesVault
+from covey_controller.trust import ensure_authority
 from covey_fleet_client.files import ensure_private_folder, write_private
 from covey_fleet_client.identity import load_identity
 from covey_gateway.fronts import Fronts
@@ -162,7 +164,7 @@ def measure_bytes(flood: Address, keeper: int, front_port: int, identity: Path) 
 
 
 async def measure(folder: Path) -> None:
-    authority = ensure_authority(folder / "controller", time.time())
+    authority = await ensure_authority(FilesVault(folder / "controller"), time.time())
     node = write_identity(folder / "agent", authority, CertificateRole.AGENT, "a")
     identity = write_identity(folder / "gateway", authority, CertificateRole.GATEWAY, "gw")
     members = folder / "members"

@@ -17,11 +17,12 @@ from covey_agent.keeper import front
 from covey_agent.keeper.keepers import FrontSettings, ProcessKeepers
 from covey_agent.ports import EngineProcess, Launch
 from covey_api.messages import CertificateRole, render_front_name
-from covey_controller.authority import Authority, ensure_authority
+from covey_controller.authority import Authority
 from covey_fleet_client.files import ensure_private_folder, write_private
 from covey_fleet_client.identity import load_identity
 from kit import echo_engine
 from kit.processes import observe_pss_bytes, processes_of, wait_for
+from kit.vaults import authority_in
 
 ID = "00000000000000aa"
 OTHER = "00000000000000bb"
@@ -105,7 +106,7 @@ class Site:
 
 @asynccontextmanager
 async def site(folder: Path) -> AsyncGenerator[Site]:
-    authority = ensure_authority(folder / "controller", time.time())
+    authority = authority_in(folder / "controller", time.time())
     node = write_identity(folder / "agent", authority, CertificateRole.AGENT, "a")
     gateway = write_identity(folder / "gateway", authority, CertificateRole.GATEWAY, "gw")
     keepers = ProcessKeepers(folder / "members", 60, lambda: FrontSettings(ADDRESS, node))
@@ -229,7 +230,7 @@ def test_front_passes_on_that_the_engine_closed_its_side_and_carries_the_other(t
 def test_peers_that_are_no_gateway_of_this_fleet_are_refused_before_the_engine_hears_of_them(tmp_path: Path) -> None:
     async def story() -> None:
         async with site(tmp_path) as here:
-            stranger = ensure_authority(tmp_path / "elsewhere", time.time())
+            stranger = authority_in(tmp_path / "elsewhere", time.time())
             foreign = write_identity(tmp_path / "foreign", stranger, CertificateRole.GATEWAY, "gw")
             agent = write_identity(tmp_path / "other-agent", here.authority, CertificateRole.AGENT, "b")
             aged = write_identity(

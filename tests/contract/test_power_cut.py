@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from covey.up.parent import Settings, hold_state_folder
+from covey.up.group import hold_state_folder
+from covey.up.parent import Settings
 from covey_agent.artifacts.cache import Cache, FileDigest
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.index import IndexSettings

@@ -136,7 +136,7 @@ async def test_a_gateway_goes_to_no_other_node_and_no_other_attempt(tmp_path: Pa
 async def test_a_removed_gateway_loses_its_way_within_seconds_and_has_it_again_once_it_joined(tmp_path: Path) -> None:
     async with site(tmp_path) as here:
         assert (await asked(here.gateway)).status == 200
-        here.rig.fleet.denials.deny(CertificateRole.GATEWAY, "gw", time.time())
+        await here.rig.fleet.denials.deny(CertificateRole.GATEWAY, "gw", time.time())
         words = "gateway 'gw' was removed from the fleet"
         deadline = time.monotonic() + 20
         while words not in here.log:

@@ -59,6 +59,9 @@ class ListedObjects:
     def explain(self, key: ObjectKey) -> tuple[str, dict[str, Any]]:
         return f"{key} runs on a", {"node": "a"}
 
+    async def forecast(self, documents: tuple[Kind, ...]) -> tuple[str, dict[str, Any]]:
+        return f"{len(documents)} documents", {"comes": []}
+
     def objects(self) -> Mapping[ObjectKey, Kind]:
         return self.held
 

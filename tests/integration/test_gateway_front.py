@@ -13,7 +13,6 @@ from contract.test_front import write_identity
 from covey_agent.keeper.keepers import FrontSettings, ProcessKeepers
 from covey_agent.ports import Launch
 from covey_api.messages import CertificateRole, render_front_name
-from covey_controller.authority import ensure_authority
 from covey_gateway.fronts import Fronts
 from covey_gateway.routing.table import Front, Target
 from integration.gateway_rig import (
@@ -28,6 +27,7 @@ from integration.gateway_rig import (
     running_gateway,
     token,
 )
+from kit.vaults import authority_in
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
@@ -43,7 +43,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 @asynccontextmanager
 async def fronted(folder: Path, engine: ScriptedEngine) -> AsyncGenerator[Gateway]:
     """A gateway that reaches the engine by a front only. The keeper's own child sleeps; what listens is the script."""
-    authority = ensure_authority(folder / "controller", time.time())
+    authority = authority_in(folder / "controller", time.time())
     node = write_identity(folder / "agent", authority, CertificateRole.AGENT, "a")
     identity = write_identity(folder / "gateway", authority, CertificateRole.GATEWAY, "gw")
     keepers = ProcessKeepers(folder / "members", 60, lambda: FrontSettings(ADDRESS, node))

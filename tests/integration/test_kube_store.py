@@ -549,9 +549,7 @@ def test_api_server_that_goes_away_leaves_the_fleet_as_it_is_and_is_caught_up_wi
         asyncio.run(scenario(plane))
 
 
-def test_etcd_that_comes_back_empty_stops_nothing_and_instances_are_adopted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_etcd_that_comes_back_empty_stops_nothing_and_instances_are_adopted() -> None:
     async def scenario(plane: ControlPlane) -> None:
         async with running_kube_store(plane) as store, controller(store, FakeAgent("a")) as control:
             people = People(plane, store)
@@ -573,10 +571,9 @@ def test_etcd_that_comes_back_empty_stops_nothing_and_instances_are_adopted(
 
     with own_plane() as plane:
         asyncio.run(scenario(plane))
-    assert caplog.text.count("Covey's kinds must be installed") == 1
 
 
-def test_crds_deleted_while_the_controller_runs_end_clean() -> None:
+def test_crds_deleted_while_the_controller_runs_end_clean_and_are_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(plane: ControlPlane) -> None:
         async with running_kube_store(plane) as store, controller(store, FakeAgent("a")) as control:
             people = People(plane, store)
@@ -585,7 +582,12 @@ def test_crds_deleted_while_the_controller_runs_end_clean() -> None:
             crds = plane.kubectl("get", "crd", "-o", "name").split()
             await asyncio.to_thread(plane.kubectl, "delete", *crds, "--timeout=50s")
             assert not control.routed() or not instances(store)
-        await asyncio.to_thread(plane.apply_crds)
+        async with running_kube_store(plane, leads=False) as store:
+            await asyncio.sleep(4)
+            assert not store.is_synced
+            assert caplog.text.count("Covey's kinds must be installed") == 1
+            await asyncio.to_thread(plane.apply_crds)
+            await until(lambda: store.is_synced)
 
     with own_plane() as plane:
         asyncio.run(scenario(plane))

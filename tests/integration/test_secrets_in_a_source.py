@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from covey.control import Control
+from covey.documents import Documents
 from covey.errors import CommandError
 from kit.documents import model_yaml
 from kit.fleet import wait_until
@@ -61,7 +62,7 @@ def test_a_secret_is_accepted_with_a_key_and_shown_nowhere(base: Path) -> None:
         assert [item["metadata"]["name"] for item in control.list_objects("models")] == ["smollm2"]
         text = (FIXTURES / "whole.yaml").read_text()
         with pytest.raises(CommandError, match="must be given once"):
-            control.apply_text(f"{text}---\n{text}", "twice")
+            control.apply_documents(Documents((("twice", f"{text}---\n{text}"),)), "default")
         shown = [covey(base, "get", "models", "-o", "yaml"), covey(base, "export"), covey(base, "get", "source")]
         assert "Secret" not in shown[1]
         # A broken value is refused by name; the document is as damaged as it is secret.

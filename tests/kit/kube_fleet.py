@@ -250,7 +250,7 @@ class KubeFleet:
 
     # Parts.
 
-    def start_controller(self, name: str) -> Replica:
+    def start_controller(self, name: str, control_host: str = "127.0.0.1") -> Replica:
         pod = f"controller-{name}"
         self.bind_pod(pod, CONTROLLER, NAMESPACE, "system")
         token_file = self.folder / f"{pod}.token"
@@ -261,9 +261,8 @@ class KubeFleet:
         kubeconfig.write_text(json.dumps(config))
         ports = free_port(), free_port(), free_port()
         flags = [f"--kubeconfig={kubeconfig}", f"--namespace={NAMESPACE}", f"--agent-namespace={AGENTS}"]
-        flags += [
-            f"--{api}-listen=127.0.0.1:{port}" for api, port in zip(("fleet", "control", "probe"), ports, strict=True)
-        ]
+        hosts = {"fleet": "127.0.0.1", "control": control_host, "probe": "127.0.0.1"}
+        flags += [f"--{api}-listen={host}:{port}" for (api, host), port in zip(hosts.items(), ports, strict=True)]
         flags += ["--advertise=127.0.0.1", f"--fleet-name={CONTROLLER}.{NAMESPACE}.svc", f"--state={self.folder / pod}"]
         command = [sys.executable, "-m", "covey_controller", "--kube", *flags]
         replica = Replica(Part(name, command, self.folder / f"{pod}.log"), *ports, token_file)

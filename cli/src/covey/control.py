@@ -1,41 +1,48 @@
-"""Client of the control API on the machine's own Unix socket (docs/concepts/architecture.md has the calls).
+"""Client of the control API (docs/concepts/architecture.md has the calls), on the machine's own Unix socket or a URL.
 
 Synchronous: a command does one thing after another. `covey up` uses it through a thread for its few calls.
 """
 
 import json
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self, cast
 
 import httpx
+from covey_api.meta import DEFAULT_NAMESPACE
 
+from covey.documents import Documents
 from covey.errors import CommandError, ExitCode
 from covey.paths import control_socket
-
-JsonObject = dict[str, Any]
+from covey.ports import JsonObject, Questions
 
 # The controller answers from memory; a write validates and fsyncs one set.
 CALL_TIMEOUT_SECONDS = 30.0
 # A watch has a line every 5 s; three missing ones mean that the controller is gone.
 WATCH_SILENCE_SECONDS = 15.0
+TOKEN_HEADER = "X-Covey-Token"  # noqa: S105 - the name of a header
+TOKEN_VARIABLE = "COVEY_CONTROL_TOKEN"  # noqa: S105 - the name of a variable
 
 
 class NotRunning(CommandError):
-    """No controller answers on the state folder's socket."""
+    """No controller answers where it was looked for."""
 
 
-class Control:
-    """One connection to the controller of a state folder."""
+class ControlApi(Questions, ABC):
+    """One controller in files mode, however it is reached. `place`: where, in words."""
 
-    def __init__(self, state: Path) -> None:
-        self.state = state
-        self._socket = control_socket(state)
-        transport = httpx.HTTPTransport(uds=str(self._socket))
-        self._http = httpx.Client(transport=transport, base_url="http://covey", timeout=CALL_TIMEOUT_SECONDS)
+    def __init__(self, http: httpx.Client, place: str) -> None:
+        self._http = http
+        self._place = place
+
+    @abstractmethod
+    def explain_absence(self, error: Exception) -> str:
+        """What to do when nobody answers."""
 
     def __enter__(self) -> Self:
         return self
@@ -54,46 +61,38 @@ class Control:
 
     def list_objects(self, plural: str, namespace: str | None = None) -> list[JsonObject]:
         params = {"namespace": namespace} if namespace else {}
-        return self._items(f"/api/v1/objects/{plural}", params)
+        return cast(list[JsonObject], self.call("GET", f"/api/v1/objects/{plural}", params=params)["items"])
 
     def get_object(self, plural: str, namespace: str, name: str) -> JsonObject:
-        return self._call("GET", f"/api/v1/objects/{plural}/{namespace or '-'}/{name}")
+        return self.call("GET", f"/api/v1/objects/{plural}/{namespace or '-'}/{name}")
 
     def list_events(self, plural: str, namespace: str, name: str) -> list[JsonObject]:
-        return self._items(f"/api/v1/events/{plural}/{namespace or '-'}/{name}")
+        path = f"/api/v1/events/{plural}/{namespace or '-'}/{name}"
+        return cast(list[JsonObject], self.call("GET", path)["items"])
 
-    def get_progress(self, plural: str, namespace: str, name: str) -> JsonObject:
-        return self._call("GET", f"/api/v1/progress/{plural}/{namespace or '-'}/{name}")
+    def apply_documents(self, documents: Documents, namespace: str, author: str = "") -> list[JsonObject]:
+        _require_default(namespace)
+        with _placing_errors(documents):
+            answer = self.call(
+                "POST", "/api/v1/apply", {"text": documents.joined, "name": documents.name, "author": author}
+            )
+        return cast(list[JsonObject], answer["results"])
 
-    def explain(self, plural: str, namespace: str, name: str) -> JsonObject:
-        return self._call("GET", f"/api/v1/why/{plural}/{namespace or '-'}/{name}")
-
-    def get_source(self) -> JsonObject:
-        return self._call("GET", "/api/v1/source")
-
-    def list_gateways(self) -> list[JsonObject]:
-        return self._items("/api/v1/gateways")
-
-    def apply_text(self, text: str, name: str, author: str = "") -> list[JsonObject]:
-        return self._results(self._call("POST", "/api/v1/apply", {"text": text, "name": name, "author": author}))
+    def check_documents(self, documents: Documents, namespace: str) -> list[JsonObject]:
+        _require_default(namespace)
+        with _placing_errors(documents):
+            answer = self.call("POST", "/api/v1/check", {"text": documents.joined, "name": documents.name})
+        return cast(list[JsonObject], answer["items"])
 
     def delete_keys(self, keys: list[JsonObject], author: str = "") -> list[JsonObject]:
-        return self._results(self._call("POST", "/api/v1/delete", {"keys": keys, "author": author}))
-
-    def create_token(self, role: str, uses: int, ttl_seconds: int) -> str:
-        return str(
-            self._call("POST", "/api/v1/tokens", {"role": role, "uses": uses, "ttlSeconds": ttl_seconds})["token"]
-        )
+        return cast(list[JsonObject], self.call("POST", "/api/v1/delete", {"keys": keys, "author": author})["results"])
 
     def create_key(self, name: str, namespace: str, expiry: str | None) -> str:
         body = {"name": name, "namespace": namespace} | ({"expiry": expiry} if expiry else {})
-        return str(self._call("POST", "/api/v1/keys", body)["key"])
+        return str(self.call("POST", "/api/v1/keys", body)["key"])
 
-    def delete_key(self, name: str, namespace: str) -> None:
-        self._call("DELETE", f"/api/v1/keys/{namespace}/{name}")
-
-    def watch(self, plurals: list[str]) -> Iterator[JsonObject]:
-        """Changes of these kinds, beginning with what there is; empty dicts are signs of life."""
+    def watch_objects(self, plurals: list[str], namespace: str | None) -> Iterator[JsonObject]:
+        """Of all namespaces: the controller's watch knows no filter, so it is made here."""
         with (
             self._reporting_absence(),
             self._http.stream(
@@ -102,23 +101,20 @@ class Control:
         ):
             if response.is_error:
                 response.read()
-                raise _error_of(response)
+                raise error_of(response)
             for line in response.iter_lines():
-                yield json.loads(line)
+                change = cast(JsonObject, json.loads(line))
+                found = change["object"]["metadata"].get("namespace", "") if "object" in change else ""
+                if namespace is None or found in ("", namespace):
+                    yield change
 
-    def _items(self, path: str, params: dict[str, str] | None = None) -> list[JsonObject]:
-        return cast(list[JsonObject], self._call("GET", path, params=params)["items"])
-
-    def _results(self, answer: JsonObject) -> list[JsonObject]:
-        return cast(list[JsonObject], answer["results"])
-
-    def _call(
+    def call(
         self, method: str, path: str, body: JsonObject | None = None, params: dict[str, str] | None = None
     ) -> JsonObject:
         with self._reporting_absence():
             response = self._http.request(method, path, json=body, params=params)
         if response.is_error:
-            raise _error_of(response)
+            raise error_of(response)
         return cast(JsonObject, response.json()) if response.content else {}
 
     @contextmanager
@@ -127,20 +123,83 @@ class Control:
             yield
         except httpx.TimeoutException as error:
             raise CommandError(
-                f"the controller behind '{self._socket}' did not answer in time", ExitCode.TIMED_OUT
+                f"the controller behind '{self._place}' did not answer in time", ExitCode.TIMED_OUT
             ) from error
         except httpx.TransportError as error:
-            raise NotRunning(
-                f"no Covey is running with the state folder '{self.state}' (nothing answers on its control socket). "
-                "Start one with 'covey up DIR', or name another folder with --state or COVEY_STATE."
-            ) from error
+            raise NotRunning(self.explain_absence(error)) from error
 
 
-def _error_of(response: httpx.Response) -> CommandError:
+class Control(ControlApi):
+    """The controller of a state folder."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        path = str(control_socket(state))
+        transport = httpx.HTTPTransport(uds=path)
+        super().__init__(httpx.Client(transport=transport, base_url="http://covey", timeout=CALL_TIMEOUT_SECONDS), path)
+
+    def explain_absence(self, error: Exception) -> str:
+        return (
+            f"no Covey is running with the state folder '{self.state}' (nothing answers on its control socket). "
+            "Start one with 'covey up DIR', or name another with --state (COVEY_STATE), --url (COVEY_URL) or --context."
+        )
+
+
+class RemoteControl(ControlApi):
+    """The controller behind an address. Its token comes from the environment, the authority from SSL_CERT_FILE."""
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            words = f"--url must be 'https://HOST:PORT' or 'http://HOST:PORT'; got '{url}'"
+            raise CommandError(words, ExitCode.WRONG_USE)
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        headers = {TOKEN_HEADER: token} if token else {}
+        super().__init__(httpx.Client(base_url=url, headers=headers, timeout=CALL_TIMEOUT_SECONDS), url)
+
+    def explain_absence(self, error: Exception) -> str:
+        return (
+            f"no controller answers at '{self._place}': {error}. The address must be the control API's; SSL_CERT_FILE "
+            f"must name the fleet's authority, and {TOKEN_VARIABLE} must hold a token where one is needed."
+        )
+
+
+class InvalidDocuments(CommandError):
+    """Documents that were refused, with every error: `{file, line, field, found, message}`."""
+
+    def __init__(self, errors: list[JsonObject]) -> None:
+        super().__init__("\n".join(f"{each['file']}:{each['line']}: {each['message']}" for each in errors))
+        self.errors = errors
+
+
+@contextmanager
+def _placing_errors(documents: Documents) -> Generator[None]:
+    """The controller saw one text; people wrote files."""
+    try:
+        yield
+    except InvalidDocuments as invalid:
+        placed = [
+            dict(zip(("file", "line"), documents.place(int(each["line"])), strict=True))
+            if each["file"] == documents.name
+            else {}
+            for each in invalid.errors
+        ]
+        errors = [each | place for each, place in zip(invalid.errors, placed, strict=True)]
+        raise InvalidDocuments(errors) from None
+
+
+def _require_default(namespace: str) -> None:
+    if namespace != DEFAULT_NAMESPACE:
+        words = "without Kubernetes a document itself says its namespace: write `metadata.namespace` in it"
+        raise CommandError(f"{words} instead of giving '{namespace}'", ExitCode.WRONG_USE)
+
+
+def error_of(response: httpx.Response) -> CommandError:
+    """The control API's refusal in words."""
     code = ExitCode.NOTHING_MATCHED if response.status_code == HTTPStatus.NOT_FOUND else ExitCode.FAILED
     try:
         error = cast(JsonObject, response.json()["error"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return CommandError(f"the controller answered {response.status_code}: {response.text[:300]}", code)
-    lines = [f"{item['file']}:{item['line']}: {item['message']}" for item in error.get("errors", ())]
-    return CommandError("\n".join(lines) or str(error.get("message", error)), code)
+    if errors := error.get("errors"):
+        return InvalidDocuments(list(errors))
+    return CommandError(str(error.get("message", error)), code)

@@ -10,7 +10,9 @@ from covey_api.text import escape_controls
 from covey.commands.chat import chat
 from covey.commands.export import export
 from covey.commands.fit import fit
+from covey.commands.join import join
 from covey.commands.objects import apply, delete, describe, get, wait, why
+from covey.commands.plan import diff, plan
 from covey.commands.secrets import key, token
 from covey.commands.up import up
 from covey.errors import CommandError, ExitCode
@@ -37,19 +39,22 @@ def _part(module: str, summary: str) -> click.Command:
     return run
 
 
-for command in (up, get, describe, why, fit, apply, delete, wait, export, chat, key, token):
+for command in (up, join, get, describe, why, plan, diff, fit, apply, delete, wait, export, chat, key, token):
     cli.add_command(command)
 cli.add_command(_part("covey_controller", "Run the controller alone."))
 cli.add_command(_part("covey_agent", "Run the node agent alone."))
 cli.add_command(_part("covey_gateway", "Run the gateway alone."))
 
 
-def main() -> NoReturn:
-    """Entry point. Words for people go to standard error; standard output is the result."""
+def main(program: str) -> NoReturn:
+    """Entry point. `program`: what the user called.
+
+    Words for people go to standard error; standard output is the result.
+    """
     try:
-        cli.main(standalone_mode=False)
+        answer = cli.main(prog_name=program, standalone_mode=False)
     except CommandError as error:
-        click.echo(f"covey: {escape_controls(str(error))}", err=True)
+        click.echo(f"{program.split()[-1]}: {escape_controls(str(error))}", err=True)
         sys.exit(error.code)
     except click.ClickException as error:
         error.show()
@@ -59,4 +64,4 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone; nothing is left to say
         sys.exit(ExitCode.FAILED)
-    sys.exit(ExitCode.DONE)
+    sys.exit(answer if isinstance(answer, int) else ExitCode.DONE)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 STATE_VARIABLE = "COVEY_STATE"
 CACHE_VARIABLE = "COVEY_CACHE"
+# Between the tokens of an agent and a gateway that were made together, for one machine.
+TOKEN_SEPARATOR = ","  # noqa: S105 - a comma
 
 
 def default_state_folder() -> Path:

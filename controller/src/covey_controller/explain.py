@@ -1,5 +1,6 @@
 """`Explainer` of the ports: what the control API shows, from what the loop saw and said last."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from covey_api.messages import Order
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
 from covey_controller.ports import Event, GatewaySession
+from covey_controller.reconcile.forecast import forecast
+from covey_controller.reconcile.forecast_text import render_forecast
 from covey_controller.reconcile.why import explain, observe_progress
 
 
@@ -18,6 +21,8 @@ class HistoryExplainer:
     def __init__(self, history: History, board: FleetBoard) -> None:
         self._history = history
         self._board = board
+        # One at a time: each costs as much as many turns of the loop.
+        self._foreseeing = asyncio.Lock()
 
     def explain(self, key: ObjectKey) -> tuple[str, dict[str, Any]]:
         """Text for people and the same as data. KeyError if there is no such object."""
@@ -25,6 +30,15 @@ class HistoryExplainer:
         if world is None:
             raise KeyError(key)
         return explain(world, self._history.now, key)
+
+    async def forecast(self, documents: tuple[Kind, ...]) -> tuple[str, dict[str, Any]]:
+        """In a thread, because a large fleet takes seconds: the world is a value, so nothing is shared."""
+        world, now = self._history.world, self._history.now
+        if world is None:
+            return "the fleet has not been looked at yet\n", {}
+        async with self._foreseeing:
+            made = await asyncio.to_thread(forecast, world, now, documents)
+        return render_forecast(made, world.objects, documents)
 
     def objects(self) -> Mapping[ObjectKey, Kind]:
         """All objects as the loop saw them last, status included."""

@@ -288,6 +288,10 @@ class Explainer(Protocol):
         """Text for people and the same as data. KeyError if there is no such object."""
         ...
 
+    async def forecast(self, documents: tuple[Kind, ...]) -> tuple[str, dict[str, Any]]:
+        """What these documents would come to; without any, what is about to happen. Nothing is written."""
+        ...
+
     def objects(self) -> Mapping[ObjectKey, Kind]:
         """All objects as the loop saw them last, status included."""
         ...

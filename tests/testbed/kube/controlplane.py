@@ -172,6 +172,16 @@ class ControlPlane:
         path.chmod(0o600)
         return path
 
+    def issue_client_certificate(self, user: str, group: str) -> tuple[Path, Path]:
+        """Certificate and key with which this user of this group logs in."""
+        names = [f"{user}.{end}" for end in ("crt", "key", "csr")]
+        certificate, key, request = names
+        subject = f"/O={group}/CN={user}"
+        _run_openssl(self, "req", *_NEW_KEY, "-subj", subject, "-keyout", key, "-out", request)
+        signing = ("-CA", "clients.crt", "-CAkey", "clients.key", "-CAcreateserial")
+        _run_openssl(self, "x509", "-req", "-in", request, *signing, "-days", "1", "-out", certificate)
+        return self.folder / certificate, self.folder / key
+
     def _wait_ready(self) -> None:
         _wait(lambda: self._is_ready(), f"the API server answers; its log is '{self.folder / 'kube-apiserver.log'}'")
 
@@ -234,6 +244,7 @@ def _flags(plane: ControlPlane) -> Mapping[str, list[str]]:
             "--service-account-signing-key-file=accounts.key",
             "--authorization-mode=RBAC",
             "--token-auth-file=tokens.csv",
+            "--client-ca-file=clients.crt",
             "--allow-privileged=true",
             "--v=1",
         ],
@@ -256,8 +267,19 @@ def _flags(plane: ControlPlane) -> Mapping[str, list[str]]:
 def _write_files(plane: ControlPlane) -> None:
     key = ["openssl", "genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out"]
     subprocess.run([*key, str(plane.folder / "accounts.key")], capture_output=True, timeout=CALL_SECONDS, check=True)
+    _run_openssl(
+        plane, "req", "-x509", *_NEW_KEY, "-subj", "/CN=clients", "-keyout", "clients.key", "-out", "clients.crt"
+    )
     (plane.folder / "tokens.csv").write_text(f"{plane.token},admin,admin,system:masters\n")
     plane.write_kubeconfig(plane.kubeconfig, plane.token)
+
+
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+def _run_openssl(plane: ControlPlane, *arguments: str) -> None:
+    command = ["openssl", *arguments]
+    subprocess.run(command, cwd=plane.folder, capture_output=True, timeout=CALL_SECONDS, check=True)
 
 
 def _kubeconfig(url: str, authority: Path, token: str) -> dict[str, Any]:

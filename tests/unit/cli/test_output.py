@@ -59,7 +59,7 @@ def test_log_takes_two_files_of_its_bound(tmp_path: Path) -> None:
 def test_words_that_nobody_can_read_any_more_end_nothing() -> None:
     """In a process of its own: rich redirects the standard output of one whose pipe broke."""
     script = (
-        "import sys; from covey.commands.up import say; from rich.console import Console\n"
+        "import sys; from covey.up.front import say; from rich.console import Console\n"
         "console = Console(stderr=True)\n"
         "for _ in range(3): say(console, 'nobody reads this')\n"
         "sys.exit(7)"

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import yaml
+from covey.main import cli
+from covey.reference import EXAMPLES, walk_commands
 from covey_api.registry import KINDS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -16,6 +18,13 @@ GENERATE = ROOT / "tools" / "generate.py"
 def test_generated_files_are_current() -> None:
     for path, text in runpy.run_path(str(GENERATE))["render_files"]().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.relative_to(ROOT)} is stale; run `make verify`"
+
+
+def test_every_command_has_an_example_that_calls_it() -> None:
+    commands = dict(walk_commands(cli))
+    assert EXAMPLES.keys() == commands.keys()
+    for name, example in EXAMPLES.items():
+        assert f"covey {name}" in example
 
 
 def test_one_crd_for_every_kind_and_no_other() -> None:

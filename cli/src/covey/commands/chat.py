@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,8 @@ import click
 import httpx
 from covey_api.text import escape_controls
 
-from covey.commands.options import open_control, state_option
+from covey.commands.options import fleet_options_without
+from covey.connect import Where, open_fleet
 from covey.errors import CommandError, ExitCode
 
 KEY_VARIABLE = "COVEY_API_KEY"
@@ -25,19 +27,15 @@ ChatMessage = dict[str, str]
 @click.command()
 @click.argument("model")
 @click.argument("prompt", nargs=-1)
-@click.option("--url", help="Address of the gateway; by default that of the running Covey.")
+@click.option("--url", "gateway", help="Address of the gateway; by default one of the fleet that is meant.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer.")
-@state_option
-def chat(model: str, prompt: tuple[str, ...], url: str | None, max_tokens: int | None, state: Path) -> None:
+@fleet_options_without("url")
+def chat(model: str, prompt: tuple[str, ...], gateway: str | None, max_tokens: int | None, where: Where) -> None:
     """Talk to MODEL. With PROMPT, or text on standard input, answer once; on a terminal, hold a conversation.
 
     The key, where one is needed, comes from COVEY_API_KEY.
     """
-    gateway = url or _find_gateway(state)
-    key = os.environ.get(KEY_VARIABLE)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    timeout = httpx.Timeout(10.0, read=READ_TIMEOUT_SECONDS)
-    with httpx.Client(base_url=gateway, headers=headers, timeout=timeout) as http:
+    with _open_gateway(gateway, where) as http:
         messages: list[ChatMessage] = []
         for text in _turns(prompt):
             messages.append({"role": "user", "content": text})
@@ -51,13 +49,28 @@ def chat(model: str, prompt: tuple[str, ...], url: str | None, max_tokens: int |
             messages.append({"role": "assistant", "content": answer})
 
 
-def _find_gateway(state: Path) -> str:
-    with open_control(state) as control:
-        gateways = control.list_gateways()
-    for gateway in gateways:
-        if gateway.get("connected") and gateway.get("address"):
-            return str(gateway["address"])
-    raise CommandError("no gateway is connected to this Covey yet; try again, or give --url")
+@contextmanager
+def _open_gateway(address: str | None, where: Where) -> Generator[httpx.Client]:
+    """A client of the gateway, while the way to it is open."""
+    if address is not None:
+        with _client(address, None) as http:
+            yield http
+        return
+    with open_fleet(where) as fleet:
+        found = fleet.find_gateway()
+        with _client(found.url, found.socket) as http:
+            yield http
+
+
+def _client(url: str, socket: Path | None) -> httpx.Client:
+    """The key goes in `x-api-key`: an API server in between takes `Authorization` for itself."""
+    key = os.environ.get(KEY_VARIABLE)
+    return httpx.Client(
+        base_url=url,
+        headers={"x-api-key": key} if key else {},
+        timeout=httpx.Timeout(10.0, read=READ_TIMEOUT_SECONDS),
+        transport=httpx.HTTPTransport(uds=str(socket)) if socket else None,
+    )
 
 
 def _turns(prompt: tuple[str, ...]) -> Iterator[str]:

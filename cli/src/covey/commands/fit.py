@@ -23,7 +23,8 @@ from covey_api.text import escape_controls
 from covey_api.units import parse_quantity
 from covey_planner.text.fit import DEVICE_POOL, FitQuestion, fit_data, render_fit
 
-from covey.commands.options import namespace_option, open_control, state_option
+from covey.commands.options import fleet_options_without, namespace_option
+from covey.connect import Where, open_fleet
 from covey.errors import CommandError, ExitCode
 from covey.tables import render_json
 
@@ -49,7 +50,7 @@ class Memory(click.ParamType[int]):
 @click.option("--device-memory", type=Memory(), help="Memory of an accelerator that has its own.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @namespace_option
-@state_option
+@fleet_options_without("context")  # --context is a window here; the kubeconfig names the cluster
 def fit(
     what: str,
     context: int | None,
@@ -58,14 +59,14 @@ def fit(
     memory: int | None,
     device_memory: int | None,
     output: str,
-    namespace: str,
-    state: Path,
+    namespace: str | None,
+    where: Where,
 ) -> None:
     """Say what a model needs, in bytes, and the largest window.
 
     WHAT is a source (`pypi://…`, `file:///…`), a GGUF file's path, or `model/NAME` of the running fleet.
     """
-    found = _of_model(state, namespace, what) if what.startswith("model/") else [(what, _read(what))]
+    found = _of_model(where, namespace, what) if what.startswith("model/") else [(what, _read(what))]
     host = memory if memory is not None else _own_memory()
     pools = {HOST_POOL: host} | ({DEVICE_POOL: device_memory} if device_memory is not None else {})
     questions = [FitQuestion(name, geometry, context, slots, KvCacheType(kv_cache), pools) for name, geometry in found]
@@ -89,11 +90,11 @@ def _own_memory() -> int:
     return max(0, total_bytes - parse_quantity(NodeReserve().memory))
 
 
-def _of_model(state: Path, namespace: str, what: str) -> list[tuple[str, Geometry]]:
+def _of_model(where: Where, namespace: str | None, what: str) -> list[tuple[str, Geometry]]:
     """Each variant of a Model of the fleet whose header a node has read."""
     name = what.removeprefix("model/")
-    with open_control(state) as control:
-        model = Model.model_validate(control.get_object(Model.PLURAL, namespace, name))
+    with open_fleet(where) as fleet:
+        model = Model.model_validate(fleet.objects.get_object(Model.PLURAL, namespace or fleet.namespace, name))
     if model.spec.geometry is not None:
         return [(what, model.spec.geometry)]
     found = [(f"{what} variant '{one.name}'", one.geometry) for one in model.status.variants if one.geometry]

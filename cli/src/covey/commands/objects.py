@@ -1,8 +1,6 @@
 """Commands on objects, with kubectl's nouns and flags: get, describe, why, apply, delete, wait."""
 
-import sys
 import time
-from pathlib import Path
 
 import click
 from covey_api.kinds import Kind
@@ -10,21 +8,21 @@ from covey_api.text import escape_controls
 
 from covey.commands.options import (
     author_option,
+    fleet_options,
     kind_of,
     namespace_of,
     namespace_option,
-    open_control,
     parse_targets,
     print_results,
-    state_option,
 )
-from covey.control import Control, JsonObject
+from covey.connect import Where, open_fleet
+from covey.documents import read_documents
 from covey.errors import CommandError, ExitCode
 from covey.jsonpath import find_values
+from covey.ports import JsonObject, Objects
 from covey.tables import render_describe, render_json, render_objects, render_yaml
 
 POLL_SECONDS = 0.2
-DOCUMENT_SUFFIXES = {".yaml", ".yml", ".json"}
 
 
 @click.command()
@@ -34,15 +32,15 @@ DOCUMENT_SUFFIXES = {".yaml", ".yml", ".json"}
 @click.option("-A", "--all-namespaces", is_flag=True, help="Objects of every namespace.")
 @click.option("-o", "--output", type=click.Choice(["wide", "yaml", "json", "name"]), help="How to print.")
 @click.option("-w", "--watch", is_flag=True, help="Print again what changes, until interrupted.")
-@state_option
+@fleet_options
 def get(
     kinds: str,
     names: tuple[str, ...],
-    namespace: str,
+    namespace: str | None,
     all_namespaces: bool,
     output: str | None,
     watch: bool,
-    state: Path,
+    where: Where,
 ) -> None:
     """List objects of one kind or of several.
 
@@ -50,10 +48,11 @@ def get(
 
     `covey get source` shows what the source holds and what of it runs.
     """
-    with open_control(state) as control:
+    with open_fleet(where) as fleet:
         if kinds == "source":
-            _print_source(control.get_source(), output)
+            _print_source(fleet.questions.get_source(), output)
             return
+        place = None if all_namespaces else namespace or fleet.namespace
         if "/" in kinds:
             targets = parse_targets((kinds, *names))
             wanted = {name for _, name in targets}
@@ -63,18 +62,18 @@ def get(
         if watch:
             if output in ("yaml", "json", "name"):
                 raise CommandError(f"--watch prints tables; it can't print '{output}'", ExitCode.WRONG_USE)
-            _watch_objects(control, chosen, wanted, None if all_namespaces else namespace, wide=output == "wide")
+            _watch_objects(fleet.objects, chosen, wanted, place, wide=output == "wide")
             return
         found: list[tuple[type[Kind], list[JsonObject]]] = []
         for kind in chosen:
-            items = control.list_objects(kind.PLURAL, None if all_namespaces else namespace_of(kind, namespace) or None)
+            items = fleet.objects.list_objects(kind.PLURAL, namespace_of(kind, place or "") or None)
             found.append((kind, [item for item in items if not wanted or item["metadata"]["name"] in wanted]))
     missing = wanted - {item["metadata"]["name"] for _, items in found for item in items}
     _print_objects(found, output, all_namespaces, names=wanted)
     if missing:
-        where = "" if all_namespaces else f" in namespace '{namespace}'"
+        inside = f" in namespace '{place}'" if place else ""
         names_text = ", ".join(f"'{name}'" for name in sorted(missing))
-        raise CommandError(f"no {'/'.join(k.SINGULAR for k in chosen)} {names_text}{where}", ExitCode.NOTHING_MATCHED)
+        raise CommandError(f"no {'/'.join(k.SINGULAR for k in chosen)} {names_text}{inside}", ExitCode.NOTHING_MATCHED)
 
 
 def _print_objects(
@@ -116,18 +115,16 @@ def _print_source(source: JsonObject, output: str | None) -> None:
 
 
 def _watch_objects(
-    control: Control, kinds: list[type[Kind]], names: set[str], namespace: str | None, *, wide: bool
+    objects: Objects, kinds: list[type[Kind]], names: set[str], namespace: str | None, *, wide: bool
 ) -> None:
     headed = False
     seen: dict[tuple[str, str, str], JsonObject] = {}  # sets the widths, so that rows stay under their heads
     by_name = {kind.__name__: kind for kind in kinds}
-    for change in control.watch([kind.PLURAL for kind in kinds]):
+    for change in objects.watch_objects([kind.PLURAL for kind in kinds], namespace):
         item = change.get("object")
         if item is None or (names and item["metadata"]["name"] not in names):
             continue
         kind = by_name[item["kind"]]
-        if kind.NAMESPACED and namespace and item["metadata"].get("namespace") != namespace:
-            continue
         key = (item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"])
         seen.pop(key, None)
         seen[key] = item
@@ -141,34 +138,48 @@ def _watch_objects(
 @click.command()
 @click.argument("target", nargs=-1, required=True)
 @namespace_option
-@state_option
-def describe(target: tuple[str, ...], namespace: str, state: Path) -> None:
+@fleet_options
+def describe(target: tuple[str, ...], namespace: str | None, where: Where) -> None:
     """Show objects whole, with conditions and events.
 
     TARGET is KIND NAME, or KIND/NAME.
     """
-    with open_control(state) as control:
+    targets = parse_targets(target)
+    with open_fleet(where) as fleet:
         blocks: list[str] = []
-        for kind, name in parse_targets(target):
-            place = namespace_of(kind, namespace)
-            item = control.get_object(kind.PLURAL, place, name)
-            blocks.append(render_describe(kind, item, control.list_events(kind.PLURAL, place, name)))
+        for kind, name in targets:
+            place = namespace_of(kind, namespace or fleet.namespace)
+            item = fleet.objects.get_object(kind.PLURAL, place, name)
+            blocks.append(render_describe(kind, item, _list_events(fleet.objects, kind, place, name)))
     click.echo("\n\n".join(blocks))
+
+
+def _list_events(objects: Objects, kind: type[Kind], namespace: str, name: str) -> list[JsonObject]:
+    """Who may see an object may not always see its events: the rest is worth showing."""
+    try:
+        return objects.list_events(kind.PLURAL, namespace, name)
+    except CommandError as error:
+        if error.code is not ExitCode.FAILED:
+            raise
+        click.echo(f"covey: without events: {escape_controls(str(error))}", err=True)
+        return []
 
 
 @click.command()
 @click.argument("target", nargs=-1, required=True)
 @namespace_option
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
-@state_option
-def why(target: tuple[str, ...], namespace: str, output: str, state: Path) -> None:
+@fleet_options
+def why(target: tuple[str, ...], namespace: str | None, output: str, where: Where) -> None:
     """Explain a decision, per node and in bytes.
 
     TARGET is KIND NAME, or KIND/NAME.
     """
-    with open_control(state) as control:
+    targets = parse_targets(target)
+    with open_fleet(where) as fleet:
         answers = [
-            control.explain(kind.PLURAL, namespace_of(kind, namespace), name) for kind, name in parse_targets(target)
+            fleet.questions.explain(kind.PLURAL, namespace_of(kind, namespace or fleet.namespace), name)
+            for kind, name in targets
         ]
     for answer in answers:
         click.echo(render_json(answer["data"]) if output == "json" else escape_controls(answer["text"]).rstrip("\n"))
@@ -176,31 +187,18 @@ def why(target: tuple[str, ...], namespace: str, output: str, state: Path) -> No
 
 @click.command()
 @click.option("-f", "--filename", required=True, multiple=True, help="File, folder, or `-` for standard input.")
+@namespace_option
 @author_option
-@state_option
-def apply(filename: tuple[str, ...], author: str, state: Path) -> None:
-    """Write documents into the running Covey's source.
+@fleet_options
+def apply(filename: tuple[str, ...], namespace: str | None, author: str, where: Where) -> None:
+    """Write documents to the fleet.
 
-    They are taken as one set, whole or not at all. Where the source is a git repository, they become a commit.
+    They are checked as one set, and nothing is written unless all of them are valid. Without Kubernetes they become
+    files of the source; where that is a git repository, a commit.
     """
-    text = "\n---\n".join(_read_documents(name) for name in filename)
-    with open_control(state) as control:
-        print_results(control.apply_text(text, ", ".join(filename), author))
-
-
-def _read_documents(name: str) -> str:
-    if name == "-":
-        return sys.stdin.read()
-    path = Path(name)
-    try:
-        if path.is_dir():
-            files = sorted(p for p in path.iterdir() if p.suffix in DOCUMENT_SUFFIXES and not p.name.startswith("."))
-            if not files:
-                raise CommandError(f"folder '{name}' holds no .yaml, .yml or .json file", ExitCode.NOTHING_MATCHED)
-            return "\n---\n".join(file.read_text() for file in files)
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"cannot read '{name}': {error}", ExitCode.WRONG_USE) from error
+    documents = read_documents(filename)
+    with open_fleet(where) as fleet:
+        print_results(fleet.objects.apply_documents(documents, namespace or fleet.namespace, author))
 
 
 @click.command()
@@ -208,20 +206,22 @@ def _read_documents(name: str) -> str:
 @click.option("-f", "--filename", multiple=True, help="Delete the objects that these files name.")
 @namespace_option
 @author_option
-@state_option
-def delete(target: tuple[str, ...], filename: tuple[str, ...], namespace: str, author: str, state: Path) -> None:
-    """Remove objects from the source.
+@fleet_options
+def delete(
+    target: tuple[str, ...], filename: tuple[str, ...], namespace: str | None, author: str, where: Where
+) -> None:
+    """Remove objects.
 
     TARGET is KIND NAME, or KIND/NAME; or give -f FILE.
     """
     if bool(target) == bool(filename):
         raise CommandError("give either objects or -f FILE", ExitCode.WRONG_USE)
-    if filename:
-        keys = [key for name in filename for key in _keys_of(_read_documents(name), namespace)]
-    else:
-        keys = [_key(kind, namespace, name) for kind, name in parse_targets(target)]
-    with open_control(state) as control:
-        print_results(control.delete_keys(keys, author))
+    targets = [] if filename else parse_targets(target)
+    text = read_documents(filename).joined
+    with open_fleet(where) as fleet:
+        place = namespace or fleet.namespace
+        keys = _keys_of(text, place) if filename else [_key(kind, place, name) for kind, name in targets]
+        print_results(fleet.objects.delete_keys(keys, author))
 
 
 def _key(kind: type[Kind], namespace: str, name: str) -> JsonObject:
@@ -246,17 +246,18 @@ def _keys_of(text: str, namespace: str) -> list[JsonObject]:
 @click.option("--for", "wanted", required=True, help="`condition=TYPE[=STATUS]` or `delete`.")
 @click.option("--timeout", "timeout_seconds", type=float, default=60.0, show_default=True, help="Seconds to wait.")
 @namespace_option
-@state_option
-def wait(target: tuple[str, ...], wanted: str, timeout_seconds: float, namespace: str, state: Path) -> None:
+@fleet_options
+def wait(target: tuple[str, ...], wanted: str, timeout_seconds: float, namespace: str | None, where: Where) -> None:
     """Wait until objects have a condition, or are gone."""
     condition, _, status = wanted.removeprefix("condition=").partition("=")
     if wanted != "delete" and (not wanted.startswith("condition=") or not condition):
         raise CommandError(f"--for must be 'condition=TYPE[=STATUS]' or 'delete'; got '{wanted}'", ExitCode.WRONG_USE)
+    targets = parse_targets(target)
     deadline = time.monotonic() + timeout_seconds
-    with open_control(state) as control:
-        for kind, name in parse_targets(target):
-            place = namespace_of(kind, namespace)
-            while not _holds(control, kind, place, name, wanted, condition, status or "True"):
+    with open_fleet(where) as fleet:
+        for kind, name in targets:
+            place = namespace_of(kind, namespace or fleet.namespace)
+            while not _holds(fleet.objects, kind, place, name, wanted, condition, status or "True"):
                 if time.monotonic() >= deadline:
                     raise CommandError(f"timed out waiting for {wanted} on {kind.SINGULAR}/{name}", ExitCode.TIMED_OUT)
                 time.sleep(POLL_SECONDS)
@@ -264,10 +265,10 @@ def wait(target: tuple[str, ...], wanted: str, timeout_seconds: float, namespace
 
 
 def _holds(
-    control: Control, kind: type[Kind], namespace: str, name: str, wanted: str, condition: str, status: str
+    objects: Objects, kind: type[Kind], namespace: str, name: str, wanted: str, condition: str, status: str
 ) -> bool:
     try:
-        item = control.get_object(kind.PLURAL, namespace, name)
+        item = objects.get_object(kind.PLURAL, namespace, name)
     except CommandError as error:
         if error.code is ExitCode.NOTHING_MATCHED and wanted == "delete":
             return True

@@ -1,5 +1,6 @@
 """Options and arguments that several commands share."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,27 +11,75 @@ from covey_api.meta import DEFAULT_NAMESPACE
 from covey_api.registry import parse_kind
 
 from covey.author import find_author
-from covey.control import Control, JsonObject
+from covey.connect import URL_VARIABLE, Where
 from covey.errors import CommandError, ExitCode
 from covey.paths import STATE_VARIABLE, default_state_folder
+from covey.ports import JsonObject
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+NAMESPACE_VARIABLE = "COVEY_FLEET_NAMESPACE"
+# Set as the name of the program by the entry point that kubectl calls.
+KUBECTL_PROGRAM = "kubectl covey"
+
+
+def fleet_options_without(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options that say which fleet is meant; the command gets them as `where`.
+
+    `left_out`: those whose names mean something else to the command.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(*args: Any, **given: Any) -> None:
+            named = {name: given.pop(name) for name in _FLEET_OPTIONS if name not in left_out}
+            is_plugin = click.get_current_context().find_root().info_name == KUBECTL_PROGRAM
+            command(*args, where=Where(**named, prefers_kubernetes=is_plugin), **given)
+
+        decorated: Callable[..., None] = run
+        for name, option in reversed(_FLEET_OPTIONS.items()):
+            decorated = decorated if name in left_out else option(decorated)
+        return decorated
+
+    return decorate
+
+
+_FLEET_OPTIONS: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
+    "state": click.option(
+        "--state",
+        type=click.Path(path_type=Path, file_okay=False),
+        help=f"A Covey on this machine, by its state folder; also {STATE_VARIABLE}.",
+    ),
+    "url": click.option("--url", help=f"A controller, by the address of its control API; also {URL_VARIABLE}."),
+    "kubeconfig": click.option(
+        "--kubeconfig",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A cluster, by a kubeconfig; also KUBECONFIG.",
+    ),
+    "context": click.option("--context", help="A cluster, by a context of the kubeconfig."),
+    "fleet_namespace": click.option(
+        "--fleet-namespace",
+        envvar=NAMESPACE_VARIABLE,
+        help=f"Where the controller runs in the cluster, if it can't be found; also {NAMESPACE_VARIABLE}.",
+    ),
+}
+fleet_options = fleet_options_without()
+
+
 def state_option(command: Command) -> Command:
-    """`--state DIR`: which Covey on this machine is meant."""
+    """`--state DIR`: the state folder of what runs on this machine."""
     return click.option(
         "--state",
         type=click.Path(path_type=Path, file_okay=False),
         default=default_state_folder,
-        help=f"State folder of the Covey that is meant; also {STATE_VARIABLE}.",
+        help=f"The state folder; also {STATE_VARIABLE}.",
     )(command)
 
 
 def namespace_option(command: Command) -> Command:
-    return click.option(
-        "-n", "--namespace", default=DEFAULT_NAMESPACE, show_default=True, help="Namespace of the objects."
-    )(command)
+    words = f"Namespace of the objects; by default the context's, or '{DEFAULT_NAMESPACE}'."
+    return click.option("-n", "--namespace", help=words)(command)
 
 
 def author_option(command: Command) -> Command:
@@ -73,7 +122,3 @@ def print_results(results: list[JsonObject]) -> None:
     """One line a document, as kubectl prints them."""
     for result in results:
         click.echo(f"{kind_of(result['kind']).SINGULAR}/{result['name']} {result['outcome']}")
-
-
-def open_control(state: Path) -> Control:
-    return Control(state)

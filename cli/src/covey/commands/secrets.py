@@ -1,13 +1,15 @@
 """Keys of clients and tokens of machines. Each secret is printed once and stored hashed."""
 
 import re
-from pathlib import Path
 
 import click
+from covey_api.access_key import AccessKey
 from covey_api.meta import NAME_PATTERN
 
-from covey.commands.options import namespace_option, open_control, state_option
+from covey.commands.options import fleet_options, namespace_option
+from covey.connect import Where, open_fleet
 from covey.errors import CommandError, ExitCode
+from covey.paths import TOKEN_SEPARATOR
 
 
 @click.group()
@@ -19,24 +21,26 @@ def key() -> None:
 @click.argument("name")
 @click.option("--expiry", help="UTC time after which it is refused, e.g. 2027-01-31T00:00:00Z.")
 @namespace_option
-@state_option
-def create_key(name: str, expiry: str | None, namespace: str, state: Path) -> None:
-    """Make a key; it is shown once. The source gets an AccessKey with its hash."""
+@fleet_options
+def create_key(name: str, expiry: str | None, namespace: str | None, where: Where) -> None:
+    """Make a key; it is shown once. What is stored is an AccessKey with its hash."""
     if not re.fullmatch(NAME_PATTERN, name):
         wanted = "lowercase letters, digits and '-', with a letter or digit at both ends"
         raise CommandError(f"the name of a key must be {wanted}; got '{name}'", ExitCode.WRONG_USE)
-    with open_control(state) as control:
-        click.echo(control.create_key(name, namespace, expiry))
+    with open_fleet(where) as fleet:
+        click.echo(fleet.objects.create_key(name, namespace or fleet.namespace, expiry))
 
 
 @key.command("delete")
 @click.argument("name")
 @namespace_option
-@state_option
-def delete_key(name: str, namespace: str, state: Path) -> None:
+@fleet_options
+def delete_key(name: str, namespace: str | None, where: Where) -> None:
     """Remove a key; it stops working within two seconds."""
-    with open_control(state) as control:
-        control.delete_key(name, namespace)
+    with open_fleet(where) as fleet:
+        fleet.objects.delete_keys(
+            [{"kind": AccessKey.__name__, "namespace": namespace or fleet.namespace, "name": name}]
+        )
     click.echo(f"accesskey/{name} deleted")
 
 
@@ -46,11 +50,16 @@ def token() -> None:
 
 
 @token.command("create")
-@click.option("--role", type=click.Choice(["agent", "gateway"]), default="agent", show_default=True)
+@click.option("--role", type=click.Choice(["agent", "gateway", "machine"]), default="agent", show_default=True)
 @click.option("--uses", type=click.IntRange(1, 1000), default=1, show_default=True, help="How often it may be used.")
 @click.option("--ttl", "ttl_seconds", type=click.IntRange(60, 7 * 86_400), default=3600, show_default=True)
-@state_option
-def create_token(role: str, uses: int, ttl_seconds: int, state: Path) -> None:
-    """Make a join token; it is shown once."""
-    with open_control(state) as control:
-        click.echo(control.create_token(role, uses, ttl_seconds))
+@fleet_options
+def create_token(role: str, uses: int, ttl_seconds: int, where: Where) -> None:
+    """Make a join token; it is shown once.
+
+    One for a machine lets an agent and a gateway join, as `covey join` does: two tokens in one.
+    """
+    roles = ("agent", "gateway") if role == "machine" else (role,)
+    with open_fleet(where) as fleet:
+        tokens = [fleet.questions.create_token(each, uses, ttl_seconds) for each in roles]
+    click.echo(TOKEN_SEPARATOR.join(tokens))

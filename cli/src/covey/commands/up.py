@@ -1,9 +1,7 @@
 """`covey up [SOURCE]`: everything on this machine, in the foreground, until Ctrl-C."""
 
 import asyncio
-import contextlib
 import errno
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -19,12 +17,12 @@ from covey.commands.source_options import parse_source, render_source_flags, sou
 from covey.control import Control
 from covey.errors import CommandError
 from covey.paths import CACHE_VARIABLE
-from covey.up.parent import AlreadyRunning, Parent, Settings, hold_state_folder
+from covey.up.front import describe_end, say, show_lines, watch_signals
+from covey.up.group import AlreadyRunning, hold_state_folder
+from covey.up.parent import Parent, Settings
 from covey.up.progress import Outcome, wait_until_settled
 
 DEFAULT_PORT = 52415
-# Levels at which a part's line is shown to the person in front, beside going to its log.
-SHOWN_LEVELS = (" WARNING ", " ERROR ", " CRITICAL ")
 
 
 @click.command()
@@ -112,13 +110,9 @@ def _report_running(running: AlreadyRunning, settings: Settings) -> None:
 async def _run(settings: Settings, *, wait: bool, headless: bool, follows_killed: bool) -> None:
     console = Console(stderr=True, force_terminal=False if headless else None)
 
-    def show_line(part: str, line: str) -> None:
-        if headless or any(level in line for level in SHOWN_LEVELS) or line.startswith("ended "):
-            say(console, f"[{part}] {line}")
-
     stopping = asyncio.Event()
-    parent = Parent(settings, show_line, follows_killed=follows_killed)
-    _watch_signals(stopping, parent, console)
+    parent = Parent(settings, show_lines(console, everything=headless), follows_killed=follows_killed)
+    watch_signals(stopping, parent.hurry, console)
     say(console, f"Starting Covey from '{settings.source}' with state in '{settings.state}'.")
     try:
         async with parent.run():
@@ -128,32 +122,7 @@ async def _run(settings: Settings, *, wait: bool, headless: bool, follows_killed
                 waiting.cancel()
             say(console, "Stopping: the gateway, the agent with its engines, the controller.")
     finally:
-        say(console, _describe_end(parent, settings))
-
-
-def say(console: Console, words: str) -> None:
-    """Words for whoever watches. A terminal that is gone, or a full disk behind a redirection, costs them alone."""
-    with contextlib.suppress(OSError, SystemExit):  # at a broken pipe rich would end the process
-        console.print(words, markup=False, highlight=False, soft_wrap=True)
-
-
-def _describe_end(parent: Parent, settings: Settings) -> str:
-    if parent.left_engines:
-        members = settings.state / "agent" / "members"
-        return f"Stopped, but an engine may still run: what could not be ended is in '{members}/*/keeper.json'."
-    return "Stopped; nothing that Covey started is left running."
-
-
-def _watch_signals(stopping: asyncio.Event, parent: Parent, console: Console) -> None:
-    def on_signal() -> None:
-        if stopping.is_set():
-            say(console, "Interrupted again: ending the parts at once.")
-            parent.hurry()
-        stopping.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, on_signal)
+        say(console, describe_end(settings.state, left_engines=parent.left_engines))
 
 
 async def _report_start(settings: Settings, console: Console, *, wait: bool) -> None:

@@ -1,20 +1,16 @@
-"""The parent of `covey up`: locks the state folder, starts the parts in order, stops them in order.
+"""The parent of `covey up`: starts the parts in order, stops them in order.
 
 The order of starting: the controller, because the others need its address and a token each; then agent and gateway
-together. The order of stopping: gateway (lets streams end) and agent (stops every engine) together, the controller
-last, so that the last states are recorded. Whatever an agent that died could not stop is swept at the end.
+together. The controller is stopped last, so that the last states are recorded.
 """
 
 import asyncio
 import contextlib
-import fcntl
 import json
-import os
 import signal
 import socket
-import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +19,10 @@ from covey_fleet_client.files import ensure_private_folder, write_private
 
 from covey.control import Control
 from covey.errors import CommandError, ExitCode
-from covey.up.part import Part
+from covey.up.group import PartGroup
 
 CONTROLLER_START_SECONDS = 60.0
-# Gateway and agent get this long, the controller the next; the whole stop stays below 15 s.
-PARTS_STOP_SECONDS = 11.0
 CONTROLLER_STOP_SECONDS = 2.0
-SWEEP_SECONDS = 10.0
 POLL_SECONDS = 0.05
 # Parts whose parent was killed end within 5 s.
 PREDECESSOR_SECONDS = 6.0
@@ -55,42 +48,9 @@ class Settings:
     def gateway_url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-
-class AlreadyRunning(Exception):
-    """Another `covey up` holds the state folder; `record` is what it wrote of itself."""
-
-    def __init__(self, record: dict[str, str]) -> None:
-        super().__init__("already running")
-        self.record = record
-
-
-@contextmanager
-def hold_state_folder(settings: Settings) -> Generator[bool]:
-    """The lock of one `covey up` per state folder, and the record that others find it by. AlreadyRunning if held.
-
-    Gives whether the last one was killed: its parts may still be ending.
-    """
-    ensure_private_folder(settings.state)
-    record_path = settings.state / "up.json"
-    with (settings.state / "up.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AlreadyRunning(_read_record(record_path)) from None
-        was_killed = record_path.exists()
-        record = {"pid": str(os.getpid()), "gatewayUrl": settings.gateway_url, "source": str(settings.source)}
-        write_private(record_path, json.dumps(record))
-        try:
-            yield was_killed
-        finally:
-            record_path.unlink(missing_ok=True)
-
-
-def _read_record(path: Path) -> dict[str, str]:
-    try:
-        return {str(key): str(value) for key, value in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, AttributeError):
-        return {}
+    @property
+    def record(self) -> dict[str, str]:
+        return {"gatewayUrl": self.gateway_url, "source": str(self.source)}
 
 
 def is_taken(port: int) -> bool:
@@ -104,30 +64,21 @@ def is_taken(port: int) -> bool:
     return False
 
 
-class Parent:
-    """The running parts. `on_line(part, line)` gets each line that a part logs.
+class Parent(PartGroup):
+    """The running parts.
 
     `follows_killed`: parts of a parent that was killed may still be ending.
     """
 
     def __init__(self, settings: Settings, on_line: Callable[[str, str], None], *, follows_killed: bool) -> None:
+        super().__init__(settings.state, on_line)
         self._settings = settings
         self._follows_killed = follows_killed
         self._fleet_listen = "127.0.0.1:0"
-        self.left_engines = False
-        """After the end: whether an engine could not be stopped."""
         self._hurried = False
-        self._lifeline, self._lifeline_end = os.pipe()
-        logs = settings.state / "log"
-        ensure_private_folder(logs)
-        arguments: dict[str, Callable[[], Sequence[str]]] = {
-            "controller": self._controller_arguments,
-            "agent": self._agent_arguments,
-            "gateway": self._gateway_arguments,
-        }
-        self.controller, self.agent, self.gateway = (
-            Part(name, make, logs / f"{name}.log", self._lifeline, on_line) for name, make in arguments.items()
-        )
+        self.controller = self.make_part("controller", self._controller_arguments)
+        self.agent = self.make_part("agent", self._agent_arguments)
+        self.gateway = self.make_part("gateway", self._gateway_arguments)
 
     def _controller_arguments(self) -> list[str]:
         settings = self._settings
@@ -176,8 +127,7 @@ class Parent:
                 finally:
                     await self._stop()
         finally:
-            os.close(self._lifeline)
-            os.close(self._lifeline_end)
+            self.close()
 
     async def _wait_for_controller(self) -> None:
         try:
@@ -217,32 +167,9 @@ class Parent:
         write_private(folder / "token", token)
 
     async def _stop(self) -> None:
-        self.gateway.stop(signal.SIGTERM)
-        self.agent.stop(signal.SIGINT)
-        await self._wait_for_end((self.gateway, self.agent), PARTS_STOP_SECONDS)
-        if self.agent.exit_status != 0:
-            self.left_engines = not await self._sweep()
+        await self.stop_serving(self.agent, self.gateway)
         self.controller.stop(signal.SIGTERM)
-        await self._wait_for_end((self.controller,), CONTROLLER_STOP_SECONDS)
-
-    async def _wait_for_end(self, parts: Sequence[Part], seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                for part in parts:
-                    await part.wait_idle()
-        for part in parts:
-            part.signal(signal.SIGKILL)
-
-    async def _sweep(self) -> bool:
-        """Stop what the agent left: it died, or was never started in this run. False when something may still run."""
-        arguments = ("-m", "covey_agent", "--stop-all", "--state", str(self._settings.state))
-        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, start_new_session=True)
-        try:
-            return await asyncio.wait_for(process.wait(), SWEEP_SECONDS) == 0
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return False
+        await self.wait_for_end((self.controller,), CONTROLLER_STOP_SECONDS)
 
     def hurry(self) -> None:
         """A second interrupt: end the parts now; the sweep still runs."""

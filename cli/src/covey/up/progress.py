@@ -9,9 +9,10 @@ from covey_api.units import format_bytes
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from covey.control import Control, JsonObject
+from covey.control import Control
 from covey.errors import CommandError
 from covey.jsonpath import find_values
+from covey.ports import JsonObject
 
 POLL_SECONDS = 0.25
 # Where there is no terminal, a line at most this often per placement.

@@ -104,6 +104,8 @@ def build_control_app(
             Route(f"{PREFIX}/watch", routes.watch),
             Route(f"{PREFIX}/apply", routes.apply, methods=["POST"]),
             Route(f"{PREFIX}/delete", routes.delete, methods=["POST"]),
+            Route(f"{PREFIX}/check", routes.check, methods=["POST"]),
+            Route(f"{PREFIX}/plan", routes.plan, methods=["POST"]),
             Route(f"{PREFIX}/why/{one}", routes.why),
             Route(f"{PREFIX}/events/{one}", routes.events),
             Route(f"{PREFIX}/progress/{one}", routes.progress),

@@ -57,6 +57,7 @@ def build_cluster_app(routes: KnowledgeRoutes, access: ControlAccess) -> Starlet
             read(f"why/{one}", routes.why),
             read(f"progress/{one}", routes.progress),
             read("gateways", routes.gateways),
+            write("plan", routes.plan, Access("get", "placements")),
             write("tokens", routes.create_token, Access("create", "jointokens")),
             write("authority/rotate", routes.rotate_authority, Access("update", "fleets", name="default")),
             *elsewhere,

@@ -21,12 +21,12 @@ _KEY_BYTES = 32
 
 
 async def apply_text(source: Source, text: str, name: str, author: str = "") -> dict[str, Any]:
-    with _explain_refusals():
+    with explain_refusals():
         return render_applied(await source.apply_documents(text, name, author))
 
 
 async def delete_keys(source: Source, keys: tuple[ObjectKey, ...], author: str = "") -> dict[str, Any]:
-    with _explain_refusals():
+    with explain_refusals():
         try:
             return render_applied(await source.delete_documents(keys, author))
         except KeyError as missing:
@@ -74,7 +74,8 @@ def _render_document(body: AccessKeyBody, key_hash: str) -> str:
 
 
 @contextmanager
-def _explain_refusals() -> Generator[None]:
+def explain_refusals() -> Generator[None]:
+    """ApiError in the place of InvalidSet or OSError."""
     try:
         yield
     except InvalidSet as invalid:

@@ -20,6 +20,12 @@ class ApplyBody(Message):
     author: Author = ""
 
 
+class DocumentsBody(Message):
+    text: str = ""
+    """YAML documents; `plan` takes none too: what is about to happen anyway."""
+    name: Annotated[str, Field(max_length=1024)] = "request"
+
+
 class KeyBody(Message):
     kind: str
     namespace: str = ""

@@ -1,4 +1,4 @@
-"""Routes of what only the controller knows, in both modes: why, progress, gateways, tokens, the authority."""
+"""Routes of what only the controller knows, in both modes: why, plan, progress, gateways, tokens, the authority."""
 
 import time
 from collections.abc import Callable
@@ -9,10 +9,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from covey_controller.control_api.messages import TokenBody
+from covey_controller.control_api.edits import explain_refusals
+from covey_controller.control_api.messages import DocumentsBody, TokenBody
 from covey_controller.control_api.objects import parse_key
 from covey_controller.ports import Conflict, Explainer, GatewaySession, VaultUnavailable
 from covey_controller.serving.answers import ApiError, ApiReason, read_message, unavailable
+from covey_controller.stores.files.documents import parse_objects
 from covey_controller.tokens import Tokens
 from covey_controller.trust import Trust
 
@@ -32,6 +34,17 @@ class KnowledgeRoutes:
         key = key_of(request)
         self.find(key)
         text, data = self.explainer.explain(key)
+        return JSONResponse({"text": text, "data": data})
+
+    async def check(self, request: Request) -> Response:
+        """Documents with their defaults, refused as an apply would refuse them."""
+        documents = await _read_documents(request)
+        return JSONResponse({"items": [one.to_wire() for one in documents]})
+
+    async def plan(self, request: Request) -> Response:
+        """What documents would come to; nothing is written."""
+        self.require_ready()
+        text, data = await self.explainer.forecast(await _read_documents(request))
         return JSONResponse({"text": text, "data": data})
 
     async def progress(self, request: Request) -> Response:
@@ -87,6 +100,12 @@ class KnowledgeRoutes:
         except KeyError:
             place = f" in namespace '{key.namespace}'" if key.namespace else ""
             raise ApiError(404, ApiReason.NOT_FOUND, f"there is no {key.kind} '{key.name}'{place}") from None
+
+
+async def _read_documents(request: Request) -> tuple[Kind, ...]:
+    body = await read_message(request, DocumentsBody, MAX_BODY_BYTES)
+    with explain_refusals():
+        return parse_objects(body.text, body.name)
 
 
 def key_of(request: Request) -> ObjectKey:

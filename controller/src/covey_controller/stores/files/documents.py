@@ -75,6 +75,11 @@ def parse_with_secrets(files: Mapping[str, bytes], keys: AgeKeys | None) -> tupl
     return tuple(parsed.values())
 
 
+def parse_objects(text: str, name: str) -> tuple[Kind, ...]:
+    """The objects of one text, with defaults, by the same rules. InvalidSet as above."""
+    return tuple(document.object for document in parse_documents({name: text.encode()}))
+
+
 def _read_items(files: Mapping[str, bytes], keys: AgeKeys | None, errors: list[SourceError]) -> Iterator[_Item]:
     """Documents in order, until there are enough errors to show."""
     for file in sorted(files):

@@ -142,7 +142,7 @@ class KubeStore:
         self._leadership.require()
         await self._writer.apply_status(key, status)
         for event in events:
-            if (entry := self._writer.entry(event.key)) is not None:
+            if not _is_told(event, status) and (entry := self._writer.entry(event.key)) is not None:
                 self._events.record(event, entry.uid)
 
     async def _why_not(self, holder: str) -> str:
@@ -180,3 +180,10 @@ class KubeStore:
     def _highest_term(self) -> int:
         terms = (item.spec.term for item in self.sync.objects.values() if isinstance(item, Instance))
         return max(terms, default=0)
+
+
+def _is_told(event: Event, status: Status) -> bool:
+    """Whether an Instance's own condition says the same: each step of a start would be one more write otherwise."""
+    if event.warning or event.key.kind != Instance.__name__:
+        return False
+    return any((each.reason, each.message) == (event.reason, event.message) for each in status.conditions)

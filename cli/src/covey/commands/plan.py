@@ -1,0 +1,86 @@
+"""`covey plan` and `covey diff`: what documents would come to, and what they would change, before they are applied."""
+
+import click
+from covey_api.text import escape_controls
+
+from covey.changes import diff_objects, render_changes
+from covey.commands.options import fleet_options, kind_of, namespace_option
+from covey.connect import Connection, Where, open_fleet
+from covey.documents import Documents, read_documents
+from covey.errors import CommandError, ExitCode
+from covey.ports import JsonObject
+from covey.tables import render_json, render_yaml
+
+
+@click.command()
+@click.option("-f", "--filename", multiple=True, help="File, folder, or `-` for standard input.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
+@namespace_option
+@fleet_options
+def plan(filename: tuple[str, ...], output: str, namespace: str | None, where: Where) -> None:
+    """Say what documents would come to; nothing is written.
+
+    Without -f: what is about to happen now, and what waits. It is the controller's own planner on the fleet as it is,
+    taking it that engines start.
+    """
+    documents = read_documents(filename)
+    with open_fleet(where) as fleet:
+        answer = _foresee(fleet, documents, namespace or fleet.namespace)
+    click.echo(render_json(answer["data"]) if output == "json" else escape_controls(answer["text"]).rstrip("\n"))
+
+
+def _foresee(fleet: Connection, documents: Documents, namespace: str) -> JsonObject:
+    """The fleet checks the documents first: the same errors, at the same lines, as an apply."""
+    if not documents.texts:
+        return fleet.questions.foresee("", "")
+    checked = fleet.objects.check_documents(documents, namespace)
+    return fleet.questions.foresee("\n---\n".join(render_yaml(_written(item)) for item in checked), documents.name)
+
+
+def _written(item: JsonObject) -> JsonObject:
+    """What a person would write of an object: a cluster's objects carry more."""
+    kept = ("name", "namespace", "labels", "annotations")
+    metadata = {key: item["metadata"][key] for key in kept if item["metadata"].get(key)}
+    return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": metadata, "spec": item["spec"]}
+
+
+@click.command()
+@click.option("-f", "--filename", required=True, multiple=True, help="File, folder, or `-` for standard input.")
+@namespace_option
+@fleet_options
+def diff(filename: tuple[str, ...], namespace: str | None, where: Where) -> None:
+    """Show what documents would change, field by field.
+
+    Exit codes as kubectl's: 0 nothing, 1 something differs, above 1 it could not be told.
+    """
+    try:
+        documents = read_documents(filename)
+        with open_fleet(where) as fleet:
+            blocks = _differences(fleet, documents, namespace or fleet.namespace)
+    except CommandError as error:
+        raise CommandError(str(error), ExitCode.WRONG_USE if error.code is ExitCode.FAILED else error.code) from None
+    if blocks:
+        click.echo("\n\n".join(blocks))
+        click.get_current_context().exit(ExitCode.FAILED)
+
+
+def _differences(fleet: Connection, documents: Documents, namespace: str) -> list[str]:
+    blocks: list[str] = []
+    for wished in fleet.objects.check_documents(documents, namespace):
+        live = _find(fleet, wished)
+        name = f"{kind_of(wished['kind']).SINGULAR}/{wished['metadata']['name']}"
+        block = render_changes(name, diff_objects(live, wished), is_new=live is None)
+        blocks += [escape_controls(block)] if block else []
+    return blocks
+
+
+def _find(fleet: Connection, wished: JsonObject) -> JsonObject | None:
+    metadata = wished["metadata"]
+    try:
+        return fleet.objects.get_object(
+            kind_of(wished["kind"]).PLURAL, str(metadata.get("namespace", "")), metadata["name"]
+        )
+    except CommandError as error:
+        if error.code is ExitCode.NOTHING_MATCHED:
+            return None
+        raise

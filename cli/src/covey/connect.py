@@ -1,0 +1,122 @@
+"""Which fleet a command means, and the way to it.
+
+The first of these that there is (a flag beats a variable):
+
+1. `--url`. 2. `--state`. 3. `--kubeconfig` or `--context`. 4. `COVEY_URL`.
+5. As `kubectl covey`: the kubeconfig. 6. `COVEY_STATE`. 7. The default state folder, when a controller answers there.
+8. The kubeconfig. 9. The default state folder, whose absence is then the error.
+
+What may surprise is said on standard error: that an answer comes from a cluster, or from here although a cluster was
+named by a variable.
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from covey_api.meta import DEFAULT_NAMESPACE
+
+from covey.control import Control, ControlApi, RemoteControl
+from covey.errors import CommandError, ExitCode
+from covey.kube.context import Context, has_kubeconfig, observe_context
+from covey.paths import STATE_VARIABLE, default_state_folder
+from covey.ports import Objects, Questions
+
+URL_VARIABLE = "COVEY_URL"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What the command line says of the fleet that is meant."""
+
+    url: str | None = None
+    state: Path | None = None
+    kubeconfig: Path | None = None
+    context: str | None = None
+    fleet_namespace: str | None = None
+    prefers_kubernetes: bool = False
+    """Called as `kubectl covey`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayAddress:
+    """Where a gateway is reached: a URL, or a path behind a Unix socket."""
+
+    url: str
+    socket: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A fleet that is reached."""
+
+    objects: Objects
+    questions: Questions
+    namespace: str
+    """Where objects are looked for when nobody says."""
+
+    def find_gateway(self) -> GatewayAddress:
+        """A gateway that is connected to this controller. CommandError while none is."""
+        for gateway in self.questions.list_gateways():
+            if gateway.get("connected") and gateway.get("address"):
+                return GatewayAddress(str(gateway["address"]))
+        raise CommandError("no gateway is connected to this Covey yet; try again, or give --url")
+
+
+@contextmanager
+def open_fleet(where: Where) -> Generator[Connection]:
+    """The fleet that is meant, during the block. CommandError when it can't be reached."""
+    chosen = choose_way(where)
+    if isinstance(chosen, Context):
+        from covey.kube.connection import open_cluster  # parsing documents costs a tenth of a second
+
+        with open_cluster(chosen, where.fleet_namespace) as connection:
+            yield connection
+        return
+    with chosen as control:
+        yield Connection(control, control, DEFAULT_NAMESPACE)
+
+
+def choose_way(where: Where) -> ControlApi | Context:
+    """The order of this module's head."""
+    is_cluster_named = where.kubeconfig is not None or where.context is not None
+    if sum((where.url is not None, where.state is not None, is_cluster_named)) > 1:
+        words = "give one of --url, --state and --kubeconfig/--context: each names a fleet"
+        raise CommandError(words, ExitCode.WRONG_USE)
+    if where.url is not None:
+        return RemoteControl(where.url)
+    if where.state is not None:
+        return Control(where.state)
+    if is_cluster_named:
+        return observe_context(where.kubeconfig, where.context)
+    if url := os.environ.get(URL_VARIABLE):
+        return RemoteControl(url)
+    return _choose_unnamed(where)
+
+
+def _choose_unnamed(where: Where) -> ControlApi | Context:
+    named = os.environ.get(STATE_VARIABLE)
+    if where.prefers_kubernetes and has_kubeconfig():
+        context = observe_context(None, None)
+        if named:
+            _say(f"using context '{context.name}' ({context.server}), and not {STATE_VARIABLE}; --state names that")
+        return context
+    control = Control(default_state_folder())
+    if named:
+        return control
+    if control.is_ready():
+        if os.environ.get("KUBECONFIG"):
+            _say(f"using the Covey of this machine ('{control.state}'), and not KUBECONFIG; --context names a cluster")
+        return control
+    if has_kubeconfig():
+        context = observe_context(None, None)
+        _say(f"no Covey runs on this machine: using context '{context.name}' ({context.server})")
+        return context
+    return control
+
+
+def _say(words: str) -> None:
+    click.echo(f"covey: {words}", err=True)

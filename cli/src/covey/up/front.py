@@ -1,0 +1,49 @@
+"""What whoever started a parent sees of it: lines worth showing, signals, and how it ended."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+# Levels at which a part's line is shown to the person in front, beside going to its log.
+SHOWN_LEVELS = (" WARNING ", " ERROR ", " CRITICAL ")
+
+
+def say(console: Console, words: str) -> None:
+    """Words for whoever watches. A terminal that is gone, or a full disk behind a redirection, costs them alone."""
+    with contextlib.suppress(OSError, SystemExit):  # at a broken pipe rich would end the process
+        console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_lines(console: Console, *, everything: bool) -> Callable[[str, str], None]:
+    """For `on_line`: warnings and ends, or each line."""
+
+    def show(part: str, line: str) -> None:
+        if everything or any(level in line for level in SHOWN_LEVELS) or line.startswith("ended "):
+            say(console, f"[{part}] {line}")
+
+    return show
+
+
+def watch_signals(stopping: asyncio.Event, hurry: Callable[[], None], console: Console) -> None:
+    """Ctrl-C and its like set `stopping`; a second one hurries."""
+
+    def on_signal() -> None:
+        if stopping.is_set():
+            say(console, "Interrupted again: ending the parts at once.")
+            hurry()
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal)
+
+
+def describe_end(state: Path, *, left_engines: bool) -> str:
+    if left_engines:
+        members = state / "agent" / "members"
+        return f"Stopped, but an engine may still run: what could not be ended is in '{members}/*/keeper.json'."
+    return "Stopped; nothing that Covey started is left running."

@@ -1,0 +1,122 @@
+"""What parents have in common: a lock on the state folder, parts on one lifeline, an end in order, a sweep of engines.
+
+The order of stopping: gateway (lets streams end) and agent (stops every engine) together, then what is left. Whatever
+an agent that died could not stop is swept at the end.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from covey_fleet_client.files import ensure_private_folder, write_private
+
+from covey.up.part import Part
+
+# Gateway and agent get this long; the whole stop stays below 15 s.
+PARTS_STOP_SECONDS = 11.0
+SWEEP_SECONDS = 10.0
+
+
+class Held(Protocol):
+    """Who holds a state folder."""
+
+    @property
+    def state(self) -> Path: ...
+
+    @property
+    def record(self) -> dict[str, str]:
+        """What others find in `up.json`."""
+        ...
+
+
+class AlreadyRunning(Exception):
+    """Another parent holds the state folder; `record` is what it wrote of itself."""
+
+    def __init__(self, record: dict[str, str]) -> None:
+        super().__init__("already running")
+        self.record = record
+
+
+@contextmanager
+def hold_state_folder(settings: Held) -> Generator[bool]:
+    """The lock of one parent per state folder, and the record that others find it by. AlreadyRunning if held.
+
+    Gives whether the last one was killed: its parts may still be ending.
+    """
+    ensure_private_folder(settings.state)
+    record_path = settings.state / "up.json"
+    with (settings.state / "up.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(_read_record(record_path)) from None
+        was_killed = record_path.exists()
+        write_private(record_path, json.dumps({"pid": str(os.getpid())} | settings.record))
+        try:
+            yield was_killed
+        finally:
+            record_path.unlink(missing_ok=True)
+
+
+def _read_record(path: Path) -> dict[str, str]:
+    try:
+        return {str(key): str(value) for key, value in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+class PartGroup:
+    """Parts of one state folder. `on_line(part, line)` gets each line that a part logs."""
+
+    def __init__(self, state: Path, on_line: Callable[[str, str], None]) -> None:
+        self._state = state
+        self._on_line = on_line
+        self.left_engines = False
+        """After the end: whether an engine could not be stopped."""
+        self._lifeline, self._lifeline_end = os.pipe()
+        self._logs = state / "log"
+        ensure_private_folder(self._logs)
+
+    def make_part(self, name: str, arguments: Callable[[], Sequence[str]]) -> Part:
+        return Part(name, arguments, self._logs / f"{name}.log", self._lifeline, self._on_line)
+
+    def close(self) -> None:
+        """Parts that still run end within 5 s."""
+        os.close(self._lifeline)
+        os.close(self._lifeline_end)
+
+    async def stop_serving(self, agent: Part, gateway: Part | None) -> None:
+        """End gateway and agent, and every engine."""
+        if gateway is not None:
+            gateway.stop(signal.SIGTERM)
+        agent.stop(signal.SIGINT)
+        await self.wait_for_end((agent, *([gateway] if gateway else [])), PARTS_STOP_SECONDS)
+        if agent.exit_status != 0:
+            self.left_engines = not await self._sweep()
+
+    async def wait_for_end(self, parts: Sequence[Part], seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for part in parts:
+                    await part.wait_idle()
+        for part in parts:
+            part.signal(signal.SIGKILL)
+
+    async def _sweep(self) -> bool:
+        """Stop what the agent left: it died, or was never started in this run. False when something may still run."""
+        arguments = ("-m", "covey_agent", "--stop-all", "--state", str(self._state))
+        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, start_new_session=True)
+        try:
+            return await asyncio.wait_for(process.wait(), SWEEP_SECONDS) == 0
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return False

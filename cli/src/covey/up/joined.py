@@ -1,0 +1,127 @@
+"""The parent of `covey join`: agent and gateway of this machine, in the fleet of a controller elsewhere.
+
+It joins for both before it starts either: a token that isn't taken is then this command's error, and not a line in a
+log. Each part renews its certificate itself, so that a second start needs neither a token nor the controller.
+"""
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey_api.messages import CertificateRole
+from covey_fleet_client.errors import FleetError, FleetErrorKind
+from covey_fleet_client.identity import Identity, load_identity, render_name
+from covey_fleet_client.join import ensure_joined
+
+from covey.errors import CommandError, ExitCode
+from covey.paths import TOKEN_SEPARATOR
+from covey.up.group import PartGroup
+from covey.up.part import Part
+
+# A whole handshake with a busy controller, twice: the authority, then the join.
+JOIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSettings:
+    """What `covey join` was asked for."""
+
+    controller: str
+    state: Path
+    cache: Path | None
+    name: str
+    listen: str
+    """HOST:PORT of the gateway; empty: no gateway."""
+    is_open: bool
+    """The gateway serves without keys, whoever reaches it."""
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://{self.listen}" if self.listen else ""
+
+    @property
+    def record(self) -> dict[str, str]:
+        return {"gatewayUrl": self.gateway_url, "controller": self.controller}
+
+    def identities(self) -> list[tuple[Identity, CertificateRole, str]]:
+        """Who this machine is to the fleet: `(identity, role, name)` of each part."""
+        agent = load_identity(self.state / "agent")
+        host = render_name(socket.gethostname())
+        found = [(agent, CertificateRole.AGENT, self.name or agent.name or host)]
+        if self.listen:
+            found.append((load_identity(self.state / "gateway"), CertificateRole.GATEWAY, host))
+        return found
+
+    def needs_token(self) -> bool:
+        """Whether a part has no valid certificate."""
+        return not all(identity.is_valid(role, name, time.time()) for identity, role, name in self.identities())
+
+
+def join_fleet(settings: JoinSettings, token: str | None) -> None:
+    """Certificates for all parts. CommandError says why the controller takes no token, or where there is none."""
+    identities = settings.identities()
+    tokens = [each.strip() for each in token.split(TOKEN_SEPARATOR)] if token else []
+    if tokens and len(tokens) < len(identities) and settings.needs_token():
+        raise CommandError(
+            "the token lets one part join, and this machine has two. Make one for both with "
+            "`covey token create --role machine`, or give --no-gateway.",
+            ExitCode.WRONG_USE,
+        )
+    for index, (identity, role, name) in enumerate(identities):
+        given = tokens[index] if index < len(tokens) else None
+        try:
+            asyncio.run(asyncio.wait_for(ensure_joined(identity, settings.controller, role, name, given), JOIN_SECONDS))
+        except FleetError as error:
+            code = ExitCode.TIMED_OUT if error.kind is FleetErrorKind.UNREACHABLE else ExitCode.FAILED
+            raise CommandError(f"{role} '{name}' could not join the fleet: {error.message}", code) from None
+        except TimeoutError:
+            words = f"the controller at {settings.controller} did not answer within {JOIN_SECONDS:.0f} s"
+            raise CommandError(words, ExitCode.TIMED_OUT) from None
+
+
+class JoinedParent(PartGroup):
+    """The running parts of this machine."""
+
+    def __init__(self, settings: JoinSettings, on_line: Callable[[str, str], None]) -> None:
+        super().__init__(settings.state, on_line)
+        self._settings = settings
+        self.agent = self.make_part("agent", self._agent_arguments)
+        self.gateway: Part | None = self.make_part("gateway", self._gateway_arguments) if settings.listen else None
+
+    def _agent_arguments(self) -> list[str]:
+        cache = ["--cache", str(self._settings.cache)] if self._settings.cache else []
+        name = ["--name", self._settings.name] if self._settings.name else []
+        return [*self._fleet_arguments(), *cache, *name]
+
+    def _gateway_arguments(self) -> list[str]:
+        is_open = ["--insecure"] if self._settings.is_open else []
+        return [*self._fleet_arguments(), "--listen", self._settings.listen, *is_open]
+
+    def _fleet_arguments(self) -> list[str]:
+        return ["--controller", self._settings.controller, "--state", str(self._settings.state)]
+
+    @asynccontextmanager
+    async def run(self) -> AsyncGenerator[None]:
+        """All parts started, until the block ends; then all stopped."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.agent.run())
+                if self.gateway is not None:
+                    group.create_task(self.gateway.run())
+                try:
+                    yield
+                finally:
+                    await self.stop_serving(self.agent, self.gateway)
+        finally:
+            self.close()
+
+    def hurry(self) -> None:
+        """A second interrupt: end the parts now; the sweep still runs."""
+        for part in (self.agent, self.gateway):
+            if part is not None:
+                part.stop(signal.SIGKILL)

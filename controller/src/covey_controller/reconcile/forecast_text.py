@@ -1,0 +1,230 @@
+"""A forecast in words and as data: what comes, goes and rolls, what stalls and by how many bytes, what waits. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from covey_api.instance import Instance, InstanceGoal
+from covey_api.kinds import Kind, ObjectKey
+from covey_api.meta import Condition, ConditionStatus
+from covey_api.placement import Placement
+from covey_api.reasons import EventReason
+from covey_api.units import format_bytes
+from covey_planner.choice import choose, explain_nodes
+from covey_planner.types import Refusal, Wish
+
+from covey_controller.reconcile.begin import begin_draft
+from covey_controller.reconcile.draft import Draft, sort_key
+from covey_controller.reconcile.forecast import Forecast, spec_of
+from covey_controller.reconcile.making import running_instances
+from covey_controller.reconcile.wanted import failed_lanes, model_key, render_wish
+from covey_controller.reconcile.world import World
+
+Entry = dict[str, Any]
+
+
+def render_forecast(made: Forecast, live: Sequence[Kind], documents: Sequence[Kind]) -> tuple[str, Entry]:
+    """Text for people and the same as data. `live`: the objects as they are now."""
+    comes, goes = _comes(made), _goes(made)
+    rolls = _rolls(comes, goes)
+    stalls, waits = _unready(made)
+    found: Entry = {
+        "settled": made.is_settled,
+        "documents": _changes(live, documents),
+        "comes": comes,
+        "goes": goes,
+        "rolls": rolls,
+        "stalls": stalls,
+        "waits": waits,
+    }
+    return "\n".join(_lines(found)) + "\n", found
+
+
+def _changes(live: Sequence[Kind], documents: Sequence[Kind]) -> list[Entry]:
+    known = {item.key: item for item in live}
+    return [{**_name(document.key), "change": _change(known.get(document.key), document)} for document in documents]
+
+
+def _change(live: Kind | None, document: Kind) -> str:
+    if live is None:
+        return "created"
+    written = (spec_of(document), document.metadata.labels, document.metadata.annotations)
+    stored = (spec_of(live), live.metadata.labels, live.metadata.annotations)
+    return "unchanged" if written == stored else "configured"
+
+
+def _comes(made: Forecast) -> list[Entry]:
+    before = _instances(made.begin)
+    return [
+        _instance(each) | {"why": _why_there(made.created[key], each)}
+        for key, each in _instances(made.end).items()
+        if key not in before and each.spec.goal is InstanceGoal.RUN and key in made.created
+    ]
+
+
+def _goes(made: Forecast) -> list[Entry]:
+    """Instances that drain in the end, or are gone."""
+    after = _instances(made.end)
+    reasons = {note.key: note.message for note in made.notes if note.reason == EventReason.DRAIN_STARTED}
+    return [
+        _instance(each) | {"why": reasons.get(key, "it is draining already")}
+        for key, each in _instances(made.begin).items()
+        if key not in after or after[key].spec.goal is InstanceGoal.DRAIN
+    ]
+
+
+def _rolls(comes: list[Entry], goes: list[Entry]) -> list[Entry]:
+    """Placements of which Instances of one revision go and of another come."""
+    rolls: list[Entry] = []
+    for placement in sorted({(each["namespace"], each["placement"]) for each in comes}):
+        new = [each for each in comes if (each["namespace"], each["placement"]) == placement]
+        old = [each for each in goes if (each["namespace"], each["placement"]) == placement]
+        revisions = {each["revision"] for each in new}
+        replaced = [each for each in old if each["revision"] not in revisions]
+        if replaced:
+            names = {key: [each["name"] for each in group] for key, group in (("from", replaced), ("to", new))}
+            rolls.append({"namespace": placement[0], "placement": placement[1], **names})
+    return rolls
+
+
+def _unready(made: Forecast) -> tuple[list[Entry], list[Entry]]:
+    """Placements that are not served in the end, or are on their way there already."""
+    draft = _draft(made.end, made.now)
+    first = {item.key: item for item in made.begin.objects}
+    stalls: list[Entry] = []
+    waits: list[Entry] = []
+    for key, placement in draft.placements.items():
+        ready, stalled = (_condition(placement, name) for name in ("Ready", "Stalled"))
+        if ready is None:
+            waits.append({**_name(key), "reason": "FleetNotSeen", "message": "nodes have not all reported yet"})
+        elif ready.status is ConditionStatus.TRUE:
+            earlier = first.get(key)
+            before = _condition(earlier, "Reconciling") if isinstance(earlier, Placement) else None
+            if before is not None:
+                waits.append({**_name(key), "reason": before.reason, "message": f"for now: {before.message}"})
+        elif stalled is not None:
+            stalls.append(_unready_entry(key, ready) | {"shortBytes": _short_bytes(draft, key, placement)})
+        else:
+            waits.append(_unready_entry(key, ready))
+    return stalls, waits
+
+
+def _unready_entry(key: ObjectKey, ready: Condition) -> Entry:
+    return {**_name(key), "reason": ready.reason, "message": ready.message}
+
+
+def _short_bytes(draft: Draft, key: ObjectKey, placement: Placement) -> int:
+    """How much memory the closest node lacks for one more replica; 0 where memory is not the reason."""
+    wish = _wish(draft, key, placement)
+    closest = choose(wish, draft.views(), 1).closest if wish else None
+    return closest.short_bytes if closest else 0
+
+
+def _why_there(world: World, instance: Instance) -> str:
+    """What every other node said when this one was chosen."""
+    draft = _draft(world, world.memory.planned_at or 0.0)
+    key = ObjectKey("Placement", instance.metadata.namespace, instance.spec.placement)
+    wish = _wish(draft, key, draft.placements[key]) if key in draft.placements else None
+    if wish is None:
+        return ""
+    chosen = {member.node for member in instance.spec.members}
+    answers = [each for each in explain_nodes(wish, draft.views()) if each.node not in chosen]
+    if not answers:
+        return "the only node there is"
+    said = [
+        f"'{each.node}' {each.reason}{f' ({format_bytes(each.short_bytes)} short)' if each.short_bytes else ''}"
+        if isinstance(each, Refusal)
+        else f"'{each.node}' could take it too, window {each.options.context_tokens}"
+        for each in answers
+    ]
+    # More nodes than a person compares; `covey why` names them all.
+    shown, rest = said[:8], len(said) - 8
+    return "other nodes: " + ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _wish(draft: Draft, key: ObjectKey, placement: Placement) -> Wish | None:
+    model = draft.models.get(model_key(key, placement))
+    if model is None:
+        return None
+    failed = failed_lanes(placement.status.failures)
+    return render_wish(placement, model, draft.fleet, failed, running_instances(draft, key))
+
+
+def _draft(world: World, now: float) -> Draft:
+    stored = {item.key: item for item in sorted(world.objects, key=lambda item: sort_key(item.key))}
+    return begin_draft(world, stored, now)
+
+
+def _instances(world: World) -> Mapping[ObjectKey, Instance]:
+    found = sorted((item for item in world.objects if isinstance(item, Instance)), key=lambda item: sort_key(item.key))
+    return {item.key: item for item in found}
+
+
+def _condition(item: Placement, kind: str) -> Condition | None:
+    return next((each for each in item.status.conditions if each.type == kind), None)
+
+
+def _name(key: ObjectKey) -> Entry:
+    return {"kind": key.kind, "namespace": key.namespace, "name": key.name}
+
+
+def _instance(instance: Instance) -> Entry:
+    spec = instance.spec
+    return {
+        "namespace": instance.metadata.namespace,
+        "name": instance.metadata.name,
+        "placement": spec.placement,
+        "model": spec.model,
+        "variant": spec.variant,
+        "revision": spec.revision,
+        "engine": spec.engine.value,
+        "compute": spec.compute.value,
+        "contextTokens": spec.options.context_tokens,
+        "slots": spec.options.slots,
+        "members": [
+            {
+                "node": member.node,
+                "pools": [
+                    {"name": pool, "bytes": member.bytes_in(pool)}
+                    for pool in dict.fromkeys(costs.pool for costs in member.costs)
+                ],
+            }
+            for member in spec.members
+        ],
+    }
+
+
+def _lines(found: Entry) -> Iterator[str]:
+    for each in found["documents"]:
+        yield f"{each['kind'].lower()}/{each['name']} would be {each['change']}"
+    for each in found["comes"]:
+        yield f"comes:  {_instance_words(each)}"
+        if each["why"]:
+            yield f"        {each['why']}"
+    for each in found["goes"]:
+        yield f"goes:   {_instance_words(each)}"
+        yield f"        {each['why']}"
+    for each in found["rolls"]:
+        yield f"rolls:  placement/{each['placement']}: {', '.join(each['from'])} replaced by {', '.join(each['to'])}"
+    for each in found["stalls"]:
+        short = f" ({each['shortBytes']} bytes short)" if each["shortBytes"] else ""
+        yield f"stalls: placement/{each['name']}: {each['reason']}{short}: {each['message']}"
+    for each in found["waits"]:
+        yield f"waits:  placement/{each['name']}: {each['reason']}: {each['message']}"
+    if not any(found[name] for name in ("comes", "goes", "stalls", "waits")):
+        yield "no instance comes or goes"
+    if not found["settled"]:
+        yield "This is the beginning: more follows than was looked at."
+
+
+def _instance_words(each: Entry) -> str:
+    places = "; ".join(
+        f"node '{member['node']}', "
+        + ", ".join(
+            f"{format_bytes(pool['bytes'])} ({pool['bytes']} bytes) of '{pool['name']}'" for pool in member["pools"]
+        )
+        for member in each["members"]
+    )
+    return (
+        f"instance/{each['name']} of placement/{each['placement']}: {places}, lane {each['engine']}/{each['compute']}, "
+        f"window {each['contextTokens']} tokens x {each['slots']} slots"
+    )

@@ -1,0 +1,121 @@
+"""`covey plan`: what documents would come to, from the same `plan` that would act."""
+
+from typing import Any
+
+from covey_api.instance import Instance, InstanceGoal
+from covey_api.kinds import Kind
+from covey_api.placement import ContextWish
+from covey_controller.reconcile.forecast import Forecast, forecast
+from covey_controller.reconcile.forecast_text import render_forecast
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit import builders
+from kit.worlds import FakeGateway, Worldlet
+
+
+def serving(*placements: Kind, nodes: tuple[str, ...] = ("a", "b"), total_bytes: int = 8 * builders.GIB) -> Worldlet:
+    """A fleet that has come to rest."""
+    story = Worldlet()
+    story.put(builders.model(), *placements)
+    story.add_agents(*nodes, total_bytes=total_bytes)
+    story.gateways["g"] = FakeGateway()
+    story.run(25)
+    return story
+
+
+def foresee(story: Worldlet, *documents: Kind) -> tuple[Forecast, str, dict[str, Any]]:
+    world = story.observe()
+    made = forecast(world, story.now, documents)
+    return made, *render_forecast(made, world.objects, documents)
+
+
+def names(entries: list[dict[str, Any]]) -> list[str]:
+    return [entry["name"] for entry in entries]
+
+
+def test_forecast_of_a_fleet_at_rest_says_that_nothing_comes_or_goes() -> None:
+    made, text, found = foresee(serving(builders.placement()))
+    assert made.is_settled
+    assert text == "no instance comes or goes\n"
+    assert (found["comes"], found["goes"], found["waits"]) == ([], [], [])
+
+
+def test_forecast_names_node_lane_window_and_bytes_of_what_comes_and_the_other_nodes_answer() -> None:
+    story = serving()
+    _, text, found = foresee(story, builders.placement())
+    come = found["comes"][0]
+    assert (come["name"], come["members"][0]["node"], come["contextTokens"]) == ("smollm2-0", "a", 8192)
+    assert come["members"][0]["pools"][0]["bytes"] > 98_362_432
+    assert "'b' could take it too" in come["why"]
+    assert "placement/smollm2 would be created" in text
+    assert "lane LlamaServer/Cpu, window 8192 tokens x 4 slots" in text
+
+
+def test_forecast_changes_nothing_in_the_world_that_it_was_asked_about() -> None:
+    story = serving(builders.placement())
+    before = story.observe()
+    forecast(before, story.now, [builders.placement(replicas=2)])
+    assert story.observe().objects == before.objects
+
+
+def test_forecast_of_a_smaller_wish_names_who_goes_and_why() -> None:
+    story = serving(builders.placement(replicas=2))
+    _, text, found = foresee(story, builders.placement(replicas=1))
+    assert names(found["goes"]) == ["smollm2-1"]
+    assert found["comes"] == []
+    assert "goes:   instance/smollm2-1" in text
+
+
+def test_forecast_rolls_every_replica_of_a_changed_placement() -> None:
+    story = serving(builders.placement(replicas=2))
+    _, text, found = foresee(story, builders.placement(replicas=2, concurrency=2))
+    assert sorted(found["rolls"][0]["from"]) == ["smollm2-0", "smollm2-1"]
+    assert len(found["rolls"][0]["to"]) == 2
+    assert "rolls:  placement/smollm2" in text
+
+
+def test_forecast_says_by_how_many_bytes_a_wish_does_not_fit() -> None:
+    story = serving(total_bytes=3 * builders.GIB)
+    _, text, found = foresee(story, builders.placement(concurrency=64, context=ContextWish(tokens=8192)))
+    assert found["stalls"][0]["shortBytes"] > 0
+    assert f"{found['stalls'][0]['shortBytes']} bytes short" in text
+
+
+def test_forecast_of_a_model_whose_header_nobody_has_read_waits_for_it() -> None:
+    story = serving()
+    _, _, found = foresee(story, builders.model("new", known=False), builders.placement("new"))
+    assert [(each["name"], each["reason"]) for each in found["waits"]] == [("new", "GeometryPending")]
+
+
+def test_forecast_tells_an_unchanged_document_from_a_changed_one() -> None:
+    story = serving(builders.placement())
+    _, text, _ = foresee(story, builders.placement(), builders.model(aliases=("small",)))
+    assert "placement/smollm2 would be unchanged" in text
+    assert "model/smollm2 would be configured" in text
+
+
+def test_forecast_does_not_give_up_a_silent_node() -> None:
+    story = serving(builders.placement(), nodes=("a",))
+    story.agents["a"].paused = True
+    story.run(20)
+    _, _, found = foresee(story)
+    assert [each["reason"] for each in found["waits"]] == ["NodeUnknown"]
+    assert found["goes"] == []
+
+
+@settings(max_examples=20)  # each simulates two minutes of a fleet
+@given(replicas=st.integers(0, 4), wished=st.integers(0, 4), slots=st.sampled_from((2, 4)))
+def test_forecast_comes_to_as_many_instances_as_the_fleet_does(replicas: int, wished: int, slots: int) -> None:
+    story = serving(builders.placement(replicas=replicas))
+    document = builders.placement(replicas=wished, concurrency=slots)
+    made, _, _ = foresee(story, document)
+    story.put(document.model_copy(update={"metadata": document.metadata.model_copy(update={"generation": 2})}))
+    story.run(120)
+    foreseen = [item for item in made.end.objects if isinstance(item, Instance)]
+    assert all(each.spec.goal is InstanceGoal.RUN for each in foreseen)
+    assert windows(foreseen) == windows(story.instances())
+
+
+def windows(instances: list[Instance]) -> list[tuple[int, int]]:
+    """Which node takes which one may differ: the real fleet starts its engines in another order."""
+    return sorted((each.spec.options.slots, each.spec.options.context_tokens) for each in instances)
