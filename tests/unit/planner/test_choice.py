@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 from covey_api.engines import Compute, EngineName, KvCacheType, LaneState
+from covey_api.node import Taint
+from covey_api.placement import Toleration, TolerationOperator
 from covey_api.reasons import RefusalReason
 from covey_planner.choice import choose, explain_nodes
 from covey_planner.text import render_refusals
@@ -42,6 +44,12 @@ def test_nothing_is_chosen_when_nothing_is_asked_for() -> None:
     ("refused", "asked", "reason", "words"),
     [
         (node(schedulable=False), wish(), RefusalReason.CORDONED, "`spec.unschedulable` of the Node is true"),
+        (
+            node(taints=(Taint(key="owner", value="ann"), Taint(key="gpu"))),
+            wish(tolerations=(Toleration(key="gpu"), Toleration(key="owner", value="bob"))),
+            RefusalReason.TAINTED,
+            "`spec.taints` of the Node has 'owner=ann:NoSchedule', which `spec.nodes.tolerations` does not tolerate",
+        ),
         (node(), wish(exclude=frozenset({"a"})), RefusalReason.EXCLUDED, "`spec.nodes.exclude` names it"),
         (node(), wish(include=frozenset({"b"})), RefusalReason.NOT_SELECTED, "`spec.nodes.include` does not name it"),
         (
@@ -99,6 +107,22 @@ def test_every_filter_refuses_with_its_reason(
     assert decision.counts == ((reason, 1),)
     assert (closest(decision).reason, closest(decision).message) == (reason, words)
     assert explain_nodes(asked, [refused]) == (decision.closest,)
+
+
+def test_taint_is_tolerated_by_its_key_and_value_or_by_its_key_alone() -> None:
+    tainted = node(taints=(Taint(key="owner", value="ann"),))
+    exists = Toleration(key="owner", operator=TolerationOperator.EXISTS)
+    for toleration, is_placed in (
+        (exists, True),
+        (Toleration(key="owner", value="ann"), True),
+        (Toleration(key="owner", value="bob"), False),
+        (Toleration(key="owner"), False),
+        (Toleration(key="other", operator=TolerationOperator.EXISTS), False),
+    ):
+        assert bool(choose(wish(tolerations=(toleration,)), [tainted], 1).chosen) is is_placed
+    assert nodes_of(choose(wish(tolerations=(exists,)), [tainted, node("b", memory=32 * GIB)], 1)) == ["b"], (
+        "a toleration draws nothing"
+    )
 
 
 def test_memory_is_refused_with_every_byte() -> None:

@@ -4,6 +4,8 @@ from dataclasses import replace
 from random import Random
 
 from covey_api.engines import Compute, EngineName, KvCacheType, LaneState
+from covey_api.node import Taint
+from covey_api.placement import Toleration
 from covey_planner.choice import choose, explain_nodes
 from covey_planner.text import render_refusals
 from covey_planner.types import Chosen, Decision, NodeState, NodeView, Pool, VariantView, Wish
@@ -36,6 +38,7 @@ def node_views(draw: st.DrawFn, name: str) -> NodeView:
         pools=tuple(pools[: draw(st.integers(0, 2))]),
         cpu_cores=draw(st.integers(0, 256)),
         cached=draw(st.sampled_from([frozenset[str](), frozenset({artifact().digest})])),
+        taints=draw(st.sampled_from([(), (), (Taint(key="owner", value="ann"),)])),
     )
 
 
@@ -59,6 +62,7 @@ def wishes(draw: st.DrawFn) -> Wish:
     return wish(
         variants=draw(variants()),
         engines=draw(st.sampled_from([(), (EngineName.LLAMA_SERVER,)])),
+        tolerations=draw(st.sampled_from([(), (Toleration(key="owner", value="ann"),)])),
         selector=draw(st.sampled_from([{}, {}, {"zone": "z1"}])),
         exclude=frozenset(draw(st.sets(st.sampled_from(NAMES), max_size=2))),
         failed=frozenset((name, EngineName.LLAMA_SERVER) for name in draw(st.sets(st.sampled_from(NAMES), max_size=2))),

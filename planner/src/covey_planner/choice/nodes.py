@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from covey_api.engines import Compute, Lane, LaneState
 from covey_api.reasons import RefusalReason
 
+from covey_planner.choice.taints import find_untolerated
 from covey_planner.choice.ways import Question, Way
 from covey_planner.fit.estimate import CELL_STEP
 from covey_planner.types import NodeState, NodeView, Pool
@@ -48,7 +49,7 @@ class Miss:
 def evaluate_node(question: Question, node: NodeView, taken: Mapping[str, int], replicas_here: int) -> Offer | Miss:
     """The node's answer when this decision has already taken `taken` bytes per pool of it.
 
-    1. The operator's and the Placement's filters: cordon, selector, include, exclude.
+    1. The operator's and the Placement's filters: cordon, taints, selector, include, exclude.
     2. Whether the node is known well enough: not silent, facts there.
     3. Ways in their order: the first whose least window fits, on the best lane for it.
     4. Else the reason that came nearest to a fit.
@@ -92,6 +93,8 @@ def _filter(question: Question, node: NodeView) -> RefusalReason | None:
     wish = question.wish
     if not node.schedulable:
         return RefusalReason.CORDONED
+    if node.taints and find_untolerated(node.taints, wish.tolerations) is not None:
+        return RefusalReason.TAINTED
     if wish.exclude and node.name in wish.exclude:
         return RefusalReason.EXCLUDED
     if wish.include and node.name not in wish.include:
