@@ -1,6 +1,8 @@
 """The planner's decisions in words, as people read them in `covey why` and in status."""
 
 import json
+from collections import Counter
+from dataclasses import replace
 
 from conftest import Golden
 from covey_api.engines import EngineName, KvCacheType
@@ -68,6 +70,7 @@ def why(asked: Wish, replicas: int, fleet: tuple[NodeView, ...] = FLEET) -> WhyP
     decision = choose(asked, fleet, replicas)
     instances = tuple(stamp(f"{asked.placement}-{index}", chosen) for index, chosen in enumerate(decision.chosen))
     nodes = tuple(reserved(view, instances) for view in fleet)
+    asked = replace(asked, placed=Counter(chosen.node for chosen in decision.chosen))
     return WhyPlacement(asked, replicas, instances, nodes, explain_nodes(asked, nodes), decision.pending)
 
 
