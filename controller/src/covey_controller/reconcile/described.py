@@ -13,7 +13,7 @@ from covey_api.node import Node
 from covey_api.units import format_bytes
 
 from covey_controller.reconcile.begin import begin_draft
-from covey_controller.reconcile.draft import Draft, sort_key
+from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.forecast import Forecast, forecast
 from covey_controller.reconcile.forecast_text import render_forecast
 from covey_controller.reconcile.world import AgentView, Memory, Published, World
@@ -83,7 +83,7 @@ def _node_entries(made: Forecast) -> list[dict[str, Any]]:
 
 
 def _end(made: Forecast) -> Draft:
-    stored = {item.key: item for item in sorted(made.end.objects, key=lambda item: sort_key(item.key))}
+    stored = {item.key: item for item in sorted(made.end.objects, key=lambda item: item.key)}
     return begin_draft(made.end, stored, made.now)
 
 
