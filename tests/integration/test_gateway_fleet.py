@@ -126,8 +126,7 @@ async def test_a_table_comes_down_is_kept_and_acknowledged(tmp_path: Path) -> No
         running_fleet(tmp_path / "c", board) as rig,
         linked(tmp_path, rig.url, await new_token(rig)) as (gateway, link),
     ):
-        async with asyncio.timeout(20):
-            await link.has_table.wait()
+        await eventually(lambda: gateway.traffic.has_table, 20)
         assert (await asked(gateway)).error["code"] == "model_loading"
         board.serve(engine)
         await eventually(lambda: board.applied == board.order)
@@ -228,8 +227,7 @@ async def test_the_link_comes_back_after_the_controller_does(tmp_path: Path) -> 
         running_fleet(tmp_path / "c", board) as rig,
         linked(tmp_path, rig.url, await new_token(rig)) as (gateway, link),
     ):
-        async with asyncio.timeout(20):
-            await link.has_table.wait()
+        await eventually(lambda: gateway.traffic.has_table, 20)
         rig.server.cancel()
         await asyncio.gather(rig.server, return_exceptions=True)
         await asyncio.sleep(0.5)

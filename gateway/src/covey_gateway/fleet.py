@@ -66,7 +66,6 @@ class FleetLink:
         address: str,
         machine: str | None,
     ) -> None:
-        self.has_table = asyncio.Event()
         self._traffic = traffic
         self._apply = apply
         self._folder = folder
@@ -112,7 +111,7 @@ class FleetLink:
             self._is_refused = True
             delay_seconds = backoff.next_delay_seconds(random.random())  # noqa: S311  (jitter, no secret)
             _log.warning("the controller refuses this certificate; joining anew: %s", error.message)
-        elif not self._traffic.is_ready:
+        elif not self._traffic.has_table:
             raise StartError(error.message)
         else:
             delay_seconds = LONGEST_DELAY_SECONDS
@@ -172,7 +171,6 @@ class FleetLink:
     def _put_in_force(self, snapshot: Endpoints) -> None:
         self._latest = snapshot
         self._apply(parse_endpoints(snapshot, self._machine))
-        self.has_table.set()
 
     async def _report_demand(self, fleet: Fleet) -> None:
         """Every `REPORT_SECONDS`, and at once when a table was applied or a departed endpoint has become idle."""
@@ -190,7 +188,7 @@ class FleetLink:
         return Demand(
             gateway=self._name,
             address=self._address,
-            applied=self._traffic.table.order if self._traffic.is_ready else None,
+            applied=self._traffic.table.order if self._traffic.has_table else None,
             endpoints=self._traffic.observe_demand(),
         )
 
