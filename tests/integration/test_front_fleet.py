@@ -74,11 +74,15 @@ def test_a_stream_of_tokens_comes_by_the_front(fleet: Apart) -> None:
     # The engine's own port is never dialled by the gateway.
     assert (ADDRESS, int(found[1])) in remote
     assert ("127.0.0.1", int(status["endpoint"].rpartition(":")[2])) not in remote
-    wait_until(lambda: fleet.condition("DataPathReachable").get("status") == "True", "the node's fronts are reached", 30)
+    wait_until(
+        lambda: fleet.condition("DataPathReachable").get("status") == "True", "the node's fronts are reached", 30
+    )
 
 
 def test_a_closed_way_is_a_condition_of_the_node_and_is_taken_back_without_a_restart(fleet: Apart) -> None:
-    wait_until(lambda: fleet.condition("DataPathReachable").get("status") == "True", "the node's fronts are reached", 30)
+    wait_until(
+        lambda: fleet.condition("DataPathReachable").get("status") == "True", "the node's fronts are reached", 30
+    )
     engine = engine_of(fleet)
     fleet.end("agent")
     fleet.start_agent("127.0.0.9")  # nobody listens there, as behind a firewall
@@ -90,7 +94,9 @@ def test_a_closed_way_is_a_condition_of_the_node_and_is_taken_back_without_a_res
     assert "open TCP ports 52500-52599 of node 'a'" in found["message"]
     fleet.end("agent")
     fleet.start_agent(ADDRESS)
-    wait_until(lambda: fleet.condition("DataPathReachable").get("status") == "True", "the gateway has its way again", 60)
+    wait_until(
+        lambda: fleet.condition("DataPathReachable").get("status") == "True", "the gateway has its way again", 60
+    )
     assert engine_of(fleet) == engine
     assert len(chat(fleet)) > 8
     with Control(fleet.state) as control:

@@ -132,7 +132,7 @@ def test_a_bad_token_without_a_table_ends_with_words(tmp_path: Path) -> None:
     arguments = ("--controller", "https://127.0.0.1:1", "--token-file", str(token), "--state", str(tmp_path / "state"))
     code, words = refusal(*arguments, "--listen", "127.0.0.1:0")
     assert code == 1
-    assert "the token must be" in words
+    assert "holds no join token" in words
     assert "not-a-token" not in words
 
 
