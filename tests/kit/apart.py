@@ -77,7 +77,7 @@ class Apart:
 
     def renew_token(self, role: str, name: str) -> None:
         with Control(self.state) as control:
-            (self.base / f"{name}.token").write_text(control.create_token(role, 1, 600))
+            (self.base / f"{name}.token").write_text(control.create_token(role, 5, 600))
 
     def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
         self.parts[name].send_signal(number)
@@ -94,10 +94,14 @@ class Apart:
 
     def condition(self, kind: str, node: str = "a") -> dict[str, Any]:
         """A condition of a node; empty while there is none."""
-        for item in self.objects("cnodes"):
-            if item["metadata"]["name"] == node:
-                return next((each for each in item.get("status", {}).get("conditions", ()) if each["type"] == kind), {})
-        return {}
+        found: list[dict[str, Any]] = [
+            each
+            for item in self.objects("cnodes")
+            if item["metadata"]["name"] == node
+            for each in item.get("status", {}).get("conditions", ())
+            if each["type"] == kind
+        ]
+        return found[0] if found else {}
 
 
 @contextmanager

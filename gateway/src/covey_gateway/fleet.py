@@ -107,7 +107,7 @@ class FleetLink:
             delay_seconds = backoff.next_delay_seconds(random.random())  # noqa: S311  (jitter, no secret)
             level = logging.WARNING if self._is_connected or backoff.failures == 1 else logging.DEBUG
             _log.log(level, "the controller is not reached, serving goes on: %s", error.message)
-        elif error.kind is FleetErrorKind.DENIED and not self._is_refused and self._admission.is_standing():
+        elif error.kind is FleetErrorKind.DENIED and not self._is_refused and self._may_join_anew():
             self._is_refused = True
             delay_seconds = backoff.next_delay_seconds(random.random())  # noqa: S311  (jitter, no secret)
             _log.warning("the controller refuses this certificate; joining anew: %s", error.message)
@@ -118,6 +118,10 @@ class FleetLink:
             _log.error("the controller refuses this gateway, serving goes on: %s", error.message)
         self._is_connected = False
         await asyncio.sleep(delay_seconds)
+
+    def _may_join_anew(self) -> bool:
+        """A pod by its token; who was in the fleet, by a new one."""
+        return self._admission.is_standing() or load_identity(self._folder).certificate is not None
 
     async def _follow(self, backoff: Backoff) -> FleetError:
         """One connection, to its end: what weighs most of it, a refusal before a broken connection."""
