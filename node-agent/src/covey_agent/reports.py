@@ -60,6 +60,10 @@ class Reporter:
         self._answered: Report | None = None
         """All that the controller has been told; None: it may have lost it."""
 
+    @property
+    def boot_id(self) -> str:
+        return self._this.boot_id
+
     async def run(self, fleet: Fleet) -> None:
         """Report until cancelled."""
         self._answered = None

@@ -1,4 +1,4 @@
-"""Gateways in `get` and `delete`: no kind, since nothing about them is wished; what there is of them are certificates."""
+"""Gateways in `get` and `delete`: no kind, since nothing of them is wished; what there is are certificates."""
 
 from datetime import UTC, datetime
 

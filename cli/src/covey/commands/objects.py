@@ -217,8 +217,10 @@ def delete(
 ) -> None:
     """Remove objects.
 
-    TARGET is KIND NAME, or KIND/NAME; or give -f FILE. `covey delete gateway/NAME` refuses the certificates of a gateway:
-    it is cut off at once, and only a new join token lets it in again.
+    TARGET is KIND NAME, or KIND/NAME; or give -f FILE.
+
+    `covey delete gateway/NAME` refuses the certificates of a gateway: it is cut off at once, and only a new join token
+    lets it in again.
     """
     if bool(target) == bool(filename):
         raise CommandError("give either objects or -f FILE", ExitCode.WRONG_USE)

@@ -111,7 +111,8 @@ class KubeQuestions(Questions):
             case HTTPStatus.FORBIDDEN:
                 return CommandError(
                     f"this is asked of the controller, {where}: {explain_forbidden(shorten(message))} The Roles "
-                    f"'{READER}-user' (to ask) and '{OPERATOR}-user' (to make join tokens and remove gateways, beside it) are there for it."
+                    f"'{READER}-user' (to ask) and '{OPERATOR}-user' (beside it, to make join tokens and remove "
+                    "gateways) are there for it."
                 )
             case HTTPStatus.NOT_FOUND:
                 return CommandError(
