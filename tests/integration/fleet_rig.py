@@ -64,7 +64,7 @@ class SteeredBoard:
     def on_answer(self, node: str, answer: AskAnswer) -> None:
         self.answers.append((node, answer))
 
-    async def watch_assignments(self, node: str) -> AsyncIterator[Assignments | None]:
+    async def watch_assignments(self, node: str, boot: str) -> AsyncIterator[Assignments | None]:
         async for serial in self._serials(node):
             yield None if serial is None else self._assignments(node, serial)
 

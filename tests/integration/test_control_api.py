@@ -22,10 +22,11 @@ from covey_api.messages import CertificateRole, Demand, Order
 from covey_api.meta import ObjectMeta
 from covey_api.node import Node
 from covey_controller.control_api.server import MAX_PATH_BYTES, serve_control
+from covey_controller.denials import Denials
 from covey_controller.ports import Applied, Event, GatewaySession, InvalidSet, SourceError, SourceState
 from covey_controller.serving.listener import ListenFailed
 from kit import builders
-from kit.vaults import tokens_in, trust_in
+from kit.vaults import denials_in, tokens_in, trust_in
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
@@ -124,6 +125,7 @@ class Rig:
     http: httpx.AsyncClient
     explainer: ListedObjects
     source: WrittenDocuments
+    denials: Denials
     server: "asyncio.Task[None]"
     ready: list[bool] = field(default_factory=lambda: [True])
 
@@ -137,17 +139,27 @@ class Rig:
 async def running_control(folder: Path) -> AsyncGenerator[Rig]:
     path = folder / "s" / "control.sock"
     tokens, trust = tokens_in(folder), trust_in(folder, time.time())
+    denials = denials_in(folder)
     explainer, source = ListedObjects(), WrittenDocuments()
     ready = [True]
     listening = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         server = group.create_task(
-            serve_control(path, explainer, source, tokens, trust, is_ready=lambda: ready[0], on_listening=listening.set)
+            serve_control(
+                path,
+                explainer,
+                source,
+                tokens,
+                trust,
+                denials,
+                is_ready=lambda: ready[0],
+                on_listening=listening.set,
+            )
         )
         await listening.wait()
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(transport=transport, base_url="http://control", timeout=20) as http:
-            yield Rig(path, http, explainer, source, server, ready)
+            yield Rig(path, http, explainer, source, denials, server, ready)
         server.cancel()
 
 
@@ -212,12 +224,28 @@ async def test_why_events_progress_source_and_gateways_pass_on_what_the_ports_sa
             ],
             "notices": ["an empty folder deletes nothing"],
         }
+        for name in ("h", "g", "gone"):
+            await rig.denials.record_issue(CertificateRole.GATEWAY, name, 1_800_000_000)
+        await rig.denials.deny(CertificateRole.GATEWAY, "gone", 1_800_000_001)
+        issued = "2027-01-15T08:00:00Z"
+        address = "http://127.0.0.1:52415"
         assert await rig.get("/api/v1/gateways") == {
             "items": [
-                {"name": "g", "address": "http://127.0.0.1:52415", "connected": True, "current": True},
-                {"name": "h", "address": "", "connected": False, "current": False},
+                {"name": "g", "address": address, "connected": True, "current": True, "certificateIssued": issued},
+                {"name": "h", "address": "", "connected": False, "current": False, "certificateIssued": issued},
             ]
         }
+
+
+async def test_only_a_gateway_with_a_certificate_can_be_removed(tmp_path: Path) -> None:
+    async with running_control(tmp_path) as rig:
+        assert error_of(await rig.http.delete("/api/v1/gateways/g")) == (404, "NotFound")
+        await rig.denials.record_issue(CertificateRole.GATEWAY, "g", time.time())
+        await rig.denials.record_issue(CertificateRole.AGENT, "a", time.time())
+        assert (await rig.http.delete("/api/v1/gateways/g")).status_code == 200
+        assert error_of(await rig.http.delete("/api/v1/gateways/g")) == (404, "NotFound")
+        assert error_of(await rig.http.delete("/api/v1/gateways/a")) == (404, "NotFound")
+        assert [one.name for one in rig.denials.refused_gateways] == ["g"]
 
 
 async def test_before_it_leads_it_says_so_rather_than_that_nothing_is_there(tmp_path: Path) -> None:
@@ -435,5 +463,12 @@ async def test_it_ends_within_two_seconds_though_a_watch_is_open(tmp_path: Path)
 async def _serve_alone(path: Path, folder: Path) -> None:
     tokens, trust = tokens_in(folder / "other"), trust_in(folder / "other", time.time())
     await serve_control(
-        path, ListedObjects(), WrittenDocuments(), tokens, trust, is_ready=lambda: True, on_listening=lambda: None
+        path,
+        ListedObjects(),
+        WrittenDocuments(),
+        tokens,
+        trust,
+        denials_in(folder / "other"),
+        is_ready=lambda: True,
+        on_listening=lambda: None,
     )

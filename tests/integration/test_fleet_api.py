@@ -105,6 +105,7 @@ async def test_join_keeps_every_secret_file_private(tmp_path: Path) -> None:
             "key.pem",
             "certificate.pem",
             "authorities.pem",
+            "token-id",
         }
 
 

@@ -4,25 +4,15 @@ nothing to be on its own machine.
 
 import json
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Generator
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 from covey.control import Control
-from covey.errors import CommandError
 from covey_agent.keeper.front import PORTS
-from kit.cache import shared_cache
-from kit.fleet import EXAMPLE, START_SECONDS, free_port, wait_until
+from kit.apart import Apart, running_apart
+from kit.fleet import EXAMPLE, START_SECONDS, wait_until
 from kit.processes import processes_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -30,93 +20,22 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 ADDRESS = "127.0.0.2"
 
 
-@dataclass
-class Apart:
-    """Three parts, each with a state folder of its own."""
-
-    base: Path
-    port: int
-    parts: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
-
-    @property
-    def controller_url(self) -> str:
-        return json.loads((self.base / "c" / "controller" / "fleet.json").read_text())["url"]
-
-    @property
-    def gateway_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def log(self, part: str) -> str:
-        return (self.base / f"{part}.log").read_text()
-
-    def start(self, part: str, *flags: str) -> None:
-        command = [sys.executable, "-m", f"covey_{part}", "--state", str(self.base / part[0]), *flags]
-        with (self.base / f"{part}.log").open("ab") as log:
-            self.parts[part] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def start_controller(self) -> None:
-        self.start("controller", "--source", str(self.base / "fleet"), "--fleet-listen", "127.0.0.1:0")
-
-        def is_ready() -> bool:
-            with suppress(CommandError), Control(self.base / "c") as control:
-                control.list_objects("cnodes")
-                return True
-            return False
-
-        wait_until(lambda: (self.base / "c" / "controller" / "fleet.json").exists() and is_ready(), "it leads")
-
-    def start_agent(self, address: str) -> None:
-        flags = ["--controller", self.controller_url, "--token-file", str(self.base / "agent.token"), "--name", "a"]
-        self.start("agent", *flags, "--cache", str(shared_cache()), "--address", address)
-
-    def start_gateway(self) -> None:
-        flags = ["--controller", self.controller_url, "--token-file", str(self.base / "gateway.token"), "--remote"]
-        self.start("gateway", *flags, "--listen", f"127.0.0.1:{self.port}")
-
-    def end(self, part: str, number: signal.Signals = signal.SIGTERM) -> None:
-        self.parts[part].send_signal(number)
-        self.parts[part].wait(30)
-
-    def objects(self, plural: str) -> list[dict[str, Any]]:
-        with Control(self.base / "c") as control:
-            return control.list_objects(plural)
-
-    def path_condition(self) -> dict[str, Any]:
-        """`DataPathReachable` of the node; empty while there is none."""
-        conditions = self.objects("cnodes")[0]["status"]["conditions"]
-        found: list[dict[str, Any]] = [each for each in conditions if each["type"] == "DataPathReachable"]
-        return found[0] if found else {}
-
-    def engine(self) -> psutil.Process:
-        (found,) = (p for p in processes_of(self.base / "a") if "llama-server" in p.name())
-        return found
-
-
 @pytest.fixture  # not shared: the second test starts parts of its own, which must end with it
 def fleet() -> Generator[Apart]:
-    base = Path(tempfile.mkdtemp(prefix="cv"))  # short: Unix sockets live below it
-    made = Apart(base, free_port())
-    try:
-        shutil.copytree(EXAMPLE, base / "fleet")
-        made.start_controller()
-        with Control(base / "c") as control:
-            for role in ("agent", "gateway"):
-                (base / f"{role}.token").write_text(control.create_token(role, 1, 600))
+    with running_apart(EXAMPLE) as made:
         made.start_agent(ADDRESS)
-        made.start_gateway()
+        made.start_gateway("--remote")
         wait_until(lambda: is_ready(made), f"an Instance is ready\n{made.log('agent')}", START_SECONDS)
         yield made
-    finally:
-        for part in made.parts.values():
-            part.kill()
-            part.wait()
-        for process in processes_of(base):
-            process.kill()
-        shutil.rmtree(base, ignore_errors=True)
 
 
 def is_ready(fleet: Apart) -> bool:
     return any(each.get("status", {}).get("phase") == "Ready" for each in fleet.objects("instances"))
+
+
+def engine_of(fleet: Apart) -> psutil.Process:
+    (found,) = (p for p in processes_of(fleet.base / "agent") if "llama-server" in p.name())
+    return found
 
 
 def chat(fleet: Apart, look: Callable[[], None] = lambda: None) -> list[str]:
@@ -155,25 +74,31 @@ def test_a_stream_of_tokens_comes_by_the_front(fleet: Apart) -> None:
     # The engine's own port is never dialled by the gateway.
     assert (ADDRESS, int(found[1])) in remote
     assert ("127.0.0.1", int(status["endpoint"].rpartition(":")[2])) not in remote
-    wait_until(lambda: fleet.path_condition().get("status") == "True", "the node's fronts are reached", 30)
+    wait_until(
+        lambda: fleet.condition("DataPathReachable").get("status") == "True", "the node's fronts are reached", 30
+    )
 
 
 def test_a_closed_way_is_a_condition_of_the_node_and_is_taken_back_without_a_restart(fleet: Apart) -> None:
-    wait_until(lambda: fleet.path_condition().get("status") == "True", "the node's fronts are reached", 30)
-    engine = fleet.engine()
+    wait_until(
+        lambda: fleet.condition("DataPathReachable").get("status") == "True", "the node's fronts are reached", 30
+    )
+    engine = engine_of(fleet)
     fleet.end("agent")
     fleet.start_agent("127.0.0.9")  # nobody listens there, as behind a firewall
-    wait_until(lambda: fleet.path_condition().get("status") == "False", "the gateway misses the way", 60)
-    found = fleet.path_condition()
+    wait_until(lambda: fleet.condition("DataPathReachable").get("status") == "False", "the gateway misses the way", 60)
+    found = fleet.condition("DataPathReachable")
     assert found["reason"] == "DataPathClosed"
     assert re.search(r"gateway '\S+' can't reach 'smollm2-0' at address 127\.0\.0\.9, port 52\d{3}", found["message"])
     assert "it took no connection: Connection refused" in found["message"]
     assert "open TCP ports 52500-52599 of node 'a'" in found["message"]
     fleet.end("agent")
     fleet.start_agent(ADDRESS)
-    wait_until(lambda: fleet.path_condition().get("status") == "True", "the gateway has its way again", 60)
-    assert fleet.engine() == engine
+    wait_until(
+        lambda: fleet.condition("DataPathReachable").get("status") == "True", "the gateway has its way again", 60
+    )
+    assert engine_of(fleet) == engine
     assert len(chat(fleet)) > 8
-    with Control(fleet.base / "c") as control:
+    with Control(fleet.state) as control:
         reasons = [each["reason"] for each in control.list_events("cnodes", "-", "a")]
     assert {"DataPathClosed", "DataPathOpened"} <= set(reasons)

@@ -81,7 +81,7 @@ class TableBoard(SteeredBoard):
 
 
 @asynccontextmanager
-async def linked(folder: Path, url: str, token_text: str | None) -> AsyncGenerator[tuple[Gateway, FleetLink]]:
+async def linked(folder: Path, url: str, token_text: str | None) -> AsyncGenerator[Gateway]:
     """A gateway with a fleet link; its state is in `folder`."""
     state = folder / "state" / "gateway"
     ensure_private_folder(state.parent)
@@ -95,7 +95,7 @@ async def linked(folder: Path, url: str, token_text: str | None) -> AsyncGenerat
         link.load_saved()
         running = asyncio.ensure_future(link.run())
         try:
-            yield gateway, link
+            yield gateway
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -124,10 +124,9 @@ async def test_a_table_comes_down_is_kept_and_acknowledged(tmp_path: Path) -> No
     async with (
         ScriptedEngine() as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, await new_token(rig)) as (gateway, link),
+        linked(tmp_path, rig.url, await new_token(rig)) as gateway,
     ):
-        async with asyncio.timeout(20):
-            await link.has_table.wait()
+        await eventually(lambda: gateway.traffic.has_table, 20)
         assert (await asked(gateway)).error["code"] == "model_loading"
         board.serve(engine)
         await eventually(lambda: board.applied == board.order)
@@ -168,10 +167,10 @@ async def test_a_gateway_serves_by_its_last_table_with_no_controller(tmp_path: P
         async with running_fleet(tmp_path / "c", board) as rig:
             token_text = await new_token(rig)
             board.serve(engine)
-            async with linked(tmp_path, rig.url, token_text) as (gateway, _):
+            async with linked(tmp_path, rig.url, token_text) as gateway:
                 await eventually(lambda: (tmp_path / "state/gateway/table.json").exists())
             url = rig.url
-        async with linked(tmp_path, url, None) as (gateway, _):
+        async with linked(tmp_path, url, None) as gateway:
             assert (await asked(gateway, stream=True)).text == "Hello"
 
 
@@ -180,7 +179,7 @@ async def test_a_lower_table_is_ignored(tmp_path: Path) -> None:
     async with (
         ScriptedEngine() as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, await new_token(rig)) as (gateway, _),
+        linked(tmp_path, rig.url, await new_token(rig)) as gateway,
     ):
         board.term = 5
         board.serve(engine)
@@ -205,7 +204,7 @@ async def test_a_departed_endpoint_is_reported_idle_at_once(tmp_path: Path) -> N
     async with (
         ScriptedEngine(wait) as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, await new_token(rig)) as (gateway, _),
+        linked(tmp_path, rig.url, await new_token(rig)) as gateway,
     ):
         board.serve(engine)
         await eventually(lambda: board.applied == board.order)
@@ -226,10 +225,9 @@ async def test_the_link_comes_back_after_the_controller_does(tmp_path: Path) -> 
     async with (
         ScriptedEngine() as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, await new_token(rig)) as (gateway, link),
+        linked(tmp_path, rig.url, await new_token(rig)) as gateway,
     ):
-        async with asyncio.timeout(20):
-            await link.has_table.wait()
+        await eventually(lambda: gateway.traffic.has_table, 20)
         rig.server.cancel()
         await asyncio.gather(rig.server, return_exceptions=True)
         await asyncio.sleep(0.5)

@@ -7,6 +7,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Protocol, cast
+from urllib.parse import quote
 
 from covey.documents import Documents
 
@@ -72,6 +73,10 @@ class Questions(ABC):
 
     def list_gateways(self) -> list[JsonObject]:
         return cast(list[JsonObject], self.call("GET", "/api/v1/gateways")["items"])
+
+    def delete_gateway(self, name: str) -> None:
+        """CommandError NOTHING_MATCHED if none of this name has a certificate."""
+        self.call("DELETE", f"/api/v1/gateways/{quote(name, safe='')}")
 
     def create_token(self, role: str, uses: int, ttl_seconds: int) -> str:
         return str(

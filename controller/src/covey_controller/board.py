@@ -27,7 +27,7 @@ from covey_api.messages import (
 )
 from covey_api.meta import Message
 
-from covey_controller.name_claims import NameClaims
+from covey_controller.name_claims import NameClaims, NameTaken
 from covey_controller.ports import AgentSession, GatewaySession, Observed
 from covey_controller.reconcile.fleet import routed_ids
 from covey_controller.reconcile.world import AgentView, GatewayView, Published
@@ -56,6 +56,8 @@ class FleetBoard:
         self._serial = 0
         self._is_leap_said = False
         self._claims = NameClaims()
+        self._boots: dict[str, list[str]] = {}
+        """Of agents whose streams are open, by node."""
         self._assignments: dict[str, Assignments] = {}
         self._endpoints: Endpoints | None = None
         self._is_draining = False
@@ -137,14 +139,14 @@ class FleetBoard:
     def on_report(self, node: str, report: Report) -> ReportAnswer:
         """Merge a report and wake the loop when it matters.
 
-        1. Of another machine than the one that has this name: dropped.
+        1. Of another machine than the one that has this name: NameTaken.
         2. Not full, and what came before is unknown: the agent is asked for all.
         3. Older than what is known (a retry that came late): its content is dropped.
         4. Merged; the loop wakes if anything but readings changed, or the node was silent.
         """
         now = self._clock()
-        if not self._claims.admit(node, report.boot_id, now):
-            return self._answer()
+        if not self._claims.admit(node, report.boot_id, now, is_streaming=self._is_holder_streaming(node)):
+            raise NameTaken(node)
         session = self._observed.agents.setdefault(node, AgentSession(node))
         before = session.report if session.report and session.report.boot_id == report.boot_id else None
         was_silent = session.report is None or now - session.last_seen >= NODE_SILENCE_SECONDS
@@ -177,12 +179,25 @@ class FleetBoard:
             self._observed.answers[answer.id] = answer
             self.wake.set()
 
-    async def watch_assignments(self, node: str) -> AsyncGenerator[Assignments | None]:
-        """The newest snapshot now and after each change; None every `KEEPALIVE_SECONDS`."""
+    def watch_assignments(self, node: str, boot: str = "") -> AsyncGenerator[Assignments | None]:
+        """The newest snapshot now and after each change; None every `KEEPALIVE_SECONDS`.
+
+        Of another machine than the one that has this name: NameTaken, or the end once another has it. An agent that
+        doesn't say its boot is believed.
+        """
+        is_streaming = self._is_holder_streaming(node)
+        if boot and not self._claims.may_stream(node, boot, self._clock(), is_streaming=is_streaming):
+            raise NameTaken(node)
+        return self._stream_assignments(node, boot)
+
+    async def _stream_assignments(self, node: str, boot: str) -> AsyncGenerator[Assignments | None]:
         session = self._observed.agents.setdefault(node, AgentSession(node))
-        with self._reading("node", node, session) as changed:
+        with self._reading("node", node, session) as changed, self._streaming(node, boot):
             last: Order | None = None
-            while True:
+            held = self._claims.holder(node)
+            while not boot or self._claims.holder(node) in (held, boot):
+                if self._claims.holder(node) == boot:
+                    held = boot
                 snapshot = self._assignments.get(node)
                 if snapshot is not None and snapshot.order != last:
                     last = snapshot.order
@@ -225,6 +240,20 @@ class FleetBoard:
                 if isinstance(session, AgentSession):
                     session.disconnected_at = self._clock()
                 self.wake.set()
+
+    @contextmanager
+    def _streaming(self, node: str, boot: str) -> Generator[None]:
+        boots = self._boots.setdefault(node, [])
+        boots.append(boot)
+        try:
+            yield
+        finally:
+            boots.remove(boot)
+            if not boots:
+                self._boots.pop(node, None)
+
+    def _is_holder_streaming(self, node: str) -> bool:
+        return self._claims.holder(node) in self._boots.get(node, ())
 
     def _wake_readers(self, kind: str, name: str) -> None:
         for (reader_kind, reader_name), readers in self._readers.items():

@@ -66,6 +66,16 @@ class Denials:
 
         await self._change(record, now)
 
+    def observe_issued(self, role: CertificateRole) -> dict[str, int]:
+        """Names that may be let in by a certificate, with the newest one's date in seconds since the epoch."""
+        dates = self._dates
+        prefix = f"{role}/"
+        return {
+            key.removeprefix(prefix): issued
+            for key, issued in dates.issued.items()
+            if key.startswith(prefix) and issued > dates.denied.get(key, 0)
+        }
+
     def is_denied(self, peer: Peer) -> bool:
         issued = peer.not_before + BACKDATED.total_seconds()
         return issued <= self._dates.denied.get(f"{peer.role}/{peer.name}", 0)

@@ -138,7 +138,7 @@ class Replica:
         self, explainer: HistoryExplainer, credentials: Credentials, listening: "Listening"
     ) -> None:
         is_ready = listening.is_ready
-        routes = KnowledgeRoutes(explainer, credentials.tokens, credentials.trust, is_ready)
+        routes = KnowledgeRoutes(explainer, credentials.tokens, credentials.trust, credentials.denials, is_ready)
         access = ControlAccess(KubeReviewer(self._client), time.monotonic)
         await serve_cluster_control(
             build_cluster_app(routes, access),

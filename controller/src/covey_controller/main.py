@@ -159,6 +159,7 @@ async def run_files(options: Options, files: FilesOptions) -> None:
         store,
         credentials.tokens,
         credentials.trust,
+        credentials.denials,
         is_ready=lambda: loop.is_leading,
         on_listening=lambda: log.info("control API on '%s'", options.state / "control.sock"),
     )

@@ -1,9 +1,11 @@
 """Which machine is heard when several report under one node's name.
 
-A restarted agent looks just like another machine of the same name: a new boot of the node. It is told apart by what
-follows: the boot that was replaced goes on reporting. Then the elder one is heard and the younger one's reports are
-dropped, until the elder falls silent. Rejected: refusing a new boot while the old one is fresh (a restart would take
-ten seconds to be heard), and believing whoever spoke last (Instances would be lost and found with each report).
+A restarted agent looks just like another machine of the same name: a new boot of the node. It is told apart by the
+stream of the boot before: a process that ended has none. While the holder's stream is open another boot is refused; it
+is a rival, refused until the holder is silent, once the holder has gone on reporting beside it. Where a stream broke
+and not its process, the boot that was replaced goes on reporting: then it is the holder again. Rejected: refusing a new
+boot for as long as the old one is fresh (a restart would take ten seconds to be heard), and believing whoever spoke
+last (Instances would be lost and found with each report).
 
 Two machines with one name come from equal host names, or from a copied state folder.
 """
@@ -16,6 +18,18 @@ from covey_api.messages import NODE_SILENCE_SECONDS
 _PROOF = 2
 
 
+class NameTaken(Exception):
+    """Another machine is heard under this node's name. The words are for whoever runs the one that is refused."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(
+            f"another machine is connected as node '{node}', so this one is refused and the other goes on: "
+            f"two machines must have two names. Give this one another with `--name` and join it with a state folder of "
+            f"its own; or, if it is to be '{node}' from now on, stop the agent of the other: this one is heard "
+            f"{NODE_SILENCE_SECONDS:.0f} s later."
+        )
+
+
 @dataclass(slots=True)
 class _Claim:
     holder: str
@@ -25,6 +39,10 @@ class _Claim:
     elder_reports: int = 0
     rival: str = ""
     rival_heard: float = 0.0
+    contender: str = ""
+    """The boot that was refused while the holder's stream was open."""
+    reports_beside: int = 0
+    """The holder's, since the contender was heard."""
 
 
 class NameClaims:
@@ -33,30 +51,51 @@ class NameClaims:
     def __init__(self) -> None:
         self._claims: dict[str, _Claim] = {}
 
-    def admit(self, node: str, boot: str, now: float) -> bool:
-        """Whether this boot's report counts.
+    def admit(self, node: str, boot: str, now: float, *, is_streaming: bool = False) -> bool:
+        """Whether this boot's report counts. `is_streaming`: the stream of the boot that holds the name is open.
 
         1. Nobody holds the name, or its holder is silent: it is taken. 2. The holder: yes. 3. A known rival: no.
-        4. The boot that the holder replaced: no, and once that is no accident it is the holder, and the other a rival.
-        5. Any other boot: a restart, until 4 says otherwise.
+        4. The holder's stream is open: no. 5. The boot that the holder replaced: no, and once that is no accident it is
+        the holder, and the other a rival. 6. Any other boot: a restart, until 4 or 5 says otherwise.
         """
         claim = self._claims.get(node)
         if claim is None or now - claim.heard >= NODE_SILENCE_SECONDS:  # 1
             self._claims[node] = _Claim(boot, now)
             return True
+        if boot == claim.holder:  # 2
+            claim.heard = now
+            claim.reports_beside += 1
+            if claim.contender and claim.reports_beside >= _PROOF:
+                claim.rival, claim.rival_heard, claim.contender = claim.contender, now, ""
+            return True
         if boot == claim.rival:  # 3
             claim.rival_heard = now
             return False
-        if boot == claim.elder:  # 4
+        if is_streaming:  # 4
+            if boot != claim.contender:
+                claim.contender, claim.reports_beside = boot, 0
+            return False
+        if boot == claim.elder:  # 5
             claim.elder_reports += 1
             if claim.elder_reports < _PROOF:
                 return False
             self._claims[node] = _Claim(boot, now, rival=claim.holder, rival_heard=now)
             return True
-        if boot != claim.holder:  # 5
-            claim.elder, claim.elder_reports, claim.holder = claim.holder, 0, boot
-        claim.heard = now  # 2
+        claim.elder, claim.elder_reports, claim.holder = claim.holder, 0, boot  # 6
+        claim.contender, claim.heard = "", now
         return True
+
+    def may_stream(self, node: str, boot: str, now: float, *, is_streaming: bool) -> bool:
+        """Whether this boot is sent assignments: as `admit`, but a stream alone takes no name and proves nothing."""
+        claim = self._claims.get(node)
+        if claim is None or boot == claim.holder or now - claim.heard >= NODE_SILENCE_SECONDS:
+            return True
+        return boot != claim.rival and not is_streaming
+
+    def holder(self, node: str) -> str:
+        """The boot that is heard; empty while none reported."""
+        claim = self._claims.get(node)
+        return claim.holder if claim else ""
 
     def rival_heard(self, node: str) -> float | None:
         """When another machine last reported under the name; None while none did."""

@@ -264,7 +264,7 @@ class Board(Protocol):
     def order(self) -> Order: ...
 
     def on_report(self, node: str, report: Report) -> ReportAnswer:
-        """Merge a report and wake the loop when it matters."""
+        """Merge a report and wake the loop when it matters. NameTaken of another machine than the node's."""
         ...
 
     def on_demand(self, gateway: str, demand: Demand) -> Order: ...
@@ -273,9 +273,10 @@ class Board(Protocol):
         """Keep the answer of an ask that is open; others are dropped."""
         ...
 
-    def watch_assignments(self, node: str) -> AsyncIterator[Assignments | None]:
+    def watch_assignments(self, node: str, boot: str) -> AsyncIterator[Assignments | None]:
         """The newest snapshot now and after each change; None every `KEEPALIVE_SECONDS`. Marks the session connected
-        while it is iterated. A slow reader gets the newest only."""
+        while it is iterated. A slow reader gets the newest only. NameTaken as `on_report`; an empty `boot` is
+        believed."""
         ...
 
     def watch_endpoints(self, gateway: str) -> AsyncIterator[Endpoints | None]: ...

@@ -77,6 +77,13 @@ class Identity:
             and _is_signed(certificate, self.authorities)
         )
 
+    def read_token_id(self) -> str:
+        """Of the join token that it was last joined by; empty when it isn't known."""
+        return _read(self.folder / "token-id").decode(errors="replace").strip()
+
+    def write_token_id(self, token_id: str) -> None:
+        write_private(self.folder / "token-id", f"{token_id}\n")
+
     def render_signing_request(self) -> str:
         """PEM. It carries the key only: role and name are the controller's to write."""
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "covey")])

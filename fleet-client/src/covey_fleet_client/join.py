@@ -28,7 +28,7 @@ from covey_fleet_client.identity import Identity
 # Certificates and reports tolerate more; a person should hear of it before they don't.
 _NOTABLE_SKEW_SECONDS = 30.0
 _TOKEN_PREFIX = "covey-"  # noqa: S105 - how every join token begins
-_TOKEN = re.compile(r"^covey-[0-9a-f]{1,64}\.[A-Za-z0-9_-]{1,128}\.(?P<digest>[0-9a-f]{64})$")
+_TOKEN = re.compile(r"^covey-(?P<id>[0-9a-f]{1,64})\.[A-Za-z0-9_-]{1,128}\.(?P<digest>[0-9a-f]{64})$")
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, repr=False)
 class _Token:
     text: str
+    id: str
+    """No secret."""
     authority_digest: str
 
 
@@ -82,19 +84,29 @@ class Admission:
 
 
 async def ensure_joined(
-    identity: Identity, controller_url: str, role: CertificateRole, name: str, token: str | None
+    identity: Identity,
+    controller_url: str,
+    role: CertificateRole,
+    name: str,
+    token: str | None,
+    *,
+    takes_new_token: bool = False,
 ) -> Identity:
     """A valid identity for this role and name: the stored one, else a new one by the token. One try; raises FleetError.
 
     1. A stored certificate that is valid is used, unless the token is of an authority that isn't pinned: that is
-       another fleet, or the same one made anew.
+       another fleet, or the same one made anew. `takes_new_token`: unless the token is another than it was joined by;
+       the one it was joined by would let a member that was removed in again.
     2. Without a token there is nothing else to show: DENIED.
     3. Join with the token.
 
     Callers retry `FleetErrorKind.UNREACHABLE` with `Backoff`.
     """
     parsed = _parse_token(token) if token is not None else None
-    if identity.is_valid(role, name, time.time()) and (parsed is None or _is_pinned(identity, parsed)):
+    if identity.is_valid(role, name, time.time()) and (
+        parsed is None
+        or (_is_pinned(identity, parsed) and not (takes_new_token and identity.read_token_id() not in ("", parsed.id)))
+    ):
         return identity
     if parsed is None:
         raise FleetError(
@@ -104,7 +116,9 @@ async def ensure_joined(
         )
     url = parse_controller_url(controller_url)
     authority = await _fetch_authority(url, parsed)
-    return await _join(identity, url, role, name, parsed.text, (authority,))
+    joined = await _join(identity, url, role, name, parsed.text, (authority,))
+    joined.write_token_id(parsed.id)
+    return joined
 
 
 async def ensure_admitted(
@@ -116,11 +130,11 @@ async def ensure_admitted(
     *,
     is_refused: bool = False,
 ) -> Identity:
-    """As `ensure_joined`, also by a pod's token: that one also joins anew when the stored certificate `is_refused`, or
-    is of none of the authorities in the file."""
+    """As `ensure_joined`, also by a pod's token. When the stored certificate `is_refused` a pod's token, or a new join
+    token, joins anew; a pod's also when the certificate is of none of the authorities in the file."""
     token = admission.read_token()
     if token is None or token.startswith(_TOKEN_PREFIX):
-        return await ensure_joined(identity, controller_url, role, name, token)
+        return await ensure_joined(identity, controller_url, role, name, token, takes_new_token=is_refused)
     if identity.is_valid(role, name, time.time()) and not is_refused and _is_of(identity, admission):
         return identity
     authorities = admission.read_authorities()
@@ -211,4 +225,4 @@ def _parse_token(text: str) -> _Token:
             "the token must be 'covey-ID.SECRET.AUTHORITY-DIGEST' as `covey token create` printed it; this one isn't "
             "(its text is not shown). Check that it was copied whole.",
         )
-    return _Token(text.strip(), match["digest"])
+    return _Token(text.strip(), match["id"], match["digest"])

@@ -38,7 +38,10 @@ def build_app(traffic: Traffic) -> FastAPI:
     async def is_ready() -> Response:
         if traffic.is_ready:
             return Response(b'{"status":"ok"}', media_type="application/json")
-        message = "no routing table was applied yet: the controller was not reached, and none is on disk"
+        if traffic.has_table:
+            message = "there is no access key, and this gateway serves nobody without: `covey key create` makes one"
+        else:
+            message = "no routing table was applied yet: the controller was not reached, and none is on disk"
         return _render_error(ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=1))
 
     app.add_api_route("/v1/models", list_models)

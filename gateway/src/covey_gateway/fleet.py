@@ -66,7 +66,6 @@ class FleetLink:
         address: str,
         machine: str | None,
     ) -> None:
-        self.has_table = asyncio.Event()
         self._traffic = traffic
         self._apply = apply
         self._folder = folder
@@ -108,17 +107,21 @@ class FleetLink:
             delay_seconds = backoff.next_delay_seconds(random.random())  # noqa: S311  (jitter, no secret)
             level = logging.WARNING if self._is_connected or backoff.failures == 1 else logging.DEBUG
             _log.log(level, "the controller is not reached, serving goes on: %s", error.message)
-        elif error.kind is FleetErrorKind.DENIED and not self._is_refused and self._admission.is_standing():
+        elif error.kind is FleetErrorKind.DENIED and not self._is_refused and self._may_join_anew():
             self._is_refused = True
             delay_seconds = backoff.next_delay_seconds(random.random())  # noqa: S311  (jitter, no secret)
             _log.warning("the controller refuses this certificate; joining anew: %s", error.message)
-        elif not self._traffic.is_ready:
+        elif not self._traffic.has_table:
             raise StartError(error.message)
         else:
             delay_seconds = LONGEST_DELAY_SECONDS
             _log.error("the controller refuses this gateway, serving goes on: %s", error.message)
         self._is_connected = False
         await asyncio.sleep(delay_seconds)
+
+    def _may_join_anew(self) -> bool:
+        """A pod by its token; who was in the fleet, by a new one."""
+        return self._admission.is_standing() or load_identity(self._folder).certificate is not None
 
     async def _follow(self, backoff: Backoff) -> FleetError:
         """One connection, to its end: what weighs most of it, a refusal before a broken connection."""
@@ -172,7 +175,6 @@ class FleetLink:
     def _put_in_force(self, snapshot: Endpoints) -> None:
         self._latest = snapshot
         self._apply(parse_endpoints(snapshot, self._machine))
-        self.has_table.set()
 
     async def _report_demand(self, fleet: Fleet) -> None:
         """Every `REPORT_SECONDS`, and at once when a table was applied or a departed endpoint has become idle."""
@@ -190,7 +192,7 @@ class FleetLink:
         return Demand(
             gateway=self._name,
             address=self._address,
-            applied=self._traffic.table.order if self._traffic.is_ready else None,
+            applied=self._traffic.table.order if self._traffic.has_table else None,
             endpoints=self._traffic.observe_demand(),
         )
 

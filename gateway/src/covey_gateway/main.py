@@ -1,8 +1,9 @@
 """Composes the gateway: flags, socket, table or fleet link, signals, the end.
 
-Where keys are needed (any address but loopback, without `--insecure`) nothing is accepted before a table with at least
-one key is there: a static one is checked at once; a controller's is waited for, the one of the last run counts, and a
-first table without keys ends the process with words.
+Where keys are needed (any address but loopback, without `--insecure`) nobody is served without one: a static table
+without keys ends the process with words; with a controller the gateway listens, refuses every call and isn't ready
+while there is no key. Rejected: to listen only once there is one (probes and clients would meet a closed port, and
+nothing would tell them why), and to end (whatever starts it would start it again and again).
 """
 
 import argparse
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
     from covey_gateway.fleet import FleetLink
 
 DEFAULT_LISTEN = "127.0.0.1:52415"
-
+_NO_KEYS = (
+    "on '%s' others reach this gateway, and there is no access key: every call is refused until there is one. Make one "
+    "with `covey key create NAME` (an AccessKey), listen on 127.0.0.1, or say `--insecure`."
+)
 
 _log = logging.getLogger("covey.gateway")
 
@@ -150,19 +154,30 @@ async def run_gateway(options: Options) -> None:
         server = GatewayServer(traffic, engines)
 
         def apply(table: RoutingTable) -> None:
+            had_table, was_open = traffic.has_table, traffic.is_ready
             engines.forget(traffic.apply_table(table))
+            if not traffic.is_ready and (was_open or not had_table):
+                _log.warning(_NO_KEYS, options.host)
+            elif traffic.is_ready and had_table and not was_open:
+                _log.info("there is an access key: serving")
 
         background = [tasks.create_task(server.sweep())]
         if options.lifeline is not None:
             background.append(tasks.create_task(stop.follow_lifeline(options.lifeline)))
         if options.table is not None:
-            apply(load_table(options.table))
-            background.append(tasks.create_task(_serve(options, traffic, server, bound, None)))
+            table = load_table(options.table)
+            if traffic.policy.needs_key and not table.keys:
+                raise StartError(
+                    f"on '{options.host}' others reach this gateway, so '{options.table}' must have `keys`, and it has "
+                    "none. Add one, listen on 127.0.0.1, or say `--insecure`."
+                )
+            apply(table)
         else:
             link = _build_link(options, traffic, apply, bound)
             background.append(tasks.create_task(link.run()))
             background.append(tasks.create_task(Paths(engines, traffic, loop.time).run()))
-            background.append(tasks.create_task(_serve(options, traffic, server, bound, link)))
+        await server.start(bound)
+        _log.info("listening on %s", _render_address(bound))
         await stop.requested.wait()
         await server.drain(stop.drain_seconds)
         for task in background:
@@ -198,21 +213,6 @@ def _build_link(
     )
     link.load_saved()
     return link
-
-
-async def _serve(
-    options: Options, traffic: Traffic, server: GatewayServer, bound: socket.socket, link: "FleetLink | None"
-) -> None:
-    if traffic.policy.needs_key:
-        if link is not None:
-            await link.has_table.wait()
-        if not traffic.table.keys:
-            raise StartError(
-                f"on '{options.host}' others reach this gateway, so it must have keys, and the table has none. "
-                "Make one with `covey key create`, listen on 127.0.0.1, or say `--insecure`."
-            )
-    await server.start(bound)
-    _log.info("listening on %s", _render_address(bound))
 
 
 def _render_address(bound: socket.socket) -> str:

@@ -28,7 +28,7 @@ class Traffic:
     def __init__(self, policy: AccessPolicy, clock: Callable[[], float]) -> None:
         self.policy = policy
         self.table = RoutingTable()
-        self.is_ready = False
+        self.has_table = False
         """Whether a table was applied."""
         self.date = b""
         """The HTTP date, kept by the sweep."""
@@ -40,6 +40,11 @@ class Traffic:
         self._body_bytes = 0
         self._path_failures: dict[str, str] = {}
         self._on_news: Callable[[], None] = lambda: None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether anybody can be served: there is a table, and a key where one is needed."""
+        return self.has_table and (bool(self.table.keys) or not self.policy.needs_key)
 
     def watch_news(self, on_news: Callable[[], None]) -> None:
         """Call this when the controller should hear of something at once.
@@ -59,7 +64,7 @@ class Traffic:
         before = {target.id for targets in self.table.targets.values() for target in targets}
         now = {target.id: target for targets in table.targets.values() for target in targets}
         self.table = table
-        self.is_ready = True
+        self.has_table = True
         self._instances |= {id_: target.instance_id for id_, target in now.items()}
         self._departed = {id_ for id_ in self._loads if id_ not in now}
         for id_ in [id_ for id_ in self._departed if not self._loads[id_].in_flight]:

@@ -98,7 +98,9 @@ class Membership:
         backoff, complaint = Backoff(), ""
         while True:
             try:
-                async with aclosing(fleet.stream(f"nodes/{self._node}/assignments")) as lines:
+                async with aclosing(
+                    fleet.stream(f"nodes/{self._node}/assignments?boot={self._reporter.boot_id}")
+                ) as lines:
                     async for line in lines:
                         await self._receive(line)
                         backoff.reset()

@@ -75,6 +75,10 @@ class Reporter:
         self._rendered: dict[str, tuple[MemberState, Progress | None, MemberReport]] = {}
         """By instance id: what was said last of each member without its Instance, and from what."""
 
+    @property
+    def boot_id(self) -> str:
+        return self._this.boot_id
+
     async def run(self, fleet: Fleet) -> None:
         """Report until cancelled."""
         self._answered = None

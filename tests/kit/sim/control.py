@@ -14,6 +14,7 @@ from covey_controller.authority import derive_engine_key
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
+from covey_controller.name_claims import NameTaken
 from covey_controller.ports import CreatedT, Event, HeldT, InvalidSet
 from covey_controller.reconcile.outcomes import Note
 from covey_controller.reconcile.world import World
@@ -139,7 +140,10 @@ class Controller:
             answer = DemandAnswer(term=order.term, serial=order.serial)
         else:
             assert path == f"nodes/{peer}/report", path
-            answer = self.board.on_report(peer, Report.model_validate_json(body))
+            try:
+                answer = self.board.on_report(peer, Report.model_validate_json(body))
+            except NameTaken:  # a boot that ended: nobody reads the answer
+                return b""
         return answer.model_dump_json(by_alias=True, exclude_none=True).encode()
 
     def open_lines(self, peer: str, path: str) -> AsyncGenerator[bytes]:

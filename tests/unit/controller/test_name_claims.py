@@ -1,12 +1,14 @@
 """Who is heard under one node's name: a restart at once, a second machine never while the first one lives."""
 
+from contextlib import suppress
+
 import pytest
 from covey_api.messages import NODE_SILENCE_SECONDS
 from covey_api.meta import ObjectMeta
 from covey_api.node import Node
 from covey_api.reasons import EventReason, NodeReason
 from covey_controller.board import FleetBoard
-from covey_controller.name_claims import NameClaims
+from covey_controller.name_claims import NameClaims, NameTaken
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.world import AgentView
 from kit import builders, worlds
@@ -63,12 +65,39 @@ def test_a_restart_of_the_first_keeps_the_other_out(claims: NameClaims) -> None:
     assert not claims.admit("a", "b1", NOW)
 
 
+def test_another_machine_never_disturbs_one_whose_stream_is_open(claims: NameClaims) -> None:
+    assert claims.admit("a", "b0", NOW)
+    for step in range(1, 20):
+        heard = [claims.admit("a", boot, NOW + step, is_streaming=True) for boot in ("b1", "b0", "b2")]
+        assert heard == [False, True, False]
+
+
+def test_a_proven_rival_gets_no_name_from_a_stream_that_breaks(claims: NameClaims) -> None:
+    claims.admit("a", "b0", NOW)
+    assert not claims.admit("a", "b1", NOW, is_streaming=True)
+    assert claims.rival_heard("a") is None, "it may be a restart"
+    for step in (1, 2):
+        claims.admit("a", "b0", NOW + step, is_streaming=True)
+    assert claims.rival_heard("a") == NOW + 2
+    assert not claims.admit("a", "b1", NOW + 3)
+    assert not claims.may_stream("a", "b1", NOW + 3, is_streaming=False)
+    assert claims.may_stream("a", "b1", NOW + 2 + NODE_SILENCE_SECONDS, is_streaming=False)
+    assert claims.admit("a", "b1", NOW + 2 + NODE_SILENCE_SECONDS)
+
+
+def test_a_restart_that_is_faster_than_the_end_of_its_stream_is_heard_after_it(claims: NameClaims) -> None:
+    claims.admit("a", "b0", NOW)
+    assert not claims.admit("a", "b1", NOW, is_streaming=True)
+    assert claims.admit("a", "b1", NOW + 1)
+
+
 def test_reports_of_the_other_machine_do_not_reach_the_plan() -> None:
     board = FleetBoard(lambda: NOW)
     board.begin(1)
     mine = builders.instance()
     for boot, members in (("b0", [worlds.member_report(mine)]), ("b1", [])) * 4:
-        board.on_report("a", worlds.report(members, boot_id=boot))
+        with suppress(NameTaken):
+            board.on_report("a", worlds.report(members, boot_id=boot))
     (view,) = board.observe_agents()
     assert view.report is not None
     assert (view.report.boot_id, len(view.report.members or ()), view.rival) == ("b0", 1, NOW)

@@ -6,6 +6,7 @@ import click
 from covey_api.kinds import Kind
 from covey_api.text import escape_controls
 
+from covey.commands.gateways import delete_gateways, is_gateway, parse_gateways, print_gateways
 from covey.commands.options import (
     author_option,
     fleet_options,
@@ -46,11 +47,15 @@ def get(
 
     KINDS is a kind, or several with commas: `models,placements,nodes,instances`.
 
-    `covey get source` shows what the source holds and what of it runs.
+    `covey get source` shows what the source holds and what of it runs, `covey get gateways` who may follow the fleet as
+    a gateway.
     """
     with open_fleet(where) as fleet:
         if kinds == "source":
             _print_source(fleet.questions.get_source(), output)
+            return
+        if is_gateway(kinds):
+            print_gateways(fleet.questions.list_gateways(), names, output)
             return
         place = None if all_namespaces else namespace or fleet.namespace
         if "/" in kinds:
@@ -213,9 +218,17 @@ def delete(
     """Remove objects.
 
     TARGET is KIND NAME, or KIND/NAME; or give -f FILE.
+
+    `covey delete gateway/NAME` refuses the certificates of a gateway: it is cut off at once, and only a new join token
+    lets it in again.
     """
     if bool(target) == bool(filename):
         raise CommandError("give either objects or -f FILE", ExitCode.WRONG_USE)
+    if target and is_gateway(target[0]):
+        gateways = parse_gateways(target)
+        with open_fleet(where) as fleet:
+            delete_gateways(fleet.questions, gateways)
+        return
     targets = [] if filename else parse_targets(target)
     text = read_documents(filename).joined
     with open_fleet(where) as fleet:

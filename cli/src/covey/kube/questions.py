@@ -23,7 +23,7 @@ READER = "covey-cli"
 OPERATOR = "covey-cli-operator"
 # The shortest that the API server issues; a command asks within seconds.
 TOKEN_SECONDS = 600
-_OPERATING = ("/api/v1/tokens",)
+_OPERATING = ("/api/v1/tokens", "/api/v1/gateways/")
 
 
 class ServiceFinder:
@@ -78,7 +78,7 @@ class KubeQuestions(Questions):
     ) -> JsonObject:
         if not self._path:
             self._path = self._services.find(CONTROLLER, "https", "control")
-        account = OPERATOR if path in _OPERATING else READER
+        account = OPERATOR if path.startswith(_OPERATING) else READER
         headers = {TOKEN_HEADER: self._token(account)}
         response = self._api.send(method, self._path + path, body, params=params, headers=headers)
         if not response.is_error:
@@ -111,7 +111,8 @@ class KubeQuestions(Questions):
             case HTTPStatus.FORBIDDEN:
                 return CommandError(
                     f"this is asked of the controller, {where}: {explain_forbidden(shorten(message))} The Roles "
-                    f"'{READER}-user' (to ask) and '{OPERATOR}-user' (to make join tokens, beside it) are there for it."
+                    f"'{READER}-user' (to ask) and '{OPERATOR}-user' (beside it, to make join tokens and remove "
+                    "gateways) are there for it."
                 )
             case HTTPStatus.NOT_FOUND:
                 return CommandError(

@@ -75,7 +75,8 @@ def join_fleet(settings: JoinSettings, token: str | None) -> None:
     for index, (identity, role, name) in enumerate(identities):
         given = tokens[index] if index < len(tokens) else None
         try:
-            asyncio.run(asyncio.wait_for(ensure_joined(identity, settings.controller, role, name, given), JOIN_SECONDS))
+            joining = ensure_joined(identity, settings.controller, role, name, given, takes_new_token=True)
+            asyncio.run(asyncio.wait_for(joining, JOIN_SECONDS))
         except FleetError as error:
             code = ExitCode.TIMED_OUT if error.kind is FleetErrorKind.UNREACHABLE else ExitCode.FAILED
             raise CommandError(f"{role} '{name}' could not join the fleet: {error.message}", code) from None

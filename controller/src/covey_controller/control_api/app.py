@@ -14,6 +14,7 @@ from covey_controller.control_api.edits import apply_text, create_access_key, de
 from covey_controller.control_api.messages import AccessKeyBody, ApplyBody, DeleteBody
 from covey_controller.control_api.objects import list_objects, parse_key, parse_plural, watch_objects
 from covey_controller.control_api.routes import KnowledgeRoutes, key_of
+from covey_controller.denials import Denials
 from covey_controller.ports import Explainer, Source
 from covey_controller.serving.answers import ApiError, ApiReason, error_renderers, read_message
 from covey_controller.serving.lines import LineStream
@@ -30,10 +31,11 @@ class ControlRoutes(KnowledgeRoutes):
         source: Source,
         tokens: Tokens,
         trust: Trust,
+        denials: Denials,
         is_ready: Callable[[], bool],
         closing: asyncio.Event,
     ) -> None:
-        super().__init__(explainer, tokens, trust, is_ready)
+        super().__init__(explainer, tokens, trust, denials, is_ready)
         self._source = source
         self._closing = closing
 
@@ -91,10 +93,11 @@ def build_control_app(
     source: Source,
     tokens: Tokens,
     trust: Trust,
+    denials: Denials,
     is_ready: Callable[[], bool],
     closing: asyncio.Event,
 ) -> Starlette:
-    routes = ControlRoutes(explainer, source, tokens, trust, is_ready, closing)
+    routes = ControlRoutes(explainer, source, tokens, trust, denials, is_ready, closing)
     one = "{plural}/{namespace}/{name}"
     return Starlette(
         routes=[
@@ -112,6 +115,7 @@ def build_control_app(
             Route(f"{PREFIX}/source", routes.source),
             Route(f"{PREFIX}/source/refresh", routes.refresh_source, methods=["POST"]),
             Route(f"{PREFIX}/gateways", routes.gateways),
+            Route(f"{PREFIX}/gateways/{{name}}", routes.delete_gateway, methods=["DELETE"]),
             Route(f"{PREFIX}/tokens", routes.create_token, methods=["POST"]),
             Route(f"{PREFIX}/authority/rotate", routes.rotate_authority, methods=["POST"]),
             Route(f"{PREFIX}/keys", routes.create_key, methods=["POST"]),

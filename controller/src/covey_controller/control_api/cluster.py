@@ -42,8 +42,8 @@ def build_cluster_app(routes: KnowledgeRoutes, access: ControlAccess) -> Starlet
     def read(path: str, endpoint: Endpoint) -> Route:
         return Route(f"{PREFIX}/{path}", access.guard(endpoint, _read_access))
 
-    def write(path: str, endpoint: Endpoint, wanted: Access) -> Route:
-        return Route(f"{PREFIX}/{path}", access.guard(endpoint, lambda _: wanted), methods=["POST"])
+    def write(path: str, endpoint: Endpoint, wanted: Access, method: str = "POST") -> Route:
+        return Route(f"{PREFIX}/{path}", access.guard(endpoint, lambda _: wanted), methods=[method])
 
     elsewhere = [
         Route(f"{PREFIX}/{path}{rest}", _refuse_objects, methods=_ANY_METHOD)
@@ -56,6 +56,7 @@ def build_cluster_app(routes: KnowledgeRoutes, access: ControlAccess) -> Starlet
             read(f"why/{one}", routes.why),
             read(f"progress/{one}", routes.progress),
             read("gateways", routes.gateways),
+            write("gateways/{name}", routes.delete_gateway, Access("delete", "gateways"), "DELETE"),
             write("plan", routes.plan, Access("get", "placements")),
             write("tokens", routes.create_token, Access("create", "jointokens")),
             write("authority/rotate", routes.rotate_authority, Access("update", "fleets", name="default")),

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
 
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.messages import MAX_BODY_BYTES, Order
+from covey_api.messages import MAX_BODY_BYTES, CertificateRole, Order
 from cryptography.hazmat.primitives.hashes import SHA256
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from covey_controller.control_api.edits import explain_refusals
 from covey_controller.control_api.messages import DocumentsBody, TokenBody
 from covey_controller.control_api.objects import parse_key
+from covey_controller.denials import Denials
 from covey_controller.ports import Conflict, Explainer, GatewaySession, VaultUnavailable
 from covey_controller.serving.answers import ApiError, ApiReason, read_message, unavailable
 from covey_controller.stores.files.documents import parse_objects
@@ -20,10 +23,13 @@ from covey_controller.trust import Trust
 
 
 class KnowledgeRoutes:
-    def __init__(self, explainer: Explainer, tokens: Tokens, trust: Trust, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, explainer: Explainer, tokens: Tokens, trust: Trust, denials: Denials, is_ready: Callable[[], bool]
+    ) -> None:
         self.explainer = explainer
         self._tokens = tokens
         self._trust = trust
+        self._denials = denials
         self._is_ready = is_ready
 
     async def readyz(self, _: Request) -> Response:
@@ -53,17 +59,23 @@ class KnowledgeRoutes:
         return JSONResponse(self.explainer.progress(key))
 
     async def gateways(self, _: Request) -> Response:
+        """All that a certificate lets in, those that are connected first; whoever was removed isn't one."""
         newest = self.explainer.table_order()
-        items = [
-            {
-                "name": session.name,
-                "address": session.demand.address if session.demand is not None else "",
-                "connected": session.connected,
-                "current": session.connected and newest is not None and _applied(session) == newest,
-            }
-            for session in self.explainer.gateways()
-        ]
-        return JSONResponse({"items": items})
+        sessions = {session.name: session for session in self.explainer.gateways()}
+        issued = self._denials.observe_issued(CertificateRole.GATEWAY)
+        items = [_render_gateway(name, date, sessions.get(name), newest) for name, date in issued.items()]
+        return JSONResponse({"items": sorted(items, key=lambda item: (not item["connected"], item["name"]))})
+
+    async def delete_gateway(self, request: Request) -> Response:
+        """Refuse its certificates: its stream ends, keepers hear of it, and only a new join lets it in again."""
+        name = request.path_params["name"]
+        if name not in self._denials.observe_issued(CertificateRole.GATEWAY):
+            raise ApiError(404, ApiReason.NOT_FOUND, f"no gateway '{name[:64]}' has a certificate of this fleet")
+        try:
+            await self._denials.deny(CertificateRole.GATEWAY, name, time.time())
+        except (VaultUnavailable, Conflict) as error:
+            raise unavailable(f"gateway '{name}' can't be removed now: {error}") from None
+        return JSONResponse({})
 
     async def create_token(self, request: Request) -> Response:
         body = await read_message(request, TokenBody, MAX_BODY_BYTES)
@@ -113,5 +125,13 @@ def key_of(request: Request) -> ObjectKey:
     return parse_key(path["plural"], path["namespace"], path["name"])
 
 
-def _applied(session: GatewaySession) -> Order | None:
-    return session.demand.applied if session.demand is not None else None
+def _render_gateway(name: str, issued: int, session: GatewaySession | None, newest: Order | None) -> dict[str, Any]:
+    demand = session.demand if session is not None else None
+    is_connected = session is not None and session.connected
+    return {
+        "name": name,
+        "address": demand.address if demand is not None else "",
+        "connected": is_connected,
+        "current": is_connected and newest is not None and demand is not None and demand.applied == newest,
+        "certificateIssued": datetime.fromtimestamp(issued, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }

@@ -15,6 +15,7 @@ from pathlib import Path
 from covey_fleet_client.files import ensure_private_folder
 
 from covey_controller.control_api.app import build_control_app
+from covey_controller.denials import Denials
 from covey_controller.ports import Explainer, Source
 from covey_controller.serving.listener import ListenFailed, serve
 from covey_controller.tokens import Tokens
@@ -33,6 +34,7 @@ async def serve_control(
     source: Source,
     tokens: Tokens,
     trust: Trust,
+    denials: Denials,
     *,
     is_ready: Callable[[], bool],
     on_listening: Callable[[], None],
@@ -42,7 +44,7 @@ async def serve_control(
     made = os.lstat(path)
     closing = asyncio.Event()
     try:
-        app = build_control_app(explainer, source, tokens, trust, is_ready, closing)
+        app = build_control_app(explainer, source, tokens, trust, denials, is_ready, closing)
         await serve(app, bound, closing=closing, on_listening=on_listening)
     finally:
         bound.close()

@@ -4,7 +4,8 @@ What flows down is whole state in streams of JSON lines, so a lost connection co
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from covey_api.messages import (
@@ -26,6 +27,7 @@ from starlette.routing import Route
 from covey_controller.denials import Denials
 from covey_controller.fleet_api.admission import Admission
 from covey_controller.fleet_api.pods import Pods
+from covey_controller.name_claims import NameTaken
 from covey_controller.ports import Board
 from covey_controller.serving.answers import ApiError, ApiReason, error_renderers, read_message, render_message
 from covey_controller.serving.lines import LineStream, render_snapshots
@@ -70,7 +72,9 @@ class FleetRoutes:
 
     async def assignments(self, request: Request) -> Response:
         peer = self._admission.admit_agent(request)
-        return self._stream(peer, self._add_refused(self._board.watch_assignments(peer.name)))
+        with _refusing_rivals():
+            snapshots = self._board.watch_assignments(peer.name, request.query_params.get("boot", ""))
+        return self._stream(peer, self._add_refused(snapshots))
 
     async def _add_refused(self, snapshots: AsyncIterator[Assignments | None]) -> AsyncIterator[Assignments | None]:
         """With each snapshot the gateways that agents must refuse; with a keep-alive too, when they are others now."""
@@ -90,7 +94,8 @@ class FleetRoutes:
     async def report(self, request: Request) -> Response:
         peer = self._admission.admit_agent(request)
         report = await self._read(request, Report, MAX_BODY_BYTES)
-        return render_message(self._board.on_report(peer.name, report))
+        with _refusing_rivals():
+            return render_message(self._board.on_report(peer.name, report))
 
     async def answer(self, request: Request) -> Response:
         peer = self._admission.admit_agent(request)
@@ -124,6 +129,14 @@ class FleetRoutes:
 
     def _stream(self, peer: Peer, snapshots: AsyncIterator[Message | None]) -> Response:
         return LineStream(render_snapshots(snapshots), self._closing.wait, lambda: self._denials.wait_denied(peer))
+
+
+@contextmanager
+def _refusing_rivals() -> Generator[None]:
+    try:
+        yield
+    except NameTaken as taken:
+        raise ApiError(409, ApiReason.NODE_NAME_TAKEN, str(taken)) from None
 
 
 def build_fleet_app(

@@ -113,8 +113,8 @@ def _contested_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
         return ()
     draft.wake_at(heard + NODE_SILENCE_SECONDS)
     message = (
-        f"another machine reports as '{node.name}' too: the one that came first is heard, what the other says is "
-        "dropped. Give one of them another name (`--name`) and a state folder of its own"
+        f"another machine reports as '{node.name}' too: the one that came first is heard, the other is "
+        "refused. Give one of them another name (`--name`) and a state folder of its own"
     )
     if all(before.type != "NameContested" for before in node.node.status.conditions):
         draft.note(node.node.key, EventReason.NAME_CONTESTED, message, warning=True)

@@ -36,6 +36,8 @@ class ApiReason(StrEnum):
     """The certificate was refused by an operator, or its node or gateway was removed."""
     FORBIDDEN = "Forbidden"
     """The certificate is of another role or name."""
+    NODE_NAME_TAKEN = "NodeNameTaken"
+    """Another machine is heard under this node's name."""
     INVALID_NAME = "InvalidName"
     """Not a name that a node or gateway may have."""
     INVALID_SIGNING_REQUEST = "InvalidSigningRequest"

@@ -50,6 +50,8 @@ def admit(policy: AccessPolicy, head: RequestHead, keys: Mapping[bytes, Key], no
     if head.path in _OPEN_PATHS:
         return Caller()
     is_ours = head.credential is not None and head.credential.startswith(KEY_PREFIX)
+    if policy.needs_key and not keys:
+        return _no_key("this gateway has no access keys, and serves nobody without; `covey key create` makes one")
     if policy.needs_key or is_ours:
         return _check_key(head.credential, keys, now)
     return Caller()
