@@ -23,6 +23,7 @@ def covey(*arguments: str, state: Path) -> subprocess.CompletedProcess[str]:
         (("get", "models"), 1, "no Covey is running with the state folder"),
         (("get", "modles"), 2, "kind must be one of"),
         (("describe", "placement"), 2, "say which placement"),
+        (("why", "smollm2"), 2, "KIND/NAME, such as placement/smollm2"),
         (("wait", "model/x", "--for", "sunshine"), 2, "--for must be"),
         (("delete",), 2, "give either objects or -f FILE"),
         (("apply", "-f", "/nowhere.yaml"), 2, "cannot read '/nowhere.yaml'"),
@@ -43,6 +44,13 @@ def test_command_fails_with_a_code_and_words(tmp_path: Path, arguments: tuple[st
     assert result.returncode == code
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("part", ["agent", "controller", "gateway"])
+def test_help_of_a_part_names_the_command_that_was_typed(tmp_path: Path, part: str) -> None:
+    result = covey(part, "--help", state=tmp_path)
+    assert result.returncode == 0
+    assert result.stdout.startswith(f"usage: covey {part} ")
 
 
 def test_up_starts_nothing_when_the_port_is_taken(tmp_path: Path) -> None:
