@@ -6,7 +6,9 @@ import socket
 import subprocess
 import sys
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -51,6 +53,26 @@ def test_help_of_a_part_names_the_command_that_was_typed(tmp_path: Path, part: s
     result = covey(part, "--help", state=tmp_path)
     assert result.returncode == 0
     assert result.stdout.startswith(f"usage: covey {part} ")
+
+
+def test_chat_says_in_words_that_a_clusters_gateway_is_not_there(tmp_path: Path) -> None:
+    refusal = b'{"kind":"Status","status":"Failure","message":"no endpoints available for service","code":503}'
+
+    class Cluster(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(503)
+            self.send_header("content-length", str(len(refusal)))
+            self.end_headers()
+            self.wfile.write(refusal)
+
+    with HTTPServer(("127.0.0.1", 0), Cluster) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        result = covey("chat", "m", "hi", "--url", f"http://127.0.0.1:{server.server_port}", state=tmp_path)
+        server.shutdown()
+    assert result.returncode == 1
+    assert "no gateway answers through the cluster: no endpoints available for service" in result.stderr
+    assert "{" not in result.stderr
 
 
 def test_up_starts_nothing_when_the_port_is_taken(tmp_path: Path) -> None:

@@ -28,11 +28,12 @@ def test_a_controller_that_is_away_is_no_warning_about_the_certificate(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def watch() -> None:
+        said = asyncio.Event()
+        caplog.handler.addFilter(lambda _: said.set() or True)
         async with FleetClient(joined_in(tmp_path), f"https://127.0.0.1:{free_port()}") as client:
             watching = asyncio.ensure_future(client.watch_certificate())
             async with asyncio.timeout(30):
-                while not caplog.records:
-                    await asyncio.sleep(0.02)
+                await said.wait()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
