@@ -25,6 +25,8 @@ def covey(*arguments: str, state: Path) -> subprocess.CompletedProcess[str]:
         (("get", "models"), 1, "no Covey is running with the state folder"),
         (("get", "modles"), 2, "kind must be one of"),
         (("describe", "placement"), 2, "say which placement"),
+        (("join", "http://127.0.0.1:1"), 2, "must be 'https://HOST:PORT'; got 'http://127.0.0.1:1'"),
+        (("join", "127.0.0.1:1"), 2, "must be 'https://HOST:PORT'"),
         (("why", "smollm2"), 2, "KIND/NAME, such as placement/smollm2"),
         (("wait", "model/x", "--for", "sunshine"), 2, "--for must be"),
         (("delete",), 2, "give either objects or -f FILE"),
