@@ -1,14 +1,16 @@
 """The command as a process: exit codes and words, with nothing running."""
 
+import json
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -69,12 +71,38 @@ def test_chat_says_in_words_that_a_clusters_gateway_is_not_there(tmp_path: Path)
             self.wfile.write(refusal)
 
     with HTTPServer(("127.0.0.1", 0), Cluster) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         result = covey("chat", "m", "hi", "--url", f"http://127.0.0.1:{server.server_port}", state=tmp_path)
         server.shutdown()
     assert result.returncode == 1
     assert "no gateway answers through the cluster: no endpoints available for service" in result.stderr
     assert "{" not in result.stderr
+
+
+class SteeringSource(BaseHTTPRequestHandler):
+    """A control API whose repository and git server chose names and words that steer a terminal."""
+
+    def do_GET(self) -> None:
+        error = {"file": "a\x1b]0;owned\x07.yaml", "line": 1, "field": "", "found": "", "message": "\x1b[2J"}
+        state = {"source": "git+file:///x", "applied": "1", "wanted": "2", "errors": [error], "notices": ["\x1b[31m"]}
+        body = json.dumps(state).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing; a Unix socket's client has no address to name."""
+
+
+def test_nothing_of_a_source_steers_the_terminal(tmp_path: Path) -> None:
+    with socketserver.ThreadingUnixStreamServer(str(tmp_path / "control.sock"), SteeringSource) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        result = covey("get", "source", state=tmp_path)
+        server.shutdown()
+    assert "a\\x1b]0;owned\\x07.yaml:1: \\x1b[2J" in result.stdout
+    assert "Note:     \\x1b[31m" in result.stdout
+    assert "\x1b" not in result.stdout
 
 
 def test_up_starts_nothing_when_the_port_is_taken(tmp_path: Path) -> None:
