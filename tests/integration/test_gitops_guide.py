@@ -77,7 +77,7 @@ def test_every_command_of_the_guide_does_what_it_says(base: Path) -> None:
         environment = ENVIRONMENT | {
             "GIT_CONFIG_GLOBAL": str(base / "gitconfig"),
             "GIT_SSL_CAINFO": str(server.authority),
-            "COVEY_STATE": str(base / "state"),
+            "HOME": str(base),  # no COVEY_STATE: the guide must do without, as a reader does
             "COVEY_CACHE": str(shared_cache()),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }

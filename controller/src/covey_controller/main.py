@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse_options(arguments: Sequence[str] | None) -> Options:
     """The flags of docs/concepts/architecture.md. Wrong ones end the process with code 2."""
-    parser = argparse.ArgumentParser(prog="python -m covey_controller", description="The controller of a Covey fleet.")
+    parser = argparse.ArgumentParser(prog="covey controller", description="The controller of a Covey fleet.")
     add_source_flags(parser)
     add_kube_flags(parser)
     parser.add_argument("--state", required=True, type=Path, help="the state folder")

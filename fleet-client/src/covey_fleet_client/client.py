@@ -87,7 +87,10 @@ class FleetClient:
                 if time.time() >= self._identity.renew_at or not await self._has_current_authorities():
                     await self.renew()
             except (FleetError, OSError) as error:
-                _log.warning("the certificate could not be checked or renewed, next try in a minute: %s", error)
+                # That the controller is away, whoever follows a stream says, once; each try to connect comes by here.
+                is_away = isinstance(error, FleetError) and error.kind is FleetErrorKind.UNREACHABLE
+                level = logging.DEBUG if is_away else logging.WARNING
+                _log.log(level, "the certificate could not be checked or renewed, next try in a minute: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             remaining_seconds = self._identity.renew_at - time.time()

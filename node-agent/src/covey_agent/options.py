@@ -29,7 +29,7 @@ class Options:
 
 
 def parse_options(arguments: list[str]) -> Options:
-    parser = argparse.ArgumentParser(prog="python -m covey_agent", description="Covey's node agent.")
+    parser = argparse.ArgumentParser(prog="covey agent", description="Covey's node agent.")
     parser.add_argument("--controller", metavar="URL", help="the controller's fleet API, https://HOST:PORT")
     parser.add_argument("--token-file", metavar="FILE", type=Path, help="a join token, or a pod's ServiceAccount token")
     parser.add_argument("--authority-file", metavar="FILE", type=Path, help="whom to show a ServiceAccount token (PEM)")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,9 @@ def covey(*arguments: str, state: Path) -> subprocess.CompletedProcess[str]:
         (("get", "models"), 1, "no Covey is running with the state folder"),
         (("get", "modles"), 2, "kind must be one of"),
         (("describe", "placement"), 2, "say which placement"),
+        (("join", "http://127.0.0.1:1"), 2, "must be 'https://HOST:PORT'; got 'http://127.0.0.1:1'"),
+        (("join", "127.0.0.1:1"), 2, "must be 'https://HOST:PORT'"),
+        (("why", "smollm2"), 2, "KIND/NAME, such as placement/smollm2"),
         (("wait", "model/x", "--for", "sunshine"), 2, "--for must be"),
         (("delete",), 2, "give either objects or -f FILE"),
         (("apply", "-f", "/nowhere.yaml"), 2, "cannot read '/nowhere.yaml'"),
@@ -47,6 +50,33 @@ def test_command_fails_with_a_code_and_words(tmp_path: Path, arguments: tuple[st
     assert result.returncode == code
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("part", ["agent", "controller", "gateway"])
+def test_help_of_a_part_names_the_command_that_was_typed(tmp_path: Path, part: str) -> None:
+    result = covey(part, "--help", state=tmp_path)
+    assert result.returncode == 0
+    assert result.stdout.startswith(f"usage: covey {part} ")
+
+
+def test_chat_says_in_words_that_a_clusters_gateway_is_not_there(tmp_path: Path) -> None:
+    refusal = b'{"kind":"Status","status":"Failure","message":"no endpoints available for service","code":503}'
+
+    class Cluster(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(503)
+            self.send_header("content-length", str(len(refusal)))
+            self.end_headers()
+            self.wfile.write(refusal)
+
+    with HTTPServer(("127.0.0.1", 0), Cluster) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = covey("chat", "m", "hi", "--url", f"http://127.0.0.1:{server.server_port}", state=tmp_path)
+        server.shutdown()
+    assert result.returncode == 1
+    assert "no gateway answers through the cluster: no endpoints available for service" in result.stderr
+    assert "{" not in result.stderr
 
 
 class SteeringSource(BaseHTTPRequestHandler):

@@ -123,7 +123,9 @@ def _content_of(chunk: dict[str, Any]) -> Iterator[str]:
 
 def _error_text(text: str, status: int) -> str:
     try:
-        error = json.loads(text)["error"]
-        return f"{error['code']}: {error['message']}"
-    except (ValueError, KeyError, TypeError):
+        answer = json.loads(text)
+        if answer.get("kind") == "Status":
+            return f"no gateway answers through the cluster: {answer['message']}. If its pods run, their log says why."
+        return f"{answer['error']['code']}: {answer['error']['message']}"
+    except (AttributeError, ValueError, KeyError, TypeError):
         return f"the gateway answered {status}: {text[:300]}"

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import click
+from covey_fleet_client.calls import parse_controller_url
+from covey_fleet_client.errors import FleetError
 from covey_fleet_client.tasks import flatten_errors
 from rich.console import Console
 
@@ -51,7 +53,7 @@ def join(
     URL is its fleet API, https://HOST:PORT. A token (`covey token create --role machine` there) is needed once.
     """
     settings = JoinSettings(
-        controller=url,
+        controller=_parse_url(url),
         state=state.expanduser().absolute(),
         cache=cache.expanduser().absolute() if cache else None,
         name=name,
@@ -65,6 +67,14 @@ def join(
     except AlreadyRunning as running:
         words = f"state folder '{settings.state}' belongs to a running Covey (pid {running.record.get('pid')})"
         raise CommandError(f"{words}. Stop it, or name another folder with --state.") from None
+
+
+def _parse_url(url: str) -> str:
+    """Before anything starts: who has joined already would retry a wrong one forever, and its engines run on."""
+    try:
+        return parse_controller_url(url)
+    except FleetError as error:
+        raise CommandError(str(error), ExitCode.WRONG_USE) from error
 
 
 def _find_token(path: Path | None, *, is_needed: bool) -> str | None:

@@ -100,6 +100,14 @@ def kind_of(word: str) -> type[Kind]:
         raise CommandError(str(error), ExitCode.WRONG_USE) from error
 
 
+def is_kind(word: str) -> bool:
+    try:
+        parse_kind(word)
+    except ValueError:
+        return False
+    return True
+
+
 def parse_targets(words: tuple[str, ...]) -> list[tuple[type[Kind], str]]:
     """`KIND NAME…` or `KIND/NAME…`, as kubectl takes them."""
     if not words:
@@ -110,6 +118,9 @@ def parse_targets(words: tuple[str, ...]) -> list[tuple[type[Kind], str]]:
             raise CommandError("give every object as KIND/NAME, or one KIND and names after it", ExitCode.WRONG_USE)
         return [(kind_of(kind), name) for kind, _, name in pairs]
     if len(words) == 1:
+        if not is_kind(words[0]):
+            hint = f"say of which kind '{words[0]}' is: KIND/NAME, such as placement/{words[0]}"
+            raise CommandError(hint, ExitCode.WRONG_USE)
         raise CommandError(f"say which {kind_of(words[0]).SINGULAR}: {words[0]} NAME", ExitCode.WRONG_USE)
     return [(kind_of(words[0]), name) for name in words[1:]]
 

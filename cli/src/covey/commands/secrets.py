@@ -52,7 +52,14 @@ def token() -> None:
 @token.command("create")
 @click.option("--role", type=click.Choice(["agent", "gateway", "machine"]), default="agent", show_default=True)
 @click.option("--uses", type=click.IntRange(1, 1000), default=1, show_default=True, help="How often it may be used.")
-@click.option("--ttl", "ttl_seconds", type=click.IntRange(60, 7 * 86_400), default=3600, show_default=True)
+@click.option(
+    "--ttl",
+    "ttl_seconds",
+    type=click.IntRange(60, 7 * 86_400),
+    default=3600,
+    show_default=True,
+    help="Seconds until it can't be used any more.",
+)
 @fleet_options
 def create_token(role: str, uses: int, ttl_seconds: int, where: Where) -> None:
     """Make a join token; it is shown once.
