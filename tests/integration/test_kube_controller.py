@@ -162,6 +162,24 @@ def test_agent_reaches_its_leader_through_the_standby_alone(fleet: KubeFleet) ->
     fleet.wait(lambda: leader.probe("/readyz") == 200, "the killed one could lead again")
 
 
+def test_leader_that_starts_again_passes_nothing_on_to_itself(fleet: KubeFleet) -> None:
+    """Until its old Lease is over, that names the address where the new process listens."""
+    leader, standby = fleet.wait_leader(), fleet.standby()
+    words = "waiting to lead: the Lease is held by"
+    standby.part.kill()
+    leader.part.kill()
+    said = leader.part.log.read_text().count(words)
+    leader.part.start()
+    try:
+        fleet.wait(lambda: leader.part.log.read_text().count(words) > said, "the new process has seen the old Lease")
+        for port in (leader.fleet_port, leader.control_port):
+            assert httpx.get(f"https://127.0.0.1:{port}/", verify=False, timeout=10).status_code == 503
+    finally:
+        standby.part.start()
+    fleet.wait_leader()
+    prove_it_leads(fleet)
+
+
 def test_api_server_goes_away_and_comes_back_while_requests_are_served(plane: ControlPlane, fleet: KubeFleet) -> None:
     with serving_throughout(fleet):
         with plane.without_api_server():
