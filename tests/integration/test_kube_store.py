@@ -35,7 +35,6 @@ from testbed.kube.programs import NoPrograms
 
 pytestmark = pytest.mark.integration
 
-LEASE = ObjectKey("Lease", "default", "covey-controller")
 LEASE_PATH = "/apis/coordination.k8s.io/v1/namespaces/default/leases/covey-controller"
 MERGE = {"content-type": "application/merge-patch+json"}
 INSTANCE = ObjectKey("Instance", "default", "smollm2-0")
@@ -347,6 +346,48 @@ def test_somebody_elses_finalizer_keeps_an_instance_and_nothing_turns_in_circles
             assert people.version(INSTANCE) == version
             await people.patch(INSTANCE, {"metadata": {"finalizers": None}})
             await until(lambda: INSTANCE not in store.sync.objects)
+
+    asyncio.run(scenario())
+
+
+@contextlib.contextmanager
+def no_instances_of(plane: ControlPlane, placement: str) -> Generator[None]:
+    """Somebody's admission policy."""
+    rule = {"apiGroups": ["covey.dev"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["instances"]}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": f"object.spec.placement != '{placement}'", "message": "house rule 7"}],
+    }
+    binding = {"policyName": "house-rules", "validationActions": ["Deny"]}
+    kind, version = "ValidatingAdmissionPolicy", "admissionregistration.k8s.io/v1"
+    for name, body in ((kind, spec), (f"{kind}Binding", binding)):
+        written = {"apiVersion": version, "kind": name, "metadata": {"name": "house-rules"}, "spec": body}
+        plane.kubectl("apply", "-f", "-", text=json.dumps(written))
+    try:
+        yield
+    finally:
+        plane.kubectl("delete", f"{kind}Binding,{kind}", "house-rules")
+
+
+def test_admission_policy_that_refuses_one_placement_stops_no_other(plane: ControlPlane) -> None:
+    async def scenario() -> None:
+        agent = FakeAgent("a", total_bytes=64 * builders.GIB)
+        async with running_kube_store(plane) as store, controller(store, agent) as control:
+            people = People(plane, store)
+            with no_instances_of(plane, "a-barred"):
+                await people.apply(model_yaml())
+                # In force a moment after it is written.
+                await asyncio.sleep(3)
+                await people.apply(f"{placement_yaml('a-barred')}---\n{placement_yaml('b')}")
+                await control.wait_routed(1)
+                await people.apply(placement_yaml("c"))
+                await control.wait_routed(2)
+                await people.delete(placement_key("b"))
+                await until(lambda: placement_key("b") not in store.sync.objects, 60)
+                assert {each.spec.placement for each in instances(store)} == {"c"}
+                told = control.history.events(placement_key("a-barred"))
+                assert ["house rule 7" in event.message for event in told] == [True]
+            await control.wait_routed(2)
 
     asyncio.run(scenario())
 

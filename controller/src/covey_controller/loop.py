@@ -4,23 +4,26 @@ Level-triggered: whatever woke it, it looks at everything again. What it wrote i
 holds no decision of its own; those are `reconcile.plan`'s.
 
 Order within a turn: actions on the store, each with its precondition; then what agents and gateways get; then statuses.
-A `Conflict` ends the turn: somebody else wrote, so the world is observed again. A leader that hears of a higher term
+A `Conflict` ends the turn: somebody else wrote, so the world is observed again. So does a write that is `Refused`: the
+next turn plans without the Placement that it was for. A leader that hears of a higher term
 takes the lease anew above it. Losing the lease ends the leadership, not the process.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
+from covey_api.placement import Placement
+from covey_api.reasons import EventReason
 from covey_fleet_client.tasks import run_apart
 
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
-from covey_controller.ports import Conflict, Event, Lease, Store
+from covey_controller.ports import Conflict, Event, Lease, Refused, Store
 from covey_controller.reconcile.outcomes import (
     Action,
     CreateInstance,
@@ -33,6 +36,7 @@ from covey_controller.reconcile.outcomes import (
 )
 from covey_controller.reconcile.plan import MAX_SLEEP_SECONDS, plan
 from covey_controller.reconcile.world import Memory, World
+from covey_controller.set_aside import AGAIN_SECONDS, SetAside
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +88,7 @@ class ReconcileLoop:
         self._history = history
         self._around = surroundings
         self._memory = Memory()
+        self._aside = SetAside()
         self._led_since = 0.0
         self._listed = asyncio.Event()
         self._backoff = Backoff()
@@ -128,6 +133,7 @@ class ReconcileLoop:
         self._board.begin(lease.term)
         self._lease = lease
         self._memory = Memory()
+        self._aside = SetAside()
         self._led_since = asyncio.get_running_loop().time()
         above: int | None = None
         try:
@@ -170,23 +176,29 @@ class ReconcileLoop:
         self._listed.set()
         self._require_lead(lease)
         now = asyncio.get_running_loop().time()
-        world = self._observe(lease, objects)
+        world = self._observe(lease, self._aside.hide(objects, now))
         made = plan(world, now)
         self._history.observe(objects, world, now)
         self.is_leading = True
         for action in made.actions:
-            await self._act(lease, action)
+            try:
+                await self._act(lease, action)
+            except Refused as refusal:
+                if (placement := self._aside.add(action, objects, now)) is None:
+                    raise
+                await self._say_refused(placement, refusal)
+                return now
         self._board.publish(made.assignments, made.endpoints)
         self._memory = made.memory
         await self._report(lease, made)
         self._board.take_answers(made.used_answers)
         return now if made.actions or made.statuses else made.wake_at
 
-    def _observe(self, lease: Lease, objects: Mapping[ObjectKey, Kind]) -> World:
+    def _observe(self, lease: Lease, objects: tuple[Kind, ...]) -> World:
         return World(
             term=lease.term,
             led_since=self._led_since,
-            objects=tuple(objects.values()),
+            objects=objects,
             agents=self._board.observe_agents(),
             gateways=self._board.observe_gateways(),
             answers=dict(self._board.observed.answers),
@@ -216,6 +228,14 @@ class ReconcileLoop:
                     await self._store.update(item)
                 case _:
                     await self._store.delete(action.key, action.uid)
+
+    async def _say_refused(self, placement: Placement, refusal: Refused) -> None:
+        message = f"{refusal}. What runs goes on; it is tried again every {AGAIN_SECONDS:.0f} s"
+        note = Note(placement.key, EventReason.WRITE_REFUSED, message, warning=True)
+        if self._history.record(note):
+            log.warning("%s: %s: %s", note.key, note.reason, note.message)
+            async with asyncio.timeout(STORE_SECONDS):
+                await self._store.write_status(placement.key, placement.status, (_event(note),))
 
     async def _report(self, lease: Lease, made: Plan) -> None:
         """Statuses with their events; notes are said once."""

@@ -31,6 +31,11 @@ class KubeError(Exception):
         """The object breaks its schema or a rule; so does a JSON patch whose test does not hold."""
         return self.status == HTTPStatus.UNPROCESSABLE_ENTITY
 
+    @property
+    def is_refusal(self) -> bool:
+        """This object may not be written: an admission policy, a quota or a missing right says so."""
+        return self.is_invalid or self.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN)
+
 
 class KubeAway(KubeError):
     """The API server could not be reached, did not answer in time, or is too busy: the same call may work later."""
