@@ -85,6 +85,7 @@ class MemoryStore:
 
     async def write_status(self, key: ObjectKey, status: Status, events: tuple[Event, ...] = ()) -> None:
         self._write(f"status {key}")
+        self._require_allowed(key)
         self.events += events
         if (item := self.objects.get(key)) is not None:
             self.objects[key] = item.model_copy(update={"status": status})

@@ -238,16 +238,22 @@ class ReconcileLoop:
                 await self._store.write_status(placement.key, placement.status, (_event(note),))
 
     async def _report(self, lease: Lease, made: Plan) -> None:
-        """Statuses with their events; notes are said once."""
+        """Statuses with their events; notes are said once. One that is refused keeps no other from being told."""
         notes = [note for note in made.notes if self._history.record(note)]
         for note in notes:
             level = logging.WARNING if note.warning else logging.INFO
             log.log(level, "%s: %s: %s", note.key, note.reason, note.message)
+        refusals: list[Refused] = []
         for write in made.statuses:
             self._require_lead(lease)
             events = tuple(_event(note) for note in notes if note.key == write.key)
-            async with asyncio.timeout(STORE_SECONDS):
-                await self._store.write_status(write.key, write.status, events)
+            try:
+                async with asyncio.timeout(STORE_SECONDS):
+                    await self._store.write_status(write.key, write.status, events)
+            except Refused as refusal:
+                refusals.append(refusal)
+        if refusals:
+            raise refusals[0]
 
     def _require_lead(self, lease: Lease) -> None:
         if lease.lost.is_set():

@@ -154,7 +154,7 @@ class Store(Protocol):
         ...
 
     async def write_status(self, key: ObjectKey, status: Status, events: tuple[Event, ...] = ()) -> None:
-        """Replace an object's status and record events. An equal status writes nothing. A missing object: nothing."""
+        """Replace an object's status and record events. An equal status or a missing object: nothing. Refused."""
         ...
 
 

@@ -8,7 +8,7 @@ import pytest
 from covey_api.instance import Instance
 from covey_api.kinds import ObjectKey
 from covey_api.messages import Order
-from covey_api.placement import ContextWish
+from covey_api.placement import ContextWish, Placement
 from covey_api.reasons import EventReason
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
@@ -232,5 +232,23 @@ def test_refused_replica_leaves_those_that_run_alone() -> None:
             assert [each.metadata.name for each in store.instances()] == ["smollm2-0"]
             store.put(builders.placement(replicas=0))
             await control.wait_routed(0)
+
+    run_virtual(story())
+
+
+def test_status_that_is_refused_keeps_no_other_from_being_told() -> None:
+    async def story() -> None:
+        names = ("a", "b", "c")
+        wishes = [builders.placement(name, model="smollm2") for name in names]
+        store = MemoryStore(builders.model(), *wishes)
+        store.forbidden = {wishes[0].key, builders.model().key}
+        async with controller(store, FakeAgent("n", total_bytes=64 * builders.GIB)) as control:
+            await control.wait_routed(3)
+            await asyncio.sleep(60)
+            told = [item for item in store.objects.values() if isinstance(item, Placement)]
+            assert {each.metadata.name: each.status.ready_replicas for each in told} == {"a": 0, "b": 1, "c": 1}
+            writes = len(store.writes)
+            await asyncio.sleep(300)
+            assert len(store.writes) - writes < 300, "tried again, and not without a pause"
 
     run_virtual(story())

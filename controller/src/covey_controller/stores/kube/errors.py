@@ -54,6 +54,8 @@ def parse_refusal(call: str, status: int, content: bytes) -> KubeError:
         refusal = _Refusal.model_validate_json(content)
     except ValidationError:
         refusal = _Refusal(message=content.decode(errors="replace").strip())
-    reason = refusal.reason or HTTPStatus(status).phrase.replace(" ", "")
+    # What stands before an API server has numbers of its own, such as 520.
+    known = {each.value: each.phrase for each in HTTPStatus}
+    reason = refusal.reason or known.get(status, "Unknown").replace(" ", "")
     is_away = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
     return (KubeAway if is_away else KubeError)(call, status, reason, refusal.message)

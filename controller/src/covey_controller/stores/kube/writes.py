@@ -115,6 +115,8 @@ class ObjectWriter:
                 if error.is_missing:
                     self._sync.observe_missing(key, entry.uid)
                     return
+                if error.is_refusal:
+                    raise Refused(f"the status of '{key}' can't be written: {error.message}") from error
                 raise _conflict_or(error, key) from error
             write.version = _version(raw)
             self._sync.observe(KINDS[key.kind], raw)
