@@ -109,6 +109,10 @@ class Refused(Exception):
     """A rule that is not Covey's forbids this one write (admission, quota, rights). Others are not concerned."""
 
 
+class LeaseLost(Conflict):
+    """This process doesn't lead any more; whoever does writes now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """A note that people see in `describe`: deduplicated by (object, reason, message)."""

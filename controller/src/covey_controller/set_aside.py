@@ -23,6 +23,11 @@ class SetAside:
     def __init__(self) -> None:
         self._until: dict[ObjectKey, float] = {}
 
+    @property
+    def wake_at(self) -> float:
+        """When the next one is tried again."""
+        return min(self._until.values(), default=float("inf"))
+
     def add(self, action: Action, objects: Mapping[ObjectKey, Kind], now: float) -> Placement | None:
         """The Placement that the refused action was for; None if there is none to set aside."""
         placement = objects.get(_owner_of(action))
