@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -430,6 +430,37 @@ def test_idle_fleet_writes_nothing_but_the_lease(plane: ControlPlane) -> None:
             assert 1 <= written["leases"] <= 12, "ours every 5 s, and the API server's own"
 
     asyncio.run(scenario())
+
+
+def test_settings_of_another_version_keep_nobody_from_leading(plane: ControlPlane) -> None:
+    """A newer version's CRD allows a value that this one doesn't know, and somebody has used it."""
+    crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/fleets.covey.dev"
+    fleet = "/apis/covey.dev/v1alpha1/fleets"
+    with plane.client() as client:
+        versions = client.get(crd).raise_for_status().json()["spec"]["versions"]
+        newer = json.loads(json.dumps(versions).replace('"Q4_0"', '"Q4_0", "Q3_0"'))
+        client.patch(crd, content=json.dumps({"spec": {"versions": newer}}), headers=MERGE).raise_for_status()
+        body: JsonObject = {"apiVersion": "covey.dev/v1alpha1", "kind": "Fleet", "metadata": {"name": "default"}}
+        body["spec"] = {"kvCache": {"type": "Q3_0"}}
+        try:
+            asyncio.run(_until_written(lambda: client.post(fleet, json=body).is_success))
+
+            async def scenario() -> None:
+                async with running_kube_store(plane, leads=False) as store:
+                    async with asyncio.timeout(30):
+                        assert (await store.acquire_lease("one")).holder == "one"
+
+            asyncio.run(scenario())
+        finally:
+            client.delete(f"{fleet}/default")
+            client.patch(crd, content=json.dumps({"spec": {"versions": versions}}), headers=MERGE).raise_for_status()
+
+
+async def _until_written(write: Callable[[], bool]) -> None:
+    """The API server takes a changed schema up a moment later."""
+    async with asyncio.timeout(20):
+        while not write():  # noqa: ASYNC110 - the API server tells nobody
+            await asyncio.sleep(0.2)
 
 
 # Faults
