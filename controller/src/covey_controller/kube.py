@@ -161,15 +161,14 @@ class Replica:
         ports = self._fleet_port.result(), self._control_port.result()
         return LeaderAddress(*(render_address(host, port) for port in ports))
 
-    def _elsewhere(self, store: KubeStore, host: str, api: Literal["fleet", "control"]) -> str | None:
-        """Where the leader answers. Never here: a Lease that the process before left behind names this very address,
-        and a connection passed on to it would come back, again and again."""
+    def _elsewhere(self, store: KubeStore, advertised: str, api: Literal["fleet", "control"]) -> str | None:
+        """Where the leader answers; None when that is nobody, or here: a container that starts again in its pod has
+        the address of the leader that it was, and would pass each connection on to itself without an end."""
         leader = store.leader_address()
-        if leader is None:
-            return None
+        address = (getattr(leader, api) or None) if leader is not None else None
         port = self._fleet_port if api == "fleet" else self._control_port
-        address: str = getattr(leader, api)
-        return address if address and address != render_address(host, port.result()) else None
+        is_here = port.done() and address == render_address(advertised, port.result())
+        return None if is_here else address
 
     def _on_fleet_listening(self, url: str) -> None:
         log.info("fleet API on %s", url)
