@@ -1,10 +1,14 @@
 """The planner's decisions in words, as people read them in `covey why` and in status."""
 
 import json
+from collections import Counter
+from dataclasses import replace
 
 from conftest import Golden
 from covey_api.engines import EngineName, KvCacheType
 from covey_api.instance import EngineOptions, Instance, InstanceGoal, Member
+from covey_api.node import Taint
+from covey_api.placement import Toleration
 from covey_planner.choice import choose, explain_nodes
 from covey_planner.text import WhyPlacement, render_refusals, render_why, why_data
 from covey_planner.types import Chosen, NodeState, NodeView, Pool, Wish
@@ -20,6 +24,7 @@ FLEET = (
     node("foyer", lanes=()),
     node("garage", memory=32 * GIB),
 )
+TAINT = Taint(key="owner", value="ann")
 
 
 def stamp(name: str, chosen: Chosen, goal: InstanceGoal = InstanceGoal.RUN) -> Instance:
@@ -48,7 +53,15 @@ def reserved(view: NodeView, instances: tuple[Instance, ...]) -> NodeView:
         for pool in view.pools
     )
     return NodeView(
-        view.name, view.state, view.schedulable, view.labels, view.lanes, pools, view.cpu_cores, view.cached
+        view.name,
+        view.state,
+        view.schedulable,
+        view.labels,
+        view.lanes,
+        pools,
+        view.cpu_cores,
+        view.cached,
+        view.taints,
     )
 
 
@@ -57,6 +70,7 @@ def why(asked: Wish, replicas: int, fleet: tuple[NodeView, ...] = FLEET) -> WhyP
     decision = choose(asked, fleet, replicas)
     instances = tuple(stamp(f"{asked.placement}-{index}", chosen) for index, chosen in enumerate(decision.chosen))
     nodes = tuple(reserved(view, instances) for view in fleet)
+    asked = replace(asked, placed=Counter(chosen.node for chosen in decision.chosen))
     return WhyPlacement(asked, replicas, instances, nodes, explain_nodes(asked, nodes), decision.pending)
 
 
@@ -89,6 +103,12 @@ def test_instance_of_an_older_wish_drains(golden: Golden) -> None:
     nodes = (reserved(node("here"), (older,)),)
     text = render_why(WhyPlacement(changed, 1, (older,), nodes, explain_nodes(changed, nodes)))
     golden("why/older-wish-drains.txt", text)
+
+
+def test_tainted_nodes_name_their_taint_unless_it_is_tolerated(golden: Golden) -> None:
+    fleet = (node("attic", taints=(TAINT,)), node("barn", taints=(Taint(key="dusty"),)), node("cellar"))
+    golden("why/tainted.txt", render_why(why(wish(tolerations=(Toleration(key="dusty"),)), 1, fleet)))
+    golden("refusals/tainted.txt", render_refusals(choose(wish(), fleet[:2], 1)) + "\n")
 
 
 def test_header_that_is_still_read(golden: Golden) -> None:

@@ -21,6 +21,9 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, min_length=1, max_length=MAX_N
 # What a label value or selector value may be, as in Kubernetes.
 LABEL_VALUE_PATTERN = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN, max_length=63)]
+# What a label's key may be, as in Kubernetes: a name, perhaps with a domain before it.
+LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=128)]
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN, min_length=64, max_length=64)]
 

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 
 from covey_api.engines import EngineName, Lane
 from covey_api.kinds import Column, Kind, cel
-from covey_api.meta import Message, Status
+from covey_api.meta import LabelKey, LabelValue, Message, Status
 from covey_api.units import Quantity
 
 ABSOLUTE_PATH_PATTERN = r"^/[^\x00-\x1f\x7f]*$"
@@ -40,6 +40,26 @@ class NodeReserve(Message):
     """Bytes of host memory that Covey never plans with."""
 
 
+class TaintEffect(StrEnum):
+    NO_SCHEDULE = "NoSchedule"
+    """Nothing new is placed here without a toleration; what runs stays."""
+
+
+class Taint(Message):
+    """Keeps away what doesn't tolerate it."""
+
+    key: LabelKey
+    """What a toleration names."""
+    value: LabelValue = ""
+    """What a toleration with operator `Equal` must have too."""
+    effect: TaintEffect = TaintEffect.NO_SCHEDULE
+    """`NoSchedule`: nothing new is placed here without a toleration; what runs stays."""
+
+    def __str__(self) -> str:
+        """As kubectl writes it, such as `owner=ann:NoSchedule`."""
+        return f"{self.key}{f'={self.value}' if self.value else ''}:{self.effect}"
+
+
 class NodeSpec(Message):
     """Limits of the machine and what the operator says about its engines."""
 
@@ -48,12 +68,24 @@ class NodeSpec(Message):
             (
                 "!has(self.engines) || self.engines.all(e, self.engines.exists_one(f, f.engine == e.engine))",
                 "`spec.engines` must name each engine at most once",
-            )
+            ),
+            (
+                "!has(self.taints) || self.taints.all(t, self.taints.exists_one(u, u.key == t.key))",
+                "`spec.taints` must name each key at most once",
+            ),
         )
     )
 
     unschedulable: bool = False
     """True: nothing new is placed here; what runs stays."""
+    taints: Annotated[
+        tuple[Taint, ...],
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["key"]},
+        ),
+    ] = ()
+    """Keep away every Placement that doesn't tolerate them, at most one per key; what runs stays."""
     reserve: NodeReserve = NodeReserve()
     engines: Annotated[tuple[EngineOverride, ...], Field(max_length=8)] = ()
     """Overrides, at most one per engine."""

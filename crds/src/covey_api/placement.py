@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 
 from covey_api.engines import EngineName, KvCacheType
 from covey_api.kinds import Column, Kind, Scale, cel
-from covey_api.meta import LabelValue, Message, Name, Status
+from covey_api.meta import LabelKey, LabelValue, Message, Name, Status
 from covey_api.reasons import FailureCause, RefusalReason
 
 
@@ -25,6 +25,33 @@ class ModelReference(Message):
     """Name of the Model."""
 
 
+class TolerationOperator(StrEnum):
+    EQUAL = "Equal"
+    """The taint's value must be the same."""
+    EXISTS = "Exists"
+    """Whatever the taint's value is."""
+
+
+class Toleration(Message):
+    """Lets instances come to nodes with a matching taint; it draws none there."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "!has(self.value) || self.value == '' || !has(self.operator) || self.operator == 'Equal'",
+                "`value` of a toleration must be absent when its `operator` is 'Exists'",
+            )
+        )
+    )
+
+    key: LabelKey
+    """Key of the taint."""
+    operator: TolerationOperator = TolerationOperator.EQUAL
+    """`Equal`: the taint's value must be `value`; `Exists`: any value will do."""
+    value: LabelValue = ""
+    """Value of the taint, for `Equal`."""
+
+
 class NodeChoice(Message):
     """Which nodes may run it. Every part given must hold."""
 
@@ -36,6 +63,8 @@ class NodeChoice(Message):
     """Only these nodes, if any are named."""
     exclude: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
     """Never these nodes."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
+    """Taints of nodes that don't keep it away."""
 
 
 class ContextWish(Message):

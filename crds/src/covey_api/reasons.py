@@ -137,6 +137,8 @@ class RefusalReason(StrEnum):
 
     CORDONED = "Cordoned"
     """`spec.unschedulable` is true."""
+    TAINTED = "Tainted"
+    """A taint in `spec.taints` of the Node is not tolerated by `spec.nodes.tolerations` of the Placement."""
     NOT_SELECTED = "NotSelected"
     """`spec.nodes.selector` or `include` of the Placement leaves it out."""
     EXCLUDED = "Excluded"

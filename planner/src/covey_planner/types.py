@@ -7,6 +7,8 @@ from enum import StrEnum
 from covey_api.engines import ArtifactFormat, EngineName, KvCacheType, Lane
 from covey_api.instance import Costs, EngineOptions
 from covey_api.model import Geometry, ResolvedArtifact
+from covey_api.node import Taint
+from covey_api.placement import Toleration
 from covey_api.reasons import RefusalReason
 
 
@@ -45,6 +47,7 @@ class NodeView:
     cpu_cores: int
     cached: frozenset[str]
     """Digests of artifacts on its disk."""
+    taints: tuple[Taint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class Wish:
     workspace_bytes: int
     placed: Mapping[str, int] = field(default_factory=dict[str, int])
     """Instances of this Placement that each node runs already: new ones go elsewhere first."""
+    tolerations: tuple[Toleration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

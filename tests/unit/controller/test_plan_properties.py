@@ -6,7 +6,8 @@ from covey_api.instance import Instance, InstanceGoal, Member, MemberPhase
 from covey_api.kinds import Kind
 from covey_api.messages import AskAnswer, Demand, EndpointDemand, Order
 from covey_api.meta import ObjectMeta
-from covey_api.node import Node, NodeSpec
+from covey_api.model import Model
+from covey_api.node import Node, NodeSpec, Taint
 from covey_api.placement import ContextWish, Placement, Rollout, RolloutStrategy
 from covey_api.reasons import FailureCause
 from covey_controller.reconcile.fleet import next_silence
@@ -224,6 +225,60 @@ def test_surge_roll_never_stops_the_last_ready_replica(kinds: list[tuple[bool, M
     phases = [phase for _, phase in kinds]
     ready = [i.spec.instance_id for i, phase in zip(made_of, phases, strict=True) if phase is MemberPhase.READY]
     assert len([each for each in ready if each not in drained]) >= min(len(ready), replicas)
+
+
+@settings(max_examples=150, deadline=None)
+@given(arbitrary_worlds())
+def test_no_ready_instance_leaves_without_a_stated_cause(world: World) -> None:
+    """A cause is one of: fewer are wished, another revision is, or its Instance, Placement or Node is to go."""
+    world = settle(world, NOW)
+    made = plan(world, NOW + 1)
+    told = {note.key for note in made.notes if note.message}
+    placements = {each.metadata.name: each for each in world.objects if isinstance(each, Placement)}
+    deleted = {n.metadata.name for n in world.objects if isinstance(n, Node) and n.metadata.deletion_timestamp}
+    models = [each for each in world.objects if isinstance(each, Model)]
+    reports = {
+        (member.instance_id, member.attempt): member.phase
+        for agent in world.agents
+        if agent.report is not None
+        for member in agent.report.members or ()
+    }
+    for action in made.actions:
+        if not isinstance(action, UpdateInstance) or action.instance.spec.goal is not InstanceGoal.DRAIN:
+            continue
+        before = next(each for each in world.objects if each.key == action.instance.key)
+        assert isinstance(before, Instance)
+        if before.spec.goal is InstanceGoal.DRAIN:
+            continue
+        assert action.instance.key in told
+        placement = placements.get(before.spec.placement)
+        is_ready = reports.get((before.spec.instance_id, before.spec.attempt)) is MemberPhase.READY
+        if not is_ready or placement is None or placement.spec.suspend or before.spec.members[0].node in deleted:
+            continue
+        is_other_revision = bool(models) and revision_of(placement, models[0]) != before.spec.revision
+        is_surplus = len(running(world.objects, placement)) > placement.spec.replicas
+        assert is_other_revision or is_surplus
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from((1 << 30, 8 << 30, 64 << 30)), max_size=3), st.integers(1, 3), st.booleans())
+def test_no_better_place_moves_what_serves(arriving: list[int], replicas: int, is_tainted: bool) -> None:
+    """Roomier nodes arrive, and the node that serves is cordoned and tainted: what is Ready stays."""
+    serving = [
+        builders.instance(f"smollm2-{index}", node="a", instance_id=f"{index + 1:016x}", revision=CURRENT)
+        for index in range(replicas)
+    ]
+    ready = [worlds.member_report(each, MemberPhase.READY) for each in serving]
+    agents = [AgentView("a", NOW, worlds.report(ready, facts=worlds.facts(8 << 30)))]
+    agents += [
+        AgentView(f"b{index}", NOW, worlds.report([], facts=worlds.facts(size))) for index, size in enumerate(arriving)
+    ]
+    spec = NodeSpec(unschedulable=is_tainted, taints=(Taint(key="k"),) if is_tainted else ())
+    home = Node(metadata=ObjectMeta(name="a", uid="uid-a", finalizers=builders.HELD), spec=spec)
+    world = worlds.world(MODEL, builders.placement(replicas=replicas), home, *serving, agents=tuple(agents))
+    world = replace(world, memory=replace(world.memory, planned_at=NOW - 1))
+    touched = (CreateInstance, UpdateInstance, DeleteObject)
+    assert [each for each in plan(world, NOW).actions if isinstance(each, touched)] == []
 
 
 def is_heard(agent: AgentView) -> bool:

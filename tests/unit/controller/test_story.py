@@ -5,9 +5,17 @@ from covey_api.instance import Instance, InstanceGoal, InstancePhase, MemberPhas
 from covey_api.messages import ModelState
 from covey_api.meta import MAX_NAME_LENGTH, RETRY_ANNOTATION, Condition
 from covey_api.model import Model, ModelStatus
-from covey_api.node import Node, NodeReserve, NodeSpec
-from covey_api.placement import ContextWish, Placement, PlacementStatus, Rollout, RolloutStrategy
-from covey_api.reasons import EventReason, FailureCause, NodeReason, ReadyReason
+from covey_api.node import Node, NodeReserve, NodeSpec, Taint
+from covey_api.placement import (
+    ContextWish,
+    NodeChoice,
+    Placement,
+    PlacementStatus,
+    Rollout,
+    RolloutStrategy,
+    Toleration,
+)
+from covey_api.reasons import EventReason, FailureCause, NodeReason, ReadyReason, RefusalReason
 from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
 from covey_controller.reconcile.outcomes import UpdateInstance
 from covey_controller.reconcile.plan import plan
@@ -587,6 +595,21 @@ def test_cordoned_node_keeps_what_runs_and_takes_nothing_new() -> None:
     story.run(20)
     assert story.routed() == ["smollm2-0"]
     assert ready_condition(story).reason == ReadyReason.PARTLY_SERVING
+
+
+def test_tainted_node_keeps_what_runs_and_takes_what_tolerates_it() -> None:
+    story = fleet("a")
+    node = next(o for o in story.objects.values() if isinstance(o, Node))
+    story.put(node.model_copy(update={"spec": NodeSpec(taints=(Taint(key="owner", value="ann"),))}))
+    story.put(builders.placement(replicas=2))
+    story.run(20)
+    assert story.routed() == ["smollm2-0"]
+    placement = next(o for o in story.objects.values() if isinstance(o, Placement))
+    assert [(each.reason, each.nodes) for each in placement.status.refusals] == [(RefusalReason.TAINTED, 1)]
+    assert "'owner=ann:NoSchedule'" in placement.status.closest_refusal
+    story.put(builders.placement(replicas=2, nodes=NodeChoice(tolerations=(Toleration(key="owner", value="ann"),))))
+    story.run(20)
+    assert story.routed() == ["smollm2-0", "smollm2-1"]
 
 
 def test_nodes_reserve_is_never_planned_with() -> None:

@@ -19,6 +19,8 @@ RELEASED = Path(__file__).resolve().parents[2] / "golden" / "files" / "crds-rele
 _STAMPED_ONCE = " && ".join(f"self.{name} == oldSelf.{name}" for name in STAMPED)
 REASONS: dict[str, str] = {
     f"instances.covey.dev: .spec: rule {_STAMPED_ONCE} is new": "only controllers write Instances, and none did",
+    "cnodes.covey.dev: .spec: rule !has(self.taints) || self.taints.all(t, self.taints.exists_one(u, u.key == t.key))"
+    " is new": "it is about a new field alone",
 }
 _LOWER = ("minimum", "minLength", "minItems")
 _UPPER = ("maximum", "maxLength", "maxItems", "maxProperties")

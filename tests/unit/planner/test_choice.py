@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import pytest
 from covey_api.engines import Compute, EngineName, KvCacheType, LaneState
+from covey_api.node import Taint
+from covey_api.placement import Toleration, TolerationOperator
 from covey_api.reasons import RefusalReason
 from covey_planner.choice import choose, explain_nodes
 from covey_planner.text import render_refusals
 from covey_planner.types import Chosen, Decision, NodeState, NodeView, Pool, Refusal, Wish
 from kit.builders import artifact, geometry, lane
 from kit.planning import GIB, MIB, large_geometry, large_variant, node, taken_bytes, variant, wish
+
+GPU = Pool("Cuda0", 64 * GIB, 0, 0)
 
 
 def nodes_of(decision: Decision) -> list[str]:
@@ -42,6 +46,12 @@ def test_nothing_is_chosen_when_nothing_is_asked_for() -> None:
     ("refused", "asked", "reason", "words"),
     [
         (node(schedulable=False), wish(), RefusalReason.CORDONED, "`spec.unschedulable` of the Node is true"),
+        (
+            node(taints=(Taint(key="owner", value="ann"), Taint(key="gpu"))),
+            wish(tolerations=(Toleration(key="gpu"), Toleration(key="owner", value="bob"))),
+            RefusalReason.TAINTED,
+            "`spec.taints` of the Node has 'owner=ann:NoSchedule', which `spec.nodes.tolerations` does not tolerate",
+        ),
         (node(), wish(exclude=frozenset({"a"})), RefusalReason.EXCLUDED, "`spec.nodes.exclude` names it"),
         (node(), wish(include=frozenset({"b"})), RefusalReason.NOT_SELECTED, "`spec.nodes.include` does not name it"),
         (
@@ -99,6 +109,22 @@ def test_every_filter_refuses_with_its_reason(
     assert decision.counts == ((reason, 1),)
     assert (closest(decision).reason, closest(decision).message) == (reason, words)
     assert explain_nodes(asked, [refused]) == (decision.closest,)
+
+
+def test_taint_is_tolerated_by_its_key_and_value_or_by_its_key_alone() -> None:
+    tainted = node(taints=(Taint(key="owner", value="ann"),))
+    exists = Toleration(key="owner", operator=TolerationOperator.EXISTS)
+    for toleration, is_placed in (
+        (exists, True),
+        (Toleration(key="owner", value="ann"), True),
+        (Toleration(key="owner", value="bob"), False),
+        (Toleration(key="owner"), False),
+        (Toleration(key="other", operator=TolerationOperator.EXISTS), False),
+    ):
+        assert bool(choose(wish(tolerations=(toleration,)), [tainted], 1).chosen) is is_placed
+    assert nodes_of(choose(wish(tolerations=(exists,)), [tainted, node("b", memory=8 * GIB)], 1)) == ["b"], (
+        "a toleration draws nothing"
+    )
 
 
 def test_memory_is_refused_with_every_byte() -> None:
@@ -170,7 +196,7 @@ def test_replicas_on_one_node_share_the_ceiling_at_which_all_fit() -> None:
 
 def test_replicas_spread_before_they_share() -> None:
     nodes = [node("a"), node("b"), node("c", memory=32 * GIB, reserved=20 * GIB)]
-    assert nodes_of(choose(wish(), nodes, 4)) == ["a", "b", "c", "a"]
+    assert nodes_of(choose(wish(), nodes, 4)) == ["c", "a", "b", "c"]
 
 
 def test_instances_that_run_already_count_when_replicas_spread() -> None:
@@ -187,16 +213,45 @@ def test_preferences_go_lane_then_artifact_then_engine_then_memory_then_name() -
     ordered = [
         node("f-gpu", lanes=gpu, pools=roomy),
         node("e-cached", cached=cached),
-        node("d-large", memory=64 * GIB),
         node("b-plain"),
         node("c-plain"),
-        node("a-installable", lanes=installable, memory=128 * GIB),
+        node("a-large", memory=64 * GIB),
+        node("a-narrow", memory=1700 * MIB),
+        node("a-installable", lanes=installable, memory=16 * GIB),
     ]
     remaining = list(reversed(ordered))
     for expected in ordered:
         (name,) = nodes_of(choose(wish(), remaining, 1))
         assert name == expected.name
         remaining = [view for view in remaining if view.name != name]
+
+
+def test_small_model_leaves_the_largest_block_to_a_large_one() -> None:
+    nodes = [node("big", memory=64 * GIB), node("small", memory=8 * GIB), node("medium", memory=32 * GIB)]
+    assert nodes_of(choose(wish(), nodes, 1)) == ["small"]
+    large = variant("large", geometry=large_geometry(weights_bytes=60 * GIB))
+    assert nodes_of(choose(wish(variants=(large,)), nodes, 1)) == ["big"]
+
+
+def test_roomier_node_is_taken_for_a_wider_window_and_not_beyond_it() -> None:
+    asked = wish(variants=(large_variant(),))
+    nodes = [node("a", memory=16 * GIB), node("b", memory=32 * GIB), node("c", memory=200 * GIB)]
+    (chosen,) = choose(asked, nodes, 1).chosen
+    assert (chosen.node, chosen.options.context_tokens) == ("c", 131_072)
+    assert nodes_of(choose(asked, nodes[:2], 1)) == ["b"]
+    assert nodes_of(choose(replace(asked, context_tokens=2048), nodes, 1)) == ["a"]
+
+
+def test_each_replica_takes_the_best_variant_that_its_node_can_run() -> None:
+    asked = wish(variants=(large_variant("large"), variant("small")), context_tokens=2048)
+    roomy = node(lanes=(lane(compute=Compute.CUDA, pool="Cuda0"),), pools=(Pool("Host", 8 * GIB, 0, 0), GPU))
+    needed = taken_bytes(choose(asked, [roomy], 1).chosen, "a", "Cuda0")
+    gpu = replace(roomy, name="gpu", pools=(Pool("Host", 8 * GIB, 0, 0), replace(GPU, total_bytes=needed)))
+    nodes = [node("tiny", memory=3 * GIB), node("cpu", memory=9 * GIB), gpu]
+    found = [(c.node, c.lane.compute, c.variant) for c in choose(asked, nodes, 3).chosen]
+    assert found == [("gpu", Compute.CUDA, "large"), ("cpu", Compute.CPU, "large"), ("tiny", Compute.CPU, "small")]
+    other_order = replace(asked, variants=(variant("small"), large_variant("large")))
+    assert {c.variant for c in choose(other_order, nodes, 3).chosen} == {"small"}
 
 
 def test_accelerator_without_room_falls_back_to_the_cpu() -> None:

@@ -4,6 +4,8 @@ from dataclasses import replace
 from random import Random
 
 from covey_api.engines import Compute, EngineName, KvCacheType, LaneState
+from covey_api.node import Taint
+from covey_api.placement import Toleration
 from covey_planner.choice import choose, explain_nodes
 from covey_planner.text import render_refusals
 from covey_planner.types import Chosen, Decision, NodeState, NodeView, Pool, VariantView, Wish
@@ -36,6 +38,7 @@ def node_views(draw: st.DrawFn, name: str) -> NodeView:
         pools=tuple(pools[: draw(st.integers(0, 2))]),
         cpu_cores=draw(st.integers(0, 256)),
         cached=draw(st.sampled_from([frozenset[str](), frozenset({artifact().digest})])),
+        taints=draw(st.sampled_from([(), (), (Taint(key="owner", value="ann"),)])),
     )
 
 
@@ -59,6 +62,7 @@ def wishes(draw: st.DrawFn) -> Wish:
     return wish(
         variants=draw(variants()),
         engines=draw(st.sampled_from([(), (EngineName.LLAMA_SERVER,)])),
+        tolerations=draw(st.sampled_from([(), (Toleration(key="owner", value="ann"),)])),
         selector=draw(st.sampled_from([{}, {}, {"zone": "z1"}])),
         exclude=frozenset(draw(st.sets(st.sampled_from(NAMES), max_size=2))),
         failed=frozenset((name, EngineName.LLAMA_SERVER) for name in draw(st.sets(st.sampled_from(NAMES), max_size=2))),
@@ -164,3 +168,39 @@ def test_every_node_is_explained_as_the_choice_decides(asked: Wish, nodes: list[
         assert not fitting
         assert sum(count for _, count in decision.counts) == len(nodes)
         assert decision.closest is None or decision.closest in answers
+
+
+@FLEETS
+@given(st.lists(st.integers(2, 200), min_size=1, max_size=6), st.none() | st.integers(256, 131_072))
+def test_the_widest_window_decides_and_then_the_tightest_fit(sizes: list[int], tokens: int | None) -> None:
+    nodes = [node(NAMES[index], memory=size * GIB) for index, size in enumerate(sizes)]
+    asked = wish(variants=(large_variant(),), context_tokens=tokens)
+    alone = [chosen for view in nodes for chosen in choose(asked, [view], 1).chosen]
+    chosen = choose(asked, nodes, 1).chosen
+    assert bool(chosen) == bool(alone)
+    if chosen:
+        windows = {each.node: each.options.context_tokens for each in alone}
+        widest = max(windows.values())
+        assert windows[chosen[0].node] == widest
+        memory = {view.name: view.pools[0].total_bytes for view in nodes}
+        equal = [memory[name] for name, window in windows.items() if window == widest]
+        assert memory[chosen[0].node] == (min(equal) if widest == (tokens or 131_072) else max(equal))
+
+
+@FLEETS
+@given(wishes(), fleets(), st.integers(1, 4))
+def test_spread_never_puts_a_second_replica_where_an_equal_node_has_none(
+    asked: Wish, nodes: list[NodeView], count: int
+) -> None:
+    chosen = choose(replace(asked, placed={}), nodes, count).chosen
+    names = [each.node for each in chosen]
+    for index, each in enumerate(chosen):
+        if each.node in names[:index]:
+            idle = [
+                other
+                for other in explain_nodes(asked, [view for view in nodes if view.name not in names[: index + 1]])
+                if isinstance(other, Chosen)
+                and (other.variant, other.lane.engine, other.lane.compute)
+                == (each.variant, each.lane.engine, each.lane.compute)
+            ]
+            assert idle == []

@@ -1,24 +1,12 @@
 """`covey fit`: what a model needs, read from its header alone: no controller, and nothing downloaded whole."""
 
-import asyncio
-import os
 from pathlib import Path
 
 import click
-from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.download import Downloader
-from covey_agent.artifacts.header import read_geometry
-from covey_agent.artifacts.index import observe_index_settings
-from covey_agent.artifacts.local import read_pieces
-from covey_agent.artifacts.node import NodeArtifacts
-from covey_agent.artifacts.web import Patience, Web
 from covey_agent.facts.host import observe_memory_bytes
-from covey_agent.options import default_cache
-from covey_agent.ports import AgentError
 from covey_api.engines import HOST_POOL, KvCacheType
 from covey_api.model import Geometry, Model
 from covey_api.node import NodeReserve
-from covey_api.source import FileSource, parse_source
 from covey_api.text import escape_controls
 from covey_api.units import parse_quantity
 from covey_planner.text.fit import DEVICE_POOL, FitQuestion, fit_data, render_fit
@@ -26,6 +14,7 @@ from covey_planner.text.fit import DEVICE_POOL, FitQuestion, fit_data, render_fi
 from covey.commands.options import fleet_options_without, namespace_option
 from covey.connect import Where, open_fleet
 from covey.errors import CommandError, ExitCode
+from covey.headers import read_source
 from covey.tables import render_json
 
 
@@ -66,7 +55,7 @@ def fit(
 
     WHAT is a source (`pypi://…`, `file:///…`), a GGUF file's path, or `model/NAME` of the running fleet.
     """
-    found = _of_model(where, namespace, what) if what.startswith("model/") else [(what, _read(what))]
+    found = _of_model(where, namespace, what) if what.startswith("model/") else [(what, read_source(what))]
     host = memory if memory is not None else _own_memory()
     pools = {HOST_POOL: host} | ({DEVICE_POOL: device_memory} if device_memory is not None else {})
     questions = [FitQuestion(name, geometry, context, slots, KvCacheType(kv_cache), pools) for name, geometry in found]
@@ -102,35 +91,3 @@ def _of_model(where: Where, namespace: str | None, what: str) -> list[tuple[str,
         errors = "; ".join(f"variant '{one.name}': {one.error}" for one in model.status.variants if one.error)
         raise CommandError(f"no node has read the header of {what} yet. {errors}".strip())
     return found
-
-
-def _read(what: str) -> Geometry:
-    try:
-        parsed = parse_source(what) if "://" in what else FileSource(str(Path(what).absolute()))
-        return asyncio.run(_read_file(parsed.path) if isinstance(parsed, FileSource) else _read_remote(what))
-    except ValueError as error:
-        raise CommandError(str(error), ExitCode.WRONG_USE) from error
-    except AgentError as error:
-        raise CommandError(error.message) from error
-    except OSError as error:
-        hint = "WHAT must be a source such as 'pypi://NAME==VERSION#PATH', a GGUF file, or 'model/NAME'"
-        raise CommandError(f"'{what}' can't be read: {error.strerror or error}. {hint}.") from error
-
-
-async def _read_file(path: str) -> Geometry:
-    """By itself: what the agent does beside it, a digest of the whole file, isn't asked for here."""
-    size_bytes = await asyncio.to_thread(lambda: Path(path).stat().st_size)
-    return await read_geometry(read_pieces(path), size_bytes, f"file '{path}'")
-
-
-async def _read_remote(source: str) -> Geometry:
-    web = Web(observe_index_settings(os.environ, Path.home()), Patience())
-    try:
-        cache = await asyncio.to_thread(Cache, default_cache())
-        artifacts = NodeArtifacts(web, cache, Downloader(web, cache))
-        try:
-            return (await artifacts.read_header(source, ""))[1]
-        finally:
-            await artifacts.close()
-    finally:
-        await web.close()

@@ -1,11 +1,14 @@
 """`covey plan` and `covey diff`: what documents would come to, and what they would change, before they are applied."""
 
 import click
+from covey_api.meta import DEFAULT_NAMESPACE
 from covey_api.text import escape_controls
+from covey_controller.reconcile.described import plan_described
 
 from covey.changes import diff_objects, render_changes
 from covey.commands.options import fleet_options, kind_of, namespace_option
 from covey.connect import Connection, Where, open_fleet
+from covey.described_fleet import read_described_fleet
 from covey.documents import Documents, read_documents
 from covey.errors import CommandError, ExitCode
 from covey.ports import JsonObject
@@ -14,19 +17,36 @@ from covey.tables import render_json, render_yaml
 
 @click.command()
 @click.option("-f", "--filename", multiple=True, help="File, folder, or `-` for standard input.")
+@click.option("--fleet", "described", help="File with described Nodes: plan on them, with no fleet running.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
 @namespace_option
 @fleet_options
-def plan(filename: tuple[str, ...], output: str, namespace: str | None, where: Where) -> None:
+def plan(filename: tuple[str, ...], described: str | None, output: str, namespace: str | None, where: Where) -> None:
     """Say what documents would come to; nothing is written.
 
     Without -f: what is about to happen now, and what waits. It is the controller's own planner on the fleet as it is,
     taking it that engines start.
+
+    With --fleet no controller is asked: FILE holds Node documents that say what each machine is, in short
+    (`machine: {memory: 64Gi, devices: [{compute: Cuda, memory: 24Gi}]}` beside `spec`) or by the `status` that `covey
+    get nodes -o yaml` prints. Models and Placements are in the same file or in -f. Exit code 1: a Placement is not
+    served in full.
     """
     documents = read_documents(filename)
+    if described is not None:
+        _plan_described(read_documents((described,)), documents, output, namespace or DEFAULT_NAMESPACE)
+        return
     with open_fleet(where) as fleet:
         answer = _foresee(fleet, documents, namespace or fleet.namespace)
     click.echo(render_json(answer["data"]) if output == "json" else escape_controls(answer["text"]).rstrip("\n"))
+
+
+def _plan_described(fleet: Documents, documents: Documents, output: str, namespace: str) -> None:
+    read = read_described_fleet(fleet, documents, namespace)
+    text, found = plan_described(read.nodes, read.documents)
+    click.echo(render_json(found) if output == "json" else escape_controls(text).rstrip("\n"))
+    if found["stalls"] or found["waits"]:
+        click.get_current_context().exit(ExitCode.FAILED)
 
 
 def _foresee(fleet: Connection, documents: Documents, namespace: str) -> JsonObject:

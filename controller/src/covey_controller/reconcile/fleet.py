@@ -213,6 +213,7 @@ def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
         pools=pools,
         cpu_cores=facts.cpu_cores if facts else 1,
         cached=frozenset(report.blobs or ()) if report else frozenset(),
+        taints=sight.node.spec.taints if sight.node else (),
     )
 
 

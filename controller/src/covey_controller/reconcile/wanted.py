@@ -70,6 +70,7 @@ def render_wish(
         kv_cache_type=spec.kv_cache.type or default_type,
         workspace_bytes=parse_quantity(model.spec.memory.workspace),
         placed=dict(Counter(node for instance in running for node in {m.node: None for m in instance.spec.members})),
+        tolerations=spec.nodes.tolerations,
     )
 
 

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 
 from covey_api.reasons import ReadyReason, RefusalReason
 
-from covey_planner.choice.nodes import Miss, Offer, evaluate_node
+from covey_planner.choice.nodes import NOTHING_TAKEN, Miss, Offer, Taken, evaluate_node
 from covey_planner.choice.refusals import closest_miss, count_reasons, explain_miss
 from covey_planner.choice.ways import Question, pending_geometry
 from covey_planner.choice.window import Tenant, widest_window
 from covey_planner.types import Chosen, Decision, NodeView, Pending, Refusal, Wish
-
-_NOTHING: dict[str, int] = {}
 
 
 def choose(wish: Wish, nodes: Sequence[NodeView], count: int) -> Decision:
@@ -40,7 +38,7 @@ def explain_nodes(wish: Wish, nodes: Sequence[NodeView]) -> tuple[Chosen | Refus
     question = Question(wish)
     answers: list[Chosen | Refusal] = []
     for node in sorted(nodes, key=lambda node: node.name):
-        outcome = evaluate_node(question, node, _NOTHING, 0)
+        outcome = evaluate_node(question, node, NOTHING_TAKEN)
         answers.append(
             _stamp(question, [outcome])[0] if isinstance(outcome, Offer) else explain_miss(question, outcome)
         )
@@ -52,23 +50,19 @@ def _place(question: Question, nodes: Sequence[NodeView], count: int) -> tuple[l
     offers: list[tuple[tuple[int | bool | str, ...], int, Offer]] = []
     misses: list[Miss] = []
     for index, node in enumerate(nodes):
-        outcome = evaluate_node(question, node, _NOTHING, 0)
+        outcome = evaluate_node(question, node, NOTHING_TAKEN)
         if isinstance(outcome, Offer):
             offers.append((outcome.order, index, outcome))
         else:
             misses.append(outcome)
     heapq.heapify(offers)
     placed: list[Offer] = []
-    taken: dict[int, dict[str, int]] = {}
-    replicas: dict[int, int] = {}
+    taken: dict[int, Taken] = {}
     while offers and len(placed) < count:
         _, index, offer = offers[0]
         placed.append(offer)
-        pools = taken.setdefault(index, {})
-        for pool, least_bytes in offer.least:
-            pools[pool] = pools.get(pool, 0) + least_bytes
-        replicas[index] = replicas.get(index, 0) + 1
-        outcome = evaluate_node(question, offer.node, pools, replicas[index])
+        here = taken[index] = taken.get(index, NOTHING_TAKEN).with_offer(offer)
+        outcome = evaluate_node(question, offer.node, here)
         if isinstance(outcome, Offer):
             heapq.heapreplace(offers, (outcome.order, index, outcome))
         else:

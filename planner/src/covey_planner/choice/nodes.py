@@ -1,14 +1,26 @@
 """One node against one wish: the best offer it can make for one more replica, or why it can make none.
 
 Both the choice and the explanation go through `evaluate_node`, so the text about a node is never another opinion.
+
+Between offers that are equal in everything else (way, replicas, artifact, engine) memory decides: the widest window
+first, and of the nodes that all give the whole window the one with the least memory left over (best fit), so that the
+large blocks stay for models that fit nowhere else. Nothing of it moves what runs: it orders offers for new replicas.
+
+- Most memory left first: each small model cuts into the largest block, and a large model that comes later fits nowhere.
+- Best fit whatever the window: a window is stamped once, so the replica would stay narrow beside an empty node. Who
+  wants to keep a block says how much is enough (`spec.context.tokens`, or the Model's `spec.contextTokens`).
+- The node that runs the fewest models: it takes an empty machine for each small model, which is what best fit avoids;
+  models on one node do share its processors. Who minds says so with `spec.nodes`.
+- Windows are not computed to be compared: where the widest does not fit, it grows with the memory that is left.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from covey_api.engines import Compute, Lane, LaneState
 from covey_api.reasons import RefusalReason
 
+from covey_planner.choice.taints import find_untolerated
 from covey_planner.choice.ways import Question, Way
 from covey_planner.fit.estimate import CELL_STEP
 from covey_planner.types import NodeState, NodeView, Pool
@@ -16,8 +28,26 @@ from covey_planner.types import NodeState, NodeView, Pool
 # Among lanes of one engine: accelerators first.
 _COMPUTE_ORDER = {Compute.CUDA: 0, Compute.ROCM: 1, Compute.METAL: 2, Compute.VULKAN: 3, Compute.CPU: 4}
 
-# (way, compute, replicas here, not cached, not installed, minus bytes left, name): the smallest is preferred.
-OfferOrder = tuple[int, int, int, bool, bool, int, str]
+# (way, compute, replicas here, not cached, not installed, narrower than could be, bytes left at the widest window or
+# minus the bytes left at the least, name): the smallest is preferred.
+OfferOrder = tuple[int, int, int, bool, bool, bool, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What this decision has put on one node so far."""
+
+    replicas: int = 0
+    least: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Bytes by pool, each replica at its least window."""
+    most: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The same at its widest."""
+
+    def with_offer(self, offer: "Offer") -> "Taken":
+        return Taken(self.replicas + 1, _add(self.least, offer.least), _add(self.most, offer.most))
+
+
+NOTHING_TAKEN = Taken()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +60,8 @@ class Offer:
     lane: Lane
     least: tuple[tuple[str, int], ...]
     """(pool, bytes) that the replica takes at its least window."""
+    most: tuple[tuple[str, int], ...]
+    """The same at its widest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +77,10 @@ class Miss:
     taken: Mapping[str, int] | None = None
 
 
-def evaluate_node(question: Question, node: NodeView, taken: Mapping[str, int], replicas_here: int) -> Offer | Miss:
-    """The node's answer when this decision has already taken `taken` bytes per pool of it.
+def evaluate_node(question: Question, node: NodeView, taken: Taken) -> Offer | Miss:
+    """The node's answer when this decision has already put `taken` on it.
 
-    1. The operator's and the Placement's filters: cordon, selector, include, exclude.
+    1. The operator's and the Placement's filters: cordon, taints, selector, include, exclude.
     2. Whether the node is known well enough: not silent, facts there.
     3. Ways in their order: the first whose least window fits, on the best lane for it.
     4. Else the reason that came nearest to a fit.
@@ -68,14 +100,15 @@ def evaluate_node(question: Question, node: NodeView, taken: Mapping[str, int], 
             if way.span.refusal:
                 nearest = nearest or Miss(RefusalReason.CONTEXT_TOO_SMALL, node, 0, way, lane)
                 continue
-            least = question.price(way, lane).least
-            pool, left = _tightest(node, least, taken)
+            price = question.price(way, lane)
+            pool, left = _tightest(node, price.least, taken.least)
             if left >= 0:
-                offer = Offer(_order(question, node, way, lane, replicas_here, left), node, way, lane, least)
+                order = _order(question, node, way, lane, taken, left)
+                offer = Offer(order, node, way, lane, price.least, price.most)
                 best = offer if best is None or offer.order < best.order else best
             elif nearest is None or not 0 < nearest.short_bytes <= -left:
                 reason = _memory_reason(question, way, lane, pool, -left)
-                nearest = Miss(reason, node, -left, way, lane, pool, taken)
+                nearest = Miss(reason, node, -left, way, lane, pool, taken.least)
         if best is not None:
             return best
     return nearest or _no_lane(question, node)  # 4
@@ -92,6 +125,8 @@ def _filter(question: Question, node: NodeView) -> RefusalReason | None:
     wish = question.wish
     if not node.schedulable:
         return RefusalReason.CORDONED
+    if node.taints and find_untolerated(node.taints, wish.tolerations) is not None:
+        return RefusalReason.TAINTED
     if wish.exclude and node.name in wish.exclude:
         return RefusalReason.EXCLUDED
     if wish.include and node.name not in wish.include:
@@ -103,12 +138,22 @@ def _filter(question: Question, node: NodeView) -> RefusalReason | None:
     return RefusalReason.NODE_UNKNOWN if node.state is NodeState.UNKNOWN else RefusalReason.FACTS_PENDING
 
 
-def _order(question: Question, node: NodeView, way: Way, lane: Lane, replicas_here: int, left: int) -> OfferOrder:
-    """Preferred lanes, then nodes with fewer replicas, then what is there already, then the most memory left."""
-    replicas = replicas_here + question.wish.placed.get(node.name, 0)
+def _order(question: Question, node: NodeView, way: Way, lane: Lane, taken: Taken, left: int) -> OfferOrder:
+    """Preferred lanes, then nodes with fewer replicas, then what is there already, then memory as said above."""
+    replicas = taken.replicas + question.wish.placed.get(node.name, 0)
     uncached = way.digest not in node.cached
     uninstalled = lane.state is not LaneState.INSTALLED
-    return (way.rank, _COMPUTE_ORDER[lane.compute], replicas, uncached, uninstalled, -left, node.name)
+    _, left_at_most = _tightest(node, question.price(way, lane).most, taken.most)
+    narrower = left_at_most < 0
+    memory = -left if narrower else left_at_most
+    return (way.rank, _COMPUTE_ORDER[lane.compute], replicas, uncached, uninstalled, narrower, memory, node.name)
+
+
+def _add(taken: Mapping[str, int], more: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    added = dict(taken)
+    for pool, count in more:
+        added[pool] = added.get(pool, 0) + count
+    return added
 
 
 def _memory_reason(question: Question, way: Way, lane: Lane, pool: str, short_bytes: int) -> RefusalReason:

@@ -7,6 +7,7 @@ from covey_api.reasons import RefusalReason
 from covey_api.units import format_bytes
 
 from covey_planner.choice.nodes import Miss, find_pool
+from covey_planner.choice.taints import find_untolerated
 from covey_planner.choice.ways import Question, Way
 from covey_planner.choice.window import Span, Tenant, widest_window
 from covey_planner.fit.estimate import CostFormula
@@ -25,6 +26,7 @@ _NEARNESS = {
             RefusalReason.FACTS_PENDING,
             RefusalReason.NODE_UNKNOWN,
             RefusalReason.CORDONED,
+            RefusalReason.TAINTED,
             RefusalReason.EXCLUDED,
             RefusalReason.NOT_SELECTED,
         )
@@ -57,6 +59,9 @@ def _message(question: Question, miss: Miss) -> str:
     match miss.reason:
         case RefusalReason.CORDONED:
             return "`spec.unschedulable` of the Node is true"
+        case RefusalReason.TAINTED:
+            taint = find_untolerated(miss.node.taints, wish.tolerations)
+            return f"`spec.taints` of the Node has '{taint}', which `spec.nodes.tolerations` does not tolerate"
         case RefusalReason.EXCLUDED:
             return "`spec.nodes.exclude` names it"
         case RefusalReason.NOT_SELECTED:

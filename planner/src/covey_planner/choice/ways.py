@@ -33,6 +33,8 @@ class Price:
     formulas: tuple[CostFormula, ...]
     least: tuple[tuple[str, int], ...]
     """(pool, bytes) at the least window."""
+    most: tuple[tuple[str, int], ...]
+    """The same at the widest."""
 
 
 class Question:
@@ -57,7 +59,8 @@ class Question:
             options = self.options(way, cpu_cores=1, window=way.span.least)
             formulas = cost_formulas(way.geometry, lane, options, self.wish.workspace_bytes)
             least = tuple((formula.pool, formula.total_bytes(way.span.least)) for formula in formulas)
-            found = self._prices[key] = Price(formulas, least)
+            most = tuple((formula.pool, formula.total_bytes(way.span.most)) for formula in formulas)
+            found = self._prices[key] = Price(formulas, least, most)
         return found
 
     def options(self, way: Way, *, cpu_cores: int, window: int) -> EngineOptions:

@@ -60,7 +60,7 @@ def why_data(why: WhyPlacement) -> dict[str, Any]:
         "kvCacheType": why.wish.kv_cache_type.value,
         "pending": {"reason": why.pending.reason, "message": why.pending.message} if why.pending else None,
         "instances": [_instance_data(why.wish, instance, nodes) for instance in instances],
-        "nodes": [_result_data(result) for result in _by_node(why)],
+        "nodes": [_result_data(result, why.wish.placed.get(result.node, 0)) for result in _by_node(why)],
     }
 
 
@@ -139,6 +139,8 @@ def _result_text(wish: Wish, result: Chosen | Refusal, nodes: dict[str, NodeView
         f"yes: {result.lane.engine}/{result.lane.compute}, variant '{result.variant}', "
         f"window {options.context_tokens} tokens x {options.slots} slots"
     ]
+    if here := wish.placed.get(result.node):
+        parts.append(f"runs {here} of it already, so equal nodes with fewer come first")
     for costs in result.costs:
         pool = find_pool(nodes[result.node], costs.pool) if result.node in nodes else None
         free = f" of {render_exactly(pool.unreserved_bytes)} unreserved" if pool else ""
@@ -190,11 +192,12 @@ def _member_data(member: Member, nodes: dict[str, NodeView]) -> dict[str, Any]:
     return {"name": member.name, "node": member.node, "costs": costs, "pools": pools}
 
 
-def _result_data(result: Chosen | Refusal) -> dict[str, Any]:
+def _result_data(result: Chosen | Refusal, replicas: int) -> dict[str, Any]:
     if isinstance(result, Refusal):
         return {
             "node": result.node,
             "fits": False,
+            "replicas": replicas,
             "reason": result.reason.value,
             "message": result.message,
             "shortBytes": result.short_bytes,
@@ -202,6 +205,7 @@ def _result_data(result: Chosen | Refusal) -> dict[str, Any]:
     return {
         "node": result.node,
         "fits": True,
+        "replicas": replicas,
         "variant": result.variant,
         "engine": result.lane.engine.value,
         "compute": result.lane.compute.value,

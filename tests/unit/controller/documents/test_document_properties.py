@@ -46,7 +46,12 @@ DOCUMENTS: list[dict[str, Any]] = [
             "modelRef": {"name": "m"},
             "replicas": 2,
             "engines": ["LlamaServer"],
-            "nodes": {"selector": {"example.com/zone": "a"}, "include": ["a"], "exclude": ["b"]},
+            "nodes": {
+                "selector": {"example.com/zone": "a"},
+                "include": ["a"],
+                "exclude": ["b"],
+                "tolerations": [{"key": "k", "value": "v"}],
+            },
             "context": {"tokens": 512, "minTokens": 256},
             "kvCache": {"type": "Q8_0"},
             "rollout": {"strategy": "Recreate", "drainSeconds": 5},
@@ -60,6 +65,7 @@ DOCUMENTS: list[dict[str, Any]] = [
         "metadata": {"name": "a"},
         "spec": {
             "unschedulable": True,
+            "taints": [{"key": "example.com/k", "value": "v", "effect": "NoSchedule"}],
             "reserve": {"memory": "2Gi"},
             "engines": [{"engine": "LlamaServer", "path": "/bin/x", "provisioning": "Off", "disabled": True}],
         },
