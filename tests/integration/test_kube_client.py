@@ -166,3 +166,57 @@ def test_kubeconfig_that_a_controller_cannot_use_is_refused_by_name(
                 await client.request("GET", "/version")
 
     asyncio.run(scenario())
+
+
+@asynccontextmanager
+async def answering(status: str, content: str, folder: Path) -> AsyncGenerator[Path]:
+    """A kubeconfig of something that is no API server and answers every call so."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+        writer.write((head + content).encode())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        config = folder / "kubeconfig"
+        port = server.sockets[0].getsockname()[1]
+        config.write_text(
+            "current-context: a\n"
+            f"clusters: [{{name: a, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n"
+            "contexts: [{name: a, context: {cluster: a, user: a}}]\n"
+            "users: [{name: a, user: {token: none}}]\n"
+        )
+        yield config
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "words"),
+    [
+        ("200 OK", "<html>", "must be a JSON object; it begins with b'<html>'"),
+        ("200 OK", "[]", "must be a JSON object"),
+        ("520 Strange", "<html>", "520 Unknown: <html>"),
+    ],
+)
+def test_what_no_api_server_answers_counts_as_away(status: str, content: str, words: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with answering(status, content, tmp_path) as config, KubeClient(KubeconfigLogin(config)) as client:
+            with pytest.raises(KubeAway, match=words):
+                await client.request("GET", "/api")
+
+    asyncio.run(scenario())
+
+
+def test_certificate_that_is_half_replaced_leaves_the_login_before_in_force(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            answering("401 Unauthorized", "", tmp_path) as config,
+            KubeClient(KubeconfigLogin(config)) as client,
+        ):
+            await client.read_credentials()
+            config.write_text(config.read_text().replace("token: none", "client-certificate-data: Zm9v"))
+            with pytest.raises(KubeError, match="401 Unauthorized"):
+                await client.request("GET", "/api")
+
+    asyncio.run(scenario())

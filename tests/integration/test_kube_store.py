@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -35,7 +35,6 @@ from testbed.kube.programs import NoPrograms
 
 pytestmark = pytest.mark.integration
 
-LEASE = ObjectKey("Lease", "default", "covey-controller")
 LEASE_PATH = "/apis/coordination.k8s.io/v1/namespaces/default/leases/covey-controller"
 MERGE = {"content-type": "application/merge-patch+json"}
 INSTANCE = ObjectKey("Instance", "default", "smollm2-0")
@@ -368,6 +367,48 @@ def test_somebody_elses_finalizer_keeps_an_instance_and_nothing_turns_in_circles
     asyncio.run(scenario())
 
 
+@contextlib.contextmanager
+def no_instances_of(plane: ControlPlane, placement: str) -> Generator[None]:
+    """Somebody's admission policy."""
+    rule = {"apiGroups": ["covey.dev"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["instances"]}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": f"object.spec.placement != '{placement}'", "message": "house rule 7"}],
+    }
+    binding = {"policyName": "house-rules", "validationActions": ["Deny"]}
+    kind, version = "ValidatingAdmissionPolicy", "admissionregistration.k8s.io/v1"
+    for name, body in ((kind, spec), (f"{kind}Binding", binding)):
+        written = {"apiVersion": version, "kind": name, "metadata": {"name": "house-rules"}, "spec": body}
+        plane.kubectl("apply", "-f", "-", text=json.dumps(written))
+    try:
+        yield
+    finally:
+        plane.kubectl("delete", f"{kind}Binding,{kind}", "house-rules")
+
+
+def test_admission_policy_that_refuses_one_placement_stops_no_other(plane: ControlPlane) -> None:
+    async def scenario() -> None:
+        agent = FakeAgent("a", total_bytes=64 * builders.GIB)
+        async with running_kube_store(plane) as store, controller(store, agent) as control:
+            people = People(plane, store)
+            with no_instances_of(plane, "a-barred"):
+                await people.apply(model_yaml())
+                # In force a moment after it is written.
+                await asyncio.sleep(3)
+                await people.apply(f"{placement_yaml('a-barred')}---\n{placement_yaml('b')}")
+                await control.wait_routed(1)
+                await people.apply(placement_yaml("c"))
+                await control.wait_routed(2)
+                await people.delete(placement_key("b"))
+                await until(lambda: placement_key("b") not in store.sync.objects, 60)
+                assert {each.spec.placement for each in instances(store)} == {"c"}
+                told = control.history.events(placement_key("a-barred"))
+                assert ["house rule 7" in event.message for event in told] == [True]
+            await control.wait_routed(2)
+
+    asyncio.run(scenario())
+
+
 _WRITE = re.compile(r"^apiserver_request_total\{(.*)\} (\d+)", re.MULTILINE)
 
 
@@ -406,6 +447,37 @@ def test_idle_fleet_writes_nothing_but_the_lease(plane: ControlPlane) -> None:
             assert 1 <= written["leases"] <= 12, "ours every 5 s, and the API server's own"
 
     asyncio.run(scenario())
+
+
+def test_settings_of_another_version_keep_nobody_from_leading(plane: ControlPlane) -> None:
+    """A newer version's CRD allows a value that this one doesn't know, and somebody has used it."""
+    crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/fleets.covey.dev"
+    fleet = "/apis/covey.dev/v1alpha1/fleets"
+    with plane.client() as client:
+        versions = client.get(crd).raise_for_status().json()["spec"]["versions"]
+        newer = json.loads(json.dumps(versions).replace('"Q4_0"', '"Q4_0", "Q3_0"'))
+        client.patch(crd, content=json.dumps({"spec": {"versions": newer}}), headers=MERGE).raise_for_status()
+        body: JsonObject = {"apiVersion": "covey.dev/v1alpha1", "kind": "Fleet", "metadata": {"name": "default"}}
+        body["spec"] = {"kvCache": {"type": "Q3_0"}}
+        try:
+            asyncio.run(_until_written(lambda: client.post(fleet, json=body).is_success))
+
+            async def scenario() -> None:
+                async with running_kube_store(plane, leads=False) as store:
+                    async with asyncio.timeout(30):
+                        assert (await store.acquire_lease("one")).holder == "one"
+
+            asyncio.run(scenario())
+        finally:
+            client.delete(f"{fleet}/default")
+            client.patch(crd, content=json.dumps({"spec": {"versions": versions}}), headers=MERGE).raise_for_status()
+
+
+async def _until_written(write: Callable[[], bool]) -> None:
+    """The API server takes a changed schema up a moment later."""
+    async with asyncio.timeout(20):
+        while not write():  # noqa: ASYNC110 - the API server tells nobody
+            await asyncio.sleep(0.2)
 
 
 # Faults

@@ -7,7 +7,7 @@ from itertools import count
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import Status
-from covey_controller.ports import Conflict, CreatedT, Event, HeldT, Lease
+from covey_controller.ports import Conflict, CreatedT, Event, HeldT, Lease, Refused
 
 
 class MemoryStore:
@@ -17,6 +17,8 @@ class MemoryStore:
         self.events: list[Event] = []
         self.fail: list[Exception] = []
         """Raised by the next writes, one each."""
+        self.forbidden: set[ObjectKey] = set()
+        """Objects that somebody's rule forbids to make or change."""
         self.lease = Lease(0, "", asyncio.Event())
         self._changed = asyncio.Event()
         self._versions = count(1)
@@ -56,6 +58,7 @@ class MemoryStore:
 
     async def create(self, instance: CreatedT) -> CreatedT:
         self._write(f"create {instance.key}")
+        self._require_allowed(instance.key)
         if instance.key in self.objects:
             raise Conflict(f"{instance.key} exists")
         version = str(next(self._versions))
@@ -66,6 +69,7 @@ class MemoryStore:
 
     async def update(self, item: HeldT) -> HeldT:
         self._write(f"update {item.key}")
+        self._require_allowed(item.key)
         if self.objects[item.key].metadata.resource_version != item.metadata.resource_version:
             raise Conflict(f"{item.key} has changed")
         metadata = item.metadata.model_copy(update={"resource_version": str(next(self._versions))})
@@ -81,9 +85,14 @@ class MemoryStore:
 
     async def write_status(self, key: ObjectKey, status: Status, events: tuple[Event, ...] = ()) -> None:
         self._write(f"status {key}")
+        self._require_allowed(key)
         self.events += events
         if (item := self.objects.get(key)) is not None:
             self.objects[key] = item.model_copy(update={"status": status})
+
+    def _require_allowed(self, key: ObjectKey) -> None:
+        if key in self.forbidden:
+            raise Refused(f"'{key}' is forbidden by a rule")
 
     def _write(self, what: str) -> None:
         self.writes.append(what)

@@ -4,7 +4,8 @@ Level-triggered: whatever woke it, it looks at everything again. What it wrote i
 holds no decision of its own; those are `reconcile.plan`'s.
 
 Order within a turn: actions on the store, each with its precondition; then what agents and gateways get; then statuses.
-A `Conflict` ends the turn: somebody else wrote, so the world is observed again. A store that refuses ends it too, but
+A `Conflict` ends the turn: somebody else wrote, so the world is observed again. So does a write that a foreign rule
+refuses (`Refused`): the next turn plans without the Placement that it was for. A store that fails ends it too, but
 gateways still hear which endpoints serve no more. A leader that hears of a higher term takes the lease anew above it.
 Losing the lease ends the leadership, not the process.
 
@@ -20,11 +21,13 @@ from datetime import datetime
 
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
+from covey_api.placement import Placement
+from covey_api.reasons import EventReason
 from covey_fleet_client.tasks import run_apart
 
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
-from covey_controller.ports import Conflict, Event, Lease, LeaseLost, Store
+from covey_controller.ports import Conflict, Event, Lease, LeaseLost, Refused, Store
 from covey_controller.reconcile.begin import stay_awake, was_paused
 from covey_controller.reconcile.fleet import next_silence
 from covey_controller.reconcile.outcomes import (
@@ -39,6 +42,7 @@ from covey_controller.reconcile.outcomes import (
 )
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.world import Memory, World
+from covey_controller.set_aside import AGAIN_SECONDS, SetAside
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +94,7 @@ class ReconcileLoop:
         self._history = history
         self._around = surroundings
         self._memory = Memory()
+        self._aside = SetAside()
         self._led_since = 0.0
         self._planned_at = 0.0
         self._fresh_ids: tuple[str, ...] = ()
@@ -136,6 +141,7 @@ class ReconcileLoop:
         self._board.begin(lease.term)
         self._lease = lease
         self._memory = Memory()
+        self._aside = SetAside()
         self._led_since = asyncio.get_running_loop().time()
         above: int | None = None
         try:
@@ -189,7 +195,7 @@ class ReconcileLoop:
         self._require_lead(lease)
         now = asyncio.get_running_loop().time()
         self._top_up_ids()
-        world = self._observe(lease, objects)
+        world = self._observe(lease, self._aside.hide(objects, now))
         made = plan(world, now)
         self._drop_used_ids(made)
         self._history.observe(objects, world, now)
@@ -197,18 +203,19 @@ class ReconcileLoop:
         self._memory = replace(
             self._memory, planned_at=made.memory.planned_at, watching_since=made.memory.watching_since
         )
-        await self._act_on(lease, made)
+        if not await self._act_on(lease, made, objects, now):
+            return now
         self._board.publish(made.assignments, made.endpoints)
         self._memory, self._planned_at = replace(made.memory, planned_at=self._memory.planned_at), now
         await self._report(lease, made)
         self._board.take_answers(made.used_answers)
-        return now if made.actions or made.statuses else made.wake_at
+        return now if made.actions or made.statuses else min(made.wake_at, self._aside.wake_at)
 
-    def _observe(self, lease: Lease, objects: Mapping[ObjectKey, Kind]) -> World:
+    def _observe(self, lease: Lease, objects: tuple[Kind, ...]) -> World:
         return World(
             term=lease.term,
             led_since=self._led_since,
-            objects=tuple(objects.values()),
+            objects=objects,
             agents=self._board.observe_agents(),
             gateways=self._board.observe_gateways(),
             answers=dict(self._board.observed.answers),
@@ -231,17 +238,27 @@ class ReconcileLoop:
         if used:
             self._fresh_ids = tuple(each for each in self._fresh_ids if each not in used)
 
-    async def _act_on(self, lease: Lease, made: Plan) -> None:
-        """All actions. Where the store refuses one, no engine is told anything new, and what is gone is not routed."""
+    async def _act_on(self, lease: Lease, made: Plan, objects: Mapping[ObjectKey, Kind], now: float) -> bool:
+        """All actions; False when one is refused, and its Placement set aside.
+
+        Where the store fails, no engine is told anything new, and what is gone is not routed.
+        """
         try:
             for action in made.actions:
-                await self._act(lease, action)
+                try:
+                    await self._act(lease, action)
+                except Refused as refusal:
+                    if (placement := self._aside.add(action, objects, now)) is None:
+                        raise
+                    await self._say_refused(placement, refusal)
+                    return False
         except (Conflict, HigherTerm, LeaseLost):
             raise
         except Exception:
             self._require_lead(lease)
             self._board.publish(self._board.published.assignments, made.endpoints_unacted)
             raise
+        return True
 
     async def _act(self, lease: Lease, action: Action) -> None:
         self._require_lead(lease)
@@ -261,17 +278,31 @@ class ReconcileLoop:
                 case _:
                     await self._store.delete(action.key, action.uid)
 
+    async def _say_refused(self, placement: Placement, refusal: Refused) -> None:
+        message = f"{refusal}. What runs goes on; it is tried again every {AGAIN_SECONDS:.0f} s"
+        note = Note(placement.key, EventReason.WRITE_REFUSED, message, warning=True)
+        if self._history.record(note):
+            log.warning("%s: %s: %s", note.key, note.reason, note.message)
+            async with asyncio.timeout(STORE_SECONDS):
+                await self._store.write_status(placement.key, placement.status, (_event(note),))
+
     async def _report(self, lease: Lease, made: Plan) -> None:
-        """Statuses with their events; notes are said once."""
+        """Statuses with their events; notes are said once. One that is refused keeps no other from being told."""
         notes = [note for note in made.notes if self._history.record(note)]
         for note in notes:
             level = logging.WARNING if note.warning else logging.INFO
             log.log(level, "%s: %s: %s", note.key, note.reason, note.message)
+        refusals: list[Refused] = []
         for write in made.statuses:
             self._require_lead(lease)
             events = tuple(_event(note) for note in notes if note.key == write.key)
-            async with asyncio.timeout(STORE_SECONDS):
-                await self._store.write_status(write.key, write.status, events)
+            try:
+                async with asyncio.timeout(STORE_SECONDS):
+                    await self._store.write_status(write.key, write.status, events)
+            except Refused as refusal:
+                refusals.append(refusal)
+        if refusals:
+            raise refusals[0]
 
     def _require_lead(self, lease: Lease) -> None:
         if lease.lost.is_set():

@@ -1,6 +1,7 @@
 """Ports of the controller: what its core needs of the outside. Adapters implement them; `main` composes.
 
-`Store` is the one port for desired and observed objects, with the adapter `stores/files` (and `stores/kube` later).
+`Store` is the one port for desired and observed objects, with two adapters: `stores/files` and
+`stores/kube`.
 `Board` is where the reconciler's loop publishes what the fleet API streams, and where the fleet API puts what arrived.
 """
 
@@ -104,6 +105,10 @@ class Conflict(Exception):
     """A precondition did not hold (resourceVersion, uid, or the object exists): observe again and plan anew."""
 
 
+class Refused(Exception):
+    """A rule that is not Covey's forbids this one write (admission, quota, rights). Others are not concerned."""
+
+
 class LeaseLost(Conflict):
     """This process doesn't lead any more; whoever does writes now."""
 
@@ -138,13 +143,13 @@ class Store(Protocol):
         ...
 
     async def create(self, instance: CreatedT) -> CreatedT:
-        """Store a new Instance, or the Node of a machine that joined. Conflict if the name is taken."""
+        """Store a new Instance, or the Node of a machine that joined. Conflict if the name is taken; Refused."""
         ...
 
     async def update(self, item: HeldT) -> HeldT:
         """Replace an Instance's spec; add finalizers to an Instance, Node or Placement. Nothing else is ever written.
 
-        Conflict if its resourceVersion is not the stored one, or a rule of the kind is broken.
+        Conflict if its resourceVersion is not the stored one, or a rule of the kind is broken; Refused.
         """
         ...
 
@@ -153,7 +158,7 @@ class Store(Protocol):
         ...
 
     async def write_status(self, key: ObjectKey, status: Status, events: tuple[Event, ...] = ()) -> None:
-        """Replace an object's status and record events. An equal status writes nothing. A missing object: nothing."""
+        """Replace an object's status and record events. An equal status or a missing object: nothing. Refused."""
         ...
 
 

@@ -108,6 +108,8 @@ class EventReason(StrEnum):
     """A node reports an Instance that the store did not know and this controller did not seal."""
     NAME_CONTESTED = "NameContested"
     """Another machine reports under a node's name."""
+    WRITE_REFUSED = "WriteRefused"
+    """A rule that is not Covey's forbids what a Placement needs: an admission policy, a quota, a missing right."""
     DRAIN_STARTED = "DrainStarted"
     """An Instance takes no new request; the message says why."""
     DRAIN_ENDED = "DrainEnded"

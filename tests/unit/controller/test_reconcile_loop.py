@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 from covey_api.instance import Instance, MemberPhase
+from covey_api.kinds import ObjectKey
 from covey_api.messages import Order
-from covey_api.placement import ContextWish
-from covey_api.reasons import FailureCause
+from covey_api.placement import ContextWish, Placement
+from covey_api.reasons import EventReason, FailureCause
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
@@ -227,5 +228,63 @@ def test_roll_under_the_loop_keeps_the_model_routed() -> None:
                 assert control.routed()
             stamped: list[Instance] = store.instances()
             assert [each.spec.options.context_tokens for each in stamped] == [1024]
+
+    run_virtual(story())
+
+
+def test_write_that_is_refused_stops_its_own_placement_and_no_other() -> None:
+    async def story() -> None:
+        forbidden = ObjectKey("Instance", "default", "barred-0")
+        wishes = [builders.placement(name, model="smollm2") for name in ("barred", "other")]
+        store = MemoryStore(builders.model(), *wishes)
+        store.forbidden = {forbidden}
+        async with controller(store, FakeAgent("a", total_bytes=64 * builders.GIB)) as control:
+            await control.wait_routed(1)
+            store.put(builders.placement("third", model="smollm2"))
+            await control.wait_routed(2)
+            assert {each.metadata.name for each in store.instances()} == {"other-0", "third-0"}
+            told = [event for event in store.events if event.reason == EventReason.WRITE_REFUSED]
+            assert [event.key.name for event in told] == ["barred"]
+            assert "forbidden by a rule" in told[0].message
+            await asyncio.sleep(300)
+            tries = store.writes.count(f"create {forbidden}")
+            assert 8 <= tries <= 12, "every 30 s"
+            store.forbidden = set()
+            await control.wait_routed(3)
+
+    run_virtual(story())
+
+
+def test_refused_replica_leaves_those_that_run_alone() -> None:
+    async def story() -> None:
+        store = MemoryStore(builders.model(), builders.placement())
+        async with controller(store, FakeAgent("a", total_bytes=64 * builders.GIB)) as control:
+            await control.wait_routed(1)
+            before = control.routed()
+            store.forbidden = {ObjectKey("Instance", "default", "smollm2-1")}
+            store.put(builders.placement(replicas=2))
+            await asyncio.sleep(300)
+            assert control.routed() == before
+            assert [each.metadata.name for each in store.instances()] == ["smollm2-0"]
+            store.put(builders.placement(replicas=0))
+            await control.wait_routed(0)
+
+    run_virtual(story())
+
+
+def test_status_that_is_refused_keeps_no_other_from_being_told() -> None:
+    async def story() -> None:
+        names = ("a", "b", "c")
+        wishes = [builders.placement(name, model="smollm2") for name in names]
+        store = MemoryStore(builders.model(), *wishes)
+        store.forbidden = {wishes[0].key, builders.model().key}
+        async with controller(store, FakeAgent("n", total_bytes=64 * builders.GIB)) as control:
+            await control.wait_routed(3)
+            await asyncio.sleep(60)
+            told = [item for item in store.objects.values() if isinstance(item, Placement)]
+            assert {each.metadata.name: each.status.ready_replicas for each in told} == {"a": 0, "b": 1, "c": 1}
+            writes = len(store.writes)
+            await asyncio.sleep(300)
+            assert len(store.writes) - writes < 300, "tried again, and not without a pause"
 
     run_virtual(story())

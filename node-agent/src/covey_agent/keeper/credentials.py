@@ -16,7 +16,6 @@ from typing import Any
 # Beside the identity: {"gateways": {NAME: LATEST}}, LATEST in seconds since the epoch.
 REFUSED_NAME = "refused-gateways.json"
 GATEWAY_URI = "covey://gateway/"
-AGENT_URI = "covey://agent/"
 
 Stamp = tuple[tuple[int, int, int], ...]
 

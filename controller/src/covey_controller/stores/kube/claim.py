@@ -2,15 +2,25 @@
 
 from covey_api.fleet import Fleet, FleetClaim
 from covey_api.kinds import ObjectKey
-from covey_api.meta import ObjectMeta
+from covey_api.meta import Message, ObjectMeta
 
-from covey_controller.stores.kube.client import KubeClient
+from covey_controller.stores.kube.client import JsonObject, KubeClient
 from covey_controller.stores.kube.errors import KubeError
-from covey_controller.stores.kube.objects import object_path
+from covey_controller.stores.kube.objects import object_path, parse_object
 from covey_controller.stores.kube.sync import Sync
 from covey_controller.stores.kube.writes import ObjectWriter
 
 KEY = ObjectKey(Fleet.__name__, "", Fleet.ONLY_NAME)
+
+
+class _ClaimedStatus(Message):
+    claim: FleetClaim | None = None
+
+
+class _Claimed(Message):
+    """Of a Fleet the one part that decides who leads: settings of another version mustn't."""
+
+    status: _ClaimedStatus = _ClaimedStatus()
 
 
 class FleetClaims:
@@ -24,8 +34,8 @@ class FleetClaims:
 
     async def why_not(self) -> str:
         """Why this cluster's fleet is another's, in words; empty if it isn't."""
-        fleet = await self._read()
-        found = fleet.status.claim if fleet is not None else None
+        raw = await self._read()
+        found = _Claimed.model_validate(raw).status.claim if raw is not None else None
         if found is None or found.namespace == self._claim.namespace:
             return ""
         return (
@@ -35,17 +45,19 @@ class FleetClaims:
         )
 
     async def ensure(self) -> None:
-        """Claim it. Conflict if somebody was quicker: look again."""
-        fleet = await self._read()
-        if fleet is None:
+        """Claim it, if this version can read it. Conflict if somebody was quicker: look again."""
+        raw = await self._read()
+        if raw is None:
             raw = await self._writer.apply_new(Fleet(metadata=ObjectMeta(name=KEY.name)))
             self._sync.observe(Fleet, raw)
-            fleet = Fleet.model_validate(raw)
+        fleet, _ = parse_object(Fleet, raw)
+        if not isinstance(fleet, Fleet):
+            return
         if fleet.status.claim is None or fleet.status.claim.namespace == self._claim.namespace:
             observed = {"claim": self._claim, "observed_generation": fleet.metadata.generation}
             await self._writer.apply_status(KEY, fleet.status.model_copy(update=observed))
 
-    async def _read(self) -> Fleet | None:
+    async def _read(self) -> JsonObject | None:
         try:
             raw = await self._client.request("GET", object_path(KEY))
         except KubeError as error:
@@ -53,4 +65,4 @@ class FleetClaims:
                 return None
             raise
         self._sync.observe(Fleet, raw)
-        return Fleet.model_validate(raw)
+        return raw

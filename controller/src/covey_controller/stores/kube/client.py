@@ -23,7 +23,6 @@ from covey_controller.stores.kube.errors import KubeAway, parse_refusal
 JsonObject = dict[str, Any]
 
 JSON = "application/json"
-JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
@@ -139,7 +138,7 @@ class KubeClient:
         for tries_left in reversed(range(MAX_TRIES)):
             answer = await self._try_once(call)
             if answer.is_good:
-                return cast("JsonObject", json.loads(answer.content)) if answer.content else {}
+                return _parse_answer(call, answer)
             if not tries_left or answer.status not in (_REPEATABLE_READS if call.method == "GET" else _REPEATABLE):
                 raise answer.away or parse_refusal(str(call), answer.status, answer.content)
             await asyncio.sleep(min(MAX_PAUSE_SECONDS, max(pause_seconds, answer.retry_after_seconds)))
@@ -190,13 +189,27 @@ def _read_session(login: Login, held: _Session | None) -> _Session:
     """The files as they are now. While they can't be read, what was read before: the call says if it has expired."""
     try:
         credentials = login.read()
+        is_same_tls = held is not None and _tls_part(held.credentials) == _tls_part(credentials)
+        tls = held.tls if held is not None and is_same_tls else build_tls(credentials)
     except InvalidLogin:
         if held is None:
             raise
-        credentials = held.credentials
-    is_same_tls = held is not None and _tls_part(held.credentials) == _tls_part(credentials)
-    tls = held.tls if held is not None and is_same_tls else build_tls(credentials)
+        credentials, tls = held.credentials, held.tls
     return _Session(credentials, tls, time.monotonic())
+
+
+def _parse_answer(call: _Call, answer: _Answer) -> JsonObject:
+    """KubeAway for what no API server says: something else answers at its address."""
+    if not answer.content:
+        return {}
+    try:
+        parsed: object = json.loads(answer.content)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        words = f"the answer must be a JSON object; it begins with {answer.content[:40]!r}"
+        raise KubeAway(str(call), answer.status, "NoApiServer", words)
+    return cast("JsonObject", parsed)
 
 
 def _tls_part(credentials: Credentials) -> tuple[str, str, str]:

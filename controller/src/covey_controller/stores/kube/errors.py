@@ -31,6 +31,11 @@ class KubeError(Exception):
         """The object breaks its schema or a rule; so does a JSON patch whose test does not hold."""
         return self.status == HTTPStatus.UNPROCESSABLE_ENTITY
 
+    @property
+    def is_refusal(self) -> bool:
+        """This object may not be written: an admission policy, a quota or a missing right says so."""
+        return self.is_invalid or self.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN)
+
 
 class KubeAway(KubeError):
     """The API server could not be reached, did not answer in time, or is too busy: the same call may work later."""
@@ -49,6 +54,8 @@ def parse_refusal(call: str, status: int, content: bytes) -> KubeError:
         refusal = _Refusal.model_validate_json(content)
     except ValidationError:
         refusal = _Refusal(message=content.decode(errors="replace").strip())
-    reason = refusal.reason or HTTPStatus(status).phrase.replace(" ", "")
+    # What stands before an API server has numbers of its own, such as 520.
+    known = {each.value: each.phrase for each in HTTPStatus}
+    reason = refusal.reason or known.get(status, "Unknown").replace(" ", "")
     is_away = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
     return (KubeAway if is_away else KubeError)(call, status, reason, refusal.message)

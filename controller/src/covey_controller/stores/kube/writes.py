@@ -14,7 +14,7 @@ from covey_api.meta import API_VERSION, DRAIN_FINALIZER, Status
 from covey_api.node import Node
 from covey_api.registry import KINDS
 
-from covey_controller.ports import Conflict, CreatedT, HeldT
+from covey_controller.ports import Conflict, CreatedT, HeldT, Refused
 from covey_controller.stores.kube.client import APPLY_PATCH, MERGE_PATCH, JsonObject, KubeClient
 from covey_controller.stores.kube.errors import KubeError
 from covey_controller.stores.kube.mirror import Entry
@@ -115,6 +115,8 @@ class ObjectWriter:
                 if error.is_missing:
                     self._sync.observe_missing(key, entry.uid)
                     return
+                if error.is_refusal:
+                    raise Refused(f"the status of '{key}' can't be written: {error.message}") from error
                 raise _conflict_or(error, key) from error
             write.version = _version(raw)
             self._sync.observe(KINDS[key.kind], raw)
@@ -129,6 +131,9 @@ class ObjectWriter:
         except KubeError as error:
             if error.is_missing:
                 raise Conflict(f"'{key}' doesn't exist any more") from error
+            # An Instance's rules are Covey's own: a term that fell is somebody else's newer one.
+            if error.is_refusal and (key.kind != Instance.__name__ or not error.is_invalid):
+                raise Refused(f"'{key}' can't be changed: {error.message}") from error
             raise _conflict_or(error, key) from error
 
     async def _ask_deletion(self, key: ObjectKey, uid: str) -> None:
@@ -200,7 +205,7 @@ def _refused_creation(key: ObjectKey, error: KubeError) -> Exception:
         return Conflict(f"'{key}' exists already")
     if error.is_missing or (error.status == HTTPStatus.FORBIDDEN and "being terminated" in error.message):
         return Conflict(f"'{key}' can't be made: {error.message}")
-    return error
+    return Refused(f"'{key}' can't be made: {error.message}") if error.is_refusal else error
 
 
 def _conflict_or(error: KubeError, key: ObjectKey) -> Exception:
