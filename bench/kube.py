@@ -1,8 +1,8 @@
 """The kube store on a real API server: latency, a full resync, what an idle controller costs, writes per instance.
 
 One JSON line a figure. Agents are simulated and start no engine. The API server is the test bed's (`make kube`). Wall
-times say as much of the machine as of the code. Latency and resync: store, loop and board in this process. Steady state:
-the controller as a process of its own, agents in another one; CPU and memory are the controller's.
+times say as much of the machine as of the code. Latency and resync: store, loop and board in this process. Steady
+state: the controller as a process of its own, agents in another one; CPU and memory are the controller's.
 """
 
 import asyncio

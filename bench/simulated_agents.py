@@ -1,8 +1,8 @@
 """Agents of many nodes and a gateway in one process, over the fleet API: what they cost is not the controller's.
 
 They start no engine, and report as agents do: all of it when something changed, and that they live every 2 s.
-Usage: `simulated_agents.py URL FOLDER NAME…`; FOLDER holds `authorities.pem`, and a pod's token `NAME.token` for each and
-for the gateway `gateway`.
+Usage: `simulated_agents.py URL FOLDER NAME…`; FOLDER holds `authorities.pem`, and a pod's token `NAME.token` for each
+and for the gateway `gateway`.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from covey_api.messages import REPORT_SECONDS, Assignments, CertificateRole, DemandAnswer, Endpoints, ReportAnswer
 from covey_fleet_client.client import FleetClient
+from covey_fleet_client.errors import FleetError
 from covey_fleet_client.identity import load_identity
 from covey_fleet_client.join import Admission, ensure_admitted
 from kit import builders
@@ -23,6 +24,7 @@ from kit.worlds import FakeAgent, FakeGateway
 
 # Of all that join at once: each is two TLS handshakes.
 JOINING = asyncio.Semaphore(4)
+RETRY_SECONDS = 1.0
 
 
 async def join(url: str, folder: Path, role: CertificateRole, name: str) -> FleetClient:
@@ -40,8 +42,10 @@ async def wait(changed: asyncio.Event) -> None:
 
 
 class LiveAgent:
-    def __init__(self, name: str, fleet: FleetClient) -> None:
-        self._agent = FakeAgent(name, total_bytes=256 * builders.GIB)
+    """One connection of an agent."""
+
+    def __init__(self, agent: FakeAgent, fleet: FleetClient) -> None:
+        self._agent = agent
         self._fleet = fleet
         self._latest: Assignments | None = None
         self._changed = asyncio.Event()
@@ -75,13 +79,26 @@ async def lines_of(fleet: FleetClient, path: str) -> AsyncIterator[bytes]:
 
 
 async def live_agent(url: str, folder: Path, name: str) -> None:
-    async with await join(url, folder, CertificateRole.AGENT, name) as fleet, asyncio.TaskGroup() as group:
-        agent = LiveAgent(name, fleet)
-        group.create_task(agent.follow())
-        group.create_task(agent.report())
+    simulated = FakeAgent(name, total_bytes=256 * builders.GIB)
+    while True:
+        try:
+            async with await join(url, folder, CertificateRole.AGENT, name) as fleet, asyncio.TaskGroup() as group:
+                agent = LiveAgent(simulated, fleet)
+                group.create_task(agent.follow())
+                group.create_task(agent.report())
+        except* FleetError:
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 async def live_gateway(url: str, folder: Path) -> None:
+    while True:
+        try:
+            await gateway_once(url, folder)
+        except* FleetError:
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def gateway_once(url: str, folder: Path) -> None:
     gateway, changed = FakeGateway("gateway"), asyncio.Event()
 
     async def follow(fleet: FleetClient) -> None:
