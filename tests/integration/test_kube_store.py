@@ -91,7 +91,7 @@ async def ready(control: Control[KubeStore], count: int = 1) -> None:
         stored = control.store.sync.objects.get(placement_key())
         return isinstance(stored, Placement) and stored.status.ready_replicas == count
 
-    await until(is_told)
+    await until(is_told, 60)
 
 
 def instances(store: KubeStore) -> list[Instance]:
