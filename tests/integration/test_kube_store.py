@@ -663,7 +663,9 @@ def test_etcd_that_comes_back_empty_stops_nothing_and_instances_are_adopted() ->
             await asyncio.sleep(5)
             running = [each.instance_id for each in control.agents["a"].members.values()]
             assert running == routed, "an empty store stops no engine"
-            await write_fleet(people)
+            # Not as `people`, who wait for the watch: it may be begun anew at this moment.
+            wishes = f"{model_yaml()}---\n{placement_yaml()}"
+            await asyncio.to_thread(plane.kubectl, "apply", "--server-side", "-f", "-", text=wishes)
             await until(lambda: [i.spec.instance_id for i in instances(store)] == routed, 90)
             await control.wait_routed(1)
             assert control.routed() == routed
