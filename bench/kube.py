@@ -1,14 +1,15 @@
 """The kube store on a real API server: latency, a full resync, what an idle controller costs, writes per instance.
 
-One JSON line a figure. Store, loop and board are the controller's own, in this process; agents are simulated and start
-no engine. The API server is the test bed's (`make kube`). Wall times say as much of the machine as of the code; CPU
-seconds are of this process alone.
+One JSON line a figure. Agents are simulated and start no engine. The API server is the test bed's (`make kube`). Wall
+times say as much of the machine as of the code. Latency and resync: store, loop and board in this process. Steady
+state: the controller as a process of its own, agents in another one; CPU and memory are the controller's.
 """
 
 import asyncio
 import json
 import os
 import re
+import shutil
 import ssl
 import statistics
 import sys
@@ -27,6 +28,7 @@ from covey_controller.stores.kube.store import KubeStore
 from kit import builders
 from kit.documents import model_yaml, placement_yaml
 from kit.kube import running_kube_store, until
+from kit.kube_fleet import AGENT, AGENTS, FLEET_AUDIENCE, GATEWAY, NAMESPACE, JsonObject, running_kube_fleet
 from kit.live import Control, controller
 from kit.worlds import FakeAgent
 from testbed.kube.controlplane import ControlPlane, running_control_plane
@@ -35,6 +37,7 @@ from testbed.kube.programs import NoPrograms
 ROUNDS = 30
 MODELS, PLACEMENTS, NODES = 500, 500, 100
 IDLE_SECONDS = 60.0
+SETTLED_SECONDS = 600.0
 API = "/apis/covey.dev/v1alpha1"
 MIB = 2**20
 
@@ -52,8 +55,8 @@ def count_writes(plane: ControlPlane) -> int:
     return sum(number for labels, number in ours if re.search('verb="(POST|PUT|PATCH|APPLY|DELETE)"', labels))
 
 
-def pss_bytes() -> int:
-    line = next(line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
+def pss_bytes(pid: int) -> int:
+    line = next(line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
     return int(line.split()[1]) * 1024
 
 
@@ -100,8 +103,7 @@ async def measure_assigned(plane: ControlPlane, control: Control[KubeStore]) -> 
 
 
 async def measure_resync(plane: ControlPlane) -> None:
-    """From nothing to every object listed, parsed and watched; then what it costs to stay there."""
-    process = psutil.Process()
+    """From nothing to every object listed and parsed."""
     cpu, wall = time.process_time(), time.perf_counter()
     async with running_kube_store(plane, leads=False) as store:
         await store.sync.listed.wait()
@@ -111,22 +113,61 @@ async def measure_resync(plane: ControlPlane) -> None:
             wall_s=round(time.perf_counter() - wall, 2),
             cpu_s=round(time.process_time() - cpu, 2),
         )
-        agents = [FakeAgent(f"n{number:03d}", total_bytes=256 * builders.GIB) for number in range(NODES)]
-        async with controller(store, *agents) as control:
+
+
+async def measure_steady(plane: ControlPlane, documents: list[str]) -> None:
+    """A controller with everything placed and nothing to do."""
+    with running_kube_fleet(plane) as fleet:
+        replica = fleet.start_controller("a")
+        fleet.wait_leader()
+        folder = fleet.folder / "simulated"
+        folder.mkdir()
+        shutil.copy(fleet.mount_authority(), folder / "authorities.pem")
+        names = [f"n{number:03d}" for number in range(NODES)]
+        for name in names:
+            fleet.bind_pod(f"agent-{name}", AGENT, AGENTS, name)
+            fleet.write_token(folder / f"{name}.token", AGENT, AGENTS, FLEET_AUDIENCE, f"agent-{name}")
+        fleet.bind_pod("gateway", GATEWAY, NAMESPACE, "system")
+        fleet.write_token(folder / "gateway.token", GATEWAY, NAMESPACE, FLEET_AUDIENCE, "gateway")
+        await apply(plane, documents)
+        command = [sys.executable, str(Path(__file__).with_name("simulated_agents.py"))]
+        command += [f"https://127.0.0.1:{replica.fleet_port}", str(folder), *names]
+        agents = await asyncio.create_subprocess_exec(*command)
+        try:
             began = time.perf_counter()
-            await control.wait_routed(PLACEMENTS, 600)
-            say("all_routed", instances=PLACEMENTS, wall_s=round(time.perf_counter() - began, 1))
+            while sum(is_condition_true(each) for each in fleet.list_objects("placements")) < PLACEMENTS:
+                assert time.perf_counter() - began < SETTLED_SECONDS, replica.part.tail()
+                await asyncio.sleep(1)
+            process = psutil.Process(replica.part.pid)
+            say("all_ready", placements=PLACEMENTS, wall_s=round(time.perf_counter() - began, 1), cpu_s=cpu_of(process))
             await asyncio.sleep(20)
-            cpu, wall = time.process_time(), time.perf_counter()
+            cpu, wall = cpu_of(process), time.perf_counter()
             await asyncio.sleep(IDLE_SECONDS)
-            share = (time.process_time() - cpu) / (time.perf_counter() - wall)
             say(
                 "steady",
-                objects=len(store.sync.objects),
-                cpu_percent=round(share * 100, 1),
+                cpu_percent=round((cpu_of(process) - cpu) / (time.perf_counter() - wall) * 100, 1),
                 rss_mib=round(process.memory_info().rss / MIB),
-                pss_mib=round(pss_bytes() / MIB),
+                pss_mib=round(pss_bytes(process.pid) / MIB),
             )
+        finally:
+            agents.terminate()
+            await agents.wait()
+
+
+def is_condition_true(placement: JsonObject) -> bool:
+    conditions = placement.get("status", {}).get("conditions", ())
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def cpu_of(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return round(times.user + times.system, 2)
+
+
+async def apply(plane: ControlPlane, documents: list[str]) -> None:
+    for first in range(0, len(documents), 100):
+        text = "---\n".join(documents[first : first + 100])
+        await asyncio.to_thread(plane.kubectl, "apply", "--server-side", "-f", "-", text=text)
 
 
 async def run(plane: ControlPlane) -> None:
@@ -140,10 +181,9 @@ async def run(plane: ControlPlane) -> None:
     documents = [model_yaml(f"m{number:03d}") for number in range(MODELS)]
     documents += [placement_yaml(f"p{number:03d}") for number in range(PLACEMENTS)]
     documents[0] = model_yaml()
-    for first in range(0, len(documents), 100):
-        text = "---\n".join(documents[first : first + 100])
-        await asyncio.to_thread(plane.kubectl, "apply", "--server-side", "-f", "-", text=text)
+    await apply(plane, documents)
     await measure_resync(plane)
+    await measure_steady(plane, documents)
 
 
 def main() -> None:

@@ -306,7 +306,7 @@ async def test_replicas_that_make_the_authority_at_once_agree_and_rotate_one_ste
         assert [one for one in results if one is RotationStep.ANNOUNCED] != []
         assert all(isinstance(one, (RotationStep, Conflict)) for one in results)
         for trust in trusts:
-            await trust.reload(time.time())
+            await trust.reload()
         assert len({trust.current.bundle for trust in trusts}) == 1
 
 

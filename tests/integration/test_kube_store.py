@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import re
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import pytest
 from covey_api.instance import Instance, InstancePhase, InstanceStatus
-from covey_api.kinds import ObjectKey
+from covey_api.kinds import ObjectKey, Unreadable
 from covey_api.meta import DRAIN_FINALIZER, ObjectMeta
 from covey_api.node import Node, NodeStatus
 from covey_api.placement import Placement, PlacementStatus
+from covey_api.reasons import EventReason
 from covey_api.registry import KINDS
 from covey_controller.ports import Conflict, Event
 from covey_controller.stores.kube.client import JsonObject, KubeClient
@@ -88,7 +90,7 @@ async def ready(control: Control[KubeStore], count: int = 1) -> None:
         stored = control.store.sync.objects.get(placement_key())
         return isinstance(stored, Placement) and stored.status.ready_replicas == count
 
-    await until(is_told)
+    await until(is_told, 60)
 
 
 def instances(store: KubeStore) -> list[Instance]:
@@ -480,6 +482,102 @@ async def _until_written(write: Callable[[], bool]) -> None:
             await asyncio.sleep(0.2)
 
 
+def test_settings_follow_every_edit_with_the_generation_that_was_seen(plane: ControlPlane) -> None:
+    """kstatus calls an object current whose `observedGeneration` is its generation."""
+    fleet = "{apiVersion: covey.dev/v1alpha1, kind: Fleet, metadata: {name: default}, spec: {kvCache: {type: %s}}}"
+    key = "{apiVersion: covey.dev/v1alpha1, kind: AccessKey, metadata: {name: me}, spec: {hash: 'sha256:%s'}}"
+    keys = ObjectKey("Fleet", "", "default"), ObjectKey("AccessKey", "default", "me")
+
+    async def scenario() -> None:
+        async with running_kube_store(plane) as store, controller(store, FakeAgent("a")):
+            people = People(plane, store)
+
+            def is_followed(generation: int) -> bool:
+                found = [store.sync.objects[each].to_wire() for each in keys]
+                return all(
+                    each["metadata"]["generation"] == each["status"]["observedGeneration"] >= generation
+                    and {c["observedGeneration"] for c in each["status"]["conditions"]}
+                    == {each["metadata"]["generation"]}
+                    for each in found
+                )
+
+            for generation, (cache, digit) in enumerate([("F16", "a"), ("Q8_0", "b")], start=1):
+                await people.apply(f"{fleet % cache}\n---\n{key % (digit * 64)}")
+                await until(lambda generation=generation: is_followed(generation))
+
+    asyncio.run(scenario())
+
+
+# Other versions
+
+
+@contextlib.contextmanager
+def relaxed(plane: ControlPlane, crd: str) -> Generator[None]:
+    """Whatever is stored as this kind during the block; Covey's own schema again after it."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    path = "/spec/versions/0/schema/openAPIV3Schema"
+    patch = [{"op": "replace", "path": path, "value": schema}]
+    plane.kubectl("patch", "crd", crd, "--type=json", "-p", json.dumps(patch))
+    try:
+        yield
+    finally:
+        plane.apply_crds()
+
+
+def test_object_of_another_version_is_told_at_the_object_and_nothing_that_runs_is_hurt() -> None:
+    async def scenario(plane: ControlPlane) -> None:
+        async with running_kube_store(plane) as store, controller(store, FakeAgent("a"), FakeAgent("b")) as control:
+            people = People(plane, store)
+            await people.apply(f"{model_yaml()}---\n{placement_yaml()}---\n{placement_yaml('other')}")
+            await control.wait_routed(2)
+            routed = set(control.routed())
+            with relaxed(plane, "placements.covey.dev"):
+                await until_patched(people, placement_key(), {"spec": {"modelRef": None, "models": ["smollm2"]}})
+            await until(lambda: isinstance(store.sync.objects[placement_key()], Unreadable))
+            await people.patch(placement_key("other"), {"spec": {"replicas": 2}})
+            await control.wait_routed(3)
+            assert routed < set(control.routed()), "what runs by it goes on, and others' wishes are done"
+
+            def is_told() -> bool:
+                text = plane.kubectl("describe", "placement/smollm2")
+                return f"{EventReason.UNREADABLE}" in text and "`spec.modelRef`: Field required" in text
+
+            await until(is_told)
+            await people.delete(placement_key("other"))
+            await until(lambda: len(instances(store)) == 1, 60)
+
+    with own_plane() as plane:
+        asyncio.run(scenario(plane))
+
+
+async def until_patched(people: People, key: ObjectKey, body: JsonObject) -> None:
+    """A changed schema is in force some moments after it was accepted."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(AssertionError):
+                if "models" in (await people.patch(key, body))["spec"]:
+                    return
+            await asyncio.sleep(0.2)
+
+
+def test_controller_that_is_newer_than_the_kinds_says_so_once_and_serves(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(plane: ControlPlane) -> None:
+        async with running_kube_store(plane) as store, controller(store, FakeAgent("a")) as control:
+            path = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/readyReplicas"
+            patch = json.dumps([{"op": "remove", "path": path}])
+            plane.kubectl("patch", "crd", "placements.covey.dev", "--type=json", "-p", patch)
+            await asyncio.sleep(2)
+            await write_fleet(People(plane, store))
+            await control.wait_routed(1)
+            await asyncio.sleep(5)
+            assert sum("upgrade the CRDs first" in message for message in caplog.messages) == 1
+            await asyncio.to_thread(plane.apply_crds)
+            await ready(control)
+
+    with own_plane() as plane:
+        asyncio.run(scenario(plane))
+
+
 # Faults
 
 
@@ -527,6 +625,7 @@ def test_watch_that_is_silent_is_found_out_by_the_list_and_begun_anew(plane: Con
                 await running
 
     asyncio.run(scenario())
+    gc.collect()  # those sockets' warnings are this test's
 
 
 def test_slow_api_server_delays_and_breaks_nothing(plane: ControlPlane, tmp_path: Path) -> None:
@@ -653,7 +752,9 @@ def test_etcd_that_comes_back_empty_stops_nothing_and_instances_are_adopted() ->
             await asyncio.sleep(5)
             running = [each.instance_id for each in control.agents["a"].members.values()]
             assert running == routed, "an empty store stops no engine"
-            await write_fleet(people)
+            # Not as `people`, who wait for the watch: it may be begun anew at this moment.
+            wishes = f"{model_yaml()}---\n{placement_yaml()}"
+            await asyncio.to_thread(plane.kubectl, "apply", "--server-side", "-f", "-", text=wishes)
             await until(lambda: [i.spec.instance_id for i in instances(store)] == routed, 90)
             await control.wait_routed(1)
             assert control.routed() == routed

@@ -81,6 +81,9 @@ def test_helm_by_the_guide_from_nothing_to_nothing(reader: Reader) -> None:
     upgrade, replacing = blocks("Upgrade")
     reader.run(upgrade.splitlines()[0])
     reader.run(replacing.replace("NODE", "node-1"))
+    reader.run("kubectl -n covey-system create secret generic covey-controller --from-literal=fleet.secret=ab")
+    (keep,) = blocks("Back up")
+    assert "fleet.secret: YWI=" in reader.run(keep.replace("> covey-identity.yaml", ""))
 
     stop, end, rest = blocks("Uninstall")
     reader.run(stop)

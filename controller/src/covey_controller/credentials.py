@@ -15,11 +15,12 @@ from covey_controller.loop import Surroundings
 from covey_controller.ports import Vault
 from covey_controller.seal import seal_instance
 from covey_controller.tokens import Tokens
-from covey_controller.trust import Trust, ensure_fleet_secret, open_trust
+from covey_controller.trust import Trust, ensure_fleet_secret, open_trust, put_back_fleet_secret
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
+    vault: Vault
     trust: Trust
     tokens: Tokens
     denials: Denials
@@ -31,8 +32,12 @@ class Credentials:
         return hashlib.sha256(b"covey fleet " + self.fleet_secret).hexdigest()
 
     async def reload(self) -> None:
-        """What a leader before this one may have written. The fleet secret is for ever."""
-        await self.trust.reload(time.time())
+        """What a leader before this one may have written; what was lost of it is written again, as it is known here.
+
+        The fleet secret is for ever.
+        """
+        await self.trust.reload()
+        await put_back_fleet_secret(self.vault, self.fleet_secret)
         await self.denials.reload()
 
     async def deny_agent(self, name: str) -> None:
@@ -56,4 +61,4 @@ async def open_credentials(vault: Vault) -> Credentials:
     trust = await open_trust(vault, time.time())
     tokens = Tokens(vault, lambda: trust.current.digest)
     await tokens.check()
-    return Credentials(trust, tokens, await open_denials(vault), await ensure_fleet_secret(vault))
+    return Credentials(vault, trust, tokens, await open_denials(vault), await ensure_fleet_secret(vault))

@@ -39,8 +39,15 @@ class Denials:
         self._dates = _Dates()
 
     async def reload(self) -> None:
-        """ValueError if the list can't be read: guessing 'nobody' would let the removed back in. VaultUnavailable."""
-        self._put_in_force(_parse(await self._vault.read(DENIALS)))
+        """ValueError if the list can't be read: guessing 'nobody' would let the removed back in. VaultUnavailable.
+
+        One that is gone is written again, for the same reason.
+        """
+        content = await self._vault.read(DENIALS)
+        if content is None and self._dates != _Dates():
+            content = self._dates.model_dump_json().encode()
+            await self._vault.replace(DENIALS, content, seen=None)
+        self._put_in_force(_parse(content))
 
     async def record_issue(self, role: CertificateRole, name: str, now: float) -> int:
         """The date to issue a certificate with now: after all that is refused of this name. Written down first."""

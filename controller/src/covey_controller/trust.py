@@ -46,8 +46,9 @@ class Trust:
         self._changed = asyncio.Event()
         self.current = authority
 
-    async def reload(self, now: float) -> None:
-        self._put_in_force(await ensure_authority(self._vault, now))
+    async def reload(self) -> None:
+        """What is written down; where nothing is any more, what is in force is written down again."""
+        self._put_in_force(await _read_authority(self._vault) or await self._put_back())
 
     async def watch(self) -> None:
         """Reload every minute, until cancelled."""
@@ -73,6 +74,14 @@ class Trust:
         self._put_in_force(wished)
         _log.info("the fleet's authority is being replaced: %s, '%s…' signs", step, wished.digest[:12])
         return step
+
+    async def _put_back(self) -> Authority:
+        """A new authority would lock out every member: the vault was emptied, and the fleet is the same."""
+        content = {AUTHORITY_KEYS: self.current.keys_pem, AUTHORITY_CERTIFICATES: self.current.bundle_pem}
+        for name, text in content.items():
+            await self._vault.replace(name, text.encode(), seen=await self._vault.read(name))
+        _log.warning("the fleet's authority was gone from where it is kept: written again as it is in force here")
+        return self.current
 
     def _put_in_force(self, authority: Authority) -> None:
         if authority.bundle != self.current.bundle:
@@ -148,6 +157,12 @@ async def _ensure_key(vault: Vault) -> ec.EllipticCurvePrivateKey:
     key = make_key()
     await vault.replace(AUTHORITY_KEYS, render_key(key).encode(), seen=content)
     return key
+
+
+async def put_back_fleet_secret(vault: Vault, secret: bytes) -> None:
+    """Write it again where the vault was emptied. Conflict if there is one by now."""
+    if await vault.read(FLEET_SECRET) is None:
+        await vault.replace(FLEET_SECRET, secret.hex().encode(), seen=None)
 
 
 async def ensure_fleet_secret(vault: Vault) -> bytes:

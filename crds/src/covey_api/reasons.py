@@ -130,6 +130,8 @@ class EventReason(StrEnum):
     """A node read the artifact's header."""
     HEADER_UNREAD = "HeaderUnread"
     """A node could not read the artifact's header."""
+    UNREADABLE = "ObjectUnreadable"
+    """A stored object is another version's: this one can't read it, and changes nothing that runs by it."""
 
 
 class RefusalReason(StrEnum):

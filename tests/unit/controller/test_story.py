@@ -540,6 +540,21 @@ def test_stray_is_never_drained_without_any_placement_unless_empty_is_meant(allo
     assert len(story.agents["a"].members) == kept
 
 
+def test_store_that_is_filled_again_long_after_it_was_emptied_stops_nothing_that_comes_back_within_minutes() -> None:
+    story = fleet("a")
+    placement = builders.placement()
+    story.remove(placement)
+    story.lose_store()
+    story.run(2000, each=5)
+    before = set(story.agents["a"].members)
+    story.put(builders.placement("other", model="smollm2", replicas=0))
+    story.run(300, each=5)
+    story.put(placement)
+    story.run(60)
+    assert set(story.agents["a"].members) == before
+    assert len(story.routed()) == 1
+
+
 def test_header_is_asked_of_one_node_at_a_time_and_of_the_next_when_one_fails() -> None:
     story = Worldlet()
     story.put(builders.model(known=False))

@@ -15,7 +15,7 @@ from covey_controller.ports import Conflict
 from covey_controller.serving.protocol import Peer
 from covey_controller.stores.files.vault import FilesVault
 from covey_controller.trust import RotationStep, Trust, ensure_authority, ensure_fleet_secret
-from covey_controller.vault import AUTHORITY_CERTIFICATES, AUTHORITY_KEYS, FLEET_SECRET
+from covey_controller.vault import AUTHORITY_CERTIFICATES, AUTHORITY_KEYS, DENIALS, FLEET_SECRET
 from cryptography.hazmat.primitives.asymmetric import ec
 from kit.vaults import authority_in, denials_in, finish, fleet_secret_in, tokens_in, trust_in
 
@@ -88,7 +88,7 @@ def test_authority_is_replaced_in_three_steps_in_each_of_which_the_members_of_th
     first, announced, _, finished = states
     assert announced.digest == first.digest != finished.digest
     assert not is_trusted(finished, first)
-    finish(standby.reload(NOW))
+    finish(standby.reload())
     assert standby.current.bundle == finished.bundle
     assert len(finished.keys) == 1
     key = ec.generate_private_key(ec.SECP256R1()).public_key()
@@ -116,10 +116,26 @@ def test_rotation_that_dies_between_its_two_writes_leaves_an_authority_that_goes
     assert len(again.current.bundle) == len(again.current.keys) == 1
 
 
+def test_vault_that_was_emptied_gets_back_what_is_in_force(tmp_path: Path) -> None:
+    vault = FilesVault(tmp_path / "v")
+    before = finish(open_credentials(vault))
+    finish(before.trust.rotate(NOW))
+    finish(before.deny_agent("a"))
+    documents = {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()}
+    assert {AUTHORITY_KEYS, AUTHORITY_CERTIFICATES, FLEET_SECRET, DENIALS} <= documents.keys()
+    for name in documents:
+        (tmp_path / "v" / name).unlink()
+    finish(before.reload())
+    after = finish(open_credentials(FilesVault(tmp_path / "v")))
+    assert after.fleet_id == before.fleet_id
+    assert after.trust.current.bundle == before.trust.current.bundle
+    assert {name: (tmp_path / "v" / name).read_bytes() for name in documents} == documents
+
+
 def test_who_waits_for_a_change_hears_of_it_and_of_nothing_else(tmp_path: Path) -> None:
     async def story(trust: Trust) -> None:
         waiting = asyncio.ensure_future(trust.wait_changed())
-        await trust.reload(NOW)
+        await trust.reload()
         await asyncio.sleep(0)
         assert not waiting.done()
         await trust.rotate(NOW)

@@ -88,6 +88,18 @@ def test_list_of_a_server_that_begins_its_versions_anew_replaces_everything() ->
     assert known(mirror) == {"a": ("u9", 22)}
 
 
+def test_list_of_a_server_that_was_put_back_replaces_everything_also_when_its_versions_have_caught_up() -> None:
+    """A backup of version 840, into which others wrote until its versions passed those that were seen here."""
+    mirror = KindMirror(Node)
+    mirror.end_list(mirror.begin_list(), 900, [sight("a", "u1", 850), sight("b", "u2", 880), sight("c", "u3", 830)])
+    changes = mirror.end_list(
+        mirror.begin_list(), 950, [sight("a", "u1", 820), sight("b", "u7", 835), sight("c", "u3", 830)]
+    )
+    assert {change.key.name for change in changes} == {"a", "b"}
+    assert known(mirror) == {"a": ("u1", 820), "b": ("u7", 835), "c": ("u3", 830)}
+    assert mirror.observe(sight("a", "u1", 951)) is not None
+
+
 def test_change_of_status_alone_is_no_news() -> None:
     mirror = KindMirror(Node)
     first = sight("a", "u1", 5)

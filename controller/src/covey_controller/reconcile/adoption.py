@@ -111,7 +111,8 @@ def observe_strays(draft: Draft) -> list[Sight]:
     sights: list[Sight] = []
     for instance_id, instance in sorted(draft.stray_instances.items()):
         due = draft.strays[instance_id] + STRAY_SECONDS
-        if _is_of_another_version(draft, instance):
+        if not may_drain or _is_of_another_version(draft, instance):
+            # The time runs only while somebody wishes for something: a store that is filled again has all of it.
             draft.strays[instance_id] = draft.now
         elif may_drain and draft.now >= due:
             spec = instance.spec.model_copy(update={"goal": InstanceGoal.DRAIN})

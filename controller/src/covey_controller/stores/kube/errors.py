@@ -12,6 +12,7 @@ class KubeError(Exception):
 
     def __init__(self, call: str, status: int, reason: str, message: str) -> None:
         super().__init__(f"{call}: {status} {reason}: {message[:MAX_MESSAGE_CHARACTERS]}")
+        self.call = call
         self.status = status
         self.reason = reason
         self.message = message
@@ -27,6 +28,11 @@ class KubeError(Exception):
         return self.status == HTTPStatus.CONFLICT
 
     @property
+    def is_unknown_field(self) -> bool:
+        """The kind, as it is installed, has no such field: 400 to a whole object, 500 to server-side apply."""
+        return any(words in self.message for words in ("field not declared in schema", "unknown field"))
+
+    @property
     def is_invalid(self) -> bool:
         """The object breaks its schema or a rule; so does a JSON patch whose test does not hold."""
         return self.status == HTTPStatus.UNPROCESSABLE_ENTITY
@@ -39,6 +45,18 @@ class KubeError(Exception):
 
 class KubeAway(KubeError):
     """The API server could not be reached, did not answer in time, or is too busy: the same call may work later."""
+
+
+class KindsOutdated(KubeError):
+    """The installed kinds are an older version's than this controller."""
+
+    def __init__(self, error: KubeError) -> None:
+        super().__init__(error.call, error.status, error.reason, error.message)
+        self.args = (
+            "the kinds that are installed must be as new as this controller, and aren't: upgrade the CRDs first "
+            "(`kubectl apply --server-side -f manifests/crds`, or `helm upgrade`). Engines and requests go on; what is "
+            f"seen of them can't be written. {error}",
+        )
 
 
 class _Refusal(BaseModel):

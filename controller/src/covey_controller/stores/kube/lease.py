@@ -148,7 +148,7 @@ class LeaseHolder:
             await self._write(replace(record, holder=""), is_taken=False)
 
     async def _renew(self) -> None:
-        """1. Written: held on. 2. Somebody else's now, or gone: lost. 3. Only edited: again, to the newer version."""
+        """1. Written: held on. 2. Somebody else's, gone, or older: lost. 3. Only edited: again, to the new version."""
         async with self._writing:
             lease = self.current()
             if lease is None:
@@ -160,8 +160,9 @@ class LeaseHolder:
                 if not error.is_conflict and not error.is_missing:
                     raise
                 found = await self._read()
-                if found is None or found.holder != record.holder or found.term > record.term:
-                    self.lose(f"{self._words} is held by '{found.holder}'" if found else f"{self._words} is gone")
+                why = _why_lost(record, found)
+                if found is None or why:
+                    self.lose(f"{self._words} {why}")
                     return
                 self._record = await self._write(replace(record, version=found.version), is_taken=False)
             if self._lease is lease:
@@ -193,6 +194,17 @@ class LeaseHolder:
             return parse_lease(await self._client.request("POST", self._folder, body=body))
         path = f"{self._folder}/{LEASE_NAME}"
         return parse_lease(await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH))
+
+
+def _why_lost(held: LeaseRecord, found: LeaseRecord | None) -> str:
+    """Why what is stored is no holding of ours any more; empty if somebody only edited it."""
+    if found is None:
+        return "is gone"
+    if found.holder != held.holder or found.term > held.term:
+        return f"is held by '{found.holder}'"
+    if int(found.version) < int(held.version):
+        return "is an older one: the API server's store was put back"
+    return ""
 
 
 def next_term(above: int) -> int:

@@ -9,11 +9,14 @@ Sightings may come late, twice and in any order. Three things make the end the s
 | an object | nothing, and a whole list as new as it was without it | nothing: it was deleted before that list |
 | an object or its deletion | the uid's deletion, since the last list began | nothing: never back from the dead |
 | a whole list | objects that it lacks, at versions not after the list's | they are gone, whatever the watch missed |
+| a whole list | an object otherwise, not newer than the list | as the list has it: the other is of another history |
 | a whole list | versions after the list's own, seen before it began | the server's history is another one: begin anew |
 
-The last row is an etcd that was lost, or put back from a backup: its versions count from lower numbers.
+The last rows are an etcd that was lost, or put back from a backup: its versions count from lower numbers, and pass the
+old ones some time later.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -106,19 +109,21 @@ class KindMirror:
                 del self.entries[key]
                 changes.append(Change(key, entry, None))
         for sighting in listed.values():
-            if (change := self._put(sighting, is_other_history=is_other_history)) is not None:
+            if (change := self._put(sighting, listed=math.inf if is_other_history else version)) is not None:
                 changes.append(change)
         self._listed = version
         self._highest = max(self._highest, version)
         return changes
 
-    def _put(self, sighting: Sighting, *, is_other_history: bool = False) -> Change | None:
+    def _put(self, sighting: Sighting, *, listed: float = 0.0) -> Change | None:
+        """`listed`: the version of the whole list that this is of; what was known up to there gives way to it."""
         self._highest = max(self._highest, sighting.version)
         entry = self.entries.get(sighting.key)
         if sighting.uid in self._deleted:
             return None
-        if entry is not None and (entry.version == sighting.version or not is_other_history):
-            if sighting.version <= entry.version:
+        if entry is not None:
+            is_known = (entry.uid, entry.version) == (sighting.uid, sighting.version)
+            if is_known or (sighting.version <= entry.version and entry.version > listed):
                 return None
             if sighting.uid != entry.uid:
                 self._deleted.add(entry.uid)

@@ -14,14 +14,17 @@ from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import Status
 from covey_api.node import Node
+from covey_api.reasons import EventReason
 
 from covey_controller.ports import Conflict, CreatedT, Event, HeldT, LeaderAddress, Lease
 from covey_controller.stores.kube.claim import FleetClaims
 from covey_controller.stores.kube.client import KubeClient
+from covey_controller.stores.kube.credentials import InvalidLogin
 from covey_controller.stores.kube.errors import KubeError
 from covey_controller.stores.kube.events import EventRecorder
 from covey_controller.stores.kube.lease import LeaseHolder
 from covey_controller.stores.kube.lease_record import LOOK_SECONDS
+from covey_controller.stores.kube.mirror import Change, Entry
 from covey_controller.stores.kube.news import News
 from covey_controller.stores.kube.sync import Sync
 from covey_controller.stores.kube.writes import ObjectWriter
@@ -53,7 +56,7 @@ class KubeStore:
         `observe_address` is asked when the Lease is taken: by then, both APIs listen.
         """
         self._news = News()
-        self.sync = Sync(client, client.login, self._news.observe)
+        self.sync = Sync(client, client.login, self._on_change)
         self._writer = ObjectWriter(client, self.sync, self._news)
         self._leadership = LeaseHolder(client, namespace, observe_address)
         claim = FleetClaim(namespace=namespace, authority=authority)
@@ -93,9 +96,9 @@ class KubeStore:
             why = await self._why_not(holder)
             if not why:
                 lease = await self._leadership.take(holder, self._highest_term())
-                why = "somebody else was quicker" if lease is None else await self._why_not_claimed()
+                why = "somebody else was quicker" if lease is None else await self._why_not_begun()
                 if lease is not None and not why:
-                    return lease
+                    return lease if lease.term > self._highest_term() else await self.raise_term(lease.term)
             if why != said:
                 said = why
                 log.info("waiting to lead: %s", why)
@@ -153,16 +156,35 @@ class KubeStore:
             return "the API server's objects have not been listed"
         return await self._claims.why_not()
 
-    async def _why_not_claimed(self) -> str:
-        """Claim this cluster's fleet as its leader. If that can't be done, lead no more, and say why."""
+    async def _why_not_begun(self) -> str:
+        """List everything, and claim this cluster's fleet, as its leader. If that fails, lead no more, and say why.
+
+        The list begins after the Lease was taken: a store that was emptied or put back took the Lease with it, so no
+        leader ever acts on what another store held.
+        """
         try:
+            await self.sync.list_anew()
             await self._claims.ensure()
             why = await self._claims.why_not()
-        except (Conflict, KubeError) as error:
-            why = f"this cluster's fleet can't be claimed: {error}"
+            for mirror in self.sync.mirrors.values():
+                for key, entry in mirror.entries.items():
+                    self._tell_fault(key, entry)
+        except (Conflict, KubeError, InvalidLogin) as error:
+            why = f"this cluster's fleet can't be listed and claimed: {error}"
         if why:
             await self._release()
         return why
+
+    def _on_change(self, change: Change) -> None:
+        self._news.observe(change)
+        if change.after is not None and change.after.fault != (change.before.fault if change.before else ""):
+            self._tell_fault(change.key, change.after)
+
+    def _tell_fault(self, key: ObjectKey, entry: Entry) -> None:
+        """To who describes the object: there is no status of ours in it to say so."""
+        if entry.fault and self._leadership.current() is not None:
+            words = f"this version of the controller can't read it whole, {entry.fault}"
+            self._events.record(Event(key, EventReason.UNREADABLE, words, warning=True), entry.uid)
 
     async def _release(self) -> None:
         try:

@@ -58,6 +58,7 @@ class Sync:
         self.listed = asyncio.Event()
         """Set once every kind has been listed whole."""
         self._listed_at = -math.inf
+        self._listing = asyncio.Lock()
         self._objects: Mapping[ObjectKey, Kind] | None = None
         self._relist = asyncio.Event()
         self._said = ""
@@ -90,6 +91,14 @@ class Sync:
             group.create_task(self._list_for_ever())
             group.create_task(self._watch_for_ever())
 
+    async def list_anew(self) -> None:
+        """List every kind whole, now. KubeError if that fails: then nothing is known to be as it was."""
+        async with self._listing:
+            began = time.monotonic()
+            await self._list_all()
+            self._listed_at = began
+        self.listed.set()
+
     def observe(self, kind: type[Kind], raw: JsonObject) -> None:
         """What the API server answered to a write of ours."""
         self._tell(self.mirrors[kind].observe(sight_object(kind, raw)))
@@ -109,9 +118,8 @@ class Sync:
         retry_seconds = FIRST_RETRY_SECONDS
         while True:
             self._relist.clear()
-            began = time.monotonic()
             try:
-                await self._list_all()
+                await self.list_anew()
             except (KubeError, InvalidLogin) as error:
                 self._say(error)
                 await asyncio.sleep(retry_seconds)
@@ -119,8 +127,7 @@ class Sync:
                 continue
             if self._said:
                 log.info("the API server's objects are listed again")
-            self._said, retry_seconds, self._listed_at = "", FIRST_RETRY_SECONDS, began
-            self.listed.set()
+            self._said, retry_seconds = "", FIRST_RETRY_SECONDS
             await self._rest()
 
     async def _rest(self) -> None:

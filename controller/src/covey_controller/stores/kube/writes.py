@@ -16,7 +16,7 @@ from covey_api.registry import KINDS
 
 from covey_controller.ports import Conflict, CreatedT, HeldT, Refused
 from covey_controller.stores.kube.client import APPLY_PATCH, MERGE_PATCH, JsonObject, KubeClient
-from covey_controller.stores.kube.errors import KubeError
+from covey_controller.stores.kube.errors import KindsOutdated, KubeError
 from covey_controller.stores.kube.mirror import Entry
 from covey_controller.stores.kube.news import News
 from covey_controller.stores.kube.objects import FIELD_OWNER, collection_path, object_path, render_new
@@ -201,6 +201,8 @@ def _difference(stored: Kind, wish: Kind) -> JsonObject:
 
 
 def _refused_creation(key: ObjectKey, error: KubeError) -> Exception:
+    if error.is_unknown_field:
+        return KindsOutdated(error)
     if error.is_conflict:
         return Conflict(f"'{key}' exists already")
     if error.is_missing or (error.status == HTTPStatus.FORBIDDEN and "being terminated" in error.message):
@@ -210,6 +212,8 @@ def _refused_creation(key: ObjectKey, error: KubeError) -> Exception:
 
 def _conflict_or(error: KubeError, key: ObjectKey) -> Exception:
     """A precondition or a rule of the kind that didn't hold is a conflict; all else is what it is."""
+    if error.is_unknown_field:
+        return KindsOutdated(error)
     if error.is_conflict:
         return Conflict(f"'{key}' has changed: its resourceVersion is another one now")
     return Conflict(f"'{key}': {error.message}") if error.is_invalid else error
