@@ -26,6 +26,7 @@ from kit.both import (
     find_object,
     identities,
     is_converged,
+    members,
     restarts,
     wait_answered,
     wait_converged,
@@ -120,6 +121,7 @@ def test_why_says_node_lane_bytes_and_window(fleet: Fleet) -> None:
     for word in ("LlamaServer/Cpu", "weights", "KV cache", "compute buffers"):
         assert word in text
     assert str(spec["options"]["contextTokens"]) in text.replace(",", "")
+    assert json.loads(fleet.covey("why", "placement/smollm2", "-o", "json").stdout)
 
 
 def test_describe_shows_conditions_and_events(fleet: Fleet) -> None:
@@ -246,6 +248,8 @@ def test_model_that_cannot_fit_is_explained_in_bytes_and_hurts_nothing(fleet: Fl
     assert "InsufficientMemory" in fleet.covey("describe", "placement/huge").stdout
     assert fleet.served.ask(model="huge").status_code == 503
     assert_nothing_changes(fleet, before)
+    lines = fleet.log_of(CONTROLLER).splitlines()
+    assert sum("huge" in line and "InsufficientMemory" in line for line in lines) <= 2, "a retry storm"
 
 
 def test_corrupt_model_is_never_served_and_said_so(fleet: Fleet, tmp_path: Path) -> None:
@@ -267,11 +271,11 @@ def test_corrupt_model_is_never_served_and_said_so(fleet: Fleet, tmp_path: Path)
 def test_deletion_leaves_nothing(fleet: Fleet) -> None:
     fleet.apply(wished(replicas=2))
     wait_converged(fleet, 2)
-    members = fleet.members()
+    before = members(fleet)
     fleet.delete("placement/smollm2")
     wait_until(lambda: not fleet.objects("instances") and not fleet.objects("placements"), "the objects are gone")
-    wait_until(lambda: not fleet.members() and not fleet.engines(), "the engines are gone")
-    wait_until(lambda: not any(is_there(each.keeper_pid) for each in members), "their keepers are gone")
+    wait_until(lambda: not members(fleet) and not fleet.engines(), "the engines are gone")
+    wait_until(lambda: not any(is_there(each.keeper_pid) for each in before), "their keepers are gone")
     assert fleet.served.ask().status_code == 503
     assert find_object(fleet, "models", "smollm2"), "the model is still declared"
     fleet.delete("model/smollm2")
@@ -291,7 +295,7 @@ def is_there(pid: int) -> bool:
 
 
 def test_killed_engine_is_unrouted_restarted_and_serves_again(fleet: Fleet) -> None:
-    before, instances = fleet.members()[0], identities(fleet)
+    before, instances = members(fleet)[0], identities(fleet)
     lines: list[str] = []
     body = fleet.served.chat(stream=True, max_tokens=900)
     url = f"{fleet.served.url}/v1/chat/completions"
@@ -306,47 +310,65 @@ def test_killed_engine_is_unrouted_restarted_and_serves_again(fleet: Fleet) -> N
     assert "data: [DONE]" not in lines
     wait_until(lambda: fleet.served.ask().status_code == 200, "the engine serves again")
     wait_converged(fleet, 1)
-    assert fleet.members()[0].engine_pid != before.engine_pid
+    assert members(fleet)[0].engine_pid != before.engine_pid
     assert identities(fleet) == instances, "the Instance stays the same"
     wait_until(lambda: restarts(fleet).get(before.instance_id, 0) >= 1, "the restart is counted")
     wait_until(lambda: "Killed" in fleet.covey("describe", "instance/smollm2-0").stdout, "an event says why")
 
 
 def test_killed_agent_adopts_engines_with_their_history(fleet: Fleet) -> None:
-    before, instances, counted = fleet.members(), identities(fleet), restarts(fleet)
+    (victim,) = members(fleet)
+    count = restarts(fleet).get(victim.instance_id, 0)
+    kill_process(victim.engine_pid)
+    wait_until(lambda: restarts(fleet).get(victim.instance_id, 0) > count, "the restart is counted")
+    wait_converged(fleet, 1)
+    before, instances, counted = members(fleet), identities(fleet), restarts(fleet)
+    outputs = {path: path.stat().st_ino for path in fleet.agent_folder.glob("members/*/output.log")}
     with Traffic(fleet.served).flowing() as traffic:
         with fleet.held_down(AGENT):
             # A dead agent is not a dead node: Unknown after this silence, and its engines stay routed.
             wait_until(lambda: not has_condition(fleet.objects("cnodes")[0], "Ready"), "the node is Unknown")
             wait_answered(traffic)
-            assert (fleet.members(), identities(fleet)) == (before, instances)
+            assert (members(fleet), identities(fleet)) == (before, instances)
         wait_converged(fleet, 1)
         wait_answered(traffic)
     assert traffic.failures == []
-    assert fleet.members() == before, "the engines go on, with their processes and ports"
+    assert members(fleet) == before, "the engines go on, with their processes and ports"
     assert (identities(fleet), restarts(fleet)) == (instances, counted)
+    assert "Killed" in fleet.covey("describe", "instance/smollm2-0").stdout
+    assert {path: path.stat().st_ino for path in outputs} == outputs
+    assert "runs on as process" in fleet.log_of(AGENT)
     assert_nothing_doubled(fleet)
 
 
-def test_killed_controller_costs_nothing_and_does_what_was_wished_meanwhile(fleet: Fleet) -> None:
-    before, instances = fleet.members(), identities(fleet)
-    with Traffic(fleet.served).flowing() as traffic:
+def test_killed_controller_costs_nothing_but_what_was_on_an_engine_that_died_meanwhile(fleet: Fleet) -> None:
+    first = members(fleet)
+    fleet.apply(wished(replicas=2))
+    wait_converged(fleet, 2)
+    instances = identities(fleet)
+    (victim,) = [each for each in members(fleet) if each not in first]
+    with Traffic(fleet.served, workers=3).flowing() as traffic:
         with fleet.held_down(CONTROLLER):
             wait_answered(traffic)
-            assert fleet.members() == before
-        wait_converged(fleet, 1)
-        assert (fleet.members(), identities(fleet)) == (before, instances)
-        fleet.apply(wished(replicas=2))
+            assert traffic.failures == []
+            began = time.monotonic()
+            kill_process(victim.engine_pid)
+            ended = time.monotonic() + TEARDOWN_SECONDS
+            wait_until(
+                lambda: victim not in members(fleet) and len(members(fleet)) == 2, "the agent restarts it by itself"
+            )
+            wait_answered(traffic)
         wait_converged(fleet, 2)
         wait_answered(traffic)
-    assert traffic.failures == []
-    assert set(before) < set(fleet.members())
+    assert [one for one in traffic.sent if one.failure and (one.began > ended or one.ended < began)] == []
+    assert identities(fleet) == instances
+    assert set(first) < set(members(fleet)), "the engine that lived is still the same"
     assert_nothing_doubled(fleet)
 
 
 @pytest.mark.parametrize("controller", ["alive", "dead"])
 def test_killed_gateway_is_back_with_its_last_table(fleet: Fleet, controller: str) -> None:
-    before = fleet.members()
+    before = members(fleet)
     with ExitStack() as stack:
         if controller == "dead":
             stack.enter_context(fleet.held_down(CONTROLLER))
@@ -359,16 +381,16 @@ def test_killed_gateway_is_back_with_its_last_table(fleet: Fleet, controller: st
     strangers = [one for one in traffic.sent if one.failure and (one.began > ended or one.ended < began)]
     assert strangers == [], "only what was in flight is lost"
     wait_converged(fleet, 1)
-    assert fleet.members() == before
+    assert members(fleet) == before
 
 
 def test_all_parts_killed_at_once_adopt_what_runs(fleet: Fleet) -> None:
-    before, instances = fleet.members(), identities(fleet)
+    before, instances = members(fleet), identities(fleet)
     for name in (CONTROLLER, AGENT, GATEWAY):
         fleet.kill_part(name)
     wait_until(lambda: is_reached(fleet), "the gateway is back")
     wait_converged(fleet, 1)
-    assert (fleet.members(), identities(fleet)) == (before, instances)
+    assert (members(fleet), identities(fleet)) == (before, instances)
     assert_nothing_doubled(fleet)
 
 
@@ -380,12 +402,12 @@ def is_reached(fleet: Fleet) -> bool:
 
 
 def test_engine_that_dies_while_no_part_runs_is_started_again(fleet: Fleet) -> None:
-    before, instances = fleet.members()[0], identities(fleet)
+    before, instances = members(fleet)[0], identities(fleet)
     with ExitStack() as stack:
         for name in (CONTROLLER, AGENT):
             stack.enter_context(fleet.held_down(name))
         kill_process(before.engine_pid)
     wait_until(lambda: is_converged(fleet, 1) and is_reached(fleet), "the engine serves again")
     assert identities(fleet) == instances, "the Instance stays the same"
-    assert fleet.members()[0].engine_pid != before.engine_pid
+    assert members(fleet)[0].engine_pid != before.engine_pid
     assert_nothing_doubled(fleet)

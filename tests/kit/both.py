@@ -31,7 +31,6 @@ from kit.parts import (
     has_condition,
     kill_part,
     kill_process,
-    members,
     members_in,
     paused,
     read,
@@ -71,8 +70,9 @@ class Fleet(Protocol):
         """All objects of a kind; none while nobody answers."""
         ...
 
-    def members(self) -> list[Member]:
-        """Living engines with their keepers, as the agent's folder tells."""
+    @property
+    def agent_folder(self) -> Path:
+        """What the agent keeps: its members, each in a folder."""
         ...
 
     def engines(self) -> dict[int, list[str]]:
@@ -89,8 +89,8 @@ class Fleet(Protocol):
         """The part is killed, and is not there before the block ends."""
         ...
 
-    def describe(self) -> str:
-        """What the parts logged last, for the words of a failure."""
+    def log_of(self, name: str) -> str:
+        """All that controller, agent or gateway logged."""
         ...
 
 
@@ -116,8 +116,9 @@ class FilesFleet:
     def objects(self, plural: str) -> list[JsonObject]:
         return read(self.running, lambda control: control.list_objects(plural), [])
 
-    def members(self) -> list[Member]:
-        return members(self.running)
+    @property
+    def agent_folder(self) -> Path:
+        return self.running.state / "agent"
 
     def engines(self) -> dict[int, list[str]]:
         return engine_commands(self.running.processes())
@@ -134,9 +135,8 @@ class FilesFleet:
         with paused(wait_part_again(self.running, name, kill_part(self.running, name))):
             yield
 
-    def describe(self) -> str:
-        paths = sorted((self.running.state / "log").glob("*.log"))
-        return "\n".join(f"--- {path}\n{_tail(path)}" for path in paths)
+    def log_of(self, name: str) -> str:
+        return (self.running.state / "log" / f"{name}.log").read_text(errors="replace")
 
 
 class ClusterFleet:
@@ -164,8 +164,9 @@ class ClusterFleet:
     def objects(self, plural: str) -> list[JsonObject]:
         return self.running.list_objects(plural)
 
-    def members(self) -> list[Member]:
-        return members_in(self.running.agent_state(NODE))
+    @property
+    def agent_folder(self) -> Path:
+        return self.running.agent_state(NODE)
 
     def engines(self) -> dict[int, list[str]]:
         return engine_commands(processes_of(self.running.folder))
@@ -197,8 +198,8 @@ class ClusterFleet:
         }
         return parts[name]
 
-    def describe(self) -> str:
-        return "\n".join(f"--- {name}\n{self._part(name).tail()}" for name in (CONTROLLER, AGENT, GATEWAY))
+    def log_of(self, name: str) -> str:
+        return self._part(name).log.read_text(errors="replace")
 
     @staticmethod
     def _checked(result: subprocess.CompletedProcess[str], check: bool) -> subprocess.CompletedProcess[str]:
@@ -223,20 +224,20 @@ def cluster_fleet(plane: ControlPlane) -> Generator[ClusterFleet]:
         shell = Shell.of(plane, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cs"))))
         running = stack.enter_context(running_kube_fleet(plane, shared_cache()))
         running.grant(CLI, ASK_RULES)
-        start_parts(running, shell, address)
+        replica = running.start_controller("a", control_host=address)
+        expose(shell, "covey-controller", "control", address, replica.control_port)
+        running.wait_leader()
+        running.start_agent(NODE)
+        running.start_gateway("gateway-1", "--insecure", host=address)
+        expose(shell, "covey-gateway", "http", address, int(running.gateway_url.rpartition(":")[2]))
         fleet = ClusterFleet(running, shell)
         fleet.apply(f"{MODEL}---\n{PLACEMENT}")
         yield fleet
 
 
-def start_parts(running: KubeFleet, shell: Shell, address: str) -> None:
-    """A controller and a gateway behind their Services, and the agent of a node."""
-    replica = running.start_controller("a", control_host=address)
-    expose(shell, "covey-controller", "control", address, replica.control_port)
-    running.wait_leader()
-    running.start_agent(NODE)
-    running.start_gateway("gateway-1", "--insecure", host=address)
-    expose(shell, "covey-gateway", "http", address, int(running.gateway_url.rpartition(":")[2]))
+def members(fleet: Fleet) -> list[Member]:
+    """Living engines with their keepers, as the agent's folder tells."""
+    return members_in(fleet.agent_folder)
 
 
 def ready_instances(fleet: Fleet) -> list[JsonObject]:
@@ -258,7 +259,8 @@ def restarts(fleet: Fleet) -> dict[str, int]:
 
 def find_object(fleet: Fleet, plural: str, name: str) -> JsonObject:
     """Empty while there is none."""
-    return next((each for each in fleet.objects(plural) if each["metadata"]["name"] == name), {})
+    found = [each for each in fleet.objects(plural) if each["metadata"]["name"] == name]
+    return found[0] if found else {}
 
 
 def is_converged(fleet: Fleet, replicas: int) -> bool:
@@ -269,7 +271,7 @@ def is_converged(fleet: Fleet, replicas: int) -> bool:
         and len(found) == replicas == len(ready_instances(fleet))
         and all(has_condition(each, "Ready") for each in (*placements, *fleet.objects("cnodes")))
         and all(each["status"]["observedGeneration"] == each["metadata"]["generation"] for each in placements)
-        and set(identities(fleet).values()) == {each.instance_id for each in fleet.members()}
+        and set(identities(fleet).values()) == {each.instance_id for each in members(fleet)}
         and len(fleet.engines()) == replicas
     )
 
@@ -278,7 +280,13 @@ def wait_converged(fleet: Fleet, replicas: int) -> None:
     try:
         wait_until(lambda: is_converged(fleet, replicas), f"{replicas} replicas converge", CONVERGE_SECONDS)
     except AssertionError as error:
-        raise AssertionError(f"{error}\n{fleet.members()}\n{fleet.describe()}") from None
+        raise AssertionError(f"{error}\n{members(fleet)}\n{last_words(fleet)}") from None
+
+
+def last_words(fleet: Fleet) -> str:
+    """What the parts logged last."""
+    logs = {name: fleet.log_of(name).splitlines()[-25:] for name in (CONTROLLER, AGENT, GATEWAY)}
+    return "\n".join(f"--- {name}\n" + "\n".join(lines) for name, lines in logs.items())
 
 
 def wait_answered(traffic: Traffic, more: int = 3) -> None:
@@ -294,7 +302,3 @@ def wished(name: str = "smollm2", **spec: object) -> str:
     """The example's placement with these fields, as JSON is YAML too."""
     lines = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in spec.items())
     return PLACEMENT.replace("name: smollm2}\nspec", f"name: {name}}}\nspec") + lines
-
-
-def _tail(path: Path) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-25:])

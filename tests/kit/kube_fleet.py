@@ -211,10 +211,15 @@ class KubeFleet:
     # What a kubelet does.
 
     def bind_pod(self, pod: str, account: str, namespace: str, node: str) -> None:
-        """A Pod object of this account on this Node object."""
+        """A Pod object of this account on this Node object, which Pod Security `restricted` admits."""
         self.ensure("v1", "Node", node)
-        container = {"name": "c", "image": "covey"}
-        spec = {"serviceAccountName": account, "nodeName": node, "containers": [container]}
+        allowed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        spec = {
+            "serviceAccountName": account,
+            "nodeName": node,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "c", "image": "covey", "securityContext": allowed}],
+        }
         self.ensure("v1", "Pod", pod, namespace, spec=spec)
 
     def delete_pod(self, pod: str, namespace: str) -> None:
@@ -418,10 +423,17 @@ class KubeFleet:
 def running_kube_fleet(plane: ControlPlane, cache: Path | None = None) -> Generator[KubeFleet]:
     """Installed, nothing started; everything is ended and removed afterwards, also what a failed test left behind."""
     plane.clear(NAMESPACE, AGENTS)
+    with bare_kube_fleet(plane, cache) as fleet:
+        fleet.install()
+        yield fleet
+
+
+@contextmanager
+def bare_kube_fleet(plane: ControlPlane, cache: Path | None = None) -> Generator[KubeFleet]:
+    """As `running_kube_fleet`, for who installs by other means."""
     folder = Path(tempfile.mkdtemp(prefix="ck"))  # short: Unix sockets live below it
     fleet = KubeFleet(plane, folder, cache)
     try:
-        fleet.install()
         yield fleet
     finally:
         fleet.stop()
