@@ -8,7 +8,6 @@ The trust handed out is a bundle: the first certificate signs, more may follow t
 replaced. A public authority was no choice: agents on a laptop have no name that one would sign.
 """
 
-import hashlib
 import hmac
 import ipaddress
 import re
@@ -112,7 +111,7 @@ class Authority:
 
 def derive_engine_key(fleet_secret: bytes, instance_id: str) -> str:
     """The key that the engines of one Instance ask for: the same after every restart, stored in no resource."""
-    return hmac.new(fleet_secret, instance_id.encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(fleet_secret, instance_id.encode(), "sha256").hex()
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:

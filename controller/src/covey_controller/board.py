@@ -19,11 +19,13 @@ from covey_api.messages import (
     Assignments,
     Demand,
     Endpoints,
+    MemberGoal,
     MemberReport,
     Order,
     Report,
     ReportAnswer,
 )
+from covey_api.meta import Message
 
 from covey_controller.name_claims import NameClaims
 from covey_controller.ports import AgentSession, GatewaySession, Observed
@@ -36,6 +38,10 @@ FORGET_SECONDS = 600.0
 MAX_ANSWERS = 1024
 # How far above its own a leader believes terms: a start a second for eleven days.
 MAX_TERM_LEAP = 1_000_000
+
+_ASSIGNED = tuple(name for name in Assignments.model_fields if name != "serial")
+_ROUTED = tuple(name for name in Endpoints.model_fields if name != "serial")
+_NEWS = tuple(name for name in Report.model_fields if name not in ("sequence", "readings", "full", "applied"))
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +58,7 @@ class FleetBoard:
         self._claims = NameClaims()
         self._assignments: dict[str, Assignments] = {}
         self._endpoints: Endpoints | None = None
+        self._is_draining = False
         self._readers: dict[tuple[str, str], list[asyncio.Event]] = {}
         self.wake = asyncio.Event()
 
@@ -72,13 +79,16 @@ class FleetBoard:
         """Stream what differs from what is streamed. No endpoints: gateways keep what they have."""
         for node in sorted(assignments):
             before = self._assignments.get(node)
-            if before is None or before.model_copy(update={"serial": 0}) != assignments[node]:
+            if before is None or _differ(before, assignments[node], _ASSIGNED):
                 self._assignments[node] = assignments[node].model_copy(update={"serial": self._next_serial()})
                 self._wake_readers("node", node)
         for node in self._assignments.keys() - assignments.keys():
             del self._assignments[node]
+        self._is_draining = any(
+            member.goal is not MemberGoal.SERVE for each in assignments.values() for member in each.members
+        )
         before = self._endpoints
-        if endpoints is not None and (before is None or before.model_copy(update={"serial": 0}) != endpoints):
+        if endpoints is not None and (before is None or _differ(before, endpoints, _ROUTED)):
             self._endpoints = endpoints.model_copy(update={"serial": self._next_serial()})
             self._wake_readers("gateway", "")
 
@@ -144,7 +154,7 @@ class FleetBoard:
         if before is not None and report.sequence < before.sequence:
             return self._answer()
         merged = merge_report(before, report)
-        if was_silent or session.report is None or _significant(merged) != _significant(session.report):
+        if was_silent or session.report is None or self._is_news(session.report, merged):
             self.wake.set()
         session.report = merged
         self._observe_term(merged)
@@ -154,7 +164,7 @@ class FleetBoard:
         """Keep it; the loop wakes when a table was applied, or what drains or can't be reached changed."""
         session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
         before, session.demand, session.last_seen = session.demand, demand, self._clock()
-        if self._weigh(before) != self._weigh(demand):
+        if before != demand and self._weigh(before) != self._weigh(demand):
             self.wake.set()
         self._observe_order(demand.applied)
         return self.order
@@ -256,14 +266,23 @@ class FleetBoard:
             self._observed.highest_term = term
             self.wake.set()
 
+    def _is_news(self, before: Report, report: Report) -> bool:
+        """Whether anything differs that a plan may depend on; the order applied matters to what drains alone."""
+        if self._is_draining and before.applied != report.applied:
+            return True
+        return _differ(before, report, _NEWS)
+
     def _weigh(self, demand: Demand | None) -> tuple[object, ...]:
-        """What of a demand decides anything: the table applied, requests on what left it, what can't be reached."""
+        """What of a demand decides anything: requests on what left the table, what can't be reached, and while
+
+        something drains the table applied.
+        """
         if demand is None:
             return ()
         routed = routed_ids(self._endpoints)
         leaving = tuple((e.instance_id, e.in_flight > 0) for e in demand.endpoints if e.instance_id not in routed)
         shunned = tuple((e.instance_id, e.path_failure) for e in demand.endpoints if e.unreachable or e.path_failure)
-        return (demand.applied, leaving, shunned)
+        return (demand.applied if self._is_draining else None, leaving, shunned)
 
     def _forget_gateways(self) -> None:
         now = self._clock()
@@ -298,8 +317,10 @@ def _with_instance(member: MemberReport, whole: Mapping[tuple[str, str], MemberR
     return member.model_copy(update={"instance": before.instance, "seal": before.seal})
 
 
-def _significant(report: Report) -> Report:
-    return report.model_copy(update={"sequence": 0, "readings": (), "full": False})
+def _differ(before: Message, after: Message, names: tuple[str, ...]) -> bool:
+    """Whether any of these fields does; what is the very same object is not looked into."""
+    old, new = before.__dict__, after.__dict__
+    return any(old[name] is not new[name] and old[name] != new[name] for name in names)
 
 
 async def _is_set(changed: asyncio.Event) -> bool:

@@ -4,14 +4,18 @@ Level-triggered: whatever woke it, it looks at everything again. What it wrote i
 holds no decision of its own; those are `reconcile.plan`'s.
 
 Order within a turn: actions on the store, each with its precondition; then what agents and gateways get; then statuses.
-A `Conflict` ends the turn: somebody else wrote, so the world is observed again. A leader that hears of a higher term
-takes the lease anew above it. Losing the lease ends the leadership, not the process.
+A `Conflict` ends the turn: somebody else wrote, so the world is observed again. A store that refuses ends it too, but
+gateways still hear which endpoints serve no more. A leader that hears of a higher term takes the lease anew above it.
+Losing the lease ends the leadership, not the process.
+
+Between turns it rests until something wakes it or is due (`Plan.wake_at`, `next_silence`).
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from covey_api.instance import Instance
@@ -20,7 +24,9 @@ from covey_fleet_client.tasks import run_apart
 
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
-from covey_controller.ports import Conflict, Event, Lease, Store
+from covey_controller.ports import Conflict, Event, Lease, LeaseLost, Store
+from covey_controller.reconcile.begin import stay_awake, was_paused
+from covey_controller.reconcile.fleet import next_silence
 from covey_controller.reconcile.outcomes import (
     Action,
     CreateInstance,
@@ -31,7 +37,7 @@ from covey_controller.reconcile.outcomes import (
     Plan,
     UpdateInstance,
 )
-from covey_controller.reconcile.plan import MAX_SLEEP_SECONDS, plan
+from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.world import Memory, World
 
 log = logging.getLogger(__name__)
@@ -42,6 +48,10 @@ DEBOUNCE_SECONDS = 0.01
 STORE_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 5.0
+# A store that fails is tried once a second at most, however much is reported.
+NEWS_BACKOFF_SECONDS = 1.0
+# Well below `PAUSE_SECONDS`.
+STIR_SECONDS = 5.0
 # Instances that one turn may create; the next one follows at once.
 MAX_CREATED_PER_TURN = 64
 
@@ -63,10 +73,6 @@ class Surroundings:
     allow_empty: bool = False
 
 
-class LeaseLost(Exception):
-    """Somebody else may lead now."""
-
-
 class HigherTerm(Exception):
     """Somebody has seen a leader of a higher term."""
 
@@ -85,6 +91,8 @@ class ReconcileLoop:
         self._around = surroundings
         self._memory = Memory()
         self._led_since = 0.0
+        self._planned_at = 0.0
+        self._fresh_ids: tuple[str, ...] = ()
         self._listed = asyncio.Event()
         self._backoff = Backoff()
         self._lease: Lease | None = None
@@ -134,6 +142,7 @@ class ReconcileLoop:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_end_when_lost(lease))
                 group.create_task(self._watch_store())
+                group.create_task(self._stir_for_ever())
                 group.create_task(self._turn_for_ever(lease))
         except* LeaseLost:
             log.warning("the lease of term %d is lost; waiting to lead again", lease.term)
@@ -150,6 +159,15 @@ class ReconcileLoop:
                 self._board.wake.set()
                 await self._listed.wait()
 
+    async def _stir_for_ever(self) -> None:
+        """Signs of life, also while the store is slow: by them a plan tells a leader that rested from a paused one."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(STIR_SECONDS)
+            if was_paused(self._memory, clock()):
+                self._board.wake.set()
+            self._memory = stay_awake(self._memory, clock())
+
     async def _turn_for_ever(self, lease: Lease) -> None:
         while True:
             self._board.wake.clear()
@@ -158,7 +176,7 @@ class ReconcileLoop:
             except (HigherTerm, LeaseLost):
                 raise
             except Exception as error:
-                await self._backoff.wait(error)
+                await self._backoff.wait(error, self._board.wake)
                 continue
             self._backoff.reset()
             await self._rest(wake_at)
@@ -170,14 +188,18 @@ class ReconcileLoop:
         self._listed.set()
         self._require_lead(lease)
         now = asyncio.get_running_loop().time()
+        self._top_up_ids()
         world = self._observe(lease, objects)
         made = plan(world, now)
+        self._drop_used_ids(made)
         self._history.observe(objects, world, now)
         self.is_leading = True
-        for action in made.actions:
-            await self._act(lease, action)
+        self._memory = replace(
+            self._memory, planned_at=made.memory.planned_at, watching_since=made.memory.watching_since
+        )
+        await self._act_on(lease, made)
         self._board.publish(made.assignments, made.endpoints)
-        self._memory = made.memory
+        self._memory, self._planned_at = replace(made.memory, planned_at=self._memory.planned_at), now
         await self._report(lease, made)
         self._board.take_answers(made.used_answers)
         return now if made.actions or made.statuses else made.wake_at
@@ -192,12 +214,34 @@ class ReconcileLoop:
             answers=dict(self._board.observed.answers),
             published=self._board.published,
             memory=self._memory,
-            fresh_ids=tuple(self._around.mint_id() for _ in range(MAX_CREATED_PER_TURN)),
+            fresh_ids=self._fresh_ids,
             timestamp=self._around.utc_now().strftime("%Y-%m-%dT%H:%M:%SZ"),
             engine_key=self._around.engine_key,
             seal_of=self._around.seal_of,
             allow_empty=self._around.allow_empty,
         )
+
+    def _top_up_ids(self) -> None:
+        missing = MAX_CREATED_PER_TURN - len(self._fresh_ids)
+        self._fresh_ids += tuple(self._around.mint_id() for _ in range(missing))
+
+    def _drop_used_ids(self, made: Plan) -> None:
+        """Whatever becomes of them: an id that was once planned with is never planned with again."""
+        used = {each.instance.spec.instance_id for each in made.actions if isinstance(each, CreateInstance)}
+        if used:
+            self._fresh_ids = tuple(each for each in self._fresh_ids if each not in used)
+
+    async def _act_on(self, lease: Lease, made: Plan) -> None:
+        """All actions. Where the store refuses one, no engine is told anything new, and what is gone is not routed."""
+        try:
+            for action in made.actions:
+                await self._act(lease, action)
+        except (Conflict, HigherTerm, LeaseLost):
+            raise
+        except Exception:
+            self._require_lead(lease)
+            self._board.publish(self._board.published.assignments, made.endpoints_unacted)
+            raise
 
     async def _act(self, lease: Lease, action: Action) -> None:
         self._require_lead(lease)
@@ -231,20 +275,24 @@ class ReconcileLoop:
 
     def _require_lead(self, lease: Lease) -> None:
         if lease.lost.is_set():
-            raise LeaseLost
+            raise LeaseLost("the lease is lost: somebody else may lead now")
         highest = self._board.observed.highest_term
         if highest > lease.term:
             raise HigherTerm(highest)
 
     async def _rest(self, wake_at: float) -> None:
         """Until something changed or is due, and a moment more for what arrives with it."""
-        seconds = min(max(0.0, wake_at - asyncio.get_running_loop().time()), MAX_SLEEP_SECONDS)
-        try:
-            async with asyncio.timeout(seconds):
-                await self._board.wake.wait()
-        except TimeoutError:
-            pass
+        loop = asyncio.get_running_loop()
+        while not self._board.wake.is_set() and (seconds := self._due(wake_at) - loop.time()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._board.wake.wait()
         await asyncio.sleep(DEBOUNCE_SECONDS)
+
+    def _due(self, wake_at: float) -> float:
+        """When to turn at the latest, by what has been heard up to now."""
+        watching_since = self._memory.watching_since or self._led_since
+        return min(wake_at, next_silence(self._board.observe_agents(), watching_since, self._planned_at))
 
 
 class Backoff:
@@ -254,14 +302,20 @@ class Backoff:
         self._seconds = FIRST_BACKOFF_SECONDS
         self._said: set[str] = set()
 
-    async def wait(self, error: Exception) -> None:
+    async def wait(self, error: Exception, news: asyncio.Event | None = None) -> None:
+        """Shorter when there is news: what it means for gateways may not wait for a store that fails."""
         kind = type(error).__name__
         if isinstance(error, Conflict):
             log.debug("observing again: %s", error)
         elif kind not in self._said:
             log.error("this turn failed, the next one follows: %s: %s", kind, error, exc_info=error)
         self._said.add(kind)
-        await asyncio.sleep(self._seconds)
+        at_least = min(self._seconds, NEWS_BACKOFF_SECONDS) if news else self._seconds
+        await asyncio.sleep(at_least)
+        if news and self._seconds > at_least:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds - at_least):
+                    await news.wait()
         self._seconds = min(self._seconds * 2, MAX_BACKOFF_SECONDS)
 
     def reset(self) -> None:
@@ -271,7 +325,7 @@ class Backoff:
 
 async def _end_when_lost(lease: Lease) -> None:
     await lease.lost.wait()
-    raise LeaseLost
+    raise LeaseLost("the lease is lost: somebody else may lead now")
 
 
 def _event(note: Note) -> Event:

@@ -104,6 +104,10 @@ class Conflict(Exception):
     """A precondition did not hold (resourceVersion, uid, or the object exists): observe again and plan anew."""
 
 
+class LeaseLost(Conflict):
+    """This process doesn't lead any more; whoever does writes now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """A note that people see in `describe`: deduplicated by (object, reason, message)."""

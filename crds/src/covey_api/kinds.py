@@ -6,7 +6,7 @@ neighbouring version still parses.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 from pydantic.config import JsonDict
@@ -38,9 +38,8 @@ def cel(*rules: tuple[str, str]) -> JsonDict:
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectKey:
-    """Names one object: kind, namespace (empty if cluster-scoped), name."""
+class ObjectKey(NamedTuple):
+    """Names one object: kind, namespace (empty if cluster-scoped), name. Sorts by them in this order."""
 
     kind: str
     namespace: str

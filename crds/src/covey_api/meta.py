@@ -5,7 +5,7 @@ else, so that both stores fill in the same ones.
 """
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -48,6 +48,16 @@ class Message(BaseModel):
     def to_wire(self) -> dict[str, Any]:
         """JSON-ready dict with camelCase keys; fields that are None are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def to_json(self) -> str:
+        """The same as text."""
+        return self.model_dump_json(by_alias=True, exclude_none=True)
+
+    def changed(self, **fields: Any) -> Self:
+        """A copy with these fields; itself where all of them are as they are already. Nothing is validated."""
+        own = self.__dict__
+        changes = {name: value for name, value in fields.items() if own[name] is not value and own[name] != value}
+        return self.model_copy(update=changes) if changes else self
 
 
 class ObjectMeta(Message):

@@ -8,8 +8,11 @@ after `resend` are full.
 import asyncio
 import logging
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
+from covey_api.engines import Lane
 from covey_api.messages import REPORT_SECONDS, MemberReport, Progress, Report, ReportAnswer
+from covey_api.node import NodeFacts
 from covey_fleet_client.errors import FleetError
 
 from covey_agent.ports import Artifacts, Facts, Fleet
@@ -23,6 +26,7 @@ logger = logging.getLogger(__name__)
 # One change seldom comes alone (keeper started, first probe, …): their reports are one.
 DEBOUNCE_SECONDS = 0.05
 MAX_MESSAGE = 1024
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,15 @@ class Self:
     machine: str
     """As `observe_machine` says."""
     whereabouts: Whereabouts
+
+
+class _Told(NamedTuple):
+    """What a report holds beside its readings."""
+
+    facts: NodeFacts | None
+    lanes: tuple[Lane, ...] | None
+    blobs: tuple[str, ...]
+    members: tuple[MemberReport, ...]
 
 
 class Reporter:
@@ -57,8 +70,10 @@ class Reporter:
         self._facts = facts
         self._changed = changed
         self._sequence = 0
-        self._answered: Report | None = None
+        self._answered: _Told | None = None
         """All that the controller has been told; None: it may have lost it."""
+        self._rendered: dict[str, tuple[MemberState, Progress | None, MemberReport]] = {}
+        """By instance id: what was said last of each member without its Instance, and from what."""
 
     async def run(self, fleet: Fleet) -> None:
         """Report until cancelled."""
@@ -87,51 +102,57 @@ class Reporter:
 
     async def _report(self, fleet: Fleet) -> None:
         self._sequence += 1
-        current = self._observe()
-        report = self._fill_up(current) if self._answered is None else leave_out(current, self._answered)
+        told = self._observe()
+        report = self._render(told)
         answer = await fleet.post(f"nodes/{self._this.node}/report", report, ReportAnswer)
-        self._answered = None if answer.resend else current
+        self._answered = None if answer.resend else told
         if answer.resend:
             self._changed.set()
 
-    def _observe(self) -> Report:
+    def _observe(self) -> _Told:
+        return _Told(
+            self._survey.facts, self._survey.lanes, self._artifacts.digests(), self._render_members(is_full=False)
+        )
+
+    def _render(self, told: _Told) -> Report:
+        """All of it, or without what the controller has."""
+        before = self._answered
         return Report(
             boot_id=self._this.boot_id,
             sequence=self._sequence,
             version=self._this.version,
-            full=False,
+            full=before is None,
             applied=self._runtime.state.order,
             address=self._this.whereabouts.address,
             machine=self._this.machine,
-            facts=self._survey.facts,
-            lanes=self._survey.lanes,
+            facts=told.facts if before is None else _news(told.facts, before.facts),
+            lanes=told.lanes if before is None else _news(told.lanes, before.lanes),
             readings=self._facts.observe_readings(),
-            blobs=self._artifacts.digests(),
-            members=self._render_members(is_full=False),
+            blobs=told.blobs if before is None else _news(told.blobs, before.blobs),
+            members=self._render_members(is_full=True) if before is None else _news(told.members, before.members),
         )
-
-    def _fill_up(self, current: Report) -> Report:
-        return current.model_copy(update={"full": True, "members": self._render_members(is_full=True)})
 
     def _render_members(self, *, is_full: bool) -> tuple[MemberReport, ...]:
         """Every member, by instance id; strays with their Instance always, since nobody else knows it."""
         progress = self._runtime.progress
-        return tuple(
-            render_member(member, progress.get(key), is_whole=is_full or not member.assigned)
-            for key, member in self._runtime.state.members.items()
-        )
+        members = self._runtime.state.members
+        if is_full:
+            return tuple(render_member(member, progress.get(key), is_whole=True) for key, member in members.items())
+        self._rendered = {key: self._render_again(key, member, progress.get(key)) for key, member in members.items()}
+        return tuple(report for _, _, report in self._rendered.values())
+
+    def _render_again(
+        self, key: str, member: MemberState, progress: Progress | None
+    ) -> tuple[MemberState, Progress | None, MemberReport]:
+        """As it was rendered last, while the member is the very same value."""
+        last = self._rendered.get(key)
+        if last is not None and last[0] is member and last[1] is progress:
+            return last
+        return member, progress, render_member(member, progress, is_whole=not member.assigned)
 
 
-def leave_out(current: Report, answered: Report) -> Report:
-    """The report without what the controller has."""
-    return current.model_copy(
-        update={
-            "facts": None if current.facts == answered.facts else current.facts,
-            "lanes": None if current.lanes == answered.lanes else current.lanes,
-            "blobs": None if current.blobs == answered.blobs else current.blobs,
-            "members": None if current.members == answered.members else current.members,
-        }
-    )
+def _news(current: T, answered: T) -> T | None:
+    return None if current is answered or current == answered else current
 
 
 def render_member(member: MemberState, progress: Progress | None, *, is_whole: bool) -> MemberReport:

@@ -1,27 +1,30 @@
 """The controller's own loops: files store, board, reconciler; in the place of HTTP, calls that carry the same JSON."""
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from random import Random
 
+from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import AskAnswer, Demand, DemandAnswer, Report
+from covey_api.meta import Status
 from covey_controller.authority import derive_engine_key
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
-from covey_controller.ports import InvalidSet
+from covey_controller.ports import CreatedT, Event, HeldT, InvalidSet
 from covey_controller.reconcile.outcomes import Note
+from covey_controller.reconcile.world import World
 from covey_controller.seal import seal_instance
 from covey_controller.serving.lines import render_snapshots
+from covey_controller.stores.files.database import StoreFault
 from covey_controller.stores.files.documents import ParsedDocument, parse_documents
 from covey_controller.stores.files.store import FilesStore
-from covey_controller.stores.files.writing import Disk
 
 from kit.sim.loop import Process
+from kit.sim.people import SimDisk
 
 # Long before any file's own time: a source that was just written has not rested yet, whatever the machine's clock says.
 EPOCH = datetime(2001, 1, 1, tzinfo=UTC)
@@ -44,11 +47,16 @@ def parse_remembered(files: Mapping[str, bytes]) -> Sequence[ParsedDocument]:
 
 
 class ToldHistory(History):
-    """Tells each note as it is said."""
+    """Tells each note as it is said, and each look of the leader."""
 
-    def __init__(self, on_note: Callable[[Note], None]) -> None:
+    def __init__(self, on_note: Callable[[Note], None], on_look: Callable[[], None]) -> None:
         super().__init__()
         self._on_note = on_note
+        self._on_look = on_look
+
+    def observe(self, objects: Mapping[ObjectKey, Kind], world: World, now: float) -> None:
+        super().observe(objects, world, now)
+        self._on_look()
 
     def record(self, note: Note) -> bool:
         is_new = super().record(note)
@@ -57,23 +65,61 @@ class ToldHistory(History):
         return is_new
 
 
+class SimStore(FilesStore):
+    """The real store; while its disk is full it refuses the reconciler's writes."""
+
+    def __init__(
+        self, source: Path, state: Path, random: Random, disk: SimDisk, utc_now: Callable[[], datetime]
+    ) -> None:
+        super().__init__(source, state, parse_remembered, utc_now=utc_now, mint_uid=partial(mint_id, random), disk=disk)
+        self._disk = disk
+
+    async def create(self, instance: CreatedT) -> CreatedT:
+        self._require_space()
+        return await super().create(instance)
+
+    async def update(self, item: HeldT) -> HeldT:
+        self._require_space()
+        return await super().update(item)
+
+    async def delete(self, key: ObjectKey, uid: str) -> None:
+        self._require_space()
+        await super().delete(key, uid)
+
+    async def write_status(self, key: ObjectKey, status: Status, events: tuple[Event, ...] = ()) -> None:
+        self._require_space()
+        await super().write_status(key, status, events)
+
+    def _require_space(self) -> None:
+        if self._disk.is_full:
+            raise StoreFault("the store can't be written: database or disk is full")
+
+
+def mint_id(random: Random) -> str:
+    return f"{random.getrandbits(64):016x}"
+
+
 class Controller:
     """One controller process on the state folder."""
 
     def __init__(
-        self, source: Path, state: Path, random: Random, disk: Disk, on_note: Callable[["Controller", Note], None]
+        self,
+        source: Path,
+        state: Path,
+        random: Random,
+        disk: SimDisk,
+        on_note: Callable[["Controller", Note], None],
+        on_look: Callable[[], None],
     ) -> None:
         loop = asyncio.get_running_loop()
 
         def utc_now() -> datetime:
             return EPOCH + timedelta(seconds=int(loop.time()))
 
-        def mint() -> str:
-            return f"{random.getrandbits(64):016x}"
-
-        self.store = FilesStore(source, state, parse_remembered, utc_now=utc_now, mint_uid=mint, disk=disk)
+        mint = partial(mint_id, random)
+        self.store = SimStore(source, state, random, disk, utc_now)
         self.board = FleetBoard(loop.time)
-        self.history = ToldHistory(partial(on_note, self))
+        self.history = ToldHistory(partial(on_note, self), on_look)
         engine_key, seal_of = partial(derive_engine_key, SECRET), partial(seal_instance, SECRET)
         around = Surroundings(mint(), engine_key, seal_of, mint, utc_now, _do_nothing, _do_nothing)
         self.loop = ReconcileLoop(self.store, self.board, self.history, around)
@@ -92,7 +138,7 @@ class Controller:
             order = self.board.on_demand(peer, Demand.model_validate_json(body))
             answer = DemandAnswer(term=order.term, serial=order.serial)
         else:
-            assert re.fullmatch(f"nodes/{peer}/report", path), path
+            assert path == f"nodes/{peer}/report", path
             answer = self.board.on_report(peer, Report.model_validate_json(body))
         return answer.model_dump_json(by_alias=True, exclude_none=True).encode()
 

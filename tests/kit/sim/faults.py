@@ -26,6 +26,31 @@ async def lose_store(world: World, random: Random) -> None:
     world.lose_store()
 
 
+async def put_back_store(world: World, random: Random) -> None:
+    """Restored from a backup: it holds the terms of then, and everybody has seen later ones.
+
+    Only while nothing else has changed since: a backup that holds Instances whose memory was given away meanwhile
+    promises it twice, whatever the controller does.
+    """
+    backup, then = world.back_up_store(), observe_wishes(world)
+    for _ in range(random.choice((2, 3))):
+        await world.kill_controller()
+        await asyncio.sleep(0.1)
+        if world.controller is None:
+            world.start_controller()
+        await asyncio.sleep(random.choice((1.0, 4.0)))
+    await world.kill_controller()
+    if world.controller is None:
+        if backup is not None and observe_wishes(world) == then:
+            world.put_back_store(backup)
+        world.start_controller()
+
+
+def observe_wishes(world: World) -> list[tuple[str, str, int]]:
+    specs = [instance.spec for instance in world.safety.instances]
+    return sorted((spec.instance_id, spec.goal.value, spec.attempt) for spec in specs)
+
+
 async def pause_controller(world: World, random: Random) -> None:
     if world.controller is not None:
         await _pause(world, "controller", world.controller.process, random)
@@ -185,6 +210,15 @@ async def fill_disk(world: World, random: Random) -> None:
     world.machines[name].is_disk_full = False
 
 
+async def fill_store(world: World, random: Random) -> None:
+    """The controller's: it decides, and can store nothing. What is dead must leave gateways' tables all the same."""
+    world.disk.is_full = True
+    world.story.tell("controller", "its disk is full")
+    await asyncio.sleep(random.choice((3.0, 12.0, 40.0)))
+    world.disk.is_full = False
+    world.story.tell("controller", "its disk has space again")
+
+
 async def crash_engines(world: World, random: Random) -> None:
     machine = world.machines[random.choice(sorted(world.machines))]
     if random.random() < 0.3:
@@ -207,6 +241,7 @@ async def edit_again(world: World, random: Random) -> None:
 FAULTS: tuple[tuple[Fault, int], ...] = (
     (kill_controller, 8),
     (lose_store, 2),
+    (put_back_store, 3),
     (pause_controller, 4),
     (pause_agent, 3),
     (pause_gateway, 3),
@@ -221,6 +256,7 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (take_memory, 3),
     (break_fetches, 2),
     (fill_disk, 1),
+    (fill_store, 2),
     (crash_engines, 3),
     (edit, 14),
     (edit_again, 4),
@@ -263,6 +299,7 @@ async def _ask(world: World) -> None:
 async def heal(world: World) -> None:
     """Everything that is broken works again."""
     world.story.tell("run", "all heals")
+    world.disk.is_full = False
     if world.people.broken:
         world.people.repair(world.now())
     for machine in world.machines.values():

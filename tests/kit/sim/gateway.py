@@ -5,6 +5,7 @@ Clients speak to an `Exchange` as the relay's connection does; engines are reach
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,9 +26,12 @@ from kit.sim.network import SimFleet
 class SimLink(FleetLink):
     """The real link, on the simulated wire: it has joined already."""
 
-    def __init__(self, fleet: SimFleet, traffic: Traffic, engines: Engines, folder: Path, name: str) -> None:
+    def __init__(
+        self, fleet: SimFleet, traffic: Traffic, engines: Engines, folder: Path, name: str, on_table: Callable[[], None]
+    ) -> None:
         def apply(table: RoutingTable) -> None:
             engines.forget(traffic.apply_table(table))
+            on_table()
 
         super().__init__(traffic, apply, folder, "", Admission(), name, f"http://{name}", "")
         self._fleet = fleet
@@ -71,14 +75,14 @@ class Request:
 class Gateway:
     """One gateway process."""
 
-    def __init__(self, name: str, folder: Path, fleet: SimFleet) -> None:
+    def __init__(self, name: str, folder: Path, fleet: SimFleet, on_table: Callable[[], None]) -> None:
         self.name = name
         self.disturbed_at = 0.0
         self.process = Process(f"gateway {name}", self._run)
         loop = running_loop()
         self.traffic = Traffic(AccessPolicy(needs_local_origin=False, needs_key=False), loop.time)
         self.engines = Engines(loop, self.process.spawn)
-        self._link = SimLink(fleet, self.traffic, self.engines, folder, name)
+        self._link = SimLink(fleet, self.traffic, self.engines, folder, name, on_table)
         self._link.load_saved()
 
     async def _run(self, process: Process) -> None:

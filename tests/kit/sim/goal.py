@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from covey_api.kinds import ObjectKey
-from covey_api.messages import MemberAssignment
 from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Placement
@@ -28,7 +27,7 @@ def why_not_converged(world: World) -> str:
     for machine in world.machines.values():
         for keeper in machine.keepers.values():
             if keeper.engine.is_alive:
-                spec = MemberAssignment.model_validate_json(keeper.assignment).instance.spec
+                spec = keeper.instance.spec
                 running.setdefault(spec.placement, []).append((machine, keeper))
     if unasked := running.keys() - world.people.wishes.keys():
         return f"engines of {sorted(unasked)} run, which nobody wishes"
@@ -79,7 +78,7 @@ def _why_not(world: World, name: str, placement: Placement, model: Model, found:
 
 
 def _revision(keeper: Keeper) -> str:
-    return MemberAssignment.model_validate_json(keeper.assignment).instance.spec.revision
+    return keeper.instance.spec.revision
 
 
 def _why_not_routed(world: World, ids: set[str]) -> str:

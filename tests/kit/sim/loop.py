@@ -6,10 +6,10 @@ back, as signals and packets are for a process that was stopped by SIGSTOP.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar, copy_context
+from contextvars import ContextVar, copy_context
 from typing import Any, cast
 
-from kit.virtual_time import VirtualTimeLoop
+from kit.virtual_time import Call, VirtualTimeLoop
 
 PROCESS: ContextVar["Process | None"] = ContextVar("process", default=None)
 Dial = Callable[[Callable[[], asyncio.Protocol], int], Coroutine[Any, Any, tuple[asyncio.Transport, asyncio.Protocol]]]
@@ -20,14 +20,14 @@ class SimLoop(VirtualTimeLoop):
 
     dial: Dial
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
-        context = context or copy_context()
-        process = context.get(PROCESS)
-        if process is not None and process.is_paused:
-            handle = asyncio.Handle(callback, args, self, context)
-            process.backlog.append((handle, callback, args, context))
-            return handle
-        return super().call_soon(callback, *args, context=context)
+    def __init__(self) -> None:
+        super().__init__()
+        self._paused = 0
+
+    def count_paused(self, change: int) -> None:
+        """While nobody is paused, no callback is asked whose it is."""
+        self._paused += change
+        self.holds_back = _hold_back if self._paused else None
 
     async def create_connection(  # pyright: ignore[reportIncompatibleMethodOverride]  # what the gateway uses of it
         self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int
@@ -42,7 +42,7 @@ class Process:
         self.name = name
         self.is_paused = False
         self.is_dying = False
-        self.backlog: list[tuple[asyncio.Handle, Callable[..., Any], tuple[Any, ...], Context]] = []
+        self.backlog: list[Call] = []
         self.inbox: list[Callable[[], None]] = []
         """What arrived while it was paused."""
         self.context = copy_context()
@@ -78,16 +78,18 @@ class Process:
             arrive()
 
     def pause(self) -> None:
-        self.is_paused = True
+        if not self.is_paused:
+            self.is_paused = True
+            running_loop().count_paused(1)
 
     def resume(self) -> None:
         if not self.is_paused:
             return
         self.is_paused = False
+        loop = running_loop()
+        loop.count_paused(-1)
         backlog, self.backlog = self.backlog, []
-        for handle, callback, args, context in backlog:
-            if not handle.cancelled():
-                asyncio.get_running_loop().call_soon(callback, *args, context=context)
+        loop.let_go(backlog)
         inbox, self.inbox = self.inbox, []
         for arrive in inbox:
             arrive()
@@ -97,6 +99,14 @@ class Process:
         self.resume()
         self._task.cancel()
         await asyncio.wait([self._task])
+
+
+def _hold_back(call: Call) -> bool:
+    process = call.context.get(PROCESS)
+    if process is None or not process.is_paused:
+        return False
+    process.backlog.append(call)
+    return True
 
 
 def running_loop() -> SimLoop:

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
+from covey_api.instance import Instance
 from covey_api.messages import MemberAssignment
 from covey_api.reasons import FailureCause
 
@@ -35,6 +36,9 @@ class Keeper:
     start_time: int
     attempt: int
     assignment: str
+    """As its folder holds it."""
+    instance: Instance
+    """The same, as it was read at its start."""
     engine: Engine
     is_claimed: bool = False
     record: EngineExit | None = None
@@ -42,7 +46,17 @@ class Keeper:
 
 
 class Machine:
-    def __init__(self, name: str, index: int, total_bytes: int, random: Random, story: Story, folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        total_bytes: int,
+        random: Random,
+        story: Story,
+        folder: Path,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`on_change` hears of each start and end of an engine."""
         self.name = name
         self.total_bytes = total_bytes
         self.folder = folder
@@ -57,12 +71,11 @@ class Machine:
         self.ports: dict[int, Engine] = {}
         self.processes: dict[int, int] = {}
         """Living process ids with their start times."""
-        self.changes = 0
-        """Starts and ends of engines so far."""
         self.has_lost_memory = False
         """What the agent decided did not reach the disk: its next start may know less."""
         self._random = random
         self._story = story
+        self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._next_pid = FIRST_PID
         self._next_port = self._first_port = 20_000 + 1_000 * index
@@ -104,8 +117,8 @@ class Machine:
             stamped_bytes=member.bytes_in("Host"),
             exit=exited,
         )
-        keeper = Keeper(pid, start_time, attempt, text, engine)
-        self.changes += 1
+        keeper = Keeper(pid, start_time, attempt, text, assignment.instance, engine)
+        self._on_change()
         self.keepers[instance_id] = keeper
         self.ports[port] = engine
         exited.add_done_callback(lambda _: self._on_exit(keeper))
@@ -125,7 +138,7 @@ class Machine:
         keeper.engine.end(status, self.now())
 
     def _on_exit(self, keeper: Keeper) -> None:
-        self.changes += 1
+        self._on_change()
         self.processes.pop(keeper.engine.pid, None)
         if self.ports.get(keeper.engine.port) is keeper.engine:
             del self.ports[keeper.engine.port]
@@ -171,7 +184,11 @@ class Machine:
         return [keeper.engine for _, keeper in sorted(self.keepers.items()) if keeper.engine.is_alive]
 
     def available_bytes(self) -> int:
-        return self.total_bytes - self.foreign_bytes - sum(engine.stamped_bytes for engine in self.engines())
+        return (
+            self.total_bytes
+            - self.foreign_bytes
+            - sum(keeper.engine.stamped_bytes for keeper in self.keepers.values() if keeper.engine.is_alive)
+        )
 
 
 OnStop = Callable[[Machine, Keeper], None]

@@ -215,8 +215,11 @@ class SimFleet:
 
     async def _call(self, method: str, path: str, message: Message) -> bytes:
         body = message.model_dump_json(by_alias=True, exclude_none=True).encode()
+        answer = self._network.call(self._link, method, path, body)
+        timer = asyncio.get_running_loop().call_later(
+            CALL_SECONDS, fail, answer, "the controller gave no sign of life in time"
+        )
         try:
-            async with asyncio.timeout(CALL_SECONDS):
-                return await self._network.call(self._link, method, path, body)
-        except TimeoutError:
-            raise FleetError(FleetErrorKind.UNREACHABLE, "the controller gave no sign of life in time") from None
+            return await answer
+        finally:
+            timer.cancel()

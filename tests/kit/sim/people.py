@@ -145,10 +145,12 @@ class People:
 
 
 class SimDisk(Disk):
-    """The controller's disk under the source: refuses the next steps when told to; its files look new every time."""
+    """The controller's disk: refuses the next steps when told to; the source's files look new every time."""
 
     def __init__(self) -> None:
         self.refusals = 0
+        self.is_full = False
+        """The store can't be written; source files that are there already are read as ever."""
         self._ticks = itertools.count(1_000_000)
 
     def write_temporary(self, path: str, content: bytes, mode: int) -> None:
@@ -161,8 +163,8 @@ class SimDisk(Disk):
         super().rename(temporary, path)
 
     def _refuse(self) -> None:
-        if self.refusals > 0:
-            self.refusals -= 1
+        if self.is_full or self.refusals > 0:
+            self.refusals = max(0, self.refusals - 1)
             raise OSError(28, "no space left on device")
 
 

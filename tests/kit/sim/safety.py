@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 
 from covey_api.instance import Instance
-from covey_api.messages import MemberAssignment, Order
+from covey_api.messages import Order
 from covey_api.reasons import EventReason
 from covey_controller.reconcile.outcomes import Note
 
@@ -59,6 +59,8 @@ class Safety:
         self._told: dict[str, set[int]] = {}
         """By instanceId: attempts that a complete snapshot told to stop, or that a later one superseded."""
         self._attempts: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        """By instanceId: the name it had last. One that is adopted beside another of its name gets a new one."""
         self._serials: dict[tuple[str, int, int], int] = {}
         self._orders: dict[str, Order] = {}
         self._notes: dict[str, dict[str, float]] = {}
@@ -106,6 +108,7 @@ class Safety:
         for member in snapshot.get("members", ()):
             spec = member["instance"]["spec"]
             instance_id, attempt = spec["instanceId"], spec["attempt"]
+            self._names[instance_id] = member["instance"]["metadata"]["name"]
             if snapshot["complete"]:
                 if member["goal"] == "Stop":
                     self._told.setdefault(instance_id, set()).add(attempt)
@@ -139,9 +142,8 @@ class Safety:
         engine = keeper.engine
         if not engine.is_alive:
             return
-        assignment = MemberAssignment.model_validate_json(keeper.assignment)
-        instance = assignment.instance
-        name = instance.metadata.name
+        instance = keeper.instance
+        name = self._names.get(engine.instance_id, instance.metadata.name)
         told = self._told.get(engine.instance_id, set())
         is_superseded = self._attempts.get(engine.instance_id, 0) > keeper.attempt
         is_healthy = engine.ready_told_at is not None

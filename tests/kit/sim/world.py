@@ -1,7 +1,10 @@
 """One simulated fleet: people, a controller, machines with agents, gateways, clients, and the wires between them."""
 
 import asyncio
+import shutil
+import sqlite3
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -60,7 +63,8 @@ class World:
         self.outcomes: dict[str, int] = {}
         self.leaders = 0
         self._seen: Mapping[ObjectKey, Kind] = {}
-        self._changes = 0
+        self._has_news = self._has_changed = False
+        """Whether anything is to look at since the last look, and whether engines started or ended."""
         self._tables: dict[str, RoutingTable] = {}
         for index in range(self.random.choice((2, 3, 3, 4, 5))):
             self._build_machine(seed, index)
@@ -70,7 +74,7 @@ class World:
         folder = self.folder / name
         folder.mkdir()
         size = GIB + self.random.choice((500, 700, 900, 1400)) * MIB
-        self.machines[name] = Machine(name, index, size, Random(f"{seed} {name}"), self.story, folder)
+        self.machines[name] = Machine(name, index, size, Random(f"{seed} {name}"), self.story, folder, self._on_change)
 
     def now(self) -> float:
         return self.loop.time()
@@ -93,6 +97,7 @@ class World:
             Random(f"{self.leaders} {self.random.random()}"),
             self.disk,
             self._on_note,
+            self._on_news,
         )
         self.network.controller = self.controller
         self.calm.end("controller", "killed", self.now() + SEEN_WHOLE_SECONDS)
@@ -141,7 +146,7 @@ class World:
         self.calm.end(f"gateway {name}", "killed", self.now())
         self.safety.forget_order(f"gateway {name}")
         self.story.tell(f"gateway {name}", "starts")
-        self.gateways[name] = Gateway(name, folder, SimFleet(self.network, link))
+        self.gateways[name] = Gateway(name, folder, SimFleet(self.network, link), self._on_news)
 
     async def kill_gateway(self, name: str) -> None:
         gateway = self.gateways.get(name)
@@ -164,6 +169,24 @@ class World:
             self.calm.end("controller", "store", self.now() + LOOK_SECONDS + SEEN_WHOLE_SECONDS)
         self.story.tell("people", "delete the store's file")
 
+    def back_up_store(self) -> Path | None:
+        """A copy of the store as it is; None while there is none."""
+        path, _ = store_paths(self.source, self.folder / "controller")
+        if not path.exists():
+            return None
+        copy = self.folder / f"backup-{self.leaders}.sqlite"
+        with closing(sqlite3.connect(path)) as store, closing(sqlite3.connect(copy)) as backup:
+            store.backup(backup)
+        return copy
+
+    def put_back_store(self, copy: Path) -> None:
+        """The controller must be away."""
+        path, _ = store_paths(self.source, self.folder / "controller")
+        for ending in ("-wal", "-shm"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+        shutil.copyfile(copy, path)
+        self.story.tell("people", "put an older copy of the store back")
+
     def processes(self) -> list[Process]:
         parts = [*self.agents.values(), *self.gateways.values()]
         return [part.process for part in parts] + ([self.controller.process] if self.controller else [])
@@ -172,19 +195,28 @@ class World:
 
     def look(self) -> None:
         """After every turn of the loop: the rules that hold at every moment."""
+        if not self._has_news:
+            return
+        self._has_news = False
         history = self.controller.history if self.controller else None
-        changes = sum(machine.changes for machine in self.machines.values())
         instances = None
         if history is not None and history.objects is not self._seen:
             self._seen = history.objects
             instances = tuple(item for item in history.objects.values() if isinstance(item, Instance))
-        if instances is not None or changes != self._changes:
-            self._changes = changes
+        if instances is not None or self._has_changed:
+            self._has_changed = False
             self.safety.check(instances)
         for name, gateway in self.gateways.items():
             if gateway.traffic.table is not self._tables.get(name):
                 self._tables[name] = gateway.traffic.table
                 self.safety.on_order(f"gateway {name}", gateway.traffic.table.order, is_new=False)
+
+    def _on_change(self) -> None:
+        self._has_news = self._has_changed = True
+
+    def _on_news(self) -> None:
+        """A leader saw other objects, or a gateway took a table."""
+        self._has_news = True
 
     def _on_line(self, peer: str, line: bytes) -> None:
         self.safety.on_line(peer, self.leaders, line)

@@ -14,7 +14,8 @@ ITEM = {
     "status": {
         "observedGeneration": 2,
         "ready": "1/2",
-        "nodes": ["a", "b"], "nodeNames": "a,b",
+        "nodes": ["a", "b"],
+        "nodeNames": "a,b",
         "conditions": [{"type": "Ready", "status": "True", "reason": "PartlyServing", "message": "1 of 2"}],
     },
 }

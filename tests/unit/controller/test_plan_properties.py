@@ -1,6 +1,6 @@
 """`plan` on arbitrary worlds: total, deterministic whatever the order, and careful with what runs."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from covey_api.instance import Instance, InstanceGoal, Member, MemberPhase
 from covey_api.kinds import Kind
@@ -9,6 +9,7 @@ from covey_api.meta import ObjectMeta
 from covey_api.node import Node, NodeSpec
 from covey_api.placement import ContextWish, Placement, Rollout, RolloutStrategy
 from covey_api.reasons import FailureCause
+from covey_controller.reconcile.fleet import next_silence
 from covey_controller.reconcile.outcomes import CreateInstance, DeleteObject, Plan, UpdateInstance
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.revision import revision_of
@@ -109,11 +110,13 @@ def arbitrary_worlds(draw: st.DrawFn) -> World:
             EndpointDemand(instance_id=each.spec.instance_id, in_flight=draw(st.integers(0, 1))) for each in known
         ),
     )
-    gateways = (GatewayView("g", seen=draw(st.sampled_from((0.0, NOW))), connected=draw(st.booleans()), demand=demand),)
+    gateways = (
+        GatewayView("g", seen=draw(st.sampled_from((0.0, NOW - 3, NOW))), connected=draw(st.booleans()), demand=demand),
+    )
     is_complete = draw(st.booleans())
     return worlds.world(
         *objects,
-        led_since=draw(st.sampled_from((0.0, NOW - 5, NOW))),
+        led_since=draw(st.sampled_from((0.0, NOW - 5, NOW - 2, NOW))),
         agents=draw(agents(known)),
         gateways=draw(st.sampled_from((gateways, ()))),
         answers={"x": AskAnswer(id="x", error="?")},
@@ -221,3 +224,50 @@ def test_surge_roll_never_stops_the_last_ready_replica(kinds: list[tuple[bool, M
     phases = [phase for _, phase in kinds]
     ready = [i.spec.instance_id for i, phase in zip(made_of, phases, strict=True) if phase is MemberPhase.READY]
     assert len([each for each in ready if each not in drained]) >= min(len(ready), replicas)
+
+
+def is_heard(agent: AgentView) -> bool:
+    """In a still world: reports for ever."""
+    return agent.seen == NOW and agent.disconnected is None
+
+
+@dataclass(slots=True)
+class StillWorld(worlds.Worldlet):
+    """Everybody says the same for ever: nothing changes but what the leader does, and the time."""
+
+    said: World = field(default_factory=worlds.world)
+
+    def observe(self) -> World:
+        own = worlds.Worldlet.observe(self)
+        here = [replace(each, seen=self.now) if is_heard(each) else each for each in self.said.agents]
+        return replace(
+            self.said, objects=own.objects, agents=tuple(here), memory=own.memory, published=own.published, answers={}
+        )
+
+    def settle(self) -> Plan:
+        """Turns of one moment, until there is nothing to do."""
+        for _ in range(20):
+            made = self.step(0.0)
+            if not made.actions and not made.statuses:
+                return made
+        raise AssertionError("a plan must come to rest")
+
+
+@settings(max_examples=150, deadline=None)
+@given(arbitrary_worlds(), st.data())
+def test_nothing_becomes_due_before_the_moment_that_the_plan_named(world: World, data: st.DataObject) -> None:
+    """A leader at rest overlooks nothing: a plan made earlier would do just nothing."""
+    still = StillWorld(said=world, memory=world.memory, now=NOW)
+    still.put(*world.objects)
+    for _ in range(6):
+        made = still.settle()
+        watching_since = still.memory.watching_since or world.led_since
+        silent = [each for each in world.agents if not is_heard(each)]
+        due = min(made.wake_at, next_silence(silent, watching_since, still.now))
+        assert due > still.now
+        still.now += (due - still.now) * data.draw(st.floats(0.01, 0.99))
+        still.memory = replace(made.memory, planned_at=still.now)
+        earlier = plan(still.observe(), still.now)
+        assert (earlier.actions, earlier.statuses) == ((), ())
+        assert (earlier.assignments, earlier.endpoints) == (made.assignments, made.endpoints)
+        still.now, still.memory = due, replace(made.memory, planned_at=due)

@@ -5,9 +5,10 @@ import logging
 from datetime import UTC, datetime
 
 import pytest
-from covey_api.instance import Instance
+from covey_api.instance import Instance, MemberPhase
 from covey_api.messages import Order
 from covey_api.placement import ContextWish
+from covey_api.reasons import FailureCause
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
@@ -162,6 +163,42 @@ def test_failing_store_is_tried_with_growing_waits_and_said_once(caplog: pytest.
         assert 5 <= run_virtual(story()) <= 12
     said = [record.getMessage() for record in caplog.records if "disk is full" in record.getMessage()]
     assert len(said) == 1
+
+
+def test_engine_that_dies_leaves_the_table_while_the_store_refuses_every_write() -> None:
+    """And nobody is told anything that could not be stored."""
+
+    async def story() -> None:
+        store, one, other = (
+            MemoryStore(builders.model(), builders.placement(replicas=2)),
+            FakeAgent("a"),
+            FakeAgent("b"),
+        )
+        async with controller(store, one, other) as control:
+            await control.wait_routed(2)
+            await asyncio.sleep(1)
+            ours = next(iter(one.members), None) or next(iter(other.members))
+            agent = one if ours in one.members else other
+            before = control.board.published.assignments
+            store.fail = [OSError("disk is full")] * 1000
+            await asyncio.sleep(30)
+            agent.members[ours] = agent.members[ours].model_copy(
+                update={"phase": MemberPhase.FAILED, "port": 0, "cause": FailureCause.EXITED}
+            )
+            report = agent.report().model_copy(update={"sequence": 1000})
+            control.board.on_report(agent.name, report)
+            store.put(builders.placement(replicas=1))
+            await asyncio.sleep(2)
+            assert ours not in control.routed()
+            assert len(control.routed()) == 1
+            assert control.board.published.assignments == before
+            assert len(store.instances()) == 2
+            store.fail = []
+            await asyncio.sleep(10)
+            assert len(control.routed()) == 1
+            assert len(store.instances()) == 1
+
+    run_virtual(story())
 
 
 def test_notes_are_recorded_as_events_with_the_status_they_explain() -> None:

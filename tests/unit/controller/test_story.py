@@ -9,6 +9,7 @@ from covey_api.node import Node, NodeReserve, NodeSpec
 from covey_api.placement import ContextWish, Placement, PlacementStatus, Rollout, RolloutStrategy
 from covey_api.reasons import EventReason, FailureCause, NodeReason, ReadyReason
 from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
+from covey_controller.reconcile.outcomes import UpdateInstance
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.status import join_names
 from covey_controller.reconcile.world import AgentView
@@ -418,6 +419,35 @@ def test_paused_leader_that_wakes_undoes_nothing() -> None:
     assert [i.spec.instance_id for i in story.instances()] == ids
     assert story.writes == writes
     assert story.routed() == ["smollm2-0", "smollm2-1"]
+
+
+def test_dead_endpoint_is_withdrawn_though_no_action_can_be_stored() -> None:
+    """Its next attempt, its drain or its replacement may wait; requests to it may not."""
+    story = fleet("a", "b", replicas=2)
+    dead, alive = story.instances()
+    agent = story.agents[dead.spec.members[0].node]
+    agent.members[dead.spec.instance_id] = worlds.member_report(dead, MemberPhase.FAILED, cause=FailureCause.EXITED)
+    story.put(builders.placement(replicas=1))
+    made = plan(story.observe(), story.now)
+    assert any(isinstance(a, UpdateInstance) and a.instance.key == dead.key for a in made.actions)
+    assert made.endpoints_unacted is not None
+    assert [each.instance_id for each in made.endpoints_unacted.endpoints] == [alive.spec.instance_id]
+
+
+def test_drain_that_can_not_be_stored_keeps_its_endpoint_while_it_serves() -> None:
+    story = fleet("a")
+    (only,) = story.instances()
+    story.put(builders.placement(replicas=0))
+    made = plan(story.observe(), story.now)
+    assert made.endpoints is not None
+    assert made.endpoints.endpoints == ()
+    assert story.published.endpoints is not None
+    assert made.endpoints_unacted is not None
+    assert made.endpoints_unacted.endpoints == story.published.endpoints.endpoints
+    story.agents["a"].members[only.spec.instance_id] = worlds.member_report(only, MemberPhase.STOPPED)
+    made = plan(story.observe(), story.now)
+    assert made.endpoints_unacted is not None
+    assert made.endpoints_unacted.endpoints == ()
 
 
 def test_new_leader_restarts_nothing_and_publishes_no_table_before_it_has_seen_the_fleet() -> None:

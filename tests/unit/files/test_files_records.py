@@ -12,12 +12,12 @@ from covey_api.kinds import ObjectKey
 from covey_api.meta import ObjectMeta
 from covey_api.node import Node, NodeFacts, NodeSpec, NodeStatus
 from covey_api.placement import PlacementStatus
-from covey_controller.ports import Event
+from covey_controller.ports import Event, LeaseLost
 from covey_controller.stores.files import events
 from covey_controller.stores.files.cel_rules import find_broken_transitions
 from covey_controller.stores.files.database import StoreDamaged, open_database
 from covey_controller.stores.files.documents import parse_documents
-from covey_controller.stores.files.records import LeaseLost, Records
+from covey_controller.stores.files.records import Records
 from covey_controller.stores.files.rest import Choice
 from covey_controller.stores.files.writing import FileChange
 from kit import builders

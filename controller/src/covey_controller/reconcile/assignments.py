@@ -19,13 +19,13 @@ from covey_controller.reconcile.world import Drain
 
 def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignments]:
     """By node, sorted; term and serial are set when it is published."""
+    published = draft.world.published.assignments.values()
+    before = {(each.instance.spec.instance_id, each.member): each for node in published for each in node.members}
     members: dict[str, list[MemberAssignment]] = {}
     for sight in sorted((*draft.sights.values(), *strays), key=lambda each: each.id):
-        bare = _bare(sight.instance)
         goal = member_goal(sight.instance, draft.drains.get(sight.id))
-        key, seal = draft.world.engine_key(sight.id), draft.world.seal_of(sight.instance)
         for member in sight.instance.spec.members:
-            assignment = MemberAssignment(instance=bare, member=member.name, goal=goal, key=key, seal=seal)
+            assignment = _assign_member(draft, sight.instance, member.name, goal, before.get((sight.id, member.name)))
             members.setdefault(member.node, []).append(assignment)
     asks: dict[str, list[Ask]] = {}
     for _, open_ask in sorted(draft.asks.items()):
@@ -53,6 +53,21 @@ def _assign(draft: Draft, node: NodeSight, members: tuple[MemberAssignment, ...]
         members=members,
         asks=asks,
     )
+
+
+def _assign_member(
+    draft: Draft, instance: Instance, member: str, goal: MemberGoal, before: MemberAssignment | None
+) -> MemberAssignment:
+    """As it is published, but for its goal, while it is of the very same spec: bare form, key and seal follow it."""
+    if before is not None and before.instance.spec is instance.spec and _is_named(before.instance, instance):
+        return before.changed(goal=goal)
+    key, seal = draft.world.engine_key(instance.spec.instance_id), draft.world.seal_of(instance)
+    return MemberAssignment(instance=_bare(instance), member=member, goal=goal, key=key, seal=seal)
+
+
+def _is_named(bare: Instance, instance: Instance) -> bool:
+    names, others = bare.metadata, instance.metadata
+    return (names.name, names.namespace) == (others.name, others.namespace)
 
 
 def _bare(instance: Instance) -> Instance:

@@ -4,53 +4,55 @@
 created, drained or deleted, and gateways keep the table they have.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from covey_api.access_key import AccessKey
 from covey_api.fleet import Fleet
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
+from covey_api.messages import NODE_SILENCE_SECONDS
 from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Placement
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.finalizers import is_gone, taken_names, unreadable_placements
-from covey_controller.reconcile.fleet import observe_instance, observe_nodes
-from covey_controller.reconcile.world import World
+from covey_controller.reconcile.fleet import live_until, observe_instance, observe_nodes
+from covey_controller.reconcile.world import Memory, World
 
 # How long known nodes may take to report to a new leader before it goes on without them.
 FIRST_REPORTS_SECONDS = 10.0
 # With no node known the store is new, or was lost: whoever runs already is back within this.
 UNKNOWN_FLEET_SECONDS = 3.0
-# A plan this long after the last one: the leader was paused, and heard nobody meanwhile.
+# No sign of life of the leader itself for this long: it was paused, and heard nobody meanwhile.
 PAUSE_SECONDS = 10.0
 
 K = TypeVar("K", bound=Kind)
 
 
-def _of_kind(objects: Iterable[Kind], kind: type[K]) -> dict[ObjectKey, K]:
-    return {item.key: item for item in objects if isinstance(item, kind)}
+def _of_kind(objects: Mapping[ObjectKey, Kind], kind: type[K]) -> dict[ObjectKey, K]:
+    name = kind.__name__
+    return {key: item for key, item in objects.items() if key.kind == name and isinstance(item, kind)}
 
 
 def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> Draft:
     """Everything as it looks now, and nothing decided."""
     memory = world.memory
-    was_paused = memory.planned_at is not None and now - memory.planned_at > PAUSE_SECONDS
     watched_since = world.led_since if memory.watching_since is None else memory.watching_since
-    watching_since = now if was_paused else watched_since
-    present = [item for item in stored.values() if not is_gone(item)]
+    watching_since = now if was_paused(memory, now) else watched_since
+    present = {key: item for key, item in stored.items() if not is_gone(item)}
     instances = _of_kind(present, Instance)
-    nodes = _of_kind(stored.values(), Node)
+    nodes = _of_kind(stored, Node)
     sights = observe_nodes(nodes.values(), world.agents, world.led_since, watching_since, now)
     draft = Draft(
         world=world,
         now=now,
-        fleet=next(iter(_of_kind(stored.values(), Fleet).values()), None),
-        models=_of_kind(stored.values(), Model),
+        fleet=next(iter(_of_kind(stored, Fleet).values()), None),
+        models=_of_kind(stored, Model),
         placements=_of_kind(present, Placement),
-        keys=tuple(_of_kind(stored.values(), AccessKey).values()),
+        keys=tuple(_of_kind(stored, AccessKey).values()),
         nodes=sights,
         sights={key: observe_instance(instance, sights) for key, instance in instances.items()},
         complete=memory.complete,
@@ -70,8 +72,23 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
     )
     draft.complete = memory.complete or _is_complete(draft, memory.expected)
     for node in sights.values():
-        draft.wake_at(node.unknown_since)
+        if node.report is None:  # for the others see `next_silence`
+            draft.wake_at(world.led_since + NODE_SILENCE_SECONDS)
+            draft.wake_at(node.unknown_since)
+    for gateway in world.gateways:
+        if not gateway.connected:
+            draft.wake_at(live_until(gateway, watching_since))
     return draft
+
+
+def was_paused(memory: Memory, now: float) -> bool:
+    """Whether this leader was stopped for a while since its last plan, as a process or with its machine."""
+    return memory.planned_at is not None and now - memory.planned_at > PAUSE_SECONDS
+
+
+def stay_awake(memory: Memory, now: float) -> Memory:
+    """Of a leader that gives a sign of life; one that was paused since its last one will be found out."""
+    return memory if was_paused(memory, now) else replace(memory, planned_at=now)
 
 
 def _is_complete(draft: Draft, expected: frozenset[str] | None) -> bool:

@@ -20,7 +20,7 @@ from covey_planner.types import Decision, NodeView
 
 from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance, reservations, view_node
 from covey_controller.reconcile.outcomes import Action, CreateInstance, DeleteObject, Note, StatusWrite, UpdateInstance
-from covey_controller.reconcile.world import ArtifactKey, Backoff, Drain, OpenAsk, Search, Spot, World
+from covey_controller.reconcile.world import ArtifactKey, Backoff, Drain, OpenAsk, Revised, Search, Spot, World
 
 
 @dataclass(slots=True)
@@ -62,6 +62,8 @@ class Draft:
     """Of Instances that are stored and not seen here: another version's, or let go of and kept by somebody else."""
     unreadable: frozenset[ObjectKey]
     """Placements of another version: what runs by them goes on."""
+    revisions: dict[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])
+    """As `Memory`'s, of this plan."""
     stray_instances: dict[str, Instance] = field(default_factory=dict[str, Instance])
     unsealed: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By node: what it reports that this controller did not seal, as `namespace/name`."""
@@ -100,7 +102,8 @@ class Draft:
         """Its Instances by name."""
         if self._of_placement is None:
             self._of_placement = {}
-            for key, sight in sorted(self.sights.items(), key=lambda item: sort_key(item[0])):
+            for key in sorted(self.sights):
+                sight = self.sights[key]
                 owner = ObjectKey("Placement", key.namespace, sight.instance.spec.placement)
                 self._of_placement.setdefault(owner, []).append(key)
         return [self.sights[key] for key in self._of_placement.get(placement, ()) if key in self.sights]
@@ -155,7 +158,7 @@ class Draft:
 
     def write_status(self, item: Kind, stored: Status, status: Status) -> None:
         """Write it if it differs from what is stored."""
-        if status != stored:
+        if status is not stored and status != stored:
             self.statuses.append(StatusWrite(item.key, status))
 
     def _put(self, instance: Instance) -> None:
@@ -175,8 +178,10 @@ class Draft:
                 self._views[node] = view_node(self.nodes[node], held.get(node, ()))
 
 
-def sort_key(key: ObjectKey) -> tuple[str, str, str]:
-    return (key.kind, key.namespace, key.name)
+def index_objects(objects: Iterable[Kind]) -> dict[ObjectKey, Kind]:
+    """By key, sorted."""
+    by_key = {item.key: item for item in objects}
+    return {key: by_key[key] for key in sorted(by_key)}
 
 
 def node_key(name: str) -> ObjectKey:

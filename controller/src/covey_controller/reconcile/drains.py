@@ -48,7 +48,10 @@ def observe_losses(draft: Draft) -> None:
     draft.unreachable = {each for each in draft.unreachable | shunned if each in ids}
     draft.lost = {each: when for each, when in draft.lost.items() if each in ids}
     for sight in sorted(silent, key=lambda each: (each.unknown_since, each.id)):
-        if sight.id in draft.lost or sight.id in busy or sight.instance.spec.goal is not InstanceGoal.RUN:
+        if sight.id in draft.lost or sight.instance.spec.goal is not InstanceGoal.RUN:
+            continue
+        if sight.id in busy:  # nobody says when a request ends
+            draft.wake_at(draft.now + LOSS_INTERVAL_SECONDS)
             continue
         due = max(
             sight.unknown_since + NODE_GRACE_SECONDS,

@@ -39,7 +39,7 @@ def is_leaving(item: Kind) -> bool:
 
 def is_gone(item: Kind) -> bool:
     """Let go of already; only its name is still taken."""
-    return isinstance(item, Placement | Instance) and is_leaving(item) and not is_held(item)
+    return is_leaving(item) and not is_held(item) and isinstance(item, Placement | Instance)
 
 
 def taken_names(objects: Iterable[Kind]) -> frozenset[ObjectKey]:

@@ -67,20 +67,14 @@ class Sight:
 
     instance: Instance
     members: tuple[MemberSight, ...]
+    phase: MemberPhase
+    """The worst of its members'."""
+    is_confirmed: bool
+    """Every member's node is there to say so."""
 
     @property
     def id(self) -> str:
         return self.instance.spec.instance_id
-
-    @property
-    def phase(self) -> MemberPhase:
-        phases = {member.phase for member in self.members}
-        return next(phase for phase in _WORST_FIRST if phase in phases)
-
-    @property
-    def is_confirmed(self) -> bool:
-        """Every member's node is there to say so."""
-        return all(member.node is not None and member.node.state is NodeState.READY for member in self.members)
 
     @property
     def unknown_since(self) -> float:
@@ -115,9 +109,7 @@ def observe_node(
         is_unknown = now >= led_since + NODE_SILENCE_SECONDS
         state = NodeState.UNKNOWN if is_unknown else NodeState.FACTS_PENDING
         return NodeSight(name, node, agent, state, max(led_since, watching_since) + NODE_SILENCE_SECONDS)
-    unknown_since = max(agent.seen, watching_since) + NODE_SILENCE_SECONDS
-    if agent.disconnected is not None:
-        unknown_since = min(unknown_since, max(agent.disconnected, watching_since) + STREAM_BREAK_SECONDS)
+    unknown_since = heard_until(agent, watching_since)
     if now >= unknown_since:
         state = NodeState.UNKNOWN
     elif agent.report.facts is None or agent.report.lanes is None:
@@ -127,9 +119,31 @@ def observe_node(
     return NodeSight(name, node, agent, state, unknown_since)
 
 
+def heard_until(agent: AgentView, watching_since: float) -> float:
+    """When this agent's node becomes Unknown, if nothing more is heard of it."""
+    until = max(agent.seen, watching_since) + NODE_SILENCE_SECONDS
+    if agent.disconnected is not None:
+        until = min(until, max(agent.disconnected, watching_since) + STREAM_BREAK_SECONDS)
+    return until
+
+
+def next_silence(agents: Iterable[AgentView], watching_since: float, planned_at: float) -> float:
+    """When the first node that the plan of `planned_at` still heard becomes Unknown; infinity while none is heard.
+
+    It moves with each report. A plan at what was foreseen would be the only thing that a fleet at rest has to do.
+    """
+    ends = (heard_until(agent, watching_since) for agent in agents if agent.report is not None)
+    return min((end for end in ends if end > planned_at), default=float("inf"))
+
+
 def is_live(gateway: GatewayView, watching_since: float, now: float) -> bool:
     """Whether a drain waits for this gateway: it may still send requests by the table it has."""
-    return gateway.connected or now < max(gateway.seen, watching_since) + NODE_SILENCE_SECONDS
+    return gateway.connected or now < live_until(gateway, watching_since)
+
+
+def live_until(gateway: GatewayView, watching_since: float) -> float:
+    """When a gateway without a stream stops counting."""
+    return max(gateway.seen, watching_since) + NODE_SILENCE_SECONDS
 
 
 def observe_instance(instance: Instance, nodes: Mapping[str, NodeSight]) -> Sight:
@@ -144,7 +158,10 @@ def observe_instance(instance: Instance, nodes: Mapping[str, NodeSight]) -> Sigh
             continue
         report = _report_of(instance, member.name, reports)
         members.append(MemberSight(member.name, node, report.phase if report else MemberPhase.PENDING, report))
-    return Sight(instance, tuple(members))
+    phases = [member.phase for member in members]
+    worst = phases[0] if len(phases) == 1 else next(phase for phase in _WORST_FIRST if phase in phases)
+    is_confirmed = all(member.node is not None and member.node.state is NodeState.READY for member in members)
+    return Sight(instance, tuple(members), worst, is_confirmed)
 
 
 def _report_of(instance: Instance, member: str, reports: tuple[MemberReport, ...]) -> MemberReport | None:

@@ -79,6 +79,8 @@ def forecast(world: World, now: float, documents: Sequence[Kind]) -> Forecast:
             return Forecast(begin, current, now, created, tuple(notes), is_settled=True)
         if is_quiet:
             now = min(max(made.wake_at, now + 0.1), horizon)
+            # However far it moved, nobody was paused meanwhile.
+            current = replace(current, memory=replace(current.memory, planned_at=now))
     return Forecast(begin, current, now, created, tuple(notes), is_settled=False)
 
 

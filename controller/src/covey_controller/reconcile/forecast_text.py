@@ -13,7 +13,7 @@ from covey_planner.choice import choose, explain_nodes
 from covey_planner.types import Refusal, Wish
 
 from covey_controller.reconcile.begin import begin_draft
-from covey_controller.reconcile.draft import Draft, sort_key
+from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.forecast import Forecast, spec_of
 from covey_controller.reconcile.making import running_instances
 from covey_controller.reconcile.wanted import failed_lanes, model_key, render_wish
@@ -150,12 +150,12 @@ def _wish(draft: Draft, key: ObjectKey, placement: Placement) -> Wish | None:
 
 
 def _draft(world: World, now: float) -> Draft:
-    stored = {item.key: item for item in sorted(world.objects, key=lambda item: sort_key(item.key))}
+    stored = {item.key: item for item in sorted(world.objects, key=lambda item: item.key)}
     return begin_draft(world, stored, now)
 
 
 def _instances(world: World) -> Mapping[ObjectKey, Instance]:
-    found = sorted((item for item in world.objects if isinstance(item, Instance)), key=lambda item: sort_key(item.key))
+    found = sorted((item for item in world.objects if isinstance(item, Instance)), key=lambda item: item.key)
     return {item.key: item for item in found}
 
 

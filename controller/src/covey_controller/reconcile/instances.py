@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from covey_api.instance import Instance, InstanceGoal, MemberPhase
 from covey_api.kinds import ObjectKey
+from covey_api.model import Model
 from covey_api.placement import Placement, RolloutStrategy
 from covey_api.reasons import EventReason
 from covey_planner.choice import choose
@@ -35,7 +36,7 @@ from covey_controller.reconcile.rollout import (
     order_of_leaving,
 )
 from covey_controller.reconcile.wanted import failed_lanes, model_key, render_wish, wanted_replicas
-from covey_controller.reconcile.world import Spot
+from covey_controller.reconcile.world import Revised, Spot
 
 _UNSERVED = frozenset({MemberPhase.PENDING, MemberPhase.FETCHING, MemberPhase.STARTING, MemberPhase.STOPPED})
 
@@ -43,18 +44,28 @@ _UNSERVED = frozenset({MemberPhase.PENDING, MemberPhase.FETCHING, MemberPhase.ST
 def plan_placement(draft: Draft, key: ObjectKey, placement: Placement) -> None:
     """Decide about one Placement; what was decided is in `draft.progressing[key]`."""
     model = draft.models.get(model_key(key, placement))
-    revision = revision_of(placement, model) if model else None
+    revision = _observe_revision(draft, key, placement, model) if model else None
     progressing = Progressing(revision=revision, wanted=wanted_replicas(placement))
     draft.progressing[key] = progressing
     progressing.failures = plan_failures(draft, key, placement, revision)
     replicas = _leave(draft, key, revision, progressing.wanted)
     if model is None or revision is None:
         return
+    if count_missing(replicas, progressing.wanted) == 0 and all(r.standing is not Standing.FAILED for r in replicas):
+        return
     failed = failed_lanes(progressing.failures)
     wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key))
     maker = InstanceMaker(draft, key, placement, model, revision)
     replicas = _retry_failed(maker, wish, replicas)
     _place_missing(maker, wish, replicas, progressing)
+
+
+def _observe_revision(draft: Draft, key: ObjectKey, placement: Placement, model: Model) -> str:
+    known = draft.world.memory.revisions.get(key)
+    if known is None or known.placement is not placement.spec or known.model is not model.spec:
+        known = Revised(placement.spec, model.spec, revision_of(placement, model))
+    draft.revisions[key] = known
+    return known.revision
 
 
 def observe_replicas(draft: Draft, key: ObjectKey, revision: str | None) -> list[Replica]:

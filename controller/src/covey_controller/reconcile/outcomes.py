@@ -107,6 +107,8 @@ class Plan:
     """By node; term and serial are the board's to set."""
     endpoints: Endpoints | None
     """None: gateways keep the table they have (the fleet has not been seen whole yet)."""
+    endpoints_unacted: Endpoints | None
+    """What gateways get in its place when an action fails. None: they keep what they have."""
     statuses: tuple[StatusWrite, ...]
     notes: tuple[Note, ...]
     memory: Memory

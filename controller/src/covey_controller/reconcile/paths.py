@@ -19,7 +19,7 @@ from covey_api.node import Node
 from covey_api.reasons import EventReason, NodeReason
 from covey_planner.types import NodeState
 
-from covey_controller.reconcile.conditions import condition
+from covey_controller.reconcile.conditions import Claim, make_claim
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.drains import GATEWAYS_RETURN_SECONDS, live_gateways
 from covey_controller.reconcile.fleet import NodeSight
@@ -55,11 +55,13 @@ def observe_path_failures(draft: Draft) -> Mapping[str, tuple[str, ...]]:
 
 def plan_path_condition(
     draft: Draft, node: NodeSight, stored: Node, failures: Mapping[str, tuple[str, ...]]
-) -> tuple[Condition, ...]:
+) -> tuple[Claim, ...]:
     """The condition, if there is one; noted when it turns. Decisions in the table above."""
     before = next((each for each in stored.status.conditions if each.type == TYPE), None)
-    if node.state is not NodeState.READY or draft.now < draft.world.led_since + GATEWAYS_RETURN_SECONDS:
-        return (before,) if before is not None else ()
+    all_back_at = draft.world.led_since + GATEWAYS_RETURN_SECONDS
+    draft.wake_at(all_back_at)
+    if node.state is not NodeState.READY or draft.now < all_back_at:
+        return (Claim(before.type, before.status, before.reason, before.message),) if before is not None else ()
     if failed := failures.get(node.name):
         return (_tell(draft, stored, before, _render(node.name, failed)),)
     has_front = any(report.front_port for report in (node.report.members if node.report else None) or ())
@@ -68,11 +70,11 @@ def plan_path_condition(
     if before is not None and before.status is ConditionStatus.FALSE:
         draft.note(stored.key, EventReason.DATA_PATH_OPENED, "every gateway reaches what serves on it again")
     message = "no gateway misses a way to what serves on it"
-    return (condition(TYPE, is_true=True, reason=NodeReason.DATA_PATH_OPEN, message=message),)
+    return (make_claim(TYPE, is_true=True, reason=NodeReason.DATA_PATH_OPEN, message=message),)
 
 
-def _tell(draft: Draft, stored: Node, before: Condition | None, message: str) -> Condition:
-    closed = condition(TYPE, is_true=False, reason=NodeReason.DATA_PATH_CLOSED, message=message)
+def _tell(draft: Draft, stored: Node, before: Condition | None, message: str) -> Claim:
+    closed = make_claim(TYPE, is_true=False, reason=NodeReason.DATA_PATH_CLOSED, message=message)
     if before is None or before.status is not ConditionStatus.FALSE:
         draft.note(stored.key, EventReason.DATA_PATH_CLOSED, message, warning=True)
     return closed

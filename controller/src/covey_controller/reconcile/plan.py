@@ -19,7 +19,7 @@ from covey_controller.reconcile.adoption import observe_strays, plan_adoption
 from covey_controller.reconcile.asks import plan_answers, plan_asks
 from covey_controller.reconcile.assignments import plan_assignments
 from covey_controller.reconcile.begin import begin_draft, expected_nodes
-from covey_controller.reconcile.draft import Draft, node_key, sort_key
+from covey_controller.reconcile.draft import Draft, index_objects, node_key
 from covey_controller.reconcile.drains import observe_losses, plan_drains
 from covey_controller.reconcile.failures import observe_absence
 from covey_controller.reconcile.finalizers import held_metadata, is_held, is_leaving, plan_finalizers
@@ -27,16 +27,17 @@ from covey_controller.reconcile.instances import plan_placement
 from covey_controller.reconcile.judge import judge_placement
 from covey_controller.reconcile.outcomes import CreateNode, DeleteObject, Plan
 from covey_controller.reconcile.status import is_deletable_node, plan_statuses
-from covey_controller.reconcile.table import plan_table
+from covey_controller.reconcile.table import keep_drained, plan_table
 from covey_controller.reconcile.world import Memory, World
 
-# The longest sleep: well below `PAUSE_SECONDS`.
-MAX_SLEEP_SECONDS = 5.0
+# What becomes due is named by the plan, and what changes or falls silent wakes the loop; this is for what neither
+# foresees.
+MAX_SLEEP_SECONDS = 30.0
 
 
 def plan(world: World, now: float) -> Plan:
     """What to do now, and why."""
-    stored = {item.key: item for item in sorted(world.objects, key=lambda item: sort_key(item.key))}
+    stored = index_objects(world.objects)
     draft = begin_draft(world, stored, now)
     plan_finalizers(draft, stored.values())
     _plan_nodes(draft)
@@ -56,10 +57,12 @@ def plan(world: World, now: float) -> Plan:
         {key: judge_placement(draft, key, each) for key, each in draft.placements.items()} if draft.complete else {}
     )
     plan_statuses(draft, outcomes, stored)
+    endpoints = plan_table(draft, strays, outcomes) if draft.complete else None
     return Plan(
         actions=tuple(draft.actions),
         assignments=plan_assignments(draft, strays),
-        endpoints=plan_table(draft, strays, outcomes) if draft.complete else None,
+        endpoints=endpoints,
+        endpoints_unacted=keep_drained(draft, endpoints) if endpoints and draft.actions else None,
         statuses=tuple(draft.statuses),
         notes=tuple(draft.notes),
         memory=_remember(draft),
@@ -114,4 +117,5 @@ def _remember(draft: Draft) -> Memory:
         searches=draft.searches,
         strays=draft.strays,
         retries={key: value for key, value in draft.retries.items() if key in placements},
+        revisions=draft.revisions,
     )

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, InstanceStatus, MemberPhase, MemberStatus
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import NODE_SILENCE_SECONDS
-from covey_api.meta import Condition, Status
+from covey_api.meta import Status
 from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Placement, PlacementStatus, ReasonCount
 from covey_api.reasons import AccessKeyReason, EventReason, FleetReason, NodeReason
 
-from covey_controller.reconcile.conditions import condition, conditions_of, is_changed
+from covey_controller.reconcile.conditions import Claim, conditions_of, is_changed, make_claim
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import NodeSight, Sight
+from covey_controller.reconcile.fleet import MemberSight, NodeSight, Sight
 from covey_controller.reconcile.judge import judge_instance, judge_model, judge_node
 from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled, Waiting
 from covey_controller.reconcile.paths import observe_path_failures, plan_path_condition
@@ -76,11 +76,11 @@ def _write_settings(draft: Draft) -> None:
 
 
 def _write(
-    draft: Draft, item: Kind, stored: Status, status: Status, outcome: Outcome, extra: tuple[Condition, ...] = ()
+    draft: Draft, item: Kind, stored: Status, status: Status, outcome: Outcome, extra: tuple[Claim, ...] = ()
 ) -> None:
     generation = item.metadata.generation
     conditions = conditions_of(outcome, stored, generation, draft.world.timestamp, extra)
-    changed = status.model_copy(update={"observed_generation": generation, "conditions": conditions})
+    changed = status.changed(observed_generation=generation, conditions=conditions)
     draft.write_status(item, stored, changed)
     if is_changed(outcome, stored):
         is_warning = isinstance(outcome, Stalled) or (isinstance(outcome, Waiting) and outcome.warns)
@@ -92,23 +92,21 @@ def _observed_node(stored: Node, node: NodeSight) -> Status:
     if report is None:
         return before
     lanes = before.lanes if report.lanes is None else report.lanes
-    return before.model_copy(
-        update={
-            "version": report.version,
-            "facts": report.facts or before.facts,
-            "lanes": lanes,
-            "lane_names": join_names(f"{lane.engine}/{lane.compute}" for lane in lanes),
-        }
+    return before.changed(
+        version=report.version,
+        facts=report.facts or before.facts,
+        lanes=lanes,
+        lane_names=join_names(f"{lane.engine}/{lane.compute}" for lane in lanes),
     )
 
 
-def _node_conditions(draft: Draft, node: NodeSight, failures: Mapping[str, tuple[str, ...]]) -> tuple[Condition, ...]:
+def _node_conditions(draft: Draft, node: NodeSight, failures: Mapping[str, tuple[str, ...]]) -> tuple[Claim, ...]:
     path = plan_path_condition(draft, node, node.node, failures) if node.node is not None else ()
     own = (*_stray_condition(draft, node), *_unsealed_condition(draft, node), *_contested_condition(draft, node))
     return (*own, *path)
 
 
-def _contested_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
+def _contested_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
     """`NameContested`, only while another machine reports under the same name; noted when it appears."""
     heard = node.agent.rival if node.agent else None
     if heard is None or heard + NODE_SILENCE_SECONDS <= draft.now or node.node is None:
@@ -120,10 +118,10 @@ def _contested_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]
     )
     if all(before.type != "NameContested" for before in node.node.status.conditions):
         draft.note(node.node.key, EventReason.NAME_CONTESTED, message, warning=True)
-    return (condition("NameContested", is_true=True, reason=NodeReason.NAME_CONTESTED, message=message),)
+    return (make_claim("NameContested", is_true=True, reason=NodeReason.NAME_CONTESTED, message=message),)
 
 
-def _unsealed_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
+def _unsealed_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
     """`UnsealedInstances`, only while there are any; noted when it appears."""
     unsealed = draft.unsealed.get(node.name, ())
     if not unsealed or node.node is None:
@@ -137,11 +135,13 @@ def _unsealed_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
     )
     if all(before.type != "UnsealedInstances" for before in node.node.status.conditions):
         draft.note(node.node.key, EventReason.UNSEALED_FOUND, message, warning=True)
-    return (condition("UnsealedInstances", is_true=True, reason=NodeReason.NOT_SEALED, message=message),)
+    return (make_claim("UnsealedInstances", is_true=True, reason=NodeReason.NOT_SEALED, message=message),)
 
 
-def _stray_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
+def _stray_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
     """`StrayInstances`, only while there are any."""
+    if not draft.stray_instances:
+        return ()
     strays = [
         instance.metadata.name
         for _, instance in sorted(draft.stray_instances.items())
@@ -151,20 +151,14 @@ def _stray_condition(draft: Draft, node: NodeSight) -> tuple[Condition, ...]:
         return ()
     names = ", ".join(f"'{name}'" for name in strays)
     message = f"runs {names}, which no Placement asks for: kept, routed, and drained later"
-    return (condition("StrayInstances", is_true=True, reason=NodeReason.NOT_WISHED, message=message),)
+    return (make_claim("StrayInstances", is_true=True, reason=NodeReason.NOT_WISHED, message=message),)
 
 
 def _observed_instance(sight: Sight) -> InstanceStatus:
     instance = sight.instance
+    stored = {member.name: member for member in instance.status.members}
     members = tuple(
-        MemberStatus(
-            name=member.name,
-            node=spec.node,
-            phase=member.phase,
-            cause=member.report.cause if member.report and member.phase in _SAYS_WHY else None,
-            message=member.report.message if member.report and member.phase in _SAYS_WHY else "",
-            restarts=member.report.restarts if member.report else 0,
-        )
+        _observed_member(member, spec.node, stored.get(member.name))
         for member, spec in zip(sight.members, instance.spec.members, strict=True)
     )
     address = address_of(sight) if sight.phase in (MemberPhase.READY, MemberPhase.DRAINING) else None
@@ -172,13 +166,26 @@ def _observed_instance(sight: Sight) -> InstanceStatus:
     phase = InstancePhase.DRAINING if is_draining else _PHASES[sight.phase]
     endpoint = f"http://{address[0]}:{address[1]}" if address else ""
     front = front_of(sight) if address else None
-    changed = {"phase": phase, "members": members, "endpoint": endpoint, "front": render_front(front) if front else ""}
-    return instance.status.model_copy(update=changed)
+    rendered = render_front(front) if front else ""
+    return instance.status.changed(phase=phase, members=members, endpoint=endpoint, front=rendered)
 
 
 def render_front(front: tuple[str, int]) -> str:
     host, port = front
     return f"tls://[{host}]:{port}" if ":" in host else f"tls://{host}:{port}"
+
+
+def _observed_member(member: MemberSight, node: str, stored: MemberStatus | None) -> MemberStatus:
+    report = member.report
+    reason = report if member.phase in _SAYS_WHY else None
+    before = stored or MemberStatus(name=member.name, node=node)
+    return before.changed(
+        node=node,
+        phase=member.phase,
+        cause=reason.cause if reason else None,
+        message=reason.message if reason else "",
+        restarts=report.restarts if report else 0,
+    )
 
 
 def _observed_placement(draft: Draft, key: ObjectKey, placement: Placement) -> PlacementStatus:
@@ -189,21 +196,19 @@ def _observed_placement(draft: Draft, key: ObjectKey, placement: Placement) -> P
     nodes = sorted({member.node for spec in specs for member in spec.members})
     refused = progressing.decision
     closest = refused.closest if refused else None
-    return placement.status.model_copy(
-        update={
-            "replicas": len(running),
-            "ready_replicas": ready,
-            "selector": f"covey.dev/placement={key.name}",
-            "revision": progressing.revision or placement.status.revision,
-            "ready": f"{ready}/{progressing.wanted}",
-            "engine": ",".join(sorted({f"{spec.engine}/{spec.compute}" for spec in specs}))[:64],
-            "context_tokens": min((spec.options.context_tokens for spec in specs), default=0),
-            "nodes": tuple(nodes)[:64],
-            "node_names": join_names(nodes),
-            "refusals": tuple(ReasonCount(reason=r, nodes=n) for r, n in (refused.counts if refused else ()))[:16],
-            "closest_refusal": f"{closest.node}: {closest.reason}: {closest.message}"[:1024] if closest else "",
-            "failures": progressing.failures,
-        }
+    return placement.status.changed(
+        replicas=len(running),
+        ready_replicas=ready,
+        selector=f"covey.dev/placement={key.name}",
+        revision=progressing.revision or placement.status.revision,
+        ready=f"{ready}/{progressing.wanted}",
+        engine=",".join(sorted({f"{spec.engine}/{spec.compute}" for spec in specs}))[:64],
+        context_tokens=min((spec.options.context_tokens for spec in specs), default=0),
+        nodes=tuple(nodes)[:64],
+        node_names=join_names(nodes),
+        refusals=tuple(ReasonCount(reason=r, nodes=n) for r, n in (refused.counts if refused else ()))[:16],
+        closest_refusal=f"{closest.node}: {closest.reason}: {closest.message}"[:1024] if closest else "",
+        failures=progressing.failures,
     )
 
 
@@ -214,7 +219,7 @@ def join_names(names: Iterable[str]) -> str:
     return ",".join(whole[:MAX_COLUMN_NAMES]) + more
 
 
-def _placement_conditions(draft: Draft, key: ObjectKey) -> tuple[Condition, ...]:
+def _placement_conditions(draft: Draft, key: ObjectKey) -> tuple[Claim, ...]:
     """How far the wished replicas are: placed, artifacts there, engines ready, serving."""
     progressing = draft.progressing[key]
     running = [s for s in draft.sights_of(key) if s.instance.spec.goal is InstanceGoal.RUN]
@@ -230,7 +235,7 @@ def _placement_conditions(draft: Draft, key: ObjectKey) -> tuple[Condition, ...]
         ("EngineReady", is_ready),
         ("Serving", is_serving),
     )
-    return tuple(condition(name, is_true=is_true, reason=name if is_true else f"Not{name}") for name, is_true in steps)
+    return tuple(make_claim(name, is_true=is_true, reason=name if is_true else f"Not{name}") for name, is_true in steps)
 
 
 def is_deletable_node(draft: Draft, node: Node) -> bool:

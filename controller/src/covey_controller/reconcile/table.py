@@ -4,10 +4,11 @@ Routable: goal `Run`, a member that generated a token, an address. While its nod
 last known, `confirmed: false`, until a gateway finds it unreachable. A draining Instance has left the table.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from urllib.parse import urlsplit
 
-from covey_api.instance import InstanceGoal, MemberPhase
+from covey_api.instance import Instance, InstanceGoal, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.messages import ClientKey, Endpoint, Endpoints, ModelState, Progress, ServedModel
 from covey_api.meta import DEFAULT_NAMESPACE
@@ -25,7 +26,10 @@ MAX_RETRY_SECONDS = 60
 
 def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outcome]) -> Endpoints:
     """The whole table, sorted; term and serial are set when it is published."""
-    endpoints = [e for sight in (*draft.sights.values(), *strays) if (e := _endpoint(draft, sight)) is not None]
+    published = draft.world.published.endpoints
+    keys = {each.instance_id: each.key for each in published.endpoints} if published else {}
+    running = [s for s in (*draft.sights.values(), *strays) if s.instance.spec.goal is InstanceGoal.RUN]
+    endpoints = [endpoint for sight in running if (endpoint := _endpoint(draft, sight, keys)) is not None]
     refused = refused_aliases(draft.models)
     ready: dict[tuple[str, str], int] = {}
     for endpoint in endpoints:
@@ -35,17 +39,34 @@ def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outc
         _served_model(draft, key, model, refused.get(key, {}), ready.get((key.namespace, key.name), 0), outcomes, asked)
         for key, model in sorted(draft.models.items(), key=lambda item: (item[0].namespace, item[0].name))
     )
-    keys = tuple(
+    client_keys = tuple(
         ClientKey(namespace=key.key.namespace, name=key.metadata.name, hash=key.spec.hash, expiry=key.spec.expiry)
         for key in draft.keys
     )
     ordered = tuple(sorted(endpoints, key=lambda endpoint: endpoint.instance_id))
-    return Endpoints(term=draft.world.term, serial=0, models=models, endpoints=ordered, keys=keys)
+    return Endpoints(term=draft.world.term, serial=0, models=models, endpoints=ordered, keys=client_keys)
 
 
-def _endpoint(draft: Draft, sight: Sight) -> Endpoint | None:
+def keep_drained(draft: Draft, planned: Endpoints) -> Endpoints:
+    """The planned table for when the plan's actions can't be stored: what they would drain stays in it.
+
+    It is of what was heard and of what is stored: what serves no more leaves it, whatever the store does.
+    """
+    stored = {
+        each.spec.instance_id
+        for each in draft.world.objects
+        if isinstance(each, Instance) and each.spec.goal is InstanceGoal.RUN
+    }
+    sights = [s for s in draft.sights.values() if s.id in stored and s.instance.spec.goal is InstanceGoal.DRAIN]
+    kept = [endpoint for sight in sights if (endpoint := _endpoint(draft, sight, {})) is not None]
+    ordered = tuple(sorted((*planned.endpoints, *kept), key=lambda endpoint: endpoint.instance_id))
+    return planned.model_copy(update={"endpoints": ordered})
+
+
+def _endpoint(draft: Draft, sight: Sight, keys: Mapping[str, str]) -> Endpoint | None:
+    """`keys`: engines' keys that were derived already, by instanceId; they never change."""
     spec = sight.instance.spec
-    if spec.goal is not InstanceGoal.RUN or sight.phase is not MemberPhase.READY or sight.id in draft.unreachable:
+    if sight.phase is not MemberPhase.READY or sight.id in draft.unreachable:
         return None
     address = address_of(sight)
     if address is None:
@@ -61,7 +82,7 @@ def _endpoint(draft: Draft, sight: Sight) -> Endpoint | None:
         node=spec.members[0].node,
         host=address[0],
         port=address[1],
-        key=draft.world.engine_key(sight.id),
+        key=keys.get(sight.id) or draft.world.engine_key(sight.id),
         engine=spec.engine,
         slots=spec.options.slots,
         context_tokens=spec.options.context_tokens,

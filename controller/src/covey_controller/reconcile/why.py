@@ -14,7 +14,7 @@ from covey_planner.choice import choose, explain_nodes
 from covey_planner.text import WhyPlacement, render_why, why_data
 
 from covey_controller.reconcile.begin import begin_draft
-from covey_controller.reconcile.draft import Draft, sort_key
+from covey_controller.reconcile.draft import Draft, index_objects
 from covey_controller.reconcile.drains import why_quiet
 from covey_controller.reconcile.fleet import Sight, view_node
 from covey_controller.reconcile.making import running_instances
@@ -56,7 +56,7 @@ def observe_progress(world: World, now: float, key: ObjectKey) -> Progress | Non
 
 
 def _draft(world: World, now: float) -> tuple[Draft, Mapping[ObjectKey, Kind]]:
-    stored = {item.key: item for item in sorted(world.objects, key=lambda item: sort_key(item.key))}
+    stored = index_objects(world.objects)
     return begin_draft(world, stored, now), stored
 
 

@@ -14,6 +14,8 @@ from typing import NamedTuple
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, Order, Report
+from covey_api.model import ModelSpec
+from covey_api.placement import PlacementSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,15 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
+class Revised:
+    """A revision with what it was made from: while both are the same objects still, so is it."""
+
+    placement: PlacementSpec
+    model: ModelSpec
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What one leader knows beyond the store. Lost with it, and rebuilt by looking again."""
 
@@ -110,6 +121,7 @@ class Memory:
     expected: frozenset[str] | None = None
     """Nodes that the store knew when this leadership began."""
     planned_at: float | None = None
+    """When the last plan was made, or its leader last gave a sign of life after it."""
     watching_since: float | None = None
     """Silence counts from here at the earliest: a leader that was paused heard nobody, which is nobody's fault."""
     drains: Mapping[str, Drain] = field(default_factory=dict[str, Drain])
@@ -128,6 +140,8 @@ class Memory:
     """By instanceId: since when nobody wishes for it."""
     retries: Mapping[ObjectKey, str] = field(default_factory=dict[ObjectKey, str])
     """The value of the retry annotation that was honoured last."""
+    revisions: Mapping[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])
+    """By Placement: hashing each of them anew in every plan would be most of what a quiet plan costs."""
 
 
 @dataclass(frozen=True, slots=True)

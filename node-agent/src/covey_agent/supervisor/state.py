@@ -106,6 +106,9 @@ class State:
         return self.closing and all(member.is_idle for member in self.members.values())
 
     def with_member(self, member: MemberState) -> "State":
+        """Itself, if the member is as it was."""
+        if self.members.get(member.instance_id) == member:
+            return self
         members = {**self.members, member.instance_id: member}
         return replace(self, members=dict(sorted(members.items())))
 
@@ -122,6 +125,18 @@ def keep_state(state: State) -> Kept:
         boot_id=state.boot_id,
         members=tuple(_keep_member(member) for member in state.members.values()),
     )
+
+
+def is_kept_alike(before: State, after: State) -> bool:
+    """Whether `keep_state` of both is equal, without making it: most steps change nothing that is kept."""
+    if before is after:
+        return True
+    if (before.order, before.spec, before.boot_id) != (after.order, after.spec, after.boot_id):
+        return False
+    if before.members.keys() != after.members.keys():
+        return False
+    members = ((member, after.members[key]) for key, member in before.members.items())
+    return all(old is new or _keep_member(old) == _keep_member(new) for old, new in members)
 
 
 def _keep_member(member: MemberState) -> KeptMember:

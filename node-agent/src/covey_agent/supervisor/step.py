@@ -50,7 +50,15 @@ from covey_agent.supervisor.events import (
 )
 from covey_agent.supervisor.kept import Kept
 from covey_agent.supervisor.snapshot import accept_snapshot
-from covey_agent.supervisor.state import Failure, MemberState, State, Work, keep_state, restore_state
+from covey_agent.supervisor.state import (
+    Failure,
+    MemberState,
+    State,
+    Work,
+    is_kept_alike,
+    keep_state,
+    restore_state,
+)
 
 # A member is restarted this often within this time; whatever crashes more is broken, and the controller's to judge.
 MAX_RESTARTS = 3
@@ -82,13 +90,12 @@ def begin(kept: Kept, strays: tuple[MemberAssignment, ...], boot_id: str) -> tup
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Effect, ...]]:
     """The state after the event, and the effects in the order in which to begin them."""
-    before = keep_state(state)
+    before = state
     state, effects = _apply(state, event, now)
     state, effects = _advance_all(state, effects, now)
     if any(isinstance(effect, CancelWork) for effect in effects):  # a check that was called off lets the next begin
         state, effects = _advance_all(state, effects, now)
-    kept = keep_state(state)
-    return state, effects if kept == before else (Keep(kept), *effects)
+    return state, effects if is_kept_alike(before, state) else (Keep(keep_state(state)), *effects)
 
 
 def _advance_all(state: State, effects: tuple[Effect, ...], now: float) -> tuple[State, tuple[Effect, ...]]:

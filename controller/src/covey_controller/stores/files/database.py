@@ -54,6 +54,8 @@ class Database:
         self.path = path
         self._connection = connection
         self._inode = os.stat(path).st_ino
+        self._is_durable: bool | None = None
+        """How the connection commits now; None: as it was opened."""
 
     def is_in_place(self) -> bool:
         """False when the file was removed or replaced: what is written then would be lost."""
@@ -66,7 +68,9 @@ class Database:
     def transaction(self, *, durable: bool) -> Generator[sqlite3.Connection]:
         """Commit all of it or nothing. StoreFault if the disk refuses."""
         try:
-            self._connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            if durable is not self._is_durable:
+                self._connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+                self._is_durable = durable
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection

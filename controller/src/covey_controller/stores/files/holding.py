@@ -9,10 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from covey_controller.ports import Lease
+from covey_controller.ports import Lease, LeaseLost
 from covey_controller.stores.files.database import StoreDamaged, open_database
 from covey_controller.stores.files.lease import LeaderLock
-from covey_controller.stores.files.records import LeaseLost, Records
+from covey_controller.stores.files.records import Records
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -7,7 +7,6 @@ disk. Everything here runs in the store's one thread; nothing here waits.
 A write is refused when this process doesn't lead any more: its lock or the file is gone, or another term is stored.
 """
 
-import json
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from covey_api.meta import Status
 from covey_api.registry import KINDS
 from pydantic import ValidationError
 
-from covey_controller.ports import MAX_TERM, Conflict, Event, HeldT
+from covey_controller.ports import MAX_TERM, Conflict, Event, HeldT, LeaseLost
 from covey_controller.stores.files.cel_rules import find_broken_transitions
 from covey_controller.stores.files.database import Database, StoreDamaged
 from covey_controller.stores.files.events import RecordedEvent, list_events, record_event
@@ -37,10 +36,6 @@ from covey_controller.stores.files.stored_metadata import (
 from covey_controller.stores.files.writing import FileChange
 
 _LOST = "this process doesn't lead any more: its lock file or its store was taken away"
-
-
-class LeaseLost(Conflict):
-    """This process doesn't lead any more; whoever does writes now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +264,7 @@ class Records:
             connection.executemany(
                 "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?)",
                 [
-                    (key.kind, key.namespace, key.name, row.documented, json.dumps(row.object.to_wire()))
+                    (key.kind, key.namespace, key.name, row.documented, row.object.to_json())
                     for key, row in puts.items()
                 ],
             )

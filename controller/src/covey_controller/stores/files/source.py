@@ -15,14 +15,14 @@ from typing import TypeVar
 
 from covey_api.kinds import ObjectKey
 
-from covey_controller.ports import Applied, SourceState
+from covey_controller.ports import Applied, LeaseLost, SourceState
 from covey_controller.stores.files.database import StoreFault
 from covey_controller.stores.files.edit_queue import EditQueue, Request, refusal
 from covey_controller.stores.files.file_memory import FileMemory
 from covey_controller.stores.files.folder import Scan, digest_of, read_source, scan_source
 from covey_controller.stores.files.in_force import Leadership, list_deletable, store_choice
 from covey_controller.stores.files.notices import LOOK_SECONDS, render_notices
-from covey_controller.stores.files.records import LeaseLost, Records
+from covey_controller.stores.files.records import Records
 from covey_controller.stores.files.request import Apply, Delete, PlannedEdit, plan_request
 from covey_controller.stores.files.rest import (
     REST_SECONDS,

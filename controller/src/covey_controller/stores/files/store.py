@@ -20,12 +20,11 @@ from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import Status
 from covey_api.node import Node
 
-from covey_controller.ports import Applied, CreatedT, Event, HeldT, Lease, SourceState
+from covey_controller.ports import Applied, CreatedT, Event, HeldT, Lease, LeaseLost, SourceState
 from covey_controller.stores.files.database import StoreDamaged, StoreFault, move_aside
 from covey_controller.stores.files.events import RecordedEvent
 from covey_controller.stores.files.holding import Holding, open_records
 from covey_controller.stores.files.lease import LeaderLock
-from covey_controller.stores.files.records import LeaseLost
 from covey_controller.stores.files.request import Apply, Delete
 from covey_controller.stores.files.rest import ParseDocuments
 from covey_controller.stores.files.source import FolderSource

@@ -17,13 +17,12 @@ from typing import TypeVar
 
 from covey_api.kinds import ObjectKey
 
-from covey_controller.ports import Applied, SourceState
+from covey_controller.ports import Applied, LeaseLost, SourceState
 from covey_controller.stores.files.database import StoreFault
 from covey_controller.stores.files.edit_queue import EditQueue, Request, refusal
 from covey_controller.stores.files.file_memory import FileMemory
 from covey_controller.stores.files.in_force import Leadership, list_deletable, store_choice
 from covey_controller.stores.files.notices import render_notices
-from covey_controller.stores.files.records import LeaseLost
 from covey_controller.stores.files.request import Apply, Delete, PlannedFiles, plan_files
 from covey_controller.stores.files.rest import (
     Choice,
