@@ -143,14 +143,11 @@ def test_from_nothing_to_a_token_by_the_guide(reader: Reader, tmp_path: Path) ->
         said = [reader.run(line, READY_SECONDS) for line in looking.splitlines() if "rollout status" not in line]
         assert re.search(r"smollm2\s+smollm2\s+1/1", said[-1])
 
-        gateway = fleet.start_gateway("gateway-1", host=address)
+        (making,) = re.findall(r"`(kubectl covey key create me)`", GUIDE.read_text(encoding="utf-8"))
+        key = reader.run(making).strip()
+        fleet.start_gateway("gateway-1", host=address)
         fill_service(shell, "covey-gateway", "http", address, int(fleet.gateway_url.rpartition(":")[2]))
-        fleet.wait(lambda: not gateway.is_running, "a gateway that others reach serves nobody without keys")
-        assert "covey key create" in gateway.log.read_text()
-        (key,) = re.findall(r"`(kubectl covey key create me)`", GUIDE.read_text(encoding="utf-8"))
-        token = reader.run(key).strip()
-        gateway.start()  # as a kubelet does
-        fleet.wait(lambda: is_served(fleet.gateway_url, token), "the gateway serves")
+        fleet.wait(lambda: is_served(fleet.gateway_url, key), "the gateway serves")
 
         using, joining = blocks("Use it")
         *rest, chat = using.strip().splitlines()
@@ -158,7 +155,7 @@ def test_from_nothing_to_a_token_by_the_guide(reader: Reader, tmp_path: Path) ->
             reader.run(line)
         assert reader.run(chat).strip()
         assert reader.run(f'cd "$HOME"; {joining.splitlines()[0]}\ncat token').startswith("covey-")
-        with openai.OpenAI(base_url=f"{fleet.gateway_url}/v1", api_key=token, max_retries=0) as client:
+        with openai.OpenAI(base_url=f"{fleet.gateway_url}/v1", api_key=key, max_retries=0) as client:
             stream = client.chat.completions.create(
                 model="smollm2", messages=[{"role": "user", "content": "Say hello."}], max_tokens=8, stream=True
             )
