@@ -28,6 +28,7 @@ from covey_api.messages import (
     JoinRequest,
     ReportAnswer,
 )
+from covey_controller.serving import listener
 from covey_controller.serving.answers import BODY_SECONDS
 from covey_controller.serving.lines import SEND_SECONDS
 from covey_controller.serving.protocol import HEAD_SECONDS, MAX_HEAD_BYTES
@@ -649,3 +650,18 @@ async def test_a_head_that_never_ends_is_cut_off_at_its_bound(tmp_path: Path) ->
             await asyncio.sleep(0.005)
         assert MAX_HEAD_BYTES <= sent < 20 * MAX_HEAD_BYTES
         writer.transport.abort()
+
+
+async def test_no_more_connections_are_held_than_may_be_though_nobody_asks_for_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "MAX_CONNECTIONS", 5)
+    async with running_fleet(tmp_path) as rig:
+        held: list[asyncio.StreamWriter] = []
+        with suppress(OSError):
+            while len(held) < 10:
+                held.append((await _connect(rig))[1])
+        assert 3 <= len(held) <= 5
+        for writer in held:
+            assert not writer.is_closing()
+            writer.transport.abort()

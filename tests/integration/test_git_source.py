@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any
@@ -448,6 +449,46 @@ def test_a_document_that_is_too_large_is_refused_and_never_fetched(
             assert "a document file must be at most 1048576 bytes" in store.source_state().errors[0].message
             size = sum(path.stat().st_size for path in clone_path(followed(server), state).rglob("*"))
             assert size < 1_000_000, "files that can't be documents stay at the server"
+
+    run(scenario())
+
+
+def test_one_file_under_many_names_counts_as_often_as_it_is_read(repository: Repository, state: Path) -> None:
+    """Git keeps it once: a small push would bring gigabytes to parse."""
+    large = "#" * 1_000_000 + "\n"
+
+    async def scenario() -> None:
+        good = head(repository)
+        async with following(local(repository), state, good) as store:
+            repository.push({f"fleet/copy{number}.yaml": large for number in range(70)})
+            await until(lambda: store.source_state().errors)
+            assert "together must be at most" in store.source_state().errors[0].message
+            assert store.source_state().applied == good
+
+    run(scenario())
+
+
+def test_a_tree_of_more_names_than_may_be_is_refused_before_they_are_made_objects(
+    repository: Repository, state: Path
+) -> None:
+    """Six trees of sixteen names stand for a million."""
+    blob = git(repository.work, "hash-object", "-w", "--stdin", given="a")
+    tree = git(repository.work, "mktree", given=f"100644 blob {blob}\ta\n")
+    for _ in range(5):
+        tree = git(repository.work, "mktree", given="".join(f"040000 tree {tree}\t{name:x}\n" for name in range(16)))
+    commit = git(repository.work, "commit-tree", tree, "-m", "Many")
+
+    async def scenario() -> None:
+        async with following(local(repository, "#@main"), state, head(repository)) as store:
+            git(repository.work, "push", "--quiet", "--force", "origin", f"{commit}:refs/heads/main")
+            tracemalloc.start()
+            try:
+                await until(lambda: store.source_state().errors)
+                _, most = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert "at most 20000 names" in store.source_state().errors[0].message
+            assert most < 250 << 20, "what git printed, twice, and no more"
 
     run(scenario())
 

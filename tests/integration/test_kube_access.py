@@ -227,7 +227,7 @@ async def test_right_in_one_namespace_is_a_right_there_alone(fleet: KubeFleet) -
     fleet.grant("narrow", rules, "default")
     async with control(fleet, fleet.request_token("narrow", NAMESPACE, CONTROL_AUDIENCE)) as client:
         assert (await client.get("/api/v1/why/placements/default/none")).status_code == 404
-        for path in ("why/placements/covey-system/none", "gateways", "why/cnodes/-/none"):
+        for path in ("why/placements/covey-system/none", "gateways", "why/cnodes/-/none", "why/cnodes/default/none"):
             answer = await client.get(f"/api/v1/{path}")
             assert error_of(answer) == (403, "Forbidden"), path
             assert "must be allowed to 'get' 'placements.covey.dev'" in answer.json()["error"]["message"]

@@ -3,6 +3,7 @@
 An agent and a gateway join as pods. Engines are doubles; everything else is real.
 """
 
+import ssl
 from collections.abc import Generator
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -198,3 +199,26 @@ def test_published_authority_is_put_right_when_the_leader_changes(fleet: KubeFle
     fleet.wait(lambda: fleet.authority() == right, "the ConfigMap holds the fleet's certificates again")
     leader.part.start()
     fleet.wait(lambda: leader.probe("/readyz") == 200, "the ended one could lead again")
+
+
+def test_leader_started_again_where_it_was_passes_no_connection_on_to_itself(fleet: KubeFleet) -> None:
+    """As a container that dies in its pod: until its old lease is over, the leader's address is its own."""
+    leader, standby = fleet.wait_leader(), fleet.standby()
+    standby.part.kill()
+    leader.part.kill()
+    fleet.service.backends, everybody = {}, dict(fleet.service.backends)
+    try:
+        leader.part.start()
+        fleet.wait(lambda: is_listening(leader), "it listens again")
+        context = ssl.create_default_context(cadata=fleet.authority())
+        answer = httpx.get(f"https://{leader.address}/fleet/v1/authority", verify=context, timeout=10)
+        assert answer.status_code == 503, "nobody leads yet, and it says so"
+    finally:
+        fleet.service.backends = everybody
+        standby.part.start()
+    fleet.wait_leader()
+    fleet.wait(lambda: standby.probe("/readyz") == 200, "the killed one could lead again")
+
+
+def is_listening(replica: Replica) -> bool:
+    return "fleet API on" in replica.part.log.read_text().rpartition("leading with term")[2]

@@ -186,6 +186,23 @@ def test_leader_whose_lease_is_taken_away_stops(plane: ControlPlane, how: str) -
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("term", ["9" * 20, "9" * 5000])
+def test_lease_with_numbers_beyond_all_bounds_is_taken_all_the_same(plane: ControlPlane, term: str) -> None:
+    async def scenario() -> None:
+        async with running_kube_store(plane) as store:
+            before = await store.raise_term(0)
+        written = {
+            "metadata": {"annotations": {"covey.dev/term": term}},
+            "spec": {"leaseTransitions": (1 << 31) - 1},
+        }
+        edit_lease(plane, written)
+        async with running_kube_store(plane, leads=False) as store, asyncio.timeout(30):
+            await store.acquire_lease("two")
+            assert int(read_lease(plane)["metadata"]["annotations"]["covey.dev/term"]) < before.term + 100
+
+    asyncio.run(scenario())
+
+
 def test_lease_that_was_only_annotated_is_kept(plane: ControlPlane) -> None:
     async def scenario() -> None:
         async with running_kube_store(plane) as store:

@@ -88,8 +88,9 @@ class Replica:
         self._store = store
         board, history = FleetBoard(asyncio.get_running_loop().time), History()
         loop = ReconcileLoop(store, board, history, credentials.surround())
-        fleet = Listening(loop, (*self._options.fleet_names, advertised), lambda: _address(store, "fleet"))
-        control = Listening(loop, fleet.names, lambda: _address(store, "control"))
+        names = (*self._options.fleet_names, advertised)
+        fleet = Listening(loop, names, lambda: self._elsewhere(store, advertised, "fleet"))
+        control = Listening(loop, names, lambda: self._elsewhere(store, advertised, "control"))
         async with asyncio.TaskGroup() as group:
             group.create_task(store.run())
             group.create_task(credentials.trust.watch())
@@ -160,6 +161,15 @@ class Replica:
         ports = self._fleet_port.result(), self._control_port.result()
         return LeaderAddress(*(render_address(host, port) for port in ports))
 
+    def _elsewhere(self, store: KubeStore, advertised: str, api: Literal["fleet", "control"]) -> str | None:
+        """Where the leader answers; None when that is nobody, or here: a container that starts again in its pod has
+        the address of the leader that it was, and would pass each connection on to itself without an end."""
+        leader = store.leader_address()
+        address = (getattr(leader, api) or None) if leader is not None else None
+        port = self._fleet_port if api == "fleet" else self._control_port
+        is_here = port.done() and address == render_address(advertised, port.result())
+        return None if is_here else address
+
     def _on_fleet_listening(self, url: str) -> None:
         log.info("fleet API on %s", url)
         self._fleet_port.set_result(int(url.rpartition(":")[2]))
@@ -182,11 +192,6 @@ class Listening:
 
     def is_ready(self) -> bool:
         return self.loop.is_leading
-
-
-def _address(store: KubeStore, api: Literal["fleet", "control"]) -> str | None:
-    leader = store.leader_address()
-    return (getattr(leader, api) or None) if leader is not None else None
 
 
 def choose_advertised(host: str) -> str:

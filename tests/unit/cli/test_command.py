@@ -1,11 +1,15 @@
 """The command as a process: exit codes and words, with nothing running."""
 
+import json
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -43,6 +47,32 @@ def test_command_fails_with_a_code_and_words(tmp_path: Path, arguments: tuple[st
     assert result.returncode == code
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+class SteeringSource(BaseHTTPRequestHandler):
+    """A control API whose repository and git server chose names and words that steer a terminal."""
+
+    def do_GET(self) -> None:
+        error = {"file": "a\x1b]0;owned\x07.yaml", "line": 1, "field": "", "found": "", "message": "\x1b[2J"}
+        state = {"source": "git+file:///x", "applied": "1", "wanted": "2", "errors": [error], "notices": ["\x1b[31m"]}
+        body = json.dumps(state).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing; a Unix socket's client has no address to name."""
+
+
+def test_nothing_of_a_source_steers_the_terminal(tmp_path: Path) -> None:
+    with socketserver.ThreadingUnixStreamServer(str(tmp_path / "control.sock"), SteeringSource) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        result = covey("get", "source", state=tmp_path)
+        server.shutdown()
+    assert "a\\x1b]0;owned\\x07.yaml:1: \\x1b[2J" in result.stdout
+    assert "Note:     \\x1b[31m" in result.stdout
+    assert "\x1b" not in result.stdout
 
 
 def test_up_starts_nothing_when_the_port_is_taken(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime
 
-from covey_controller.ports import LeaderAddress
+import pytest
+from covey_controller.ports import MAX_TERM, LeaderAddress
 from covey_controller.stores.kube.lease_record import (
     DURATION_SECONDS,
     GIVE_UP_SECONDS,
@@ -31,6 +32,11 @@ def test_lease_that_somebody_scribbled_on_counts_as_nothing() -> None:
         {"metadata": {"resourceVersion": "1", "annotations": {"covey.dev/term": "-many"}}, "spec": None}
     )
     assert (found.holder, found.term, found.transitions) == ("", 0, 0)
+
+
+@pytest.mark.parametrize("term", [str(MAX_TERM), "9" * 20, "9" * 5000])
+def test_term_that_nobody_could_lead_above_counts_as_nothing(term: str) -> None:
+    assert parse_lease({"metadata": {"resourceVersion": "1", "annotations": {"covey.dev/term": term}}}).term == 0
 
 
 def test_observer_waits_for_the_whole_duration_on_its_own_clock_whatever_the_timestamps_say() -> None:

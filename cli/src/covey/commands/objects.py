@@ -109,9 +109,9 @@ def _print_source(source: JsonObject, output: str | None) -> None:
     if source["wanted"] != source["applied"]:
         click.echo(f"{'Refused: ' if source.get('errors') else 'Wanted:  '} {what} {source['wanted']}")
     for error in source.get("errors", ()):
-        click.echo(f"  {error['file']}:{error['line']}: {escape_controls(error['message'])}")
+        click.echo(escape_controls(f"  {error['file']}:{error['line']}: {error['message']}"))
     for notice in source.get("notices", ()):
-        click.echo(f"Note:     {notice}")
+        click.echo(escape_controls(f"Note:     {notice}"))
 
 
 def _watch_objects(

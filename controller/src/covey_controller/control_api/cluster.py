@@ -15,8 +15,7 @@ from starlette.routing import Route
 
 from covey_controller.control_api.access import ControlAccess, Endpoint
 from covey_controller.control_api.app import PREFIX
-from covey_controller.control_api.objects import NO_NAMESPACE
-from covey_controller.control_api.routes import KnowledgeRoutes
+from covey_controller.control_api.routes import KnowledgeRoutes, key_of
 from covey_controller.ports import Access
 from covey_controller.serving.answers import ApiError, ApiReason, error_renderers
 from covey_controller.serving.gate import gate_by_lead
@@ -97,8 +96,10 @@ async def serve_cluster_control(
 
 
 def _read_access(request: Request) -> Access:
-    namespace = request.path_params.get("namespace", "")
-    return Access("get", "placements", "" if namespace == NO_NAMESPACE else namespace)
+    """In the namespace of what is read, whatever the path calls it: Nodes are everybody's."""
+    if "plural" not in request.path_params:
+        return Access("get", "placements")
+    return Access("get", "placements", key_of(request).namespace)
 
 
 async def _refuse_objects(request: Request) -> Response:

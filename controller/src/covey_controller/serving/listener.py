@@ -104,7 +104,8 @@ class _Listener:
                 _log.error("no connection can be accepted, next try in a second: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            if self._beginning >= MAX_CONNECTIONS:
+            # Those that are served count too: whoever shows no certificate may stay, and each takes memory.
+            if self._beginning + len(self._state.connections) >= MAX_CONNECTIONS:
                 accepted.close()
                 continue
             self._beginning += 1

@@ -127,6 +127,7 @@ class Front:
         except OSError:
             accepted.close()  # it has gone already
             return
+        self._make_room()
         peer = PeerSide(accepted, context)
         self._carriers.add(Carrier(self._selector, peer, name, self._engine_port, self))
         if self.due is None:
@@ -135,9 +136,16 @@ class Front:
     def _explain_full(self) -> str:
         if len(self._carriers) >= MAX_CARRIERS:
             return f"at most {MAX_CARRIERS} connections are carried at a time"
-        if sum(not each.is_open for each in self._carriers) >= MAX_HANDSHAKES:
-            return f"at most {MAX_HANDSHAKES} connections may be in their handshake"
         return ""
+
+    def _make_room(self) -> None:
+        """Who is the longest in its handshake gives way: a gateway needs milliseconds. Were the newest one refused, a
+        stranger who dials a dozen times a second and says nothing would keep every gateway out."""
+        beginning = [each for each in self._carriers if not each.is_open and each.deadline is not None]
+        if len(beginning) >= MAX_HANDSHAKES:
+            oldest = min(beginning, key=lambda each: each.deadline or 0.0)
+            self.on_refused(oldest, f"at most {MAX_HANDSHAKES} connections may be in their handshake; it took longest")
+            oldest.close()
 
 
 class Log:

@@ -44,12 +44,15 @@ class Objects:
         answer = await self._git.local("rev-parse", "--quiet", "--verify", "--end-of-options", name, nothing_status=1)
         return answer.decode().strip()
 
-    async def list_tree(self, tree: str, *paths: str, recursive: bool = True) -> tuple[Entry, ...]:
-        """Names in a tree with their objects, in git's order. Names that are no UTF-8 keep their bytes escaped."""
+    async def list_tree(self, tree: str, *paths: str, recursive: bool = True, most: int = -1) -> tuple[Entry, ...]:
+        """Names in a tree with their objects, in git's order, the first `most` of them if that is given.
+
+        Names that are no UTF-8 keep their bytes escaped.
+        """
         flags = ("-r",) if recursive else ()
         answer = await self._git.local("--literal-pathspecs", "ls-tree", *flags, "-z", "--full-tree", tree, *paths)
         entries: list[Entry] = []
-        for line in answer.split(b"\0"):
+        for line in answer.split(b"\0", most)[: most if most >= 0 else None]:
             if line:
                 head, _, path = line.partition(b"\t")
                 mode, _, oid = head.decode().split(" ")

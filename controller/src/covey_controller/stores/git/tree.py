@@ -50,11 +50,12 @@ async def read_tree(objects: Objects, commit: str, path: str) -> TreeFiles:
             name = posixpath.basename(path)
             files, errors = await _read_entries(objects, commit, (Entry(entry.mode, entry.oid, name),))
             return TreeFiles(files, errors, is_file=True)
-    entries = await objects.list_tree(found)
+    # Some kilobytes of trees can stand for a million names: no more of them are made objects than may be there.
+    entries = await objects.list_tree(found, most=MAX_ENTRIES + 1)
     names = frozenset(entry.path.split("/", 1)[0] for entry in entries)
     if len(entries) > MAX_ENTRIES:
         message = f"the source must hold at most {MAX_ENTRIES} names; it holds more. Name a path: '#PATH@REF'"
-        return TreeFiles({}, (_error(".", str(len(entries)), message),), names=names)
+        return TreeFiles({}, (_error(".", f"more than {MAX_ENTRIES}", message),), names=names)
     chosen = tuple(entry for entry in entries if not any(is_ignored(part) for part in entry.path.split("/")))
     files, errors = await _read_entries(objects, found, chosen)
     return TreeFiles(files, errors, names=names)
@@ -86,7 +87,8 @@ async def _read_entries(
             found = str(sizes[entry.oid]) if entry.oid in sizes else f"more than {MAX_FILE_BYTES}"
             message = f"a document file must be at most {MAX_FILE_BYTES} bytes; '{entry.path}' has {found}"
             errors.append(_error(entry.path, found, message))
-    total = sum(sizes.values())
+    # By name, not by object: a file that is there a thousand times is one object, and is parsed a thousand times.
+    total = sum(sizes.get(entry.oid, 0) for entry in wanted)
     if total > MAX_TOTAL_BYTES:
         message = f"all document files together must be at most {MAX_TOTAL_BYTES} bytes. Name a path: '#PATH@REF'"
         return {}, (*errors, _error(".", str(total), message))

@@ -17,6 +17,7 @@ from covey_controller.stores.kube.errors import KubeError
 from covey_controller.stores.kube.lease_record import (
     GIVE_UP_SECONDS,
     LEASE_NAME,
+    MAX_TRANSITIONS,
     RENEW_SECONDS,
     RETRY_SECONDS,
     LeaseRecord,
@@ -95,7 +96,7 @@ class LeaseHolder:
             renewed="",
             term=next_term(max(above, self.last_term, seen.term if seen else 0)),
             address=self._observe_address(),
-            transitions=seen.transitions + 1 if seen else 0,
+            transitions=min(seen.transitions + 1, MAX_TRANSITIONS) if seen else 0,
             version=seen.version if seen else "",
         )
         try:

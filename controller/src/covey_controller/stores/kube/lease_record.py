@@ -7,7 +7,7 @@ duration on the observer's own clock, and the holder gives up earlier than that 
 from dataclasses import dataclass
 from datetime import datetime
 
-from covey_controller.ports import LeaderAddress
+from covey_controller.ports import MAX_TERM, LeaderAddress
 from covey_controller.stores.kube.client import JsonObject
 
 LEASE_NAME = "covey-controller"
@@ -20,6 +20,8 @@ DURATION_SECONDS = 15
 # The holder stops writing this long after it sent the last renewal that was answered: before an observer may begin.
 GIVE_UP_SECONDS = 10.0
 RENEW_SECONDS = 5.0
+# What the field takes; a person may have written it, and the count decides nothing.
+MAX_TRANSITIONS = (1 << 31) - 1
 # After a renewal without an answer.
 RETRY_SECONDS = 1.0
 LOOK_SECONDS = 2.0
@@ -42,17 +44,22 @@ def parse_lease(raw: JsonObject) -> LeaseRecord:
     """Whatever somebody wrote into it: what can't be read counts as nothing."""
     spec: JsonObject = raw.get("spec") or {}
     annotations: dict[str, str] = raw["metadata"].get("annotations") or {}
-    term = annotations.get(TERM_ANNOTATION, "")
     return LeaseRecord(
         holder=spec.get("holderIdentity") or "",
         renewed=spec.get("renewTime") or "",
-        term=int(term) if term.isdecimal() else 0,
+        term=_parse_term(annotations.get(TERM_ANNOTATION, "")),
         address=LeaderAddress(
             annotations.get(FLEET_ADDRESS_ANNOTATION, ""), annotations.get(CONTROL_ADDRESS_ANNOTATION, "")
         ),
         transitions=spec.get("leaseTransitions") or 0,
         version=raw["metadata"]["resourceVersion"],
     )
+
+
+def _parse_term(text: str) -> int:
+    """None of ours is above the bound; what is, somebody wrote, and nobody could ever lead above it."""
+    is_number = text.isdecimal() and len(text) <= len(str(MAX_TERM))
+    return int(text) if is_number and int(text) < MAX_TERM else 0
 
 
 def render_lease(record: LeaseRecord, now: datetime, *, is_taken: bool) -> JsonObject:
