@@ -6,7 +6,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from kit.fleet import EXAMPLE, JsonObject, RunningFleet, Traffic, running_fleet, wait_until
+from kit.fleet import EXAMPLE, RunningFleet, running_fleet, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -63,38 +63,6 @@ def assert_nothing_changes(fleet: RunningFleet, before: tuple[set[str], set[int]
 
 def state_of(fleet: RunningFleet) -> tuple[set[str], set[int]]:
     return identities(fleet), engines(fleet)
-
-
-def test_two_replicas_both_get_traffic(fleet: RunningFleet) -> None:
-    before = engines(fleet)
-    fleet.write("placement.yaml", wished(replicas=2))
-    wait_until(lambda: is_settled(fleet, 2), "two instances are ready")
-    assert before < engines(fleet), "the first engine was restarted"
-    counts = {process.pid: process.cpu_times().user for process in fleet.processes_of("llama-server")}
-    with Traffic(fleet, workers=4).flowing() as traffic:
-        wait_until(lambda: traffic.done >= 12, "requests are answered")
-    assert traffic.failures == []
-    for process in fleet.processes_of("llama-server"):
-        assert process.cpu_times().user > counts[process.pid], "one engine got no request"
-
-
-def test_another_window_rolls_without_a_failed_request(fleet: RunningFleet) -> None:
-    before = identities(fleet)
-    with Traffic(fleet).flowing() as traffic:
-        fleet.write("placement.yaml", wished(context="{tokens: 1024}"))
-        wait_until(lambda: is_settled(fleet, 1) and identities(fleet).isdisjoint(before), "the new window serves")
-        done = traffic.done
-        wait_until(lambda: traffic.done > done + 2, "requests reach the new instance")
-    assert traffic.failures == []
-    assert next(iter(fleet.instances().values()))["spec"]["options"]["contextTokens"] == 1024
-
-
-def test_deleting_the_placement_drains_and_stops_it(fleet: RunningFleet) -> None:
-    (fleet.folder / "placement.yaml").unlink()
-    wait_until(lambda: not fleet.objects("instances") and not engines(fleet), "the instance is gone")
-    answer = fleet.ask()
-    assert answer.status_code == 503
-    assert fleet.objects("models"), "the model is still declared"
 
 
 @pytest.mark.parametrize("what", ["files", "folder"])
@@ -185,31 +153,3 @@ def test_the_same_object_twice_is_refused_with_both_places(fleet: RunningFleet) 
     wait_until(lambda: "twin.yaml:1" in source(fleet), "the twin is refused")
     assert "placement.yaml:1" in source(fleet)
     assert_nothing_changes(fleet, before)
-
-
-def test_several_documents_in_one_file_all_count(fleet: RunningFleet) -> None:
-    second = PLACEMENT.replace("name: smollm2}\nspec", "name: again}\nspec")
-    fleet.write("placement.yaml", f"{PLACEMENT}---\n{second}")
-    wait_until(lambda: is_settled(fleet, 2), "both placements serve")
-    assert set(fleet.instances()) == {"smollm2-0", "again-0"}
-
-
-def test_a_wish_that_cannot_fit_is_explained_and_hurts_nothing(fleet: RunningFleet) -> None:
-    before = state_of(fleet)
-    huge = (EXAMPLE / "model.yaml").read_text().replace("name: smollm2}", "name: huge}")
-    fleet.write("huge.yaml", f"{huge}  memory: {{workspace: 900Gi}}\n")
-    fleet.write("huge-placement.yaml", PLACEMENT.replace("smollm2", "huge"))
-
-    def status() -> JsonObject:
-        found = [item for item in fleet.objects("placements") if item["metadata"]["name"] == "huge"]
-        return found[0].get("status", {}) if found else {}
-
-    wait_until(lambda: status().get("closestRefusal"), "the refusal is in status")
-    assert "GiB" in status()["closestRefusal"]
-    assert status()["refusals"][0]["reason"] == "InsufficientMemory"
-    assert "900.0 GiB" in fleet.covey("why", "placement/huge").stdout
-    answer = fleet.ask(model="huge")
-    assert answer.status_code == 503
-    assert_nothing_changes(fleet, before)
-    lines = (fleet.state / "log" / "controller.log").read_text().splitlines()
-    assert sum("huge" in line and "InsufficientMemory" in line for line in lines) <= 2, "a retry storm"

@@ -3,18 +3,30 @@
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+import openai
 import pytest
-from testbed.kube.controlplane import CRDS, ControlPlane, running_control_plane
+from kit.cache import shared_cache
+from kit.cluster import Shell, fill_service
+from kit.kube_fleet import bare_kube_fleet
+from testbed.kube.controlplane import CRDS, ControlPlane, local_address, running_control_plane
 from testbed.kube.programs import NoPrograms, component_command, tool_command
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("kube_tools")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("kube_tools"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "guides" / "kubernetes.md"
 COMMAND_SECONDS = 120.0
+# In a fresh cache the engine and the model are fetched first.
+READY_SECONDS = 600.0
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -28,19 +40,19 @@ class Reader:
             (folder / name).write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@"\n')
             (folder / name).chmod(0o700)
         self.environment = os.environ | {
-            "PATH": f"{folder}:{os.environ['PATH']}",
+            "PATH": os.pathsep.join((str(folder), str(Path(sys.executable).parent), os.environ["PATH"])),
             "KUBECONFIG": str(plane.kubeconfig),
             "HOME": str(folder),
         }
 
-    def run(self, text: str) -> str:
+    def run(self, text: str, seconds: float = COMMAND_SECONDS) -> str:
         answer = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", text],
             cwd=ROOT,
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=COMMAND_SECONDS,
+            timeout=seconds,
             check=False,
         )
         assert answer.returncode == 0, f"{text}\n{answer.stdout}{answer.stderr}"
@@ -114,3 +126,54 @@ def test_kubectl_by_the_guide_and_what_holds_objects_without_a_controller(reader
     assert names(reader, "models") == ["model.covey.dev/smollm2"]
     reader.run(blocks("Uninstall")[2])
     assert [each for each in names(reader, "crds,namespaces,clusterroles") if "covey" in each] == []
+
+
+def test_from_nothing_to_a_token_by_the_guide(reader: Reader, tmp_path: Path) -> None:
+    """Where a cluster would start pods, the parts are started as processes; every command is the guide's.
+
+    The last of this module: what it installed goes with the control plane.
+    """
+    address = local_address()
+    if address is None:
+        pytest.skip("the API server's proxy takes no loopback address, and this machine has no other")
+    _, install, label = blocks("Install")
+    reader.run(install)
+    reader.run('kubectl create -f - <<< \'{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}\'')
+    reader.run(label.replace("NODE", "node-1"))
+    shell = Shell.of(reader.plane, tmp_path)
+    with bare_kube_fleet(reader.plane, shared_cache()) as fleet:
+        replica = fleet.start_controller("a", control_host=address)
+        fill_service(shell, "covey-controller", "control", address, replica.control_port)
+        fleet.start_agent("node-1")
+        looking, _ = blocks("Verify")
+        said = [reader.run(line, READY_SECONDS) for line in looking.splitlines() if "rollout status" not in line]
+        assert re.search(r"smollm2\s+smollm2\s+1/1", said[-1])
+
+        (making,) = re.findall(r"`(kubectl covey key create me)`", GUIDE.read_text(encoding="utf-8"))
+        key = reader.run(making).strip()
+        fleet.start_gateway("gateway-1", host=address)
+        fill_service(shell, "covey-gateway", "http", address, int(fleet.gateway_url.rpartition(":")[2]))
+        fleet.wait(lambda: is_served(fleet.gateway_url, key), "the gateway serves")
+
+        using, joining = blocks("Use it")
+        *rest, chat = using.strip().splitlines()
+        for line in rest:
+            reader.run(line)
+        assert reader.run(chat).strip()
+        assert reader.run(f'cd "$HOME"; {joining.splitlines()[0]}\ncat token').startswith("covey-")
+        with openai.OpenAI(base_url=f"{fleet.gateway_url}/v1", api_key=key, max_retries=0) as client:
+            stream = client.chat.completions.create(
+                model="smollm2", messages=[{"role": "user", "content": "Say hello."}], max_tokens=8, stream=True
+            )
+            assert len([chunk for chunk in stream if chunk.choices and chunk.choices[0].delta.content]) > 1
+
+        reader.run(blocks("Uninstall")[1])
+        fleet.wait(lambda: not names(reader, "placements,instances"), "the controller let go")
+        fleet.wait(lambda: not fleet.engines("node-1"), "no engine is left")
+
+
+def is_served(url: str, key: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=10).is_success
+    except httpx.HTTPError:
+        return False

@@ -115,26 +115,37 @@ def binding(name: str, subject: str, namespace: str = "", *, is_cluster_role: bo
 
 
 def expose(shell: Shell, name: str, port_name: str, address: str, port: int) -> None:
-    """A Service of the fleet's namespace whose one endpoint is this address.
-
-    The API server's proxy takes only an address of Endpoints that is a Pod's: in a cluster, controllers and a kubelet
-    write all three.
-    """
-    metadata = {"name": name, "namespace": FLEET_NAMESPACE}
-    labels = {"app.kubernetes.io/name": name}
-    target = {"kind": "Pod", "name": name, "namespace": FLEET_NAMESPACE}
+    """A Service of the fleet's namespace whose one endpoint is this address."""
     shell.apply(
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": {**metadata, "labels": labels},
+            "metadata": {"name": name, "namespace": FLEET_NAMESPACE, "labels": {"app.kubernetes.io/name": name}},
             "spec": {"ports": [{"name": port_name, "port": port, "protocol": "TCP"}]},
-        },
+        }
+    )
+    fill_service(shell, name, port_name, address, port)
+
+
+def fill_service(shell: Shell, name: str, port_name: str, address: str, port: int) -> None:
+    """Let this address be the one endpoint of a Service that is there.
+
+    The API server's proxy takes only an address of Endpoints that is a Pod's: in a cluster, controllers and a kubelet
+    write both. The Pod is one that Pod Security `restricted` admits.
+    """
+    metadata = {"name": name, "namespace": FLEET_NAMESPACE}
+    target = {"kind": "Pod", "name": name, "namespace": FLEET_NAMESPACE}
+    allowed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    shell.apply(
         {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": metadata,
-            "spec": {"containers": [{"name": "c", "image": "none"}], "automountServiceAccountToken": False},
+            "spec": {
+                "containers": [{"name": "c", "image": "none", "securityContext": allowed}],
+                "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+                "automountServiceAccountToken": False,
+            },
         },
         {
             "apiVersion": "v1",

@@ -49,7 +49,23 @@ def wait_until(holds: Callable[[], object], what: str, seconds: float = SETTLE_S
         time.sleep(0.1)
 
 
-class RunningFleet:
+class Served:
+    """What a client sees of a fleet: the gateway's address and its answers."""
+
+    url: str
+
+    def chat(self, model: str = "smollm2", *, stream: bool = False, **fields: object) -> JsonObject:
+        """The body of a chat request."""
+        defaults: JsonObject = {"max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}]}
+        return {"model": model, "stream": stream} | defaults | fields
+
+    def ask(self, **fields: object) -> httpx.Response:
+        headers = {"X-Covey-Hold": "0"}
+        body = self.chat(**cast(Any, fields))
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
+
+
+class RunningFleet(Served):
     """One `covey up`, its folder of YAML and its state folder."""
 
     def __init__(self, folder: Path, state: Path, port: int, environment: dict[str, str] | None = None) -> None:
@@ -145,16 +161,6 @@ class RunningFleet:
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
 
-    def chat(self, model: str = "smollm2", *, stream: bool = False, **fields: object) -> JsonObject:
-        """The body of a chat request."""
-        defaults: JsonObject = {"max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}]}
-        return {"model": model, "stream": stream} | defaults | fields
-
-    def ask(self, **fields: object) -> httpx.Response:
-        headers = {"X-Covey-Hold": "0"}
-        body = self.chat(**cast(Any, fields))
-        return httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
-
 
 def _command_line(process: psutil.Process) -> list[str]:
     try:
@@ -201,7 +207,7 @@ class Traffic:
     again, as clients do: nothing was lost by it.
     """
 
-    def __init__(self, fleet: RunningFleet, workers: int = 2, *, waits_for_gateway: bool = False) -> None:
+    def __init__(self, fleet: Served, workers: int = 2, *, waits_for_gateway: bool = False) -> None:
         self._fleet = fleet
         self._workers = workers
         self._waits_for_gateway = waits_for_gateway

@@ -33,8 +33,8 @@ CONTROLLER, AGENT, GATEWAY, CLI = "covey-controller", "covey-agent", "covey-gate
 FLEET_AUDIENCE, CONTROL_AUDIENCE = "covey-fleet", "covey-control"
 # The lease is 15 s long; a busy machine needs more.
 SETTLE_SECONDS = 90.0
-# The shortest that the API server issues.
-TOKEN_SECONDS = 600
+# As a kubelet asks for; longer than a module of tests takes, since nobody renews them by the clock.
+TOKEN_SECONDS = 3600
 
 _COVEY = "covey.dev"
 _STATUSES = ["accesskeys", "cnodes", "fleets", "instances", "models", "placements"]
@@ -143,9 +143,12 @@ class Replica:
 
 
 class KubeFleet:
-    """Two namespaces, Covey's accounts and rights, and the parts that a test starts."""
+    """Two namespaces, Covey's accounts and rights, and the parts that a test starts.
 
-    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+    With a `cache` of real engines and models these are used; without, a double and a model's file of a few kilobytes.
+    """
+
+    def __init__(self, plane: ControlPlane, folder: Path, cache: Path | None = None) -> None:
         self.plane = plane
         self.folder = folder
         self.replicas: dict[str, Replica] = {}
@@ -156,6 +159,8 @@ class KubeFleet:
         self.admin = plane.client()
         self.model = folder / "model.gguf"
         self.engine_folder = folder / "bin"
+        self.cache = cache or folder / "cache"
+        self._has_doubles = cache is None
 
     # Setting up.
 
@@ -168,7 +173,8 @@ class KubeFleet:
         self.grant(CONTROLLER, OWN_RULES, NAMESPACE)
         for namespace in (NAMESPACE, AGENTS):
             self.grant(CONTROLLER, PUBLISHING_RULES, namespace, name="covey-authority")
-        self.write_model()
+        if self._has_doubles:
+            self.write_model()
 
     def grant(self, account: str, rules: list[JsonObject], namespace: str = "", name: str = "") -> None:
         """Let a ServiceAccount of the controller's namespace do this, everywhere or in one namespace."""
@@ -205,10 +211,15 @@ class KubeFleet:
     # What a kubelet does.
 
     def bind_pod(self, pod: str, account: str, namespace: str, node: str) -> None:
-        """A Pod object of this account on this Node object."""
+        """A Pod object of this account on this Node object, which Pod Security `restricted` admits."""
         self.ensure("v1", "Node", node)
-        container = {"name": "c", "image": "covey"}
-        spec = {"serviceAccountName": account, "nodeName": node, "containers": [container]}
+        allowed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        spec = {
+            "serviceAccountName": account,
+            "nodeName": node,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "c", "image": "covey", "securityContext": allowed}],
+        }
         self.ensure("v1", "Pod", pod, namespace, spec=spec)
 
     def delete_pod(self, pod: str, namespace: str) -> None:
@@ -288,7 +299,7 @@ class KubeFleet:
         self.write_token(token_file, AGENT, AGENTS, FLEET_AUDIENCE, pod)
         flags = [f"--controller={url or self.service.url}", f"--token-file={token_file}", f"--name={node}"]
         flags += [f"--authority-file={self.mount_authority()}", f"--state={self.folder / f'a{len(self.agents)}'}"]
-        command = [sys.executable, "-m", "covey_agent", *flags, f"--cache={self.folder / 'cache'}", *extra]
+        command = [sys.executable, "-m", "covey_agent", *flags, f"--cache={self.cache}", *extra]
         path = f"{self.engine_folder}{os.pathsep}{os.environ.get('PATH', '')}"
         part = Part(node, command, self.folder / f"{pod}.log", {"PATH": path})
         part.start()
@@ -299,7 +310,7 @@ class KubeFleet:
         """The agent's own folder."""
         return self.folder / f"a{list(self.agents).index(node)}" / "agent"
 
-    def start_gateway(self, pod: str, *extra: str, url: str = "") -> Part:
+    def start_gateway(self, pod: str, *extra: str, url: str = "", host: str = "127.0.0.1") -> Part:
         """A gateway, which clients reach at `gateway_url` from then on."""
         self.bind_pod(pod, GATEWAY, NAMESPACE, "system")
         token_file, port = self.folder / f"{pod}.token", free_port()
@@ -309,11 +320,11 @@ class KubeFleet:
             f"--authority-file={self.mount_authority(NAMESPACE)}",
             f"--state={self.folder / f'g{len(self.gateways)}'}",
         ]
-        command = [sys.executable, "-m", "covey_gateway", *flags, f"--listen=127.0.0.1:{port}", *extra]
+        command = [sys.executable, "-m", "covey_gateway", *flags, f"--listen={host}:{port}", *extra]
         part = Part(pod, command, self.folder / f"{pod}.log")
         part.start()
         self.gateways[pod] = part
-        self.gateway_url = f"http://127.0.0.1:{port}"
+        self.gateway_url = f"http://{host}:{port}"
         return part
 
     # Looking.
@@ -409,13 +420,20 @@ class KubeFleet:
 
 
 @contextmanager
-def running_kube_fleet(plane: ControlPlane) -> Generator[KubeFleet]:
+def running_kube_fleet(plane: ControlPlane, cache: Path | None = None) -> Generator[KubeFleet]:
     """Installed, nothing started; everything is ended and removed afterwards, also what a failed test left behind."""
     plane.clear(NAMESPACE, AGENTS)
-    folder = Path(tempfile.mkdtemp(prefix="ck"))  # short: Unix sockets live below it
-    fleet = KubeFleet(plane, folder)
-    try:
+    with bare_kube_fleet(plane, cache) as fleet:
         fleet.install()
+        yield fleet
+
+
+@contextmanager
+def bare_kube_fleet(plane: ControlPlane, cache: Path | None = None) -> Generator[KubeFleet]:
+    """As `running_kube_fleet`, for who installs by other means."""
+    folder = Path(tempfile.mkdtemp(prefix="ck"))  # short: Unix sockets live below it
+    fleet = KubeFleet(plane, folder, cache)
+    try:
         yield fleet
     finally:
         fleet.stop()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -81,8 +82,13 @@ def paused(pid: int) -> Generator[None]:
 
 def members(fleet: RunningFleet) -> list[Member]:
     """Living members, sorted, as the folder of the agent tells: no part is asked."""
+    return members_in(fleet.state / "agent")
+
+
+def members_in(folder: Path) -> list[Member]:
+    """Living members of the agent whose folder this is, sorted."""
     found: list[Member] = []
-    for path in (fleet.state / "agent" / "members").glob("*/keeper.json"):
+    for path in (folder / "members").glob("*/keeper.json"):
         with contextlib.suppress(OSError, ValueError):
             record = json.loads(path.read_text())
             member = Member(path.parent.name, record["pid"], record["enginePid"], record["port"])
@@ -168,15 +174,19 @@ def describe(fleet: RunningFleet) -> str:
     return f"members: {members(fleet)}\n{logs}"
 
 
-def engine_commands(fleet: RunningFleet) -> dict[int, list[str]]:
-    """Command lines of engines that serve, by process id; an engine that is asked for its version isn't one."""
+def engine_commands(processes: list[psutil.Process]) -> dict[int, list[str]]:
+    """Command lines of the engines among them that serve; an engine that is asked for its version isn't one."""
     found: dict[int, list[str]] = {}
-    for process in fleet.processes_of("llama-server"):
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             command = process.cmdline()
-            if "--port" in command and process.status() != psutil.STATUS_ZOMBIE:
+            if _is_engine(command) and process.status() != psutil.STATUS_ZOMBIE:
                 found[process.pid] = command
     return found
+
+
+def _is_engine(command: list[str]) -> bool:
+    return "--port" in command and "llama-server" in "".join(command[:2])
 
 
 def is_kept(pid: int) -> bool:
@@ -205,7 +215,10 @@ def applied_set(fleet: RunningFleet) -> str:
 
 def assert_nothing_doubled(fleet: RunningFleet) -> None:
     """No two engines for one Instance, none on one port, and none without a keeper."""
-    engines = engine_commands(fleet)
+    assert_no_engine_doubled(engine_commands(fleet.processes()))
+
+
+def assert_no_engine_doubled(engines: dict[int, list[str]]) -> None:
     for option in ("--port", "--api-key-file"):  # the file is in the member's own folder
         values = [command[command.index(option) + 1] for command in engines.values()]
         assert len(values) == len(set(values)), f"two engines with one {option}: {engines}"

@@ -826,3 +826,15 @@ def test_seal_is_of_one_identity_and_of_every_goal_attempt_and_term(changes: dic
     assert worlds.SEAL_OF(other) != worlds.SEAL_OF(instance)
     assert worlds.SEAL_OF(builders.instance("smollm2-1", placement="smollm2")) != worlds.SEAL_OF(instance)
     assert seal_instance(b"another secret", instance) != worlds.SEAL_OF(instance)
+
+
+def test_engine_that_died_is_told_as_a_warning_though_its_agent_restarts_it() -> None:
+    """Conditions say it only for a second; what is told as a Warning is kept as an Event on both stores."""
+    story = fleet("a")
+    (instance,) = story.instances()
+    back_off = worlds.member_report(instance, MemberPhase.BACKOFF, cause=FailureCause.KILLED, message="by SIGKILL")
+    story.agents["a"].members = {instance.spec.instance_id: back_off}
+    told = len(story.notes)
+    story.step()
+    (note,) = [each for each in story.notes[told:] if each.key.kind == "Instance"]
+    assert (note.message, note.warning) == ("Backoff after Killed: by SIGKILL", True)

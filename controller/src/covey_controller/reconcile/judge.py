@@ -135,7 +135,8 @@ def judge_instance(draft: Draft, sight: Sight) -> Outcome:
     if sight.phase is MemberPhase.READY:
         return Done(ReadyReason.SERVING, "it generated a token")
     reason = _REASON_OF_PHASE.get(sight.phase, ReadyReason.ENGINE_STARTING)
-    return Waiting(reason, f"{sight.phase}{_cause(sight)}")
+    cause = _cause(sight)
+    return Waiting(reason, f"{sight.phase}{cause}", warns=bool(cause))
 
 
 def judge_model(draft: Draft, model: Model, refused: dict[str, str]) -> Outcome:

@@ -80,10 +80,11 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """It goes on by itself."""
+    """It goes on by itself. `warns`: after something failed, which is told as a Warning also if it is mended soon."""
 
     reason: Reason
     message: str
+    warns: bool = False
 
 
 @dataclass(frozen=True, slots=True)

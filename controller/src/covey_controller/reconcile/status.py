@@ -19,7 +19,7 @@ from covey_controller.reconcile.conditions import Claim, conditions_of, is_chang
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import MemberSight, NodeSight, Sight
 from covey_controller.reconcile.judge import judge_instance, judge_model, judge_node
-from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled
+from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled, Waiting
 from covey_controller.reconcile.paths import observe_path_failures, plan_path_condition
 from covey_controller.reconcile.table import address_of, front_of, refused_aliases
 
@@ -83,7 +83,7 @@ def _write(
     changed = status.changed(observed_generation=generation, conditions=conditions)
     draft.write_status(item, stored, changed)
     if is_changed(outcome, stored):
-        is_warning = isinstance(outcome, Stalled)
+        is_warning = isinstance(outcome, Stalled) or (isinstance(outcome, Waiting) and outcome.warns)
         draft.notes.append(Note(item.key, outcome.reason.value, outcome.message, is_warning))
 
 
