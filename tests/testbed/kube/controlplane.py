@@ -150,6 +150,8 @@ class ControlPlane:
         """Remove every Covey object with its finalizers, and these namespaces' Secrets, ConfigMaps and Leases."""
         with self.client() as client:
             for plural in _plurals():
+                # A kind whose schema was changed answers 429 while its storage begins anew.
+                _wait(lambda plural=plural: _is_settled(client, plural), f"'{plural}' is served, or is no kind")
                 _clear_kind(client, f"/apis/covey.dev/v1alpha1/{plural}")
             for namespace in namespaces:
                 for path in (
@@ -303,6 +305,11 @@ def _plurals() -> list[str]:
 
 def _is_served(client: httpx.Client, plural: str) -> bool:
     return client.get(f"/apis/covey.dev/v1alpha1/{plural}").status_code == HTTPStatus.OK
+
+
+def _is_settled(client: httpx.Client, plural: str) -> bool:
+    status = client.get(f"/apis/covey.dev/v1alpha1/{plural}").status_code
+    return status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
 
 
 def _clear_kind(client: httpx.Client, path: str) -> None:
