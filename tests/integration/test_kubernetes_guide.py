@@ -83,7 +83,7 @@ def names(reader: Reader, kinds: str) -> list[str]:
 def test_helm_by_the_guide_from_nothing_to_nothing(reader: Reader) -> None:
     install, _, label = blocks("Install")
     reader.run(install)
-    reader.run('kubectl create -f - <<< \'{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}\'')
+    reader.run('kubectl apply -f - <<< \'{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}\'')
     assert "labeled" in reader.run(label.replace("NODE", "node-1"))
     looking, rights = blocks("Verify")
     for line in looking.splitlines():
@@ -138,7 +138,7 @@ def test_from_nothing_to_a_token_by_the_guide(reader: Reader, tmp_path: Path) ->
         pytest.skip("the API server's proxy takes no loopback address, and this machine has no other")
     _, install, label = blocks("Install")
     reader.run(install)
-    reader.run('kubectl create -f - <<< \'{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}\'')
+    reader.run('kubectl apply -f - <<< \'{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}\'')
     reader.run(label.replace("NODE", "node-1"))
     shell = Shell.of(reader.plane, tmp_path)
     with bare_kube_fleet(reader.plane, shared_cache()) as fleet:

@@ -41,6 +41,7 @@ EVERYWHERE = {
     "covey-agent": set[str](),
     "covey-cli": rights("covey.dev", "placements", "get"),
     "covey-cli-operator": rights("covey.dev", "jointokens", "create")
+    | rights("covey.dev", "gateways", "delete")
     | rights("covey.dev", "fleets/=default", "update"),
 }
 AUTHORITY = rights("", "configmaps", "create") | rights("", "configmaps/=covey-authority", "get patch")
