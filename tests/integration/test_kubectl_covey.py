@@ -310,6 +310,9 @@ def test_what_is_missing_is_named(admin: Shell, tmp_path: Path) -> None:
     answer = admin.as_user(path).covey("get", "placements")
     assert answer.returncode == 1
     assert "the cluster of context 'test' (https://127.0.0.1:1) can't be reached" in answer.stderr
+    # Another module of tests may have left one in the shared cluster.
+    service = ("service", "covey-controller", "-n", "covey-system", "--ignore-not-found")
+    admin.plane.kubectl("delete", *service)
     answer = admin.covey("why", "placement/qwen")
     assert answer.returncode == 1
     assert "app.kubernetes.io/name=covey-controller" in answer.stderr
