@@ -69,12 +69,13 @@ class LlamaCore:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._library: Any = importlib.import_module("llama_cpp")
+        self._library: Any = None
         self._llama: Any = None
         self._turn = threading.Lock()
 
     def load(self) -> None:
         settings = self._settings
+        self._library = importlib.import_module("llama_cpp")
         try:
             self._llama = self._library.Llama(
                 str(settings.model),

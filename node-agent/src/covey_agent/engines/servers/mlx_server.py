@@ -82,13 +82,14 @@ class MlxCore:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._library: Any = importlib.import_module("mlx_lm.server")
+        self._library: Any = None
         self._budget = Budget(settings)
         self._provider: Any = None
         self._generator: Any = None
 
     def load(self) -> None:
         """Weights are loaded by the thread that generates: their arrays belong to its stream."""
+        self._library = importlib.import_module("mlx_lm.server")
         self._library.maybe_set_recommended_wired_limit()
         self._provider = _make_provider(self._library, self._arguments())
         kept = _make_prompt_cache(self._library, KEPT_PER_SLOT * self._settings.slots, self._budget)
