@@ -154,9 +154,7 @@ def settle(world: World) -> World:
             objects[write.key] = objects[write.key].model_copy(update={"status": write.status})
         published = publish(world.published, made)
         agents = tuple(follow(each, published.assignments[each.node]) for each in world.agents)
-        world = replace(
-            world, objects=tuple(objects.values()), agents=agents, published=published, memory=made.memory
-        )
+        world = replace(world, objects=tuple(objects.values()), agents=agents, published=published, memory=made.memory)
     return world
 
 
@@ -175,9 +173,7 @@ def publish(before: Published, made: Plan) -> Published:
 
 def follow(agent: AgentView, wanted: Assignments) -> AgentView:
     known = {each.instance_id: each for each in agent.report.members or ()} if agent.report else {}
-    ready = tuple(
-        known.get(each.instance.spec.instance_id) or report_ready(each.instance) for each in wanted.members
-    )
+    ready = tuple(known.get(each.instance.spec.instance_id) or report_ready(each.instance) for each in wanted.members)
     if agent.report is None or (ready == (agent.report.members or ()) and agent.report.applied is not None):
         return agent
     applied = Order(term=1, serial=1)
@@ -228,7 +224,9 @@ def main() -> None:
         measure("quiet", settled, nodes, placements)
         measure("report", say_something_new(settled), nodes, placements)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(json.dumps({"bench": "reconcile.memory", "nodes": nodes, "peakMiB": peak // 1024, "before": before // 1024}))
+        print(
+            json.dumps({"bench": "reconcile.memory", "nodes": nodes, "peakMiB": peak // 1024, "before": before // 1024})
+        )
 
 
 if __name__ == "__main__":
