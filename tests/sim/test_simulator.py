@@ -1,4 +1,4 @@
-"""Fleets in trouble: each stays safe, comes back to what is wished, and is quiet then. `make sim` runs hundreds of them."""
+"""Fleets in trouble: each stays safe, comes back to what is wished, and is quiet then. `make sim` runs hundreds."""
 
 import os
 import subprocess
