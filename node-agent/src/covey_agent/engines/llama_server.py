@@ -59,6 +59,7 @@ def render(start: Start) -> Launch:
         *("-t", str(options.threads), "-tb", str(options.threads)),
         *("--threads-http", str(HTTP_THREADS_PER_SLOT * options.slots + SPARE_HTTP_THREADS)),
         *render_placement(start.instance),
+        *(() if options.repack else ("--no-repack",)),
         *_TASKS[spec.task],
         *render_runtime(spec.runtime.llama_server),
         *("--no-context-shift", "--offline", "--no-webui", "--no-slots"),
