@@ -2,8 +2,9 @@
 
     python -I -S gguf_to_mlx.py PACKAGES FILE.gguf FOLDER
 
-MLX reads the file itself and keeps 4-bit blocks as they are, so nothing is dequantised. The file pairs rotary elements
-next to each other, which mlx-lm calls traditional; so no matrix is reordered either.
+MLX reads the file itself. Matrices become 32-bit floats: on a processor those are multiplied by BLAS, and others a
+hundred times slower. The file pairs rotary elements next to each other, which mlx-lm calls traditional; so no matrix is
+reordered.
 """
 
 import importlib
@@ -27,6 +28,8 @@ _PARTS = {
     "token_embd": "model.embed_tokens",
 }
 _CONTROL = 3
+# Elements of one block.
+_GROUP = 32
 
 
 def rename(name: str) -> str:
@@ -58,8 +61,7 @@ def render_config(about: dict[str, Any], *, is_tied: bool) -> dict[str, Any]:
         "tie_word_embeddings": is_tied,
         "bos_token_id": about["tokenizer.ggml.bos_token_id"].item(),
         "eos_token_id": about["tokenizer.ggml.eos_token_id"].item(),
-        "torch_dtype": "float16",
-        "quantization": {"group_size": 32, "bits": 4},
+        "torch_dtype": "float32",
     }
 
 
@@ -86,16 +88,32 @@ def render_tokenizer(about: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def read_matrices(core: Any, arrays: dict[str, Any]) -> dict[str, Any]:
+    """All arrays as floats. What was in blocks comes as three arrays: numbers, scales, biases."""
+    found: dict[str, Any] = {}
+    for name, array in arrays.items():
+        stem, _, kind = name.rpartition(".")
+        if kind in ("scales", "biases"):
+            continue
+        if f"{stem}.scales" in arrays:
+            blocks = arrays[f"{stem}.scales"].astype(core.float32), arrays[f"{stem}.biases"].astype(core.float32)
+            bits = 32 * array.shape[-1] // (_GROUP * blocks[0].shape[-1])
+            array = core.dequantize(array, *blocks, group_size=_GROUP, bits=bits)
+        found[name] = array.astype(core.float32)
+    return found
+
+
 def main(packages: str, file: str, folder: str) -> None:
     sys.path.insert(0, packages)
     core: Any = importlib.import_module("mlx.core")
     arrays, about = core.load(file, return_metadata=True, format="gguf")
     out = Path(folder)
     out.mkdir(parents=True)
-    weights = {rename(name): core.array(array, dtype=core.float16) if array.dtype == core.float32 else array
-               for name, array in arrays.items()}
+    weights = {rename(name): array for name, array in read_matrices(core, arrays).items()}
     core.save_safetensors(str(out / "model.safetensors"), weights, {"format": "mlx"})
-    eos, bos = (about["tokenizer.ggml.tokens"][about[f"tokenizer.ggml.{name}_token_id"].item()] for name in ("eos", "bos"))
+    eos, bos = (
+        about["tokenizer.ggml.tokens"][about[f"tokenizer.ggml.{name}_token_id"].item()] for name in ("eos", "bos")
+    )
     texts: dict[str, Any] = {
         "config.json": render_config(about, is_tied="lm_head.weight" not in weights),
         "tokenizer.json": render_tokenizer(about),

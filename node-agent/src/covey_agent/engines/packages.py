@@ -9,6 +9,7 @@ for tests and the curious, and llama-cpp-python is compiled on the node.
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
@@ -60,17 +61,24 @@ class PythonSource:
             packages = await managed.ensure(on_transfer)
             flags = ("-I", "-S", str(SERVE), self.engine.value, "--packages", str(packages))
             recipe = managed.recipe
-            program = EngineProgram(Path(sys.executable), {}, recipe.version, recipe.digest, flags)
+            program = EngineProgram(Path(sys.executable), self._extras(), recipe.version, recipe.digest, flags)
         identity = (program.digest, *identify(program.path)[1:])
         if sound := self._sound.get(identity):
             return sound
         version = await ask_version(program, _VERSION_SECONDS)
-        sound = EngineProgram(program.path, {}, program.version or version, program.digest, program.arguments)
+        sound = replace(program, version=program.version or version)
         self._sound = {identity: sound}
         return sound
 
     def _given(self, python: Path) -> EngineProgram:
-        return EngineProgram(python, {}, "", "", ("-I", str(SERVE), self.engine.value))
+        return EngineProgram(python, self._extras(), "", "", ("-I", str(SERVE), self.engine.value))
+
+    def _extras(self) -> dict[str, str]:
+        """MLX on a processor multiplies with the BLAS that it finds first; its wheel brings one that is very slow."""
+        if self.engine is not EngineName.MLX or sys.platform != "linux":
+            return {}
+        found = sorted(Path("/usr/lib").glob("*/libopenblas.so.0"))
+        return {"LD_PRELOAD": str(found[0])} if found else {}
 
     def _managed(self, override: EngineOverride | None) -> Environment:
         managed = self._find_environment()
