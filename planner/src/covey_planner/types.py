@@ -60,6 +60,8 @@ class VariantView:
     geometry: Geometry | None
     artifact: ResolvedArtifact | None
     error: str = ""
+    is_offered: bool = True
+    """Whether some node offers an engine that can run it; while none does, nobody reads its header."""
 
 
 @dataclass(frozen=True, slots=True)

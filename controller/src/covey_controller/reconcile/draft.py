@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from covey_api.access_key import AccessKey
+from covey_api.engines import EngineName
 from covey_api.fleet import Fleet
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import Kind, ObjectKey
@@ -107,6 +108,11 @@ class Draft:
                 owner = ObjectKey("Placement", key.namespace, sight.instance.spec.placement)
                 self._of_placement.setdefault(owner, []).append(key)
         return [self.sights[key] for key in self._of_placement.get(placement, ()) if key in self.sights]
+
+    def offered_engines(self) -> frozenset[EngineName]:
+        """Of which some node has a lane."""
+        reports = (node.report for node in self.nodes.values() if node.report is not None)
+        return frozenset(lane.engine for report in reports for lane in report.lanes or ())
 
     def views(self) -> tuple[NodeView, ...]:
         """Nodes for the planner, by name, with what has been reserved up to now."""
