@@ -58,6 +58,11 @@ def mlx_packages() -> Path:
     return ensure(recipe)
 
 
+def given_llama_cpp() -> str:
+    """A Python that has llama-cpp-python already, where `COVEY_TEST_LLAMA_CPP` names one."""
+    return os.environ.get("COVEY_TEST_LLAMA_CPP", "")
+
+
 @cache
 def llama_cpp_packages() -> Path:
     recipe = llama_cpp_recipe()

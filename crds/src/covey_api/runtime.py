@@ -6,10 +6,11 @@ told at its field path, and the schema is the list.
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from covey_api.engines import EngineName
 from covey_api.meta import Message
 
 PARSER_PATTERN = r"^[a-z0-9][a-z0-9_.-]*$"
@@ -85,3 +86,13 @@ class Runtime(Message):
     llama_cpp: LlamaCppRuntime = LlamaCppRuntime()
     mlx: MlxRuntime = MlxRuntime()
     vllm: VllmRuntime = VllmRuntime()
+
+    def options_of(self, engine: EngineName) -> dict[str, Any]:
+        """What is set for one engine, as it is written."""
+        by_engine: dict[EngineName, Message] = {
+            EngineName.LLAMA_SERVER: self.llama_server,
+            EngineName.LLAMA_CPP: self.llama_cpp,
+            EngineName.MLX: self.mlx,
+            EngineName.VLLM: self.vllm,
+        }
+        return by_engine[engine].to_wire()

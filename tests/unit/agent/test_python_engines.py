@@ -1,6 +1,7 @@
 """The descriptions of LlamaCpp, Mlx and Vllm: command lines from the stamp and the allow-list, and their last words."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -55,9 +56,9 @@ def adapter(engine: EngineName) -> Adapter:
     return Adapter(found, httpx.AsyncClient(trust_env=False))
 
 
-def render(engine: EngineName, **spec: object) -> Launch:
+def render(engine: EngineName, **spec: Any) -> Launch:
     costs = (Costs(kv_cache_bytes=3 * 2**30, host_cache_bytes=2**20),)
-    fields: dict[str, object] = {"engine": engine, "options": OPTIONS, "members": (Member(node="a", costs=costs),)}
+    fields: dict[str, Any] = {"engine": engine, "options": OPTIONS, "members": (Member(node="a", costs=costs),)}
     instance = builders.instance(**(fields | spec))
     return adapter(engine).render(PROGRAMS[engine], instance, Path("/blobs/w"), Path("/state/m"), 40001, KEY)
 
@@ -104,7 +105,7 @@ def test_no_key_is_in_a_command_line(engine: EngineName) -> None:
 
 
 def test_a_cache_type_that_vllm_lacks_is_refused() -> None:
-    with pytest.raises(AgentError, match="`kvCache.type` is 'Q4_0'"):
+    with pytest.raises(AgentError, match=r"`kvCache\.type` is 'Q4_0'"):
         render(EngineName.VLLM, options=OPTIONS.model_copy(update={"kv_cache_type": KvCacheType.Q4_0}))
 
 
