@@ -17,9 +17,13 @@ from kit.real_engines import given_llama_cpp, llama_cpp_packages, mlx_model, mlx
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-NODE = (
-    "apiVersion: covey.dev/v1alpha1\nkind: Node\nmetadata: {{name: {name}}}\nspec:\n  engines: [{{engine: {engine}}}]\n"
-)
+NODE = """\
+apiVersion: covey.dev/v1alpha1
+kind: Node
+metadata: {{name: {name}}}
+spec:
+  engines: [{{engine: {engine}{path}}}]
+"""
 MODEL = """\
 apiVersion: covey.dev/v1alpha1
 kind: Model

@@ -145,6 +145,8 @@ class MlxCore:
         return list(self._provider.tokenizer.encode(text, add_special_tokens=False))
 
     def answer_chat(self, handler: EngineHandler, body: Body) -> None:
+        if read_object(body, "response_format").get("type", "text") != "text":
+            raise invalid("`response_format` is not done by engine 'Mlx'; 'LlamaServer' does it")
         prompt_tokens = self._count_prompt(body)
         window = self._settings.window
         if prompt_tokens >= window:
