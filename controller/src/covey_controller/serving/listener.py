@@ -52,11 +52,11 @@ async def serve(
     closing: asyncio.Event,
     on_listening: Callable[[], None],
     tls: Callable[[], ssl.SSLContext] | None = None,
-    elsewhere: Callable[[], str | None] = lambda: None,
+    elsewhere: Callable[[], str | None] | None = None,
 ) -> None:
     """Until cancelled. Then `closing` is set, at which the app's streams must end.
 
-    `elsewhere` is the `HOST:PORT` to pass connections on to, None to answer them here.
+    `elsewhere` is the `HOST:PORT` to pass connections on to, None to answer them here. Without it nobody else leads.
     """
     bound.listen(BACKLOG)
     bound.setblocking(False)
@@ -64,7 +64,8 @@ async def serve(
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(listener.accept_for_ever(bound, group))
-            group.create_task(listener.watch_leadership())
+            if elsewhere is not None:
+                group.create_task(listener.watch_leadership(elsewhere))
             on_listening()
     finally:
         closing.set()
@@ -73,7 +74,7 @@ async def serve(
 
 class _Listener:
     def __init__(
-        self, app: ASGIApp, tls: Callable[[], ssl.SSLContext] | None, elsewhere: Callable[[], str | None]
+        self, app: ASGIApp, tls: Callable[[], ssl.SSLContext] | None, elsewhere: Callable[[], str | None] | None
     ) -> None:
         self._config = uvicorn.Config(
             app,
@@ -111,11 +112,11 @@ class _Listener:
             self._beginning += 1
             group.create_task(self._begin(accepted))
 
-    async def watch_leadership(self) -> None:
+    async def watch_leadership(self, elsewhere: Callable[[], str | None]) -> None:
         """End what was begun under another leadership: its clients dial again and meet the present one."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            address = self._elsewhere()
+            address = elsewhere()
             self._passing.end_except(address)
             if address is not None:
                 for connection in list(self._state.connections):
@@ -139,7 +140,7 @@ class _Listener:
         """Pass the connection on, or serve it: also when the leader can't be reached, for the app then says so."""
         try:
             accepted.setblocking(False)
-            address = self._elsewhere()
+            address = self._elsewhere() if self._elsewhere is not None else None
             if address is not None and await self._passing.begin(accepted, address):
                 return
             await self._serve(accepted)
