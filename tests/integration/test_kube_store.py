@@ -35,8 +35,7 @@ from kit.worlds import FakeAgent
 from testbed.kube.controlplane import ControlPlane, running_control_plane
 from testbed.kube.programs import NoPrograms
 
-# kopf leaves connections of a network that was cut to the garbage collector, which then warns; ours are closed.
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")]
+pytestmark = pytest.mark.integration
 
 LEASE_PATH = "/apis/coordination.k8s.io/v1/namespaces/default/leases/covey-controller"
 MERGE = {"content-type": "application/merge-patch+json"}
@@ -44,7 +43,8 @@ INSTANCE = ObjectKey("Instance", "default", "smollm2-0")
 
 
 @pytest.fixture(autouse=True)
-def connections_are_collected_with_their_test() -> Generator[None]:
+def no_connection_is_left_to_the_garbage_collector() -> Generator[None]:
+    """It would warn of it, which fails whichever test runs then."""
     yield
     gc.collect()
 
@@ -606,8 +606,6 @@ def test_watch_that_is_cut_off_again_and_again_misses_nothing(plane: ControlPlan
     asyncio.run(scenario())
 
 
-# kopf, told to end, can't say goodbye to a server that doesn't answer: its sockets are closed without that.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_watch_that_is_silent_is_found_out_by_the_list_and_begun_anew(plane: ControlPlane, tmp_path: Path) -> None:
     """A zombie: its connections stand, and nothing comes through them any more."""
 
