@@ -1,10 +1,10 @@
 """The sockets of one HTTP session, known one by one so that all of them can be closed when it ends.
 
-A connection over TLS says goodbye and waits for the other side to answer, half a minute long; a loop that ends meanwhile
-leaves its socket to the garbage collector. aiohttp cuts off those that its pool holds, and knows no more of one that it
-gave back to be closed, or that was still being made. A socket that is shut down here is at its end for whoever uses it:
-its connection is closed by its own loop a moment later. Rejected: to wait for the goodbyes, which never come from a
-network that was cut.
+A connection over TLS says goodbye and waits for the other side to answer, half a minute long; a loop that ends
+meanwhile leaves its socket to the garbage collector. aiohttp cuts off those that its pool holds, and knows no more of
+one that it gave back to be closed, or that was still being made. A socket that is shut down here is at its end for
+whoever uses it: its connection is closed by its own loop a moment later. Rejected: to wait for the goodbyes, which
+never come from a network that was cut.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Sockets:
         self.shut_down()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                while self._left():
+                while self._left():  # noqa: ASYNC110 - a socket tells nobody that it is closed
                     await asyncio.sleep(LOOK_SECONDS)
         for each in self._left():
             each.close()

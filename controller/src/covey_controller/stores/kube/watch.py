@@ -13,8 +13,8 @@ anything still comes through is judged by `sync`, which ends a watch that has fa
 
 What must hold at its end, whatever the network does: nothing is handed on any more, and every socket is closed. So the
 HTTP session is ours, made by the login that kopf asks for. A login that fails must return nothing: raising ends kopf's
-own task for logins, and everybody else waits for it for ever. And it is cancelled rather than told by a flag: that costs
-kopf five seconds whenever it was about to log in.
+own task for logins, and everybody else waits for it for ever. kopf is ended by cancellation: a flag costs it five
+seconds whenever it was about to log in, and a flag of threads holds a thread that nobody ends when kopf ends by itself.
 """
 
 import asyncio
@@ -96,9 +96,8 @@ class KopfWatch:
             self._hand_over(self.ended.set)
 
     async def _watch(self) -> None:
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None
-        self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        this = cast("asyncio.Task[None]", asyncio.current_task())
+        self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, this.cancel)
         if self._is_stopped.is_set():
             return
         try:
