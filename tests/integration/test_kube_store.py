@@ -19,11 +19,10 @@ from covey_api.node import Node, NodeStatus
 from covey_api.placement import Placement, PlacementStatus
 from covey_api.reasons import EventReason
 from covey_api.registry import KINDS
-from covey_controller.ports import Conflict, Event
+from covey_controller.ports import Conflict, Event, LeaseLost
 from covey_controller.stores.kube.client import JsonObject, KubeClient
 from covey_controller.stores.kube.credentials import KubeconfigLogin
 from covey_controller.stores.kube.errors import KubeAway
-from covey_controller.stores.kube.lease import LeaseLost
 from covey_controller.stores.kube.store import KubeStore
 from covey_controller.stores.kube.sync import Sync
 from kit import builders

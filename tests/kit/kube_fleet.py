@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -341,7 +342,7 @@ class KubeFleet:
     def _read(self, path: str) -> httpx.Response:
         """An API server that came back says 429 of custom kinds while their storage begins."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while (answer := self.admin.get(path)).status_code == httpx.codes.TOO_MANY_REQUESTS:
+        while (answer := self.admin.get(path)).status_code == HTTPStatus.TOO_MANY_REQUESTS:
             assert time.monotonic() < deadline, f"{path}: {answer.text}"
             time.sleep(0.2)
         return answer

@@ -13,9 +13,12 @@ import ssl
 import weakref
 from contextlib import suppress
 from errno import ECONNABORTED
+from typing import Any
 
 import aiohttp
 
+Address = tuple[int, int, int, str, tuple[Any, ...]]
+"""As `getaddrinfo` gives them."""
 # A loop closes a socket that is at its end in one turn; a busy machine needs longer.
 CLOSE_SECONDS = 2.0
 LOOK_SECONDS = 0.005
@@ -28,7 +31,7 @@ class Sockets:
         self._made: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._is_ending = False
 
-    def open(self, address: aiohttp.AddrInfoType) -> socket.socket:
+    def open(self, address: Address) -> socket.socket:
         """The connector's `socket_factory`. OSError once the session is being ended."""
         if self._is_ending:
             raise OSError(ECONNABORTED, "this session is being ended")

@@ -22,7 +22,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, cast
 
 import aiohttp
@@ -97,7 +96,8 @@ class KopfWatch:
 
     async def _watch(self) -> None:
         this = cast("asyncio.Task[None]", asyncio.current_task())
-        self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, this.cancel)
+        loop = asyncio.get_running_loop()
+        self._cancel = lambda: loop.call_soon_threadsafe(this.cancel)
         if self._is_stopped.is_set():
             return
         try:
