@@ -98,6 +98,8 @@ class KopfWatch:
         this = cast("asyncio.Task[None]", asyncio.current_task())
         loop = asyncio.get_running_loop()
         self._cancel = lambda: loop.call_soon_threadsafe(this.cancel)
+        # Each of kopf's tasks fails for the same reason, and nobody asks them.
+        loop.set_exception_handler(lambda _, context: log.debug("in a watch: %s", context.get("message")))
         if self._is_stopped.is_set():
             return
         try:
