@@ -156,10 +156,9 @@ def granted(kind: str, namespace: str = "") -> set[str]:
 
 
 def used(requests: Iterable[dict[str, Any]]) -> set[tuple[str, str]]:
-    """The same of what was asked, with the namespace."""
+    """The same of what was asked, with the namespace. What is no resource (`/version`) is everybody's."""
     found: set[tuple[str, str]] = set()
-    for request in requests:
-        asked = request["objectRef"]
+    for asked, request in ((each["objectRef"], each) for each in requests if "objectRef" in each):
         resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
         found.add((f"{request['verb']} {asked.get('apiGroup', '')}/{resource}", asked.get("namespace", "")))
     return found
