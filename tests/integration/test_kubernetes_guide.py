@@ -27,8 +27,6 @@ GUIDE = ROOT / "docs" / "guides" / "kubernetes.md"
 COMMAND_SECONDS = 120.0
 # In a fresh cache the engine and the model are fetched first.
 READY_SECONDS = 600.0
-# Namespaces and kinds that go together wait for each other, with the API server's own pauses.
-GONE_SECONDS = 400.0
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -104,7 +102,7 @@ def test_helm_by_the_guide_from_nothing_to_nothing(reader: Reader) -> None:
     assert names(reader, "placements,models") == ["placement.covey.dev/smollm2", "model.covey.dev/smollm2"]
     assert names(reader, "deployments,daemonsets") == []
     reader.run(end)
-    reader.run(rest, GONE_SECONDS)
+    reader.run(rest)
     assert [each for each in names(reader, "crds,namespaces") if "covey" in each] == []
 
 
@@ -126,7 +124,7 @@ def test_kubectl_by_the_guide_and_what_holds_objects_without_a_controller(reader
     reader.run(release)
     assert names(reader, "placements,cnodes") == []
     assert names(reader, "models") == ["model.covey.dev/smollm2"]
-    reader.run(blocks("Uninstall")[2], GONE_SECONDS)
+    reader.run(blocks("Uninstall")[2])
     assert [each for each in names(reader, "crds,namespaces,clusterroles") if "covey" in each] == []
 
 
