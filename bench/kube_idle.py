@@ -93,7 +93,7 @@ async def measure(plane: ControlPlane, seconds: float) -> None:
 async def measure_rest(plane: ControlPlane, processes: list[psutil.Process], ports: list[int], seconds: float) -> None:
     since = len(plane.read_audit())
     cpu, began = [cpu_of(each) for each in processes], time.perf_counter()
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=SCRAPE_SECONDS) as client:
         while (left := began + seconds - time.perf_counter()) > 0:
             for port in ports:
                 (await client.get(f"http://127.0.0.1:{port}/metrics")).raise_for_status()

@@ -27,6 +27,8 @@ GUIDE = ROOT / "docs" / "guides" / "kubernetes.md"
 COMMAND_SECONDS = 120.0
 # In a fresh cache the engine and the model are fetched first.
 READY_SECONDS = 600.0
+# A kind goes within seconds; where the API server still sees objects of it, it looks for a minute, then begins again.
+GONE_SECONDS = 240.0
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -102,7 +104,7 @@ def test_helm_by_the_guide_from_nothing_to_nothing(reader: Reader) -> None:
     assert names(reader, "placements,models") == ["placement.covey.dev/smollm2", "model.covey.dev/smollm2"]
     assert names(reader, "deployments,daemonsets") == []
     reader.run(end)
-    reader.run(rest)
+    reader.run(rest, GONE_SECONDS)
     assert [each for each in names(reader, "crds,namespaces") if "covey" in each] == []
 
 
@@ -124,7 +126,7 @@ def test_kubectl_by_the_guide_and_what_holds_objects_without_a_controller(reader
     reader.run(release)
     assert names(reader, "placements,cnodes") == []
     assert names(reader, "models") == ["model.covey.dev/smollm2"]
-    reader.run(blocks("Uninstall")[2])
+    reader.run(blocks("Uninstall")[2], GONE_SECONDS)
     assert [each for each in names(reader, "crds,namespaces,clusterroles") if "covey" in each] == []
 
 
