@@ -36,6 +36,13 @@ spec:
 """
 
 
+_NODE = """apiVersion: covey.dev/v1alpha1
+kind: Node
+metadata: {{name: {name}}}
+spec: {{unschedulable: {unschedulable}}}
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """One Placement, as far as these people write it."""
@@ -59,6 +66,8 @@ class People:
     """The last valid set that they wrote."""
     wished_at: dict[str, float] = field(default_factory=dict[str, float])
     """Since when each Placement is in it."""
+    cordons: dict[str, bool] = field(default_factory=dict[str, bool])
+    """Nodes that have a document, and whether they take nothing new."""
     broken: str = ""
     """What they did to the source; empty while it is valid."""
     _ticks: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -90,6 +99,12 @@ class People:
         self.wished_at.setdefault(name, now)
         self.save(f"{name}.yaml", wish.render(name))
         self.story.tell("people", f"wish {name}: {wish}")
+
+    def cordon(self, name: str, *, is_on: bool) -> None:
+        self.cordons[name] = is_on
+        if self.broken != "empty":
+            self.save(f"node-{name}.yaml", _NODE.format(name=name, unschedulable=str(is_on).lower()))
+        self.story.tell("people", f"{'cordon' if is_on else 'uncordon'} node {name}")
 
     def edit(self, now: float) -> None:
         """One change of mind."""
@@ -133,6 +148,8 @@ class People:
             self.save("models.yaml", "---\n".join(_MODEL.format(name=name) for name in MODELS))
             for name, wish in sorted(self.wishes.items()):
                 self.save(f"{name}.yaml", wish.render(name))
+            for name, is_on in sorted(self.cordons.items()):
+                self.save(f"node-{name}.yaml", _NODE.format(name=name, unschedulable=str(is_on).lower()))
         self.broken = ""
         self.story.tell("people", "repair the source")
 

@@ -169,3 +169,5 @@ async def _end(world: World) -> None:
     for name in list(world.agents):
         await world.kill_agent(name)
     await world.kill_controller()
+    for elder in list(world.elders):
+        await world.end_elder(elder)

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable
 
+from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance
 from covey_api.messages import Order
 from covey_api.reasons import EventReason
@@ -85,15 +86,23 @@ class Safety:
             self._last_on_port[engine.port] = engine
         members = [member for instance in self.instances for member in instance.spec.members]
         for machine in self._machines.values():
-            running = sum(engine.stamped_bytes for engine in engines if machine.owns_port(engine.port))
-            self._check_memory(machine, running, "engines that run")
-            stored = sum(member.bytes_in("Host") for member in members if member.node == machine.name)
-            self._check_memory(machine, stored, "instances that are stored")
+            here = [member for member in members if member.node == machine.name]
+            running = [engine for engine in engines if machine.owns_port(engine.port)]
+            for pool, size in machine.pools.items():
+                reserve = RESERVE_BYTES if pool == HOST_POOL else 0
+                stored = sum(member.bytes_in(pool) for member in here)
+                self._check_memory(
+                    machine, pool, machine.most_claimed[pool] - reserve, stored, "instances that are stored"
+                )
+                # Of facts that lied the agent's look at what is free is the corrective; it knows of no reserve.
+                limit = size if machine.most_claimed[pool] > size else size - reserve
+                self._check_memory(machine, pool, limit, sum(each.taken[pool] for each in running), "engines that run")
 
-    def _check_memory(self, machine: Machine, taken: int, what: str) -> None:
-        limit = machine.total_bytes - RESERVE_BYTES
+    def _check_memory(self, machine: Machine, pool: str, limit: int, taken: int, what: str) -> None:
         if taken > limit:
-            self._story.violate(f"node {machine.name} is over-committed: {what} hold {taken} of {limit} bytes")
+            self._story.violate(
+                f"pool {pool} of node {machine.name} is over-committed: {what} hold {taken} of {limit} bytes"
+            )
 
     # As it happens.
 
