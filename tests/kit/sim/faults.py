@@ -75,7 +75,7 @@ async def _pause(world: World, part: str, process: Process, random: Random) -> N
     process.pause()
     world.calm.begin(part, "paused")
     world.story.tell(part, "is paused")
-    await asyncio.sleep(random.choice((0.5, 3.0, 12.0, 40.0)))
+    await asyncio.sleep(random.choice((0.5, 3.0, 12.0, 40.0, 90.0)))
     if process.is_paused and not process.is_dying:
         world.story.tell(part, "goes on")
         process.resume()
@@ -253,9 +253,9 @@ async def lose_artifacts(world: World, random: Random) -> None:
 
 async def cordon(world: World, random: Random) -> None:
     name = random.choice(sorted(world.machines))
-    world.people.cordon(name, is_on=True)
+    world.people.cordon(name, is_on=True, now=world.now())
     await asyncio.sleep(random.choice((5.0, 40.0)))
-    world.people.cordon(name, is_on=False)
+    world.people.cordon(name, is_on=False, now=world.now())
 
 
 async def break_fetches(world: World, random: Random) -> None:
@@ -385,7 +385,7 @@ async def heal(world: World) -> None:
         await world.end_elder(elder)
     for name, is_on in sorted(world.people.cordons.items()):
         if is_on:
-            world.people.cordon(name, is_on=False)
+            world.people.cordon(name, is_on=False, now=world.now())
     if world.people.broken:
         world.people.repair(world.now())
     for machine in world.machines.values():

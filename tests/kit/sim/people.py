@@ -68,6 +68,8 @@ class People:
     """Since when each Placement is in it."""
     cordons: dict[str, bool] = field(default_factory=dict[str, bool])
     """Nodes that have a document, and whether they take nothing new."""
+    changed_at: dict[str, float] = field(default_factory=dict[str, float])
+    """When the document of each node changed last."""
     broken: str = ""
     """What they did to the source; empty while it is valid."""
     _ticks: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -100,8 +102,8 @@ class People:
         self.save(f"{name}.yaml", wish.render(name))
         self.story.tell("people", f"wish {name}: {wish}")
 
-    def cordon(self, name: str, *, is_on: bool) -> None:
-        self.cordons[name] = is_on
+    def cordon(self, name: str, *, is_on: bool, now: float) -> None:
+        self.cordons[name], self.changed_at[name] = is_on, now
         if self.broken != "empty":
             self.save(f"node-{name}.yaml", _NODE.format(name=name, unschedulable=str(is_on).lower()))
         self.story.tell("people", f"{'cordon' if is_on else 'uncordon'} node {name}")
@@ -151,6 +153,7 @@ class People:
             for name, is_on in sorted(self.cordons.items()):
                 self.save(f"node-{name}.yaml", _NODE.format(name=name, unschedulable=str(is_on).lower()))
         self.broken = ""
+        self.changed_at |= dict.fromkeys(self.changed_at, now)
         self.story.tell("people", "repair the source")
 
     def save(self, name: str, text: str) -> None:

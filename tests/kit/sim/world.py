@@ -174,7 +174,9 @@ class World:
         self.calm.end(f"gateway {name}", "killed", self.now())
         self.safety.forget_order(f"gateway {name}")
         self.story.tell(f"gateway {name}", "starts")
-        self.gateways[name] = Gateway(name, folder, SimFleet(self.network, link), self._on_news)
+        gateway = self.gateways[name] = Gateway(name, folder, SimFleet(self.network, link), self._on_news)
+        if (folder / "table.json").exists() and not gateway.traffic.has_table:
+            self.story.violate(f"gateway {name} has a table on its disk and does not route by it")
 
     async def kill_gateway(self, name: str) -> None:
         gateway = self.gateways.get(name)
@@ -234,7 +236,7 @@ class World:
             instances = tuple(item for item in history.objects.values() if isinstance(item, Instance))
         if instances is not None or self._has_changed:
             self._has_changed = False
-            self.safety.check(instances)
+            self.safety.check(instances, self.now())
         for name, gateway in self.gateways.items():
             if gateway.traffic.table is not self._tables.get(name):
                 self._tables[name] = gateway.traffic.table
