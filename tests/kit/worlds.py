@@ -325,7 +325,7 @@ class Worldlet:
         assignments = dict(self.published.assignments)
         for node, new in made.assignments.items():
             old = assignments.get(node)
-            if old is None or old.model_copy(update={"term": new.term, "serial": 0}) != new or old.term != new.term:
+            if old is None or old != new.model_copy(update={"serial": old.serial}):
                 assignments[node] = new.model_copy(update={"serial": self._next_serial()})
         endpoints = self.published.endpoints
         new_table = made.endpoints

@@ -78,7 +78,7 @@ def _node_entries(made: Forecast) -> list[dict[str, Any]]:
                 for pool in view.pools
             ],
         }
-        for view in sorted(_end(made).views(), key=lambda view: view.name)
+        for view in _end(made).roster()
     ]
 
 

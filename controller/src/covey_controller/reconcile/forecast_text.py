@@ -115,7 +115,7 @@ def _unready_entry(key: ObjectKey, ready: Condition) -> Entry:
 def _short_bytes(draft: Draft, key: ObjectKey, placement: Placement) -> int:
     """How much memory the closest node lacks for one more replica; 0 where memory is not the reason."""
     wish = _wish(draft, key, placement)
-    closest = choose(wish, draft.views(), 1).closest if wish else None
+    closest = choose(wish, draft.roster(), 1).closest if wish else None
     return closest.short_bytes if closest else 0
 
 
@@ -127,7 +127,7 @@ def _why_there(world: World, instance: Instance) -> str:
     if wish is None:
         return ""
     chosen = {member.node for member in instance.spec.members}
-    answers = [each for each in explain_nodes(wish, draft.views()) if each.node not in chosen]
+    answers = [each for each in explain_nodes(wish, tuple(draft.roster())) if each.node not in chosen]
     if not answers:
         return "the only node there is"
     said = [

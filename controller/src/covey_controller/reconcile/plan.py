@@ -25,7 +25,8 @@ from covey_controller.reconcile.failures import observe_absence
 from covey_controller.reconcile.finalizers import held_metadata, is_held, is_leaving, plan_finalizers
 from covey_controller.reconcile.instances import plan_placement
 from covey_controller.reconcile.judge import judge_placement
-from covey_controller.reconcile.outcomes import CreateNode, DeleteObject, Plan
+from covey_controller.reconcile.outcomes import CreateNode, DeleteObject, Outcome, Plan
+from covey_controller.reconcile.resting import judge_resting, keep_resting, remember_resting
 from covey_controller.reconcile.status import is_deletable_node, plan_statuses
 from covey_controller.reconcile.table import keep_drained, plan_table
 from covey_controller.reconcile.world import Memory, World
@@ -48,15 +49,18 @@ def plan(world: World, now: float) -> Plan:
         observe_absence(draft)
         observe_losses(draft)
         for key, placement in draft.placements.items():
-            plan_placement(draft, key, placement)
+            if not keep_resting(draft, key, placement):
+                plan_placement(draft, key, placement)
         _drain_orphans(draft)
         plan_drains(draft, strays)
         _finish_deletions(draft)
     plan_asks(draft)
-    outcomes = (
-        {key: judge_placement(draft, key, each) for key, each in draft.placements.items()} if draft.complete else {}
-    )
+    outcomes: dict[ObjectKey, Outcome] = {}
+    if draft.complete:
+        for key, each in draft.placements.items():
+            outcomes[key] = judge_resting(draft, key) or judge_placement(draft, key, each)
     plan_statuses(draft, outcomes, stored)
+    remember_resting(draft, outcomes)
     endpoints = plan_table(draft, strays, outcomes) if draft.complete else None
     return Plan(
         actions=tuple(draft.actions),
@@ -82,8 +86,7 @@ def _plan_nodes(draft: Draft) -> None:
 
 def _drain_orphans(draft: Draft) -> None:
     """Instances whose Placement is gone, and not merely another version's."""
-    for sight in list(draft.sights.values()):
-        key = sight.instance.key
+    for key, sight in list(draft.sights.items()):
         owner = ObjectKey("Placement", key.namespace, sight.instance.spec.placement)
         if owner not in draft.placements and (owner not in draft.unreadable or is_leaving(sight.instance)):
             draft.drain(sight, f"placement '{sight.instance.spec.placement}' does not exist any more")
@@ -118,4 +121,6 @@ def _remember(draft: Draft) -> Memory:
         strays=draft.strays,
         retries={key: value for key, value in draft.retries.items() if key in placements},
         revisions=draft.revisions,
+        resting_nodes=draft.resting_nodes,
+        resting_placements=draft.resting_placements,
     )
