@@ -200,8 +200,9 @@ class Draft:
         for member in instance.spec.members:
             view = self._roster.view(member.node)
             if view is not None:
-                pools = (replace(p, reserved_bytes=p.reserved_bytes + sign * member.bytes_in(p.name)) for p in view.pools)
-                self._roster.put(replace(view, pools=tuple(pools)))
+                taken = [pool.reserved_bytes + sign * member.bytes_in(pool.name) for pool in view.pools]
+                pools = tuple(replace(p, reserved_bytes=each) for p, each in zip(view.pools, taken, strict=True))
+                self._roster.put(replace(view, pools=pools))
 
 
 def _owner(instance: Instance) -> ObjectKey:

@@ -156,9 +156,7 @@ class Memory:
     """By Placement: hashing each of them anew in every plan would be most of what a quiet plan costs."""
     resting_nodes: Mapping[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
     """By name: what the status of a Node was made from when there was nothing to write and nothing to note."""
-    resting_placements: Mapping[ObjectKey, RestingPlacement] = field(
-        default_factory=dict[ObjectKey, RestingPlacement]
-    )
+    resting_placements: Mapping[ObjectKey, RestingPlacement] = field(default_factory=dict[ObjectKey, RestingPlacement])
 
 
 @dataclass(frozen=True, slots=True)
