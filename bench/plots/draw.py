@@ -41,8 +41,9 @@ def draw(series: dict[str, Points]) -> Iterator[str]:
         down = HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * math.log(y / low_y) / math.log(high_y / low_y)
         return round(right, 1), round(down, 1)
 
-    yield f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">'
-    yield f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
+    size = f'width="{WIDTH}" height="{HEIGHT}"'
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    yield f'<rect {size} fill="white"/>'
     yield '<text x="60" y="24" font-size="14">CPU milliseconds to place every Placement, by size of the fleet</text>'
     for ticks, is_x in ((_ticks(low_x, high_x), True), (_ticks(low_y, high_y), False)):
         for value in ticks:
@@ -62,7 +63,8 @@ def draw(series: dict[str, Points]) -> Iterator[str]:
         bound = [(x, first_y * x * math.log(x) / (first_x * math.log(first_x))) for x, _ in points]
         line = " ".join(",".join(map(str, place(x, min(y, high_y)))) for x, y in bound)
         yield f'<polyline points="{line}" fill="none" stroke="{color}" stroke-dasharray="4 4"/>'
-        yield f'<text x="{MARGIN + 20}" y="{MARGIN + 16 + 18 * index}" fill="{color}">by {name} (dashed: n log n)</text>'
+        legend = f'x="{MARGIN + 20}" y="{MARGIN + 16 + 18 * index}"'
+        yield f'<text {legend} fill="{color}">by {name} (dashed: n log n)</text>'
     yield "</svg>"
 
 
