@@ -3,6 +3,7 @@
 import hashlib
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -43,7 +44,9 @@ class Credentials:
     async def deny_agent(self, name: str) -> None:
         await self.denials.deny(CertificateRole.AGENT, name, time.time())
 
-    def surround(self, *, allow_empty: bool = False) -> Surroundings:
+    def surround(
+        self, on_turn: Callable[[float, Exception | None], None], *, allow_empty: bool = False
+    ) -> Surroundings:
         return Surroundings(
             holder=secrets.token_hex(8),
             engine_key=partial(derive_engine_key, self.fleet_secret),
@@ -53,6 +56,7 @@ class Credentials:
             deny_agent=self.deny_agent,
             prepare=self.reload,
             allow_empty=allow_empty,
+            on_turn=on_turn,
         )
 
 

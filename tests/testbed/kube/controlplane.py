@@ -39,6 +39,26 @@ CONTROLLERS = (
     "root-ca-certificate-publisher-controller,clusterrole-aggregation-controller"
 )
 _PR_SET_PDEATHSIG = 1
+_CORE, _RIGHTS = "/api/v1", "/apis/rbac.authorization.k8s.io/v1"
+_NOT_BUILT_IN = {"labelSelector": "!kubernetes.io/bootstrapping"}
+# What tests leave behind: API, kind, and which of them. The rest is the control plane's own.
+_LEFT_IN_NAMESPACES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    (_CORE, "pods", {}),
+    (_CORE, "services", {"fieldSelector": "metadata.name!=kubernetes"}),
+    (_CORE, "endpoints", {"fieldSelector": "metadata.name!=kubernetes"}),
+    (_CORE, "secrets", {}),
+    (_CORE, "configmaps", {"fieldSelector": "metadata.name!=kube-root-ca.crt"}),
+    (_CORE, "serviceaccounts", {"fieldSelector": "metadata.name!=default"}),
+    (_CORE, "events", {}),
+    ("/apis/coordination.k8s.io/v1", "leases", {}),
+    (_RIGHTS, "roles", _NOT_BUILT_IN),
+    (_RIGHTS, "rolebindings", _NOT_BUILT_IN),
+)
+_LEFT_IN_THE_CLUSTER = (
+    (_CORE, "nodes", dict[str, str]()),
+    (_RIGHTS, "clusterroles", _NOT_BUILT_IN),
+    (_RIGHTS, "clusterrolebindings", _NOT_BUILT_IN),
+)
 
 
 @dataclass
@@ -160,6 +180,21 @@ class ControlPlane:
                 ):
                     client.delete(path)
                 client.delete(f"/api/v1/namespaces/{namespace}/configmaps/covey-authority")
+
+    def forget_guests(self) -> None:
+        """As just installed, whatever those before have left: empty namespaces stay, since their end takes seconds."""
+        self.clear()
+        with self.client() as client:
+            listed = client.get("/api/v1/namespaces").raise_for_status().json()["items"]
+            names = [each["metadata"]["name"] for each in listed]
+            scopes = [f"namespaces/{name}/" for name in names if not name.startswith("kube-")]
+            for base, kind, scope, selector in (
+                *((base, kind, scope, selector) for base, kind, selector in _LEFT_IN_NAMESPACES for scope in scopes),
+                *((base, kind, "", selector) for base, kind, selector in _LEFT_IN_THE_CLUSTER),
+            ):
+                options = {"gracePeriodSeconds": 0}
+                answer = client.request("DELETE", f"{base}/{scope}{kind}", params=selector, json=options)
+                assert answer.is_success, answer.text
 
     def create_namespace(self, name: str) -> None:
         self.kubectl("apply", "-f", "-", text=json.dumps(_object("v1", "Namespace", name)))

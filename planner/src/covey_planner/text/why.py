@@ -106,6 +106,8 @@ def _instance_lines(wish: Wish, instance: Instance, nodes: dict[str, NodeView]) 
             f"  window {spec.options.context_tokens} tokens x {spec.options.slots} slots, "
             f"KV cache {spec.options.kv_cache_type}; bounded by {_bound(wish, instance)}"
         )
+        if not spec.options.repack:
+            yield "  matrices stay as the file has them (`--no-repack`): laying out this family's ends the engine"
         for costs in member.costs:
             yield from _costs_lines(costs)
         for name in dict.fromkeys(costs.pool for costs in member.costs):
