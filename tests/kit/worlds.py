@@ -123,6 +123,7 @@ class FakeAgent:
     front_port: int = 0
     """Of everything that is ready on it."""
     lanes: tuple[Lane, ...] = (builders.lane(),)
+    blobs: tuple[str, ...] = ()
 
     @property
     def applied_term(self) -> int:
@@ -163,7 +164,7 @@ class FakeAgent:
             each.model_copy(update={"front_port": self.front_port if each.port else 0})
             for each in sorted(self.members.values(), key=lambda each: each.instance_id)
         ]
-        where = {"address": self.address, "machine": f"machine-{self.name}"}
+        where = {"address": self.address, "machine": f"machine-{self.name}", "blobs": self.blobs}
         return report(members, applied=self.applied, facts=facts(self.total_bytes), lanes=self.lanes, **where)
 
     def answer(self, ask_id: str, source: str) -> AskAnswer:

@@ -58,6 +58,29 @@ def test_forecast_changes_nothing_in_the_world_that_it_was_asked_about() -> None
     assert story.observe().objects == before.objects
 
 
+def test_forecast_says_what_each_node_holds_before_and_after_and_what_it_fetches() -> None:
+    story = serving(builders.placement())
+    _, text, found = foresee(story, builders.placement(replicas=2))
+    (held,) = [each.spec.members[0].bytes_in("Host") for each in story.instances()]
+    pools = {each["name"]: each["pools"][0] for each in found["nodes"]}
+    assert (pools["a"]["reservedBeforeBytes"], pools["a"]["reservedBytes"]) == (held, held)
+    assert (pools["b"]["reservedBeforeBytes"], pools["b"]["reservedBytes"]) == (0, held)
+    assert found["downloads"] == [
+        {"node": "b", "what": "'SmolLM2-135M-Instruct.Q4_1.gguf' of model 'smollm2'", "bytes": 90_000_000}
+    ]
+    assert "fetches: node 'b': 'SmolLM2-135M-Instruct.Q4_1.gguf' of model 'smollm2', 85.8 MiB (90000000 bytes)" in text
+    assert "node/b pool 'Host': 8.0 GiB in total, 1.0 GiB kept back, 0 B taken, then " in text
+    assert "node/a pool" not in text, "what stays as it is needs no line"
+
+
+def test_forecast_fetches_nothing_that_is_there() -> None:
+    story = serving(builders.placement())
+    agent = story.agents["b"]
+    agent.blobs = (builders.artifact().digest,)
+    _, _, found = foresee(story, builders.placement(replicas=2))
+    assert found["downloads"] == []
+
+
 def test_forecast_of_a_smaller_wish_names_who_goes_and_why() -> None:
     story = serving(builders.placement(replicas=2))
     _, text, found = foresee(story, builders.placement(replicas=1))

@@ -1,4 +1,5 @@
-"""A forecast in words and as data: what comes, goes and rolls, what stalls and by how many bytes, what waits. Pure."""
+"""A forecast in words and as data: what comes, goes and rolls, what stalls and by how many bytes, what waits, and what
+all that means for each node. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,12 @@ from covey_planner.types import Refusal, Wish
 from covey_controller.reconcile.begin import begin_draft
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.forecast import Forecast, spec_of
+from covey_controller.reconcile.forecast_nodes import (
+    list_downloads,
+    list_nodes,
+    render_downloads,
+    render_nodes,
+)
 from covey_controller.reconcile.making import running_instances
 from covey_controller.reconcile.wanted import failed_lanes, model_key, render_wish
 from covey_controller.reconcile.world import World
@@ -22,8 +29,11 @@ from covey_controller.reconcile.world import World
 Entry = dict[str, Any]
 
 
-def render_forecast(made: Forecast, live: Sequence[Kind], documents: Sequence[Kind]) -> tuple[str, Entry]:
-    """Text for people and the same as data. `live`: the objects as they are now."""
+def render_forecast(
+    made: Forecast, live: Sequence[Kind], documents: Sequence[Kind], *, is_every_node: bool = False
+) -> tuple[str, Entry]:
+    """Text for people and the same as data. `live`: the objects as they are now. The text has nodes that change, or
+    every one."""
     comes, goes = _comes(made), _goes(made)
     rolls = _rolls(comes, goes)
     stalls, waits = _unready(made)
@@ -35,8 +45,10 @@ def render_forecast(made: Forecast, live: Sequence[Kind], documents: Sequence[Ki
         "rolls": rolls,
         "stalls": stalls,
         "waits": waits,
+        "downloads": list_downloads(made, _coming(made)),
+        "nodes": list_nodes(made),
     }
-    return "\n".join(_lines(found)) + "\n", found
+    return "\n".join((*_lines(found), *render_nodes(found["nodes"], is_every=is_every_node))) + "\n", found
 
 
 def _changes(live: Sequence[Kind], documents: Sequence[Kind]) -> list[Entry]:
@@ -53,9 +65,14 @@ def _change(live: Kind | None, document: Kind) -> str:
 
 
 def _comes(made: Forecast) -> list[Entry]:
+    return [_instance(each) | {"why": _why_there(made.created[each.key], each)} for each in _coming(made)]
+
+
+def _coming(made: Forecast) -> list[Instance]:
+    """Instances that run in the end and were not there before."""
     before = _instances(made.begin)
     return [
-        _instance(each) | {"why": _why_there(made.created[key], each)}
+        each
         for key, each in _instances(made.end).items()
         if key not in before and each.spec.goal is InstanceGoal.RUN and key in made.created
     ]
@@ -212,6 +229,7 @@ def _lines(found: Entry) -> Iterator[str]:
         yield f"waits:  placement/{each['name']}: {each['reason']}: {each['message']}"
     if not any(found[name] for name in ("comes", "goes", "stalls", "waits")):
         yield "no instance comes or goes"
+    yield from render_downloads(found["downloads"])
     if not found["settled"]:
         yield "This is the beginning: more follows than was looked at."
 
