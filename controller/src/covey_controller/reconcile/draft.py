@@ -5,7 +5,7 @@ and `end_instance`, so that later steps of the same plan count them as if they h
 """
 
 from bisect import insort
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +19,7 @@ from covey_api.node import Node
 from covey_api.placement import Failure, Placement
 from covey_api.reasons import EventReason
 from covey_planner.choice import Roster
-from covey_planner.types import Decision
+from covey_planner.types import Chosen, Decision
 
 from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance, reservations, view_node
 from covey_controller.reconcile.outcomes import Action, CreateInstance, DeleteObject, Note, StatusWrite, UpdateInstance
@@ -45,6 +45,8 @@ class Progressing:
     decision: Decision | None = None
     """The planner's answer, where replicas were looked for and not all found a place."""
     failures: tuple[Failure, ...] = ()
+    makes_room: str = ""
+    """What a replica without a place waits for, in words."""
 
 
 @dataclass(slots=True)
@@ -148,6 +150,13 @@ class Draft:
             for instance in gone:
                 self._reserve(instance, 1)
 
+    def nominate(self, chosen: Chosen) -> None:
+        """Keep a place free for the rest of this plan, although what is there still has to leave."""
+        taken: dict[str, int] = {}
+        for costs in chosen.costs:
+            taken[costs.pool] = taken.get(costs.pool, 0) + costs.total_bytes
+        self._hold(chosen.node, taken)
+
     def create(self, instance: Instance, reason: EventReason, message: str) -> None:
         self._creations[instance.key] = len(self.actions)
         self.actions.append(CreateInstance(instance))
@@ -195,14 +204,16 @@ class Draft:
 
     def _reserve(self, instance: Instance, sign: int) -> None:
         """Count what an Instance holds, or count it no more."""
-        if self._roster is None:
-            return
         for member in instance.spec.members:
-            view = self._roster.view(member.node)
-            if view is not None:
-                taken = [pool.reserved_bytes + sign * member.bytes_in(pool.name) for pool in view.pools]
-                pools = tuple(replace(p, reserved_bytes=each) for p, each in zip(view.pools, taken, strict=True))
-                self._roster.put(replace(view, pools=pools))
+            pools = dict.fromkeys(costs.pool for costs in member.costs)
+            self._hold(member.node, {pool: sign * member.bytes_in(pool) for pool in pools})
+
+    def _hold(self, node: str, taken: Mapping[str, int]) -> None:
+        view = self._roster.view(node) if self._roster is not None else None
+        if self._roster is None or view is None:
+            return
+        pools = tuple(replace(p, reserved_bytes=p.reserved_bytes + taken.get(p.name, 0)) for p in view.pools)
+        self._roster.put(replace(view, pools=pools))
 
 
 def _owner(instance: Instance) -> ObjectKey:

@@ -6,6 +6,7 @@ Order of decisions for one Placement:
 2. Failed ones of the wished revision: a place elsewhere, else the next attempt where they are when it is due.
 3. Missing ones: placed by the planner, beside old ones where memory allows and their window does not shrink by it;
    else, one after the other, an old one makes room, and only if the new one then fits.
+4. What still has no place: what is of lower priority leaves, if the Placement asks for that (`preempting`).
 
 A revision that fits nowhere, or whose Model is unknown, changes nothing that runs.
 """
@@ -26,6 +27,7 @@ from covey_controller.reconcile.failures import due_at, fault_of, plan_failures
 from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.making import InstanceMaker, running_instances
 from covey_controller.reconcile.names import ordinal_of
+from covey_controller.reconcile.preempting import make_way
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.rollout import (
     Replica,
@@ -159,6 +161,8 @@ def _place_missing(maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica]
         return
     for chosen in decision.chosen:
         maker.create(chosen)
+    if decision.pending is None and len(decision.chosen) < count and not leaving:
+        progressing.makes_room = make_way(maker, wish)
 
 
 def _choose_with_retries(maker: InstanceMaker, wish: Wish, count: int) -> Decision:

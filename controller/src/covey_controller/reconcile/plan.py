@@ -6,7 +6,7 @@ Order of one plan:
 
 1. Nodes as they look now; whether the fleet has been seen whole (`complete`).
 2. Answers to asks become Model status; Instances that only nodes know are adopted, or kept as strays.
-3. Only when complete: losses, then each Placement (who leaves, who comes), orphans, drains, deletions.
+3. Only when complete: losses, then each Placement by its priority (who leaves, who comes), orphans, drains, deletions.
 4. Asks; assignments; the endpoints table (when complete); statuses.
 """
 
@@ -26,6 +26,7 @@ from covey_controller.reconcile.finalizers import held_metadata, is_held, is_lea
 from covey_controller.reconcile.instances import plan_placement
 from covey_controller.reconcile.judge import judge_placement
 from covey_controller.reconcile.outcomes import CreateNode, DeleteObject, Outcome, Plan
+from covey_controller.reconcile.preempting import order_by_priority
 from covey_controller.reconcile.resting import judge_resting, keep_resting, remember_resting
 from covey_controller.reconcile.status import is_deletable_node, plan_statuses
 from covey_controller.reconcile.table import keep_drained, plan_table
@@ -48,7 +49,7 @@ def plan(world: World, now: float) -> Plan:
     if draft.complete:
         observe_absence(draft)
         observe_losses(draft)
-        for key, placement in draft.placements.items():
+        for key, placement in order_by_priority(draft.placements):
             if not keep_resting(draft, key, placement):
                 plan_placement(draft, key, placement)
         _drain_orphans(draft)
