@@ -7,6 +7,7 @@ from covey_api.kinds import Kind
 from covey_api.placement import ContextWish
 from covey_controller.reconcile.forecast import Forecast, forecast
 from covey_controller.reconcile.forecast_text import render_forecast
+from covey_controller.reconcile.why import explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import builders
@@ -102,6 +103,24 @@ def test_forecast_says_by_how_many_bytes_a_wish_does_not_fit() -> None:
     _, text, found = foresee(story, builders.placement(concurrency=64, context=ContextWish(tokens=8192)))
     assert found["stalls"][0]["shortBytes"] > 0
     assert f"{found['stalls'][0]['shortBytes']} bytes short" in text
+
+
+def test_forecast_and_why_name_the_nodes_that_could_hold_together_what_none_can_alone() -> None:
+    story = serving(total_bytes=3 * builders.GIB)
+    asked = builders.placement(concurrency=16, context=ContextWish(tokens=8192))
+    story.agents["b"].address = "100.64.0.9"
+    _, text, found = foresee(story, asked)
+    (stalled,) = found["stalls"]
+    assert [each["node"] for each in stalled["shape"]["members"]] == ["a", "b"]
+    assert (stalled["shape"]["kind"], stalled["shape"]["link"], stalled["shape"]["canRun"]) == ("Rpc", "a VPN", False)
+    assert "together 'a', 'b' could hold it: LlamaServer as Rpc" in text
+    assert "Running one model over several nodes is not there yet: nothing of this is started." in text
+    story.put(asked)
+    story.run(20)
+    assert story.instances() == [], "it is shown, and not begun"
+    told, data = explain(story.observe(), story.now, asked.key)
+    assert "together 'a', 'b' could hold it" in told
+    assert data["shape"]["members"][0]["role"] == "Driver"
 
 
 def test_forecast_of_a_model_whose_header_nobody_has_read_waits_for_it() -> None:

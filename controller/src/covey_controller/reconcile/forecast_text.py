@@ -11,6 +11,7 @@ from covey_api.placement import Placement
 from covey_api.reasons import EventReason
 from covey_api.units import format_bytes
 from covey_planner.choice import choose, explain_nodes
+from covey_planner.text.shape import render_shape, shape_data
 from covey_planner.types import Refusal, Wish
 
 from covey_controller.reconcile.begin import begin_draft
@@ -23,6 +24,7 @@ from covey_controller.reconcile.forecast_nodes import (
     render_nodes,
 )
 from covey_controller.reconcile.making import running_instances
+from covey_controller.reconcile.together import find_shape
 from covey_controller.reconcile.wanted import failed_lanes, model_key, render_wish
 from covey_controller.reconcile.world import World
 
@@ -119,7 +121,7 @@ def _unready(made: Forecast) -> tuple[list[Entry], list[Entry]]:
             if before is not None:
                 waits.append({**_name(key), "reason": before.reason, "message": f"for now: {before.message}"})
         elif stalled is not None:
-            stalls.append(_unready_entry(key, ready) | {"shortBytes": _short_bytes(draft, key, placement)})
+            stalls.append(_unready_entry(key, ready) | _lacking(draft, key, placement))
         else:
             waits.append(_unready_entry(key, ready))
     return stalls, waits
@@ -129,11 +131,18 @@ def _unready_entry(key: ObjectKey, ready: Condition) -> Entry:
     return {**_name(key), "reason": ready.reason, "message": ready.message}
 
 
-def _short_bytes(draft: Draft, key: ObjectKey, placement: Placement) -> int:
-    """How much memory the closest node lacks for one more replica; 0 where memory is not the reason."""
+def _lacking(draft: Draft, key: ObjectKey, placement: Placement) -> Entry:
+    """How much memory the closest node lacks for one more replica (0 where memory is not the reason), and the nodes
+    that could hold it together."""
     wish = _wish(draft, key, placement)
-    closest = choose(wish, draft.roster(), 1).closest if wish else None
-    return closest.short_bytes if closest else 0
+    decision = choose(wish, draft.roster(), 1) if wish else None
+    closest = decision.closest if decision else None
+    shape = find_shape(draft, wish, decision) if wish and decision else None
+    return {
+        "shortBytes": closest.short_bytes if closest else 0,
+        "shape": shape_data(shape) if shape else None,
+        "together": list(render_shape(shape)) if shape else [],
+    }
 
 
 def _why_there(world: World, instance: Instance) -> str:
@@ -225,6 +234,7 @@ def _lines(found: Entry) -> Iterator[str]:
     for each in found["stalls"]:
         short = f" ({each['shortBytes']} bytes short)" if each["shortBytes"] else ""
         yield f"stalls: placement/{each['name']}: {each['reason']}{short}: {each['message']}"
+        yield from (f"        {line}" for line in each["together"])
     for each in found["waits"]:
         yield f"waits:  placement/{each['name']}: {each['reason']}: {each['message']}"
     if not any(found[name] for name in ("comes", "goes", "stalls", "waits")):

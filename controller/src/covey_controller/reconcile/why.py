@@ -18,6 +18,7 @@ from covey_controller.reconcile.draft import Draft, index_objects
 from covey_controller.reconcile.drains import why_quiet
 from covey_controller.reconcile.fleet import Sight, view_node
 from covey_controller.reconcile.making import running_instances
+from covey_controller.reconcile.together import find_shape
 from covey_controller.reconcile.wanted import failed_lanes, fresh_status, model_key, render_wish, wanted_replicas
 from covey_controller.reconcile.world import World
 
@@ -67,7 +68,8 @@ def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Ex
         return f"{key}: no Model '{placement.spec.model_ref.name}' in namespace '{key.namespace}'\n{text}", data
     failed = failed_lanes(placement.status.failures)
     wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key))
-    pending = choose(wish, draft.roster(), 1).pending
+    decision = choose(wish, draft.roster(), 1)
+    pending = decision.pending
     why = WhyPlacement(
         wish=wish,
         replicas=wanted_replicas(placement),
@@ -75,6 +77,7 @@ def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Ex
         nodes=tuple(draft.roster()),
         results=() if pending else explain_nodes(wish, tuple(draft.roster())),
         pending=pending,
+        shape=find_shape(draft, wish, decision),
     )
     text, data = _conditions(placement)
     failures = "".join(
