@@ -113,7 +113,8 @@ class _Listener:
                 accepted.close()
                 continue
             self._beginning += 1
-            group.create_task(self._begin(accepted, address[0] if isinstance(address, tuple) else ""))
+            host = "" if bound.family is socket.AF_UNIX else str(address[0])
+            group.create_task(self._begin(accepted, host))
 
     async def watch_leadership(self, elsewhere: Callable[[], str | None]) -> None:
         """End what was begun under another leadership: its clients dial again and meet the present one."""
