@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,14 +18,16 @@ from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.index import IndexSettings, observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts, list_files
 from covey_agent.artifacts.web import Patience, Web
+from covey_agent.engines.features import WATCHED
 from covey_agent.engines.provision import NodeEngines, open_engines
-from covey_agent.engines.recipes import LLAMA_SERVER, is_llama_server_fit
+from covey_agent.engines.recipes import LLAMA_SERVER, is_llama_server_fit, mlx_recipe
 from covey_agent.ports import AgentError, EngineProgram, Transfer
 from covey_api.engines import Compute, EngineName, LaneState
 from covey_api.node import EngineOverride, NodeSpec, Provisioning
 from covey_api.reasons import FailureCause
 from kit.builders import SOURCE
 from kit.cache import shared_cache
+from kit.real_engines import mlx_packages
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -34,6 +37,7 @@ WHEEL = LLAMA_SERVER.files[0]
 QUICK = Patience(connect_seconds=2, tries=2, backoff_seconds=0.05)
 # Nothing listens there: whoever needs the network with it fails.
 NOWHERE = IndexSettings(url="http://127.0.0.1:9/simple")
+needs_mlx = pytest.mark.skipif(mlx_recipe() is None, reason="there are no wheels of MLX for this machine and Python")
 needs_managed = pytest.mark.skipif(not is_llama_server_fit(), reason="the managed engine doesn't run here")
 
 
@@ -205,6 +209,48 @@ def test_a_missing_library_is_named_with_its_package(offline: Path) -> None:
     with pytest.raises(AgentError, match=r"needs the shared library 'libgomp\.so\.9'") as raised:
         ensure(offline, NOWHERE)
     assert raised.value.cause is FailureCause.MISSING_LIBRARY
+
+
+@needs_managed
+def test_what_the_build_can_do_is_read_from_its_own_help(engine: EngineProgram) -> None:
+    assert engine.features == WATCHED
+
+
+def test_engines_in_python_are_offered_where_the_node_names_them(tmp_path: Path) -> None:
+    async def offered(spec: NodeSpec) -> set[tuple[EngineName, LaneState]]:
+        async with web_on(NOWHERE) as web:
+            lanes = await engines_on(web, Cache(tmp_path)).observe_lanes(spec)
+            return {(lane.engine, lane.state) for lane in lanes if lane.engine is EngineName.MLX}
+
+    recipe = mlx_recipe()
+    if recipe is None or sys.platform == "darwin":
+        pytest.skip("MLX is at home on macOS, and has wheels for few machines")
+    named = NodeSpec(engines=(EngineOverride(engine=EngineName.MLX),))
+    assert asyncio.run(offered(NodeSpec())) == set()
+    assert asyncio.run(offered(named)) == {(EngineName.MLX, LaneState.INSTALLABLE)}
+
+
+@needs_mlx
+def test_an_environment_of_many_wheels_is_built_offline_from_blobs(tmp_path: Path) -> None:
+    """As a node does whose peer has them: no index can be reached."""
+    mlx_packages()
+    recipe = mlx_recipe()
+    assert recipe is not None
+    (tmp_path / "blobs" / "sha256").mkdir(parents=True)
+    for file in recipe.files:
+        place = Path("blobs") / "sha256" / file.sha256
+        (tmp_path / place).hardlink_to(shared_cache() / place)
+
+    async def whole() -> EngineProgram:
+        async with web_on(NOWHERE) as web:
+            spec = NodeSpec(engines=(EngineOverride(engine=EngineName.MLX),))
+            return await engines_on(web, Cache(tmp_path)).ensure(EngineName.MLX, spec, ignore)
+
+    program = asyncio.run(whole())
+    assert program.digest == recipe.digest
+    assert program.command[1:3] == ("-I", "-S")
+    folder = tmp_path / "envs" / recipe.digest
+    assert {path.name for path in folder.iterdir()} == {"packages", "complete"}
 
 
 def test_provisioning_can_be_turned_off_in_two_ways(tmp_path: Path) -> None:
