@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
+from typing import Any
 
 import pytest
 from covey_agent.engines.environments import Recipe
@@ -12,7 +13,7 @@ from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 
 
-def lock(name: str) -> list[dict[str, object]]:
+def lock(name: str) -> list[dict[str, Any]]:
     text = files("covey_agent.engines").joinpath("locks", f"{name}.json").read_text(encoding="utf-8")
     return json.loads(text)["projects"]
 
@@ -20,9 +21,7 @@ def lock(name: str) -> list[dict[str, object]]:
 @pytest.mark.parametrize("name", ["mlx", "llama-cpp"])
 def test_every_file_of_a_lock_has_a_digest_and_a_size(name: str) -> None:
     for project in lock(name):
-        listed = project["files"]
-        assert isinstance(listed, list)
-        for file in listed:
+        for file in project["files"]:
             assert (len(file["sha256"]), file["sizeBytes"] > 0) == (64, True), project["project"]
 
 
