@@ -5,6 +5,7 @@ from covey_api.instance import MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.messages import Progress
 from covey_api.placement import ContextWish
+from covey_api.runtime import LlamaServerRuntime, Numa, Runtime, Switch
 from covey_controller.reconcile.why import explain, observe_progress
 from kit import builders, worlds
 from kit.worlds import FakeGateway, Worldlet
@@ -36,6 +37,19 @@ def test_placement_says_node_lane_bytes_and_window(story: Worldlet) -> None:
     assert "window 8192 tokens x 4 slots" in text
     assert "KV cache" in text
     assert data["instances"][0]["name"] == "smollm2-0"
+
+
+def test_placement_says_what_the_model_asks_of_the_engine() -> None:
+    runtime = Runtime(llama_server=LlamaServerRuntime(numa=Numa.ISOLATE, mlock=Switch.ON))
+    variant = builders.model().spec.variants[0].model_copy(update={"runtime": runtime})
+    story = Worldlet()
+    story.put(builders.model(variants=(variant,)), builders.placement())
+    story.add_agents("a")
+    story.gateways["g"] = FakeGateway()
+    story.run(15)
+    text, data = explain(story.observe(), story.now, PLACEMENT)
+    assert "LlamaServer runs with numa Isolate, mlock On" in text
+    assert data["instances"][0]["runtime"] == {"numa": "Isolate", "mlock": "On"}
 
 
 def test_placement_that_fits_nowhere_says_every_nodes_answer_in_bytes() -> None:

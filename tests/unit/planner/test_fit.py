@@ -40,11 +40,13 @@ def test_options_leave_nothing_to_the_engine() -> None:
         "contextTokens": 4096,
         "slots": 3,
         "kvCacheType": "Q8_0",
+        "kvLayout": "PerSlot",
         "batchTokens": 2048,
         "microBatchTokens": 512,
         "hostCacheMib": 0,
         "contextCheckpoints": 0,
         "threads": 1,
+        "repack": True,
     }
 
 
