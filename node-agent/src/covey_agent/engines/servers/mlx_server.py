@@ -18,6 +18,7 @@ import threading
 import time
 from argparse import Namespace
 from http.client import HTTPMessage
+from importlib import metadata
 from typing import Any
 
 from covey_agent.engines.servers.settings import Settings
@@ -43,9 +44,8 @@ _BITS = {"F16": None, "Q8_0": 8, "Q4_0": 4}
 
 def observe_version() -> str:
     importlib.import_module("mlx_lm.server")
-    versions = importlib.import_module("importlib.metadata")
     core = importlib.import_module("mlx.core")
-    return f"{versions.version('mlx-lm')} (mlx {versions.version('mlx')}, {core.default_device()})"
+    return f"{metadata.version('mlx-lm')} (mlx {metadata.version('mlx')}, {core.default_device()})"
 
 
 def serve(settings: Settings) -> int:
