@@ -39,6 +39,11 @@ class ReasoningFormat(StrEnum):
     """Thoughts go into `reasoning_content`."""
 
 
+class Speculation(StrEnum):
+    NGRAM_SIMPLE = "NgramSimple"
+    """What followed the same words earlier in the conversation: quick where text repeats, and it takes no memory."""
+
+
 class LlamaServerRuntime(Message):
     """Options of `LlamaServer`."""
 
@@ -52,6 +57,8 @@ class LlamaServerRuntime(Message):
     """`--cache-reuse`: the shortest piece of an earlier prompt that is moved instead of read anew."""
     reasoning_format: ReasoningFormat | None = None
     """`--reasoning-format`: where thoughts go."""
+    speculation: Speculation | None = None
+    """`--spec-type`: tokens that are guessed and checked several at a time; the text stays the same."""
 
 
 class LlamaCppRuntime(Message):

@@ -20,6 +20,7 @@ from covey_api.runtime import (
     Numa,
     ReasoningFormat,
     Runtime,
+    Speculation,
     Switch,
     VllmRuntime,
 )
@@ -44,6 +45,7 @@ EVERYTHING = Runtime(
         poll_percent=0,
         cache_reuse_tokens=256,
         reasoning_format=ReasoningFormat.DEEPSEEK,
+        speculation=Speculation.NGRAM_SIMPLE,
     ),
     llama_cpp=LlamaCppRuntime(mlock=Switch.ON),
     mlx=MlxRuntime(default_chat_template=Switch.ON),
@@ -114,7 +116,7 @@ def test_a_flag_that_a_build_lacks_is_refused_by_name() -> None:
     old = EngineProgram(
         Path("/old"), {}, "4000", "", features=parse_features("--numa TYPE\n--mlock\n-fa,  --flash-attn")
     )
-    with pytest.raises(AgentError, match=r"`--cache-reuse`, `--poll`, `--reasoning-format`") as raised:
+    with pytest.raises(AgentError, match=r"`--cache-reuse`, `--poll`, `--reasoning-format`, `--spec-type`") as raised:
         adapter(EngineName.LLAMA_SERVER).render(old, instance, Path("/w"), Path("/m"), 1, KEY)
     assert raised.value.cause is FailureCause.NO_USABLE_ENGINE
 

@@ -15,7 +15,7 @@ import re
 from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, KvLayout, Task
 from covey_api.instance import Instance
 from covey_api.reasons import FailureCause
-from covey_api.runtime import LlamaServerRuntime, Numa, ReasoningFormat, Switch
+from covey_api.runtime import LlamaServerRuntime, Numa, ReasoningFormat, Speculation, Switch
 from covey_planner.fit.options import ASSUMED_ARGUMENTS
 
 from covey_agent.engines.adapter import Description, Sign, Start
@@ -32,6 +32,7 @@ _CACHE_TYPES = {KvCacheType.F16: "f16", KvCacheType.Q8_0: "q8_0", KvCacheType.Q4
 _LAYOUTS = {KvLayout.PER_SLOT: "--no-kv-unified", KvLayout.UNIFIED: "--kv-unified"}
 _NUMA = {Numa.DISTRIBUTE: "distribute", Numa.ISOLATE: "isolate", Numa.NUMACTL: "numactl"}
 _REASONING = {ReasoningFormat.AUTO: "auto", ReasoningFormat.NONE: "none", ReasoningFormat.DEEPSEEK: "deepseek"}
+_SPECULATIONS = {Speculation.NGRAM_SIMPLE: "ngram-simple"}
 # A vector is made of a whole text at once: the batch must hold the longest one.
 _TASKS = {Task.CHAT: (), Task.EMBEDDING: ("--embeddings",), Task.RERANK: ("--reranking",)}
 
@@ -97,6 +98,8 @@ def render_runtime(runtime: LlamaServerRuntime) -> tuple[str, ...]:
         arguments += ["--cache-reuse", str(runtime.cache_reuse_tokens)]
     if runtime.reasoning_format is not None:
         arguments += ["--reasoning-format", _REASONING[runtime.reasoning_format]]
+    if runtime.speculation is not None:
+        arguments += ["--spec-type", _SPECULATIONS[runtime.speculation]]
     return tuple(arguments)
 
 
