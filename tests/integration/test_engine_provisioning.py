@@ -2,22 +2,26 @@
 
 import asyncio
 import hashlib
+import io
 import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.download import Downloader
+from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.index import IndexSettings, observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts, list_files
 from covey_agent.artifacts.web import Patience, Web
+from covey_agent.engines.environments import Environment, PinnedFile, Recipe
 from covey_agent.engines.features import WATCHED
 from covey_agent.engines.provision import NodeEngines, open_engines
 from covey_agent.engines.recipes import LLAMA_SERVER, is_llama_server_fit, mlx_recipe
@@ -251,6 +255,48 @@ def test_an_environment_of_many_wheels_is_built_offline_from_blobs(tmp_path: Pat
     assert program.command[1:3] == ("-I", "-S")
     folder = tmp_path / "envs" / recipe.digest
     assert {path.name for path in folder.iterdir()} == {"packages", "complete"}
+
+
+def test_a_source_is_built_on_the_node_with_locked_tools_and_no_index(tmp_path: Path) -> None:
+    """As llama-cpp-python is, which takes a compiler some minutes: here a module of one line."""
+    cache = Cache(tmp_path)
+    backend = asyncio.run(fetch_backend(cache))
+    project = (
+        '[build-system]\nrequires = ["flit_core>=3.2"]\nbuild-backend = "flit_core.buildapi"\n'
+        '[project]\nname = "tiny"\nversion = "1.0"\ndescription = "x"\n'
+    )
+    archive = tmp_path / "tiny-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, text in {"pyproject.toml": project, "tiny.py": "WORD = 'built'\n"}.items():
+            entry = tarfile.TarInfo(f"tiny-1.0/{name}")
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    content = archive.read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    (cache.blobs / sha256).write_bytes(content)
+    source = PinnedFile("tiny", "1.0", archive.name, sha256, len(content))
+    recipe = Recipe("Tiny", "1.0", (source,), 1_000_000, "tiny.py", "Nothing helps.", (backend,), python="here")
+
+    async def build(recipe: Recipe) -> Path:
+        async with web_on(NOWHERE) as web:
+            return await Environment(recipe, web, cache, Downloader(web, cache)).ensure(ignore)
+
+    assert (asyncio.run(build(recipe)) / "tiny.py").read_text() == "WORD = 'built'\n"
+    with pytest.raises(AgentError, match="uv ended with") as raised:
+        asyncio.run(build(replace(recipe, tools=())))
+    assert raised.value.cause is FailureCause.NO_USABLE_ENGINE
+    assert "Nothing helps." in raised.value.message
+
+
+async def fetch_backend(cache: Cache) -> PinnedFile:
+    """A build backend without requirements of its own."""
+    async with web_on(real_index()) as web:
+        listed = await list_files(web, "flit-core")
+        found = next(file for file in listed if file.filename == "flit_core-3.12.0-py3-none-any.whl")
+        pinned = PinnedFile("flit-core", "3.12.0", found.filename, found.sha256, found.size_bytes)
+        remote = Remote(found.url, found.filename, found.sha256, found.size_bytes)
+        await Downloader(web, cache).download(remote, ignore)
+        return pinned
 
 
 def test_provisioning_can_be_turned_off_in_two_ways(tmp_path: Path) -> None:
