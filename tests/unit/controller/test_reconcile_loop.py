@@ -232,11 +232,12 @@ def test_roll_under_the_loop_keeps_the_model_routed() -> None:
     run_virtual(story())
 
 
-def test_write_that_is_refused_stops_its_own_placement_and_no_other() -> None:
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_write_that_is_refused_stops_its_own_placement_and_no_other(at_once: int) -> None:
     async def story() -> None:
         forbidden = ObjectKey("Instance", "default", "barred-0")
         wishes = [builders.placement(name, model="smollm2") for name in ("barred", "other")]
-        store = MemoryStore(builders.model(), *wishes)
+        store = MemoryStore(builders.model(), *wishes, writes_at_once=at_once)
         store.forbidden = {forbidden}
         async with controller(store, FakeAgent("a", total_bytes=64 * builders.GIB)) as control:
             await control.wait_routed(1)
@@ -255,9 +256,10 @@ def test_write_that_is_refused_stops_its_own_placement_and_no_other() -> None:
     run_virtual(story())
 
 
-def test_refused_replica_leaves_those_that_run_alone() -> None:
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_refused_replica_leaves_those_that_run_alone(at_once: int) -> None:
     async def story() -> None:
-        store = MemoryStore(builders.model(), builders.placement())
+        store = MemoryStore(builders.model(), builders.placement(), writes_at_once=at_once)
         async with controller(store, FakeAgent("a", total_bytes=64 * builders.GIB)) as control:
             await control.wait_routed(1)
             before = control.routed()
@@ -272,11 +274,12 @@ def test_refused_replica_leaves_those_that_run_alone() -> None:
     run_virtual(story())
 
 
-def test_status_that_is_refused_keeps_no_other_from_being_told() -> None:
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_status_that_is_refused_keeps_no_other_from_being_told(at_once: int) -> None:
     async def story() -> None:
         names = ("a", "b", "c")
         wishes = [builders.placement(name, model="smollm2") for name in names]
-        store = MemoryStore(builders.model(), *wishes)
+        store = MemoryStore(builders.model(), *wishes, writes_at_once=at_once)
         store.forbidden = {wishes[0].key, builders.model().key}
         async with controller(store, FakeAgent("n", total_bytes=64 * builders.GIB)) as control:
             await control.wait_routed(3)
@@ -288,3 +291,23 @@ def test_status_that_is_refused_keeps_no_other_from_being_told() -> None:
             assert len(store.writes) - writes < 300, "tried again, and not without a pause"
 
     run_virtual(story())
+
+
+def test_large_turn_writes_side_by_side_and_comes_to_the_same_as_one_after_the_other() -> None:
+    async def story(at_once: int) -> tuple[set[str], float]:
+        wishes = [builders.placement(f"p{number:02d}", model="smollm2") for number in range(20)]
+        store = MemoryStore(builders.model(), *wishes, writes_at_once=at_once)
+        async with controller(store, FakeAgent("a", total_bytes=640 * builders.GIB)) as control:
+            await control.wait_routed(20)
+            await asyncio.sleep(30)
+            assert store.most_under_way <= at_once
+            return {
+                f"{item.key} {item.status.model_dump_json()}"
+                for item in store.objects.values()
+                if isinstance(item, Placement)
+            }, store.most_under_way
+
+    one, _ = run_virtual(story(1))
+    several, most = run_virtual(story(4))
+    assert several == one
+    assert most == 4
