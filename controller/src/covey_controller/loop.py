@@ -15,6 +15,7 @@ Between turns it rests until something wakes it or is due (`Plan.wake_at`, `next
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -52,6 +53,10 @@ log = logging.getLogger(__name__)
 
 # One turn takes in what arrives together: a report of each node, an event of each file.
 DEBOUNCE_SECONDS = 0.01
+# While a plan is made nobody is answered and no lease renewed. One that takes long is followed by as long a rest, so
+# that a large fleet that joins doesn't plan at each report; no longer than this, since an engine's end is to leave the
+# table within a second.
+MAX_DEBOUNCE_SECONDS = 0.4
 # A store on a local disk answers in milliseconds; one that doesn't for this long is broken.
 STORE_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.1
@@ -79,6 +84,8 @@ class Surroundings:
     prepare: Callable[[], Awaitable[None]]
     """Read anew what another leader may have written, before anybody is answered."""
     allow_empty: bool = False
+    stopwatch: Callable[[], float] = time.perf_counter
+    """Seconds that also pass within one turn of the event loop, as its own clock's needn't."""
 
 
 class HigherTerm(Exception):
@@ -105,6 +112,7 @@ class ReconcileLoop:
         self._aside = SetAside()
         self._led_since = 0.0
         self._planned_at = 0.0
+        self._plan_seconds = 0.0
         self._fresh_ids: tuple[str, ...] = ()
         self._listed = asyncio.Event()
         self._backoff = Backoff()
@@ -204,7 +212,9 @@ class ReconcileLoop:
         now = asyncio.get_running_loop().time()
         self._top_up_ids()
         world = self._observe(lease, self._aside.hide(objects, now))
+        began = self._around.stopwatch()
         made = plan(world, now)
+        self._plan_seconds = self._around.stopwatch() - began
         self._drop_used_ids(made)
         self._history.observe(objects, world, now)
         self.is_leading = True
@@ -338,7 +348,7 @@ class ReconcileLoop:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._board.wake.wait()
-        await asyncio.sleep(DEBOUNCE_SECONDS)
+        await asyncio.sleep(min(max(self._plan_seconds, DEBOUNCE_SECONDS), MAX_DEBOUNCE_SECONDS))
 
     def _due(self, wake_at: float) -> float:
         """When to turn at the latest, by what has been heard up to now."""

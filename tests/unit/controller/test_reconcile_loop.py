@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from datetime import UTC, datetime
+from itertools import count
 
 import pytest
 from covey_api.instance import Instance, MemberPhase
@@ -311,3 +312,34 @@ def test_large_turn_writes_side_by_side_and_comes_to_the_same_as_one_after_the_o
     several, most = run_virtual(story(4))
     assert several == one
     assert most == 4
+
+
+def test_plan_that_takes_long_is_followed_by_a_rest_in_which_others_are_answered() -> None:
+    async def count_turns(plan_seconds: float) -> int:
+        """How often a fleet that never rests is planned in ten seconds."""
+        ticks = count()
+        store, board = MemoryStore(builders.model()), FleetBoard(asyncio.get_running_loop().time)
+        around = Surroundings(
+            holder="me",
+            engine_key=str,
+            seal_of=SEAL_OF,
+            mint_id=lambda: "0" * 16,
+            utc_now=lambda: datetime.fromtimestamp(0, UTC),
+            deny_agent=do_nothing,
+            prepare=do_nothing,
+            stopwatch=lambda: next(ticks) * plan_seconds,
+        )
+        loop = ReconcileLoop(store, board, History(), around)
+        turns = 0
+        async with asyncio.TaskGroup() as group:
+            leading = group.create_task(loop.run())
+            for _ in range(2000):
+                await asyncio.sleep(0.005)
+                turns += not board.wake.is_set()
+                board.wake.set()
+            leading.cancel()
+        return turns
+
+    assert run_virtual(count_turns(0.0)) > 300
+    assert 24 <= run_virtual(count_turns(0.3)) <= 36
+    assert run_virtual(count_turns(30.0)) >= 24, "a plan in which the machine slept"
