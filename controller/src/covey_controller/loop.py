@@ -86,6 +86,8 @@ class Surroundings:
     allow_empty: bool = False
     stopwatch: Callable[[], float] = time.perf_counter
     """Seconds that also pass within one turn of the event loop, as its own clock's needn't."""
+    on_turn: Callable[[float, Exception | None], None] = lambda seconds, error: None
+    """Told of each turn's end: how long it took, and what failed."""
 
 
 class HigherTerm(Exception):
@@ -193,15 +195,21 @@ class ReconcileLoop:
     async def _turn_for_ever(self, lease: Lease) -> None:
         while True:
             self._board.wake.clear()
+            began = asyncio.get_running_loop().time()
             try:
                 wake_at = await self._turn(lease)
             except (HigherTerm, LeaseLost):
                 raise
             except Exception as error:
+                self._tell_turn(began, error)
                 await self._backoff.wait(error, self._board.wake)
                 continue
+            self._tell_turn(began, None)
             self._backoff.reset()
             await self._rest(wake_at)
+
+    def _tell_turn(self, began: float, error: Exception | None) -> None:
+        self._around.on_turn(asyncio.get_running_loop().time() - began, error)
 
     async def _turn(self, lease: Lease) -> float:
         """Observe, plan, act, publish, report; when to turn again at the latest."""

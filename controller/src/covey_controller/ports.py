@@ -313,6 +313,10 @@ class Explainer(Protocol):
 
     def gateways(self) -> tuple[GatewaySession, ...]: ...
 
+    def watched_seconds(self) -> float:
+        """For how long gateways could have been heard by this leader."""
+        ...
+
     def table_order(self) -> Order | None:
         """Order of the table that gateways are sent; None before this leader has seen enough to publish one."""
         ...

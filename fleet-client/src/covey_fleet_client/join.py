@@ -106,7 +106,7 @@ async def ensure_joined(
     parsed = _parse_token(token) if token is not None else None
     if identity.is_valid(role, name, time.time()) and (
         parsed is None
-        or (_is_pinned(identity, parsed) and not (takes_new_token and identity.read_token_id() not in ("", parsed.id)))
+        or (_is_pinned(identity, parsed) and not (takes_new_token and identity.read_token_id() != parsed.id))
     ):
         return identity
     if parsed is None:
@@ -117,9 +117,7 @@ async def ensure_joined(
         )
     url = parse_controller_url(controller_url)
     authority = await _fetch_authority(url, parsed)
-    joined = await _join(identity, url, role, name, parsed.text, (authority,))
-    joined.write_token_id(parsed.id)
-    return joined
+    return await _join(identity, url, role, name, parsed.text, (authority,), token_id=parsed.id)
 
 
 async def ensure_admitted(
@@ -149,6 +147,8 @@ async def _join(
     name: str,
     token: str,
     authorities: tuple[x509.Certificate, ...],
+    *,
+    token_id: str = "",
 ) -> Identity:
     """The token goes to a controller of one of these authorities, and to nobody else."""
     request = JoinRequest(role=role, name=name, signing_request=identity.render_signing_request())
@@ -157,6 +157,8 @@ async def _join(
     answer = parse_answer(content, JoinAnswer, "join")
     now = time.time()
     log_skew(answer, now)
+    # Before the certificate: a member whose end falls between the two must not come back by a token that it has used.
+    identity.write_token_id(token_id)
     return identity.accept(answer, role, name, now)
 
 
