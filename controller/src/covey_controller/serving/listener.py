@@ -112,7 +112,7 @@ class _Listener:
                 accepted.close()
                 continue
             self._beginning += 1
-            group.create_task(self._begin(accepted, address[0] if isinstance(address, tuple) else ""))
+            group.create_task(self._begin(accepted, _host_of(address)))
 
     async def watch_leadership(self) -> None:
         """End what was begun under another leadership: its clients dial again and meet the present one."""
@@ -174,6 +174,15 @@ class _Listener:
         finally:
             if not is_served:
                 self._guests.leave(guest)
+
+
+def _host_of(address: object) -> str:
+    """Of a TCP peer; a Unix socket's has none."""
+    match address:
+        case (str(host), *_):
+            return host
+        case _:
+            return ""
 
 
 def _shut(accepted: socket.socket) -> None:
