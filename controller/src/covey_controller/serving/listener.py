@@ -18,6 +18,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -178,11 +179,7 @@ class _Listener:
 
 def _host_of(address: object) -> str:
     """Of a TCP peer; a Unix socket's has none."""
-    match address:
-        case (str(host), *_):
-            return host
-        case _:
-            return ""
+    return str(cast("tuple[object, ...]", address)[0]) if isinstance(address, tuple) else ""
 
 
 def _shut(accepted: socket.socket) -> None:
