@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -304,11 +305,19 @@ class KubeFleet:
     def get(self, plural: str, name: str, namespace: str = "default") -> JsonObject:
         """One of Covey's objects; empty if there is none."""
         place = "" if plural in ("cnodes", "fleets") else f"/namespaces/{namespace}"
-        answer = self.admin.get(f"/apis/covey.dev/v1alpha1{place}/{plural}/{name}")
+        answer = self._read(f"/apis/covey.dev/v1alpha1{place}/{plural}/{name}")
         return answer.json() if answer.is_success else {}
 
     def list_objects(self, plural: str) -> list[JsonObject]:
-        return self.admin.get(f"/apis/covey.dev/v1alpha1/{plural}").raise_for_status().json()["items"]
+        return self._read(f"/apis/covey.dev/v1alpha1/{plural}").raise_for_status().json()["items"]
+
+    def _read(self, path: str) -> httpx.Response:
+        """An API server that came back says 429 of custom kinds while their storage begins."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (answer := self.admin.get(path)).status_code == HTTPStatus.TOO_MANY_REQUESTS:
+            assert time.monotonic() < deadline, f"{path}: {answer.text}"
+            time.sleep(0.2)
+        return answer
 
     def lease(self) -> JsonObject:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{CONTROLLER}"

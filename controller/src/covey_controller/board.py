@@ -151,12 +151,14 @@ class FleetBoard:
         before = session.report if session.report and session.report.boot_id == report.boot_id else None
         was_silent = session.report is None or now - session.last_seen >= NODE_SILENCE_SECONDS
         session.last_seen = now
+        if was_silent:  # whatever it says: that it speaks is news
+            self.wake.set()
         if before is None and not report.full:
             return self._answer(resend=True)
         if before is not None and report.sequence < before.sequence:
             return self._answer()
         merged = merge_report(before, report)
-        if was_silent or session.report is None or self._is_news(session.report, merged):
+        if session.report is None or self._is_news(session.report, merged):
             self.wake.set()
         session.report = merged
         self._observe_term(merged)
@@ -164,8 +166,12 @@ class FleetBoard:
 
     def on_demand(self, gateway: str, demand: Demand) -> Order:
         """Keep it; the loop wakes when a table was applied, or what drains or can't be reached changed."""
+        now = self._clock()
         session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
-        before, session.demand, session.last_seen = session.demand, demand, self._clock()
+        # Without a stream it counts for a while after each word: that it counts again is news, and so is when it ends.
+        if not session.connected and (session.demand is None or now - session.last_seen >= NODE_SILENCE_SECONDS):
+            self.wake.set()
+        before, session.demand, session.last_seen = session.demand, demand, now
         if before != demand and self._weigh(before) != self._weigh(demand):
             self.wake.set()
         self._observe_order(demand.applied)

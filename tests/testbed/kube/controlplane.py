@@ -139,6 +139,28 @@ class ControlPlane:
         finally:
             self.start_component("kube-apiserver")
 
+    def save(self) -> Path:
+        """A backup of all that is stored, for `put_back`. Everything stands still meanwhile."""
+        self.stop()
+        backup = Path(tempfile.mkdtemp(prefix="backup-", dir=self.folder)) / "etcd"
+        shutil.copytree(self.folder / "etcd", backup)
+        self.start()
+        return backup
+
+    def put_back(self, backup: Path) -> None:
+        """Come back at the same address with what was stored at the backup."""
+        self.stop()
+        shutil.rmtree(self.folder / "etcd")
+        shutil.copytree(backup, self.folder / "etcd")
+        self.start()
+
+    def compact(self) -> None:
+        """Forget all history in etcd: nobody can go on from an older version."""
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.etcd_port}", timeout=CALL_SECONDS) as etcd:
+            found = etcd.post("/v3/kv/range", json={"key": "AA=="}).raise_for_status().json()
+            body = {"revision": found["header"]["revision"], "physical": True}
+            etcd.post("/v3/kv/compaction", json=body).raise_for_status()
+
     def begin_empty(self) -> None:
         """Come back at the same address with nothing in it, as after a lost etcd."""
         self.stop()

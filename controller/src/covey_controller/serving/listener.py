@@ -18,7 +18,6 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -55,11 +54,11 @@ async def serve(
     closing: asyncio.Event,
     on_listening: Callable[[], None],
     tls: Callable[[], ssl.SSLContext] | None = None,
-    elsewhere: Callable[[], str | None] = lambda: None,
+    elsewhere: Callable[[], str | None] | None = None,
 ) -> None:
     """Until cancelled. Then `closing` is set, at which the app's streams must end.
 
-    `elsewhere` is the `HOST:PORT` to pass connections on to, None to answer them here.
+    `elsewhere` is the `HOST:PORT` to pass connections on to, None to answer them here. Without it nobody else leads.
     """
     bound.listen(BACKLOG)
     bound.setblocking(False)
@@ -67,7 +66,8 @@ async def serve(
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(listener.accept_for_ever(bound, group))
-            group.create_task(listener.watch_leadership())
+            if elsewhere is not None:
+                group.create_task(listener.watch_leadership(elsewhere))
             on_listening()
     finally:
         closing.set()
@@ -76,7 +76,7 @@ async def serve(
 
 class _Listener:
     def __init__(
-        self, app: ASGIApp, tls: Callable[[], ssl.SSLContext] | None, elsewhere: Callable[[], str | None]
+        self, app: ASGIApp, tls: Callable[[], ssl.SSLContext] | None, elsewhere: Callable[[], str | None] | None
     ) -> None:
         self._config = uvicorn.Config(
             app,
@@ -113,13 +113,14 @@ class _Listener:
                 accepted.close()
                 continue
             self._beginning += 1
-            group.create_task(self._begin(accepted, _host_of(address)))
+            host = "" if bound.family is socket.AF_UNIX else str(address[0])
+            group.create_task(self._begin(accepted, host))
 
-    async def watch_leadership(self) -> None:
+    async def watch_leadership(self, elsewhere: Callable[[], str | None]) -> None:
         """End what was begun under another leadership: its clients dial again and meet the present one."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            address = self._elsewhere()
+            address = elsewhere()
             self._passing.end_except(address)
             if address is not None:
                 for connection in list(self._state.connections):
@@ -143,7 +144,7 @@ class _Listener:
         """Pass the connection on, or serve it: also when the leader can't be reached, for the app then says so."""
         try:
             accepted.setblocking(False)
-            address = self._elsewhere()
+            address = self._elsewhere() if self._elsewhere is not None else None
             if address is not None and await self._passing.begin(accepted, address):
                 return
             await self._serve(accepted, host)
@@ -175,11 +176,6 @@ class _Listener:
         finally:
             if not is_served:
                 self._guests.leave(guest)
-
-
-def _host_of(address: object) -> str:
-    """Of a TCP peer; a Unix socket's has none."""
-    return str(cast("tuple[object, ...]", address)[0]) if isinstance(address, tuple) else ""
 
 
 def _shut(accepted: socket.socket) -> None:
