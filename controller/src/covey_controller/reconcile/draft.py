@@ -86,7 +86,7 @@ class Draft:
     resting: set[ObjectKey] = field(default_factory=set[ObjectKey])
     """Placements and Instances of which this plan has nothing to do, to write or to note."""
     fleet_seen: tuple[object, ...] | None = None
-    """All that a choice depends on beside the Placement and its Model, as this plan began."""
+    """All that a refusal depends on beside the Placement and its Model, as this plan began."""
     has_reserved: bool = False
     """Whether this plan has put something on a node since."""
     stray_instances: dict[str, Instance] = field(default_factory=dict[str, Instance])

@@ -95,10 +95,13 @@ def _is_refused(draft: Draft, key: ObjectKey, outcome: Outcome) -> bool:
 
 
 def _observe_fleet(draft: Draft) -> tuple[object, ...]:
-    """All nodes and all that is reserved on them, but for strays; once per plan."""
+    """All that a refusal depends on: nodes and what is reserved on them, but for strays; once per plan.
+
+    Not the files on their disks: those make one place better than another, and none out of nothing.
+    """
     if draft.fleet_seen is None:
         nodes = tuple(
-            (name, sight.node, sight.state, *((r.facts, r.lanes, r.blobs) if (r := sight.report) else ()))
+            (name, sight.node, sight.state, *((r.facts, r.lanes) if (r := sight.report) else ()))
             for name, sight in draft.nodes.items()
         )
         held = tuple(sight.instance.spec for sight in draft.sights.values())
