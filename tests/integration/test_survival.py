@@ -189,7 +189,7 @@ def test_paused_parts_lose_nothing(fleet: RunningFleet) -> None:
 
 
 def test_paused_agent_is_no_dead_node(fleet: RunningFleet) -> None:
-    """Its node is Unknown after a while; its engines serve, nothing takes their place, and when it is back all is well."""
+    """Its node is Unknown after a while; its engines serve, nothing takes their place, and it comes back to them."""
     before = members(fleet)
     with Traffic(fleet).flowing() as traffic:
         with paused(part_pid(fleet, AGENT)):
