@@ -19,11 +19,11 @@ from pathlib import Path
 import click
 from covey_api.meta import DEFAULT_NAMESPACE
 
+from covey.connection import Connection
 from covey.control import Control, ControlApi, RemoteControl
 from covey.errors import CommandError, ExitCode
 from covey.kube.context import Context, has_kubeconfig, observe_context
 from covey.paths import STATE_VARIABLE, default_state_folder
-from covey.ports import Objects, Questions
 
 URL_VARIABLE = "COVEY_URL"
 
@@ -39,31 +39,6 @@ class Where:
     fleet_namespace: str | None = None
     prefers_kubernetes: bool = False
     """Called as `kubectl covey`."""
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayAddress:
-    """Where a gateway is reached: a URL, or a path behind a Unix socket."""
-
-    url: str
-    socket: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """A fleet that is reached."""
-
-    objects: Objects
-    questions: Questions
-    namespace: str
-    """Where objects are looked for when nobody says."""
-
-    def find_gateway(self) -> GatewayAddress:
-        """A gateway that is connected to this controller. CommandError while none is."""
-        for gateway in self.questions.list_gateways():
-            if gateway.get("connected") and gateway.get("address"):
-                return GatewayAddress(str(gateway["address"]))
-        raise CommandError("no gateway is connected to this Covey yet; try again, or give --url")
 
 
 @contextmanager

@@ -7,18 +7,30 @@ from typing import NoReturn
 import click
 from covey_api.text import escape_controls
 
-from covey.commands.chat import chat
-from covey.commands.export import export
-from covey.commands.fit import fit
-from covey.commands.join import join
-from covey.commands.objects import apply, delete, describe, get, wait, why
-from covey.commands.plan import diff, plan
-from covey.commands.secrets import key, token
-from covey.commands.up import up
+from covey.commands.lazy import LazyGroup
 from covey.errors import CommandError, ExitCode
 
+# Where each command lives, in the order of `covey --help`.
+COMMANDS = {
+    "up": "covey.commands.up:up",
+    "join": "covey.commands.join:join",
+    "get": "covey.commands.objects:get",
+    "describe": "covey.commands.objects:describe",
+    "why": "covey.commands.objects:why",
+    "plan": "covey.commands.plan:plan",
+    "diff": "covey.commands.plan:diff",
+    "fit": "covey.commands.fit:fit",
+    "apply": "covey.commands.objects:apply",
+    "delete": "covey.commands.objects:delete",
+    "wait": "covey.commands.objects:wait",
+    "export": "covey.commands.export:export",
+    "chat": "covey.commands.chat:chat",
+    "key": "covey.commands.secrets:key",
+    "token": "covey.commands.secrets:token",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(cls=LazyGroup, places=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="covey")
 def cli() -> None:
     """Covey runs LLMs on your machines as files say. Exit codes: 0 done, 1 failed, 2 wrong use, 3 nothing matched,
@@ -39,8 +51,6 @@ def _part(module: str, summary: str) -> click.Command:
     return run
 
 
-for command in (up, join, get, describe, why, plan, diff, fit, apply, delete, wait, export, chat, key, token):
-    cli.add_command(command)
 cli.add_command(_part("covey_controller", "Run the controller alone."))
 cli.add_command(_part("covey_agent", "Run the node agent alone."))
 cli.add_command(_part("covey_gateway", "Run the gateway alone."))

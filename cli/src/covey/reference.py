@@ -49,7 +49,11 @@ def render_cli() -> str:
 
 def walk_commands(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
     """Every command that does something, by the words that call it."""
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None:
+            raise LookupError(f"covey {prefix}{name} is listed and does not exist")
         if isinstance(command, click.Group):
             yield from walk_commands(command, f"{prefix}{name} ")
         else:

@@ -115,7 +115,7 @@ class FleetBoard:
         )
 
     def observe_gateways(self) -> tuple[GatewayView, ...]:
-        self._forget_gateways()
+        self.forget_gateways()
         return tuple(
             GatewayView(each.name, each.last_seen, each.connected, each.demand)
             for each in self._observed.gateways.values()
@@ -319,7 +319,8 @@ class FleetBoard:
         shunned = tuple((e.instance_id, e.path_failure) for e in demand.endpoints if e.unreachable or e.path_failure)
         return (demand.applied if self._is_draining else None, leaving, shunned)
 
-    def _forget_gateways(self) -> None:
+    def forget_gateways(self) -> None:
+        """Those that left long ago."""
         now = self._clock()
         for name, session in list(self._observed.gateways.items()):
             if not session.connected and now - session.last_seen > FORGET_SECONDS:

@@ -7,7 +7,8 @@ from covey_controller.reconcile.described import plan_described
 
 from covey.changes import diff_objects, render_changes
 from covey.commands.options import fleet_options, kind_of, namespace_option
-from covey.connect import Connection, Where, open_fleet
+from covey.connect import Where, open_fleet
+from covey.connection import Connection
 from covey.described_fleet import read_described_fleet
 from covey.documents import Documents, read_documents
 from covey.errors import CommandError, ExitCode

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey.connect import Connection, GatewayAddress
+from covey.connection import Connection, GatewayAddress
 from covey.kube.api import KubeApi
 from covey.kube.context import Context
 from covey.kube.objects import KubeControl

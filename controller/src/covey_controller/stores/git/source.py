@@ -8,32 +8,25 @@ for a folder. A commit is whole by itself, so nothing waits for rest: what it no
 import asyncio
 import logging
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-from covey_api.kinds import ObjectKey
-
-from covey_controller.ports import Applied, LeaseLost, SourceState
+from covey_controller.ports import Applied, LeaseLost
 from covey_controller.stores.files.database import StoreFault
 from covey_controller.stores.files.edit_queue import EditQueue, Request, refusal
 from covey_controller.stores.files.file_memory import FileMemory
-from covey_controller.stores.files.in_force import Leadership, list_deletable, store_choice
+from covey_controller.stores.files.in_force import Leadership, list_deletable
 from covey_controller.stores.files.notices import render_notices
 from covey_controller.stores.files.request import Apply, Delete, PlannedFiles, plan_files
 from covey_controller.stores.files.rest import (
-    Choice,
     ParseDocuments,
-    ReadSet,
-    Rest,
     SetRead,
     SetWritten,
     parse_set,
     step,
 )
+from covey_controller.stores.files.standing import Standing, Words
 from covey_controller.stores.git.author import parse_author
 from covey_controller.stores.git.branch import Branch
 from covey_controller.stores.git.clone import Clone
@@ -47,7 +40,12 @@ from covey_controller.stores.git.settings import GitSettings
 from covey_controller.stores.git.tree import TreeFiles
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
+
+_WORDS = Words(
+    error="%(file)s:%(line)d at commit %(digest)s: %(message)s",
+    refused="commit %(digest)s of '%(name)s' is not applied; still running %(applied)s",
+    valid="'%(name)s' is valid again: commit %(digest)s",
+)
 
 # A server that is away is asked less and less, but an outage's end is noticed within this.
 MAX_BACKOFF_SECONDS = 300.0
@@ -69,17 +67,13 @@ class GitSource:
         self._folder = folder
         self._parse = parse
         self._parse_whole = FileMemory(parse)
-        self._allow_empty = allow_empty
-        self._threads = ThreadPoolExecutor(1, "source")
+        self._standing = Standing(self._name, _WORDS, log, allow_empty=allow_empty)
         self._wake = asyncio.Event()
         self._edits = EditQueue(self._name, self._wake.set)
         self._lock: int | None = None
         self._branch: Branch | None = None
         self._tree = TreeFiles({})
         self._tree_commit: str = ""
-        self._rest = Rest(allow_empty=allow_empty, running=frozenset(), stirred_at=0.0, unrest_since=0.0)
-        self._read = ReadSet("")
-        self._applied = ""
         self._looked_at = float("-inf")
         self._look_at = 0.0
         self._failures = 0
@@ -87,26 +81,17 @@ class GitSource:
         self._fault = ""
         self._damage = ""
         self._is_damaged = False
-        self._notices: tuple[str, ...] = ()
         self.wake = self._wake.set
         """Look whether there is anything to do."""
-        self.listed = asyncio.Event()
-        """Set once the source has been read, or can't be, since this process leads."""
-        self.changed = asyncio.Event()
-        """Set when desired objects change; whoever reads them clears it."""
-
-    def state(self) -> SourceState:
-        return SourceState(self._name, self._applied, self._read.digest, self._read.errors, self._notices)
+        self.listed = self._standing.listed
+        self.changed = self._standing.changed
+        self.state = self._standing.state
+        self.read_secret = self._standing.read_secret
 
     def refresh(self) -> None:
         """Ask the remote now: somebody says that it has changed."""
         self._look_at = self._looked_at + MIN_LOOK_SECONDS
         self._wake.set()
-
-    def read_secret(self, key: ObjectKey, name: str) -> bytes | None:
-        """One value of a Secret in force; None if there is none."""
-        secret = self._rest.secrets.get(key)
-        return secret.values.get(name) if secret is not None else None
 
     async def ask(self, asked: Apply | Delete) -> tuple[Applied, ...]:
         """Commit an edit; returns when it is in force."""
@@ -131,16 +116,16 @@ class GitSource:
             self._end()
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._standing.close()
 
     async def _begin(self, leadership: Leadership) -> Branch:
         """Take the clone, and put in force what it holds: the remote may be away."""
         if self._lock is None:
-            self._lock = await self._off_loop(partial(take_clone_lock, self._folder.with_suffix(".lock")))
+            self._lock = await self._standing.off_loop(partial(take_clone_lock, self._folder.with_suffix(".lock")))
         git = Git(self._folder, self._settings.address.scheme, self._settings.environment, self._lock)
         branch = Branch(Clone(self._folder, self._settings.address, git), self._settings)
-        running, self._applied = await leadership.on_records(lambda records: (records.documented, records.applied))
-        self._rest = replace(self._rest, running=running)
+        running = await self._standing.take_up(leadership)
+        self._standing.rest = replace(self._standing.rest, running=running)
         if not await branch.open():
             self._say_damaged(branch)
         self._branch = branch
@@ -183,25 +168,12 @@ class GitSource:
         if head and head != self._tree_commit:
             tree = await branch.read_head()
             work = partial(parse_set, head[:12], tree.files, self._parse_whole, tree.errors, tree.is_missing)
-            read = await self._off_loop(work)
+            read = await self._standing.off_loop(work)
             # A commit has no half-written files: it counts as rested for ever.
-            rested = replace(self._rest, read=None, stirred_at=float("-inf"), unrest_since=self._now())
-            await self._put_in_force(leadership, *step(rested, SetRead(read), self._now()))
+            rested = replace(self._standing.rest, read=None, stirred_at=float("-inf"), unrest_since=self._now())
+            await self._standing.put_in_force(leadership, *step(rested, SetRead(read), self._now()))
             self._tree, self._tree_commit = tree, head
         self.listed.set()
-
-    async def _put_in_force(
-        self, leadership: Leadership, rest: Rest, choice: Choice | None, deleted: frozenset[ObjectKey] = frozenset()
-    ) -> None:
-        if choice is not None:
-            has_changed, self._applied = await leadership.on_records(partial(store_choice, choice, deleted))
-            if has_changed:
-                log.info("in force from '%s': %d objects", self._name, len(rest.running))
-                self.changed.set()
-        self._rest = rest
-        if rest.read is not None:
-            self._say_errors(rest.read)
-            self._read = rest.read
 
     async def _serve(self, leadership: Leadership, branch: Branch, request: Request) -> None:
         try:
@@ -237,8 +209,8 @@ class GitSource:
                     continue
             after = replace(planned.after, digest=head[:12])
             if planned.edits or planned.deleted:
-                rest, choice = step(self._rest, SetWritten(after, planned.deleted), self._now())
-                await self._put_in_force(leadership, rest, choice, planned.deleted)
+                rest, choice = step(self._standing.rest, SetWritten(after, planned.deleted), self._now())
+                await self._standing.put_in_force(leadership, rest, choice, planned.deleted)
                 names = self._tree.names | {path.split("/", 1)[0] for path in planned.edits}
                 self._tree = replace(self._tree, files=planned.files, is_missing=False, names=names)
                 self._tree_commit = head
@@ -258,14 +230,14 @@ class GitSource:
             plan_files,
             asked,
             self._tree.files,
-            self._read,
+            self._standing.read,
             present,
             self._parse,
             self._parse_whole,
             single_file=os.path.basename(self._settings.address.path) if self._tree.is_file else None,
             taken=self._tree.names,
         )
-        return await self._off_loop(work)
+        return await self._standing.off_loop(work)
 
     def _refuse(self, words: str) -> Exception:
         return refusal(self._name, words)
@@ -294,37 +266,20 @@ class GitSource:
         self._tree_commit = ""
         self._edits.fail_all(LeaseLost("this process doesn't lead any more; ask the leader"))
 
-    async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
     def _say_damaged(self, branch: Branch) -> None:
         self._damage = (
             f"the clone of '{self._name}' was damaged and is made anew; the old one is "
             f"'{branch.clone.damaged_folder}': remove it unless it holds edits that weren't pushed"
         )
 
-    def _say_errors(self, read: ReadSet) -> None:
-        """Each error once."""
-        if read.digest == self._read.digest:
-            return
-        for error in read.errors:
-            log.error("%s:%d at commit %s: %s", error.file, error.line, read.digest, error.message)
-        if read.errors:
-            log.error("commit %s of '%s' is not applied; still running %s", read.digest, self._name, self._applied)
-        elif self._read.errors:
-            log.info("'%s' is valid again: commit %s", self._name, read.digest)
-
     def _say_notices(self) -> None:
-        """Recompute the notices; log each when it first holds."""
-        found = [word for word in (self._damage, *render_notices(self._rest, self._name, self._fault, "", 0.0)) if word]
+        words = (self._damage, *render_notices(self._standing.rest, self._name, self._fault, "", 0.0))
+        found = [word for word in words if word]
         if (branch := self._branch) is not None:
             ref = branch.tip.ref if branch.tip is not None else ""
             ahead, aside = len(branch.line.ahead), branch.line.aside
             found += render_line_notices(self._folder, ref, ahead, aside, self._settings.pushes)
-        for notice in found:
-            if notice not in self._notices:
-                log.warning("%s", notice)
-        self._notices = tuple(found)
+        self._standing.say_notices(found)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
