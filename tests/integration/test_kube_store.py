@@ -859,6 +859,28 @@ def test_etcd_that_comes_back_empty_stops_nothing_and_instances_are_adopted() ->
         asyncio.run(scenario(plane))
 
 
+def test_kinds_that_come_back_are_watched_at_once_and_wishes_are_done_again() -> None:
+    """Deleted under a controller that runs: what ran has ended with them. Waiting for a list would take a minute."""
+
+    async def scenario(plane: ControlPlane) -> None:
+        async with running_kube_store(plane) as store, controller(store, FakeAgent("a")) as control:
+            await write_fleet(People(plane, store))
+            await ready(control)
+            crds = plane.kubectl("get", "crd", "-o", "name").split()
+            await asyncio.to_thread(plane.kubectl, "delete", *crds, "--timeout=50s")
+            await until(lambda: not store.sync.objects, 60)
+            await until(lambda: not store.is_synced or not control.routed(), 60)
+            await asyncio.to_thread(plane.apply_crds)
+            await until(lambda: node_key() in store.sync.objects, 60)
+            wishes = f"{model_yaml()}---\n{placement_yaml()}"
+            await asyncio.to_thread(plane.kubectl, "apply", "--server-side", "-f", "-", text=wishes)
+            await until(lambda: placement_key() in store.sync.objects, 15)
+            await ready(control)
+
+    with own_plane() as plane:
+        asyncio.run(scenario(plane))
+
+
 def test_crds_deleted_while_the_controller_runs_end_clean_and_are_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(plane: ControlPlane) -> None:
         async with running_kube_store(plane) as store, controller(store, FakeAgent("a")) as control:
