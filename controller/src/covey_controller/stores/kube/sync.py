@@ -65,6 +65,10 @@ class Sync:
         self._watched = dict.fromkeys(self.mirrors, 0)
         self._behind_since: float | None = None
         self._newest = dict.fromkeys(self.mirrors, 0)
+        self._missing: set[type[Kind]] = set()
+        """Kinds that weren't served when they were listed last."""
+        self._is_kind_back = False
+        """One of them is served now: kopf watches those alone that it found at its start."""
         self.watch_restarts = 0
         """How often the watch of all kinds was begun anew."""
 
