@@ -9,13 +9,15 @@ import pytest
 from covey_api.instance import Instance, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.messages import Order
+from covey_api.meta import Condition
 from covey_api.placement import ContextWish, Placement
-from covey_api.reasons import EventReason, FailureCause
+from covey_api.reasons import EventReason, FailureCause, ReadyReason
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
 from covey_controller.ports import Conflict
 from kit import builders
+from kit.documents import placement_key
 from kit.live import controller, do_nothing
 from kit.memory_store import MemoryStore
 from kit.virtual_time import run_virtual
@@ -248,13 +250,47 @@ def test_write_that_is_refused_stops_its_own_placement_and_no_other(at_once: int
             told = [event for event in store.events if event.reason == EventReason.WRITE_REFUSED]
             assert [event.key.name for event in told] == ["barred"]
             assert "forbidden by a rule" in told[0].message
+            assert {each.type: each.reason for each in conditions(store, "barred")} == {
+                "Ready": ReadyReason.WRITE_REFUSED,
+                "Stalled": ReadyReason.WRITE_REFUSED,
+            }
             await asyncio.sleep(300)
             tries = store.writes.count(f"create {forbidden}")
             assert 8 <= tries <= 12, "every 30 s"
             store.forbidden = set()
             await control.wait_routed(3)
+            await asyncio.sleep(5)
+            assert ("Ready", "True") in {(each.type, each.status) for each in conditions(store, "barred")}
+            assert "Stalled" not in {each.type for each in conditions(store, "barred")}
 
     run_virtual(story())
+
+
+def conditions(store: MemoryStore, name: str) -> tuple[Condition, ...]:
+    placement = store.objects[placement_key(name)]
+    assert isinstance(placement, Placement)
+    return placement.status.conditions
+
+
+def test_refused_write_that_is_for_no_placement_stops_nothing_and_is_tried_ever_more_rarely(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story() -> None:
+        store = MemoryStore(builders.model(), builders.placement(replicas=1))
+        store.forbidden = {ObjectKey("Node", "", "barred")}
+        async with controller(store, FakeAgent("a"), FakeAgent("barred")) as control:
+            await control.wait_routed(1)
+            await asyncio.sleep(3600)
+            tries = store.writes.count("create node/barred")
+            assert 5 <= tries <= 10, store.writes
+            store.put(builders.placement("later", model="smollm2"))
+            await control.wait_routed(2)
+            store.forbidden = set()
+            await asyncio.sleep(2000)
+            assert ObjectKey("Node", "", "barred") in store.objects
+
+    run_virtual(story())
+    assert caplog.text.count("'node/barred' is forbidden by a rule") == 1
 
 
 @pytest.mark.parametrize("at_once", [1, 8])
@@ -268,6 +304,8 @@ def test_refused_replica_leaves_those_that_run_alone(at_once: int) -> None:
             store.put(builders.placement(replicas=2))
             await asyncio.sleep(300)
             assert control.routed() == before
+            told = {each.type: each.reason for each in conditions(store, "smollm2")}
+            assert told["Stalled"] == ReadyReason.WRITE_REFUSED
             assert [each.metadata.name for each in store.instances()] == ["smollm2-0"]
             store.put(builders.placement(replicas=0))
             await control.wait_routed(0)
