@@ -123,6 +123,8 @@ class FakeAgent:
     front_port: int = 0
     """Of everything that is ready on it."""
     lanes: tuple[Lane, ...] = (builders.lane(),)
+    used: Callable[[Instance], int] = lambda _: 0
+    """Host memory that an engine takes, in bytes."""
 
     @property
     def applied_term(self) -> int:
@@ -160,11 +162,16 @@ class FakeAgent:
 
     def report(self) -> Report:
         members = [
-            each.model_copy(update={"front_port": self.front_port if each.port else 0})
+            each.model_copy(update={"front_port": self.front_port if each.port else 0} | self._usage(each))
             for each in sorted(self.members.values(), key=lambda each: each.instance_id)
         ]
         where = {"address": self.address, "machine": f"machine-{self.name}"}
         return report(members, applied=self.applied, facts=facts(self.total_bytes), lanes=self.lanes, **where)
+
+    def _usage(self, member: MemberReport) -> dict[str, int]:
+        if not member.port or member.instance is None:
+            return {}
+        return {"pid": 1000 + member.attempt, "used_bytes": self.used(member.instance)}
 
     def answer(self, ask_id: str, source: str) -> AskAnswer:
         if self.unreadable:

@@ -20,7 +20,18 @@ from covey_planner.types import Decision, NodeView
 
 from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance, reservations, view_node
 from covey_controller.reconcile.outcomes import Action, CreateInstance, DeleteObject, Note, StatusWrite, UpdateInstance
-from covey_controller.reconcile.world import ArtifactKey, Backoff, Drain, OpenAsk, Revised, Search, Spot, World
+from covey_controller.reconcile.world import (
+    ArtifactKey,
+    Backoff,
+    Drain,
+    Load,
+    LoadKey,
+    OpenAsk,
+    Revised,
+    Search,
+    Spot,
+    World,
+)
 
 
 @dataclass(slots=True)
@@ -58,6 +69,7 @@ class Draft:
     searches: dict[ArtifactKey, Search]
     strays: dict[str, float]
     retries: dict[ObjectKey, str]
+    loads: dict[LoadKey, Load]
     taken_names: frozenset[ObjectKey]
     """Of Instances that are stored and not seen here: another version's, or let go of and kept by somebody else."""
     unreadable: frozenset[ObjectKey]
