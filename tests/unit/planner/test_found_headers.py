@@ -1,4 +1,4 @@
-"""What fuzzing has found, for ever; and the rules it checks, by hypothesis on checkpoints as on GGUF headers."""
+"""Inputs that a reader once failed on or nearly did, for ever; and the rules that fuzzing checks, by hypothesis."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
-def test_what_was_found_is_answered(path: Path) -> None:
+def test_kept_input_is_answered(path: Path) -> None:
     read_input(path.read_bytes())
 
 
