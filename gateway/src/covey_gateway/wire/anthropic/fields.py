@@ -21,12 +21,28 @@ _READ = frozenset(
 
 # They change nothing of the answer: who asked, what to cache (engines cache prefixes unasked), at what price.
 _IGNORED = frozenset(
-    ("betas", "cache_control", "context_management", "inference_geo", "metadata", "service_tier", "speed")
+    (
+        "betas",
+        "billing_policy",
+        "cache_control",
+        "context_management",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    )
 )
 
 MESSAGES_FIELDS = _READ | _IGNORED
 
 REFUSED = {
+    "compaction": "prompts are never cut here; too long a one is refused with both numbers",
+    "fallbacks": "another model is another request",
+    "fallback_credit_token": "another model is another request",
+    "thread": "nothing is kept here; send the whole conversation in `messages`",
     "container": "there are no containers here; send the tools that you run yourself in `tools`",
     "mcp_servers": "MCP servers are the client's to call; send their tools in `tools`",
     "id_slot": "slots are the gateway's and the engine's to choose",

@@ -28,6 +28,7 @@ IGNORED = frozenset(
         "include",
         "max_tool_calls",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
@@ -42,6 +43,10 @@ _STATELESS = "nothing is kept here; send the whole conversation in `input`"
 REFUSED = {
     "previous_response_id": _STATELESS,
     "conversation": _STATELESS,
+    "access_programs": "they are OpenAI's own",
+    "background_options": "answers are not kept for later; ask with `stream`",
+    "image": "no engine here makes pictures",
+    "moderation": "nothing is moderated here; ask a moderation service yourself",
     "background": "answers are not kept for later; ask with `stream`",
     "prompt": "there are no stored prompts here; send `instructions` and `input`",
     "top_logprobs": "ask /v1/chat/completions for them",
