@@ -149,15 +149,18 @@ async def test_an_engine_that_refuses_after_the_head_was_sent_is_told_in_the_str
         await call.refuse(503, b'{"error":{"message":"no room"}}')
 
     may_go_on = False
-    async with ScriptedEngine(refuse_late) as engine, running_gateway(engine.target()) as gateway:
-        async with connected(gateway) as client:
-            await ask(client, *STREAMS["messages"])
-            await eventually(lambda: len(engine.calls) == 1)
-            gateway.pass_time(11)
-            may_go_on = True
-            answer = await client.read_answer()
-            assert answer.status == 200
-            assert "no room" in read_error("messages", answer)
+    async with (
+        ScriptedEngine(refuse_late) as engine,
+        running_gateway(engine.target()) as gateway,
+        connected(gateway) as client,
+    ):
+        await ask(client, *STREAMS["messages"])
+        await eventually(lambda: len(engine.calls) == 1)
+        gateway.pass_time(11)
+        may_go_on = True
+        answer = await client.read_answer()
+        assert answer.status == 200
+        assert "no room" in read_error("messages", answer)
 
 
 @pytest.mark.parametrize("name", [*STREAMS])

@@ -12,7 +12,7 @@ from covey_api.messages import ServedModel
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.limits import ENGINE_HEAD_SECONDS, ENGINE_SILENCE_SECONDS
-from covey_gateway.reply import NoReply, Refusal, Reply, choose_reply
+from covey_gateway.reply import Broken, NoReply, Refusal, Reply, choose_reply
 from covey_gateway.routing.table import Target
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import EngineConnection, Engines
@@ -135,7 +135,11 @@ class Delivery:
     def on_engine_body(self, piece: bytes) -> None:
         self._heard_at = self._pace.now()
         taken = self._reply.take(piece)
-        if isinstance(taken, ApiError):
+        if isinstance(taken, Broken):
+            if taken.told:
+                self._sender.write_events(taken.told)
+            self._sender.fail(taken.error)
+        elif isinstance(taken, ApiError):
             self._sender.fail(taken)
         elif taken:
             self._sender.write_events(taken)

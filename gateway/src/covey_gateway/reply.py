@@ -14,7 +14,7 @@ from covey_gateway.limits import MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_REFUSAL_
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.errors import engine_failed, translate_event_error, translate_refusal
 from covey_gateway.wire.request import STREAMED, Request, Teller
-from covey_gateway.wire.sse import EventBuffer, EventTooLong, split_data
+from covey_gateway.wire.sse import EventBuffer, EventTooLong, split_data, split_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,19 @@ class Refusal:
     error: ApiError
 
 
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What is told yet, and the error that ends it."""
+
+    told: bytes
+    error: ApiError
+
+
 class Reply(Protocol):
     is_stream: bool
     """Whether bytes go to the client as they come."""
 
-    def take(self, piece: bytes) -> bytes | ApiError:
+    def take(self, piece: bytes) -> bytes | ApiError | Broken:
         """What the client gets now, perhaps nothing."""
         ...
 
@@ -70,12 +78,24 @@ class _Events:
         self._teller = teller
         self._events = EventBuffer()
 
-    def take(self, piece: bytes) -> bytes | ApiError:
+    def take(self, piece: bytes) -> bytes | ApiError | Broken:
         try:
             events = self._events.feed(piece)
         except EventTooLong:
             return _too_long(self._model)
-        return self._teller.take(events) if events else b""
+        if not events:
+            return b""
+        return self._take_each(events) if self.is_stream and b'"error"' in events else self._teller.take(events)
+
+    def _take_each(self, events: bytes) -> bytes | ApiError | Broken:
+        """One by one: what came before an error is told before it."""
+        told = bytearray()
+        for event in split_events(events):
+            found = self._teller.take(event)
+            if isinstance(found, ApiError):
+                return Broken(bytes(told), found)
+            told += found
+        return bytes(told)
 
     def end(self) -> bytes | Refusal:
         if self._events.is_done:
