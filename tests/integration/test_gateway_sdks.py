@@ -6,8 +6,11 @@ has it (tests/integration/engine_rig.py says how it is found).
 
 import asyncio
 import json
+import shutil
+import subprocess
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -17,6 +20,7 @@ import pytest
 from covey_gateway.routing.table import Target
 from integration.engine_rig import find_coder, started_engine
 from integration.gateway_rig import MODEL, Gateway, running_gateway
+from kit.cache import shared_cache
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
@@ -486,3 +490,56 @@ async def test_ollama_parses_a_tools_arguments(coder: Target) -> None:
         text = "".join(part.message.content or "" for part in parts)
         assert text == whole.message.content
         assert streamed or text
+
+
+# The same SDKs in JavaScript
+
+NODE_SDKS = ("openai@7.59.0", "@anthropic-ai/sdk@1.14.0", "ollama@0.6.4")
+
+
+@pytest.fixture(scope="module")
+def node_folder() -> Path:
+    """Where the SDKs are installed; once for all runs of these tests."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("this machine has no Node")
+    folder = shared_cache() / "node-sdks"
+    if not (folder / "whole").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text('{"private":true}')
+        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *NODE_SDKS]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
+        (folder / "whole").touch()
+    return folder
+
+
+async def test_the_sdks_in_javascript_read_the_same(engine: Target, node_folder: Path) -> None:
+    script = Path(__file__).with_name("node_sdks.mjs")
+    async with running_gateway(engine) as gateway:
+        process = await asyncio.create_subprocess_exec(
+            "node",
+            str(script),
+            f"http://127.0.0.1:{gateway.port}",
+            cwd=node_folder,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, words = await asyncio.wait_for(process.communicate(), 120)
+        assert process.returncode == 0, words.decode()[-2000:]
+    found = json.loads(output)
+    text = found["chat"]["text"]
+    assert text
+    assert {found[name]["text"] for name in ("stream", "response", "responseStream", "ollama")} == {text}
+    assert found["message"]["text"]
+    assert found["chat"]["usage"]["completion_tokens"] == found["stream"]["usage"]["completion_tokens"] == 8
+    assert found["stream"]["lastChoices"] == 0
+    assert found["chat"]["id"].startswith("req-")
+    assert (found["response"]["status"], found["responseStream"]["last"]) == ("incomplete", "response.incomplete")
+    assert found["responseStream"]["numbers"] == list(range(len(found["responseStream"]["numbers"])))
+    usage = found["message"]["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == found["counted"] == 33
+    assert (found["message"]["stop"], found["ollama"]["count"]) == ("max_tokens", 8)
+    assert found["ollama"]["done"][-1] is True
+    assert found["tags"] == ["m:latest"]
+    for status, message in found["errors"].values():
+        assert status == 404
+        assert "'other' is not declared here" in message

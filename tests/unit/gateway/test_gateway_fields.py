@@ -18,7 +18,15 @@ TEXT_ONLY = ("echo", "suffix", "best_of", "logprobs")
 
 # What must never reach an engine, whatever the format.
 SHARED = (
-    "id_slot n_predict cache_prompt lora adapters draft_model chat_template priority kv_transfer_params".split()  # noqa: SIM905
+    "id_slot",
+    "n_predict",
+    "cache_prompt",
+    "lora",
+    "adapters",
+    "draft_model",
+    "chat_template",
+    "priority",
+    "kv_transfer_params",
 )
 
 
