@@ -10,28 +10,19 @@ from pathlib import Path
 import httpx
 from covey_gateway.routing.table import Target
 from integration.gateway_rig import target
-from kit.cache import shared_cache
 from kit.real import provide_real_parts
 
 KEY = "engine-key-of-this-test"
-# Fetched by hand or by another test; its packages have no licence field, so nothing here redistributes it.
-CODER = "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf"
-
-
-def find_coder() -> Path | None:
-    """A model that calls tools, where this machine has it."""
-    path = shared_cache() / "models" / CODER
-    return path if path.is_file() else None
 
 
 @contextmanager
-def started_engine(folder: Path, *arguments: str, model: Path | None = None, slots: int = 2) -> Generator[Target]:
+def started_engine(folder: Path, *arguments: str, slots: int = 2) -> Generator[Target]:
     parts = provide_real_parts()
     (folder / "key").write_text(KEY)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    argv = [str(parts.program.path), "-m", str(model or parts.model), "--alias", "m", "--host", "127.0.0.1"]
+    argv = [str(parts.program.path), "-m", str(parts.model), "--alias", "m", "--host", "127.0.0.1"]
     argv += ["--port", str(port), "-np", str(slots), "-ngl", "0", "-t", "1", "--cache-ram", "0", "--no-webui"]
     argv += ["--no-context-shift", "--slots", "--api-key-file", str(folder / "key"), *arguments]
     with (folder / "log").open("wb") as log:
