@@ -46,7 +46,7 @@ verify: setup ## regenerate everything generated; fail on a dirty tree
 	@$(RUN) python tools/generate.py
 	@git diff --exit-code -- manifests docs/reference docs/spec || (echo "generated files were stale: commit the diff above" && exit 1)
 
-sim: setup ## simulate a fleet with faults: SEEDS=300, or one and its story with SEED=123
+sim: setup ## simulate fleets with faults: SEEDS=300, or one and its story with SEED=123
 	@PYTHONPATH=tests $(RUN) python -m sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),300))
 
 kube: setup ## build the Kubernetes control plane and the tools that tests use, once, into the tests' cache (needs Go)

@@ -1,5 +1,7 @@
 """How long the planner takes to place every Placement of a fleet, one after the other. One JSON line a figure.
 
+Sizes double, so that the growth can be seen: `bench/plot.py` draws it.
+
 Each decision's reservation is in the node's view before the next one, as the reconciler does it.
 """
 
@@ -9,32 +11,44 @@ import statistics
 import time
 from dataclasses import replace
 
-from covey_api.engines import ArtifactFormat, Compute, EngineName, KvCacheType, Lane, LaneState
+from covey_api.engines import HOST_POOL, ArtifactFormat, Compute, EngineName, KvCacheType, Lane, LaneState
 from covey_api.model import Geometry, ResolvedArtifact
-from covey_planner.choice import choose
+from covey_planner.choice import Roster, choose
 from covey_planner.types import Chosen, NodeState, NodeView, Pool, VariantView, Wish
 
 GIB = 2**30
-REPEATS = 7
+REPEATS = 5
+KINDS = 20
+SIZES = ((250, 300), (500, 300), (1000, 300), (2000, 300), (4000, 300), (1000, 150), (1000, 600), (5000, 1000))
+
+
+def make_lane(compute: Compute, state: LaneState) -> Lane:
+    pool = "CUDA0" if compute is Compute.CUDA else HOST_POOL
+    return Lane(engine=EngineName.LLAMA_SERVER, compute=compute, state=state, digest="0" * 64, pool=pool)
+
+
+_PROCESSOR = make_lane(Compute.CPU, LaneState.INSTALLED)
+LANES = (
+    (_PROCESSOR,),
+    (make_lane(Compute.CPU, LaneState.INSTALLABLE),),
+    (make_lane(Compute.CUDA, LaneState.INSTALLED), _PROCESSOR),
+    (make_lane(Compute.CUDA, LaneState.INSTALLABLE), _PROCESSOR),
+)
 
 
 def make_nodes(count: int) -> list[NodeView]:
-    """Nodes of mixed sizes, three zones, some cordoned or silent."""
+    """Twenty kinds of machine in three zones, some cordoned or silent, each with a label of its own."""
     return [
         NodeView(
             name=f"node-{index:04}",
             state=NodeState.UNKNOWN if index % 29 == 7 else NodeState.READY,
             schedulable=index % 23 != 5,
-            labels={"zone": f"z{index % 3}"},
-            lanes=(
-                Lane(
-                    engine=EngineName.LLAMA_SERVER,
-                    compute=Compute.CPU,
-                    state=LaneState.INSTALLED if index % 2 else LaneState.INSTALLABLE,
-                    digest="0" * 64,
-                ),
+            labels={"zone": f"z{index % 3}", "host": f"node-{index:04}"},
+            lanes=LANES[index % KINDS % 4],
+            pools=(
+                Pool("Host", (16 + index % KINDS * 8) * GIB, GIB, 0),
+                *((Pool("CUDA0", (8 + index % KINDS * 4) * GIB, 0, 0),) if index % KINDS % 4 > 1 else ()),
             ),
-            pools=(Pool("Host", (16, 32, 64, 128, 256)[index % 5] * GIB, GIB, 0),),
             cpu_cores=16,
             cached=frozenset({f"{index % 7:064x}"}),
         )
@@ -80,32 +94,33 @@ def make_wish(index: int) -> Wish:
 
 def reserve(node: NodeView, chosen: Chosen) -> NodeView:
     """The node's view with a new replica on it."""
-    (pool,) = node.pools
-    taken = sum(costs.total_bytes for costs in chosen.costs)
-    return replace(node, pools=(replace(pool, reserved_bytes=pool.reserved_bytes + taken),))
+    taken = {costs.pool: costs.total_bytes for costs in chosen.costs}
+    pools = tuple(replace(pool, reserved_bytes=pool.reserved_bytes + taken.get(pool.name, 0)) for pool in node.pools)
+    return replace(node, pools=pools)
 
 
 def place_all(nodes: list[NodeView], wishes: list[Wish]) -> int:
     """Decide every wish in sequence; the number of replicas that found a place."""
-    positions = {node.name: index for index, node in enumerate(nodes)}
+    roster = Roster(nodes, ("zone",))
     placed = 0
     for wish in wishes:
-        for chosen in choose(wish, nodes, 1).chosen:
-            index = positions[chosen.node]
-            nodes[index] = reserve(nodes[index], chosen)
+        for chosen in choose(wish, roster, 1).chosen:
+            view = roster.view(chosen.node)
+            assert view is not None
+            roster.put(reserve(view, chosen))
             placed += 1
     return placed
 
 
 def main() -> None:
-    for node_count, placement_count in ((200, 100), (1000, 300)):
+    for node_count, placement_count in SIZES:
         nodes, wishes = make_nodes(node_count), [make_wish(index) for index in range(placement_count)]
         seconds: list[float] = []
         placed = 0
         for _ in range(REPEATS):
             gc.collect()
             start = time.process_time()
-            placed = place_all(list(nodes), wishes)
+            placed = place_all(nodes, wishes)
             seconds.append(time.process_time() - start)
         figure = {
             "figure": "planner.choose",

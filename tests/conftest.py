@@ -43,16 +43,22 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 
 @pytest.fixture(scope="session")
-def control_plane() -> Iterator[ControlPlane]:
-    """One real Kubernetes control plane for all tests that leave it running; `clear` it before use.
-
-    A test that stops or empties it takes a `running_control_plane` of its own.
-    """
+def shared_control_plane() -> Iterator[ControlPlane]:
     try:
         with running_control_plane() as plane:
             yield plane
     except NoPrograms as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def control_plane(shared_control_plane: ControlPlane) -> ControlPlane:
+    """One real Kubernetes control plane for all tests that leave it running, as just installed for each module.
+
+    A module's own tests `clear` it before use. One that stops or empties it takes a `running_control_plane` of its own.
+    """
+    shared_control_plane.forget_guests()
+    return shared_control_plane
 
 
 @pytest.fixture(scope="session")

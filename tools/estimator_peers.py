@@ -11,9 +11,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from estimator_table import read_geometry
 from kit.gguf import GgufFile, Shape, build_model
 from kit.gguf_families import build_deepseek2, build_granite_hybrid, build_lfm2, build_mamba, build_mamba2
+from kit.loading import read_geometry
 from kit.peers import DOCUMENT, FIXTURE, WINDOW, Peer, render_peers, render_table, replace_table
 
 MODULE = Path(__file__).parents[1] / "tests" / "testbed" / "gguf"

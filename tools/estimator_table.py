@@ -1,58 +1,45 @@
 """Measure the real engine's memory and write the fixture and the table that the estimator is held against.
 
-    PYTHONPATH=tests python tools/estimator_table.py --server PATH/llama-server --model PATH/model.gguf [--model …]
+    PYTHONPATH=tests python tools/estimator_table.py [--only WORD]…
 
-Each load starts the engine with the arguments that Covey gives it, runs one prompt that fills a micro batch, and reads
-the engine's own buffer sizes and the peak of its resident memory. Made-up models (right geometry, weights of zeros)
-widen the table to architectures that have no small file. One thread, one engine at a time.
+Each load starts the engine as the adapter does, runs prompts that fill a micro batch, and reads the engine's own buffer
+sizes and the peak of its resident memory. Engine and real models are fetched into the tests' cache; made-up models
+(right geometry, weights of zeros) widen the table to architectures that have no small file. One thread, one engine at a
+time. With `--only`, loads of models whose name has one of the words are measured and the others kept.
 """
 
 import argparse
-import http.client
-import json
-import os
-import re
-import signal
-import socket
-import subprocess
 import tempfile
-import time
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
+from covey_agent.ports import EngineProgram
 from covey_api.engines import KvCacheType
 from covey_api.instance import EngineOptions
-from covey_api.model import Geometry
-from covey_planner.fit.options import ASSUMED_ARGUMENTS
-from covey_planner.geometry.gguf import HeaderIncomplete, parse_gguf_geometry
+from covey_planner.fit.options import stamp_options
 from kit.gguf import GgufFile, Shape, build_model
 from kit.gguf_families import build_deepseek2, build_granite_hybrid, build_lfm2, build_mamba, build_mamba2
-from kit.measured import DOCUMENT, FIXTURE, MIB, Load, render_loads, render_table, replace_table
+from kit.loading import Loadable, measure, read_geometry
+from kit.measured import DOCUMENT, FIXTURE, Load, parse_loads, render_loads, render_table, replace_table
+from kit.real import provide_real_parts
+from kit.real_models import MINILM_NAME, QWEN_NAME, provide_minilm, provide_qwen
 
-READY_SECONDS = 120
-PROMPT_SECONDS = 300
-# More than one micro batch, so that every page of its buffers is touched.
-PROMPT_TOKENS = 600
-
-SWEEP = tuple(
-    EngineOptions(context_tokens=window, slots=slots, kv_cache_type=kv_type)
-    for window, slots, kv_type in (
-        (512, 1, KvCacheType.F16),
-        (512, 8, KvCacheType.F16),
-        (1024, 4, KvCacheType.F16),
-        (2048, 2, KvCacheType.F16),
-        (4096, 1, KvCacheType.F16),
-        (8192, 1, KvCacheType.F16),
-        (8192, 4, KvCacheType.F16),
-        (1024, 8, KvCacheType.Q8_0),
-        (4096, 2, KvCacheType.Q8_0),
-        (8192, 1, KvCacheType.Q8_0),
-        (2048, 4, KvCacheType.Q4_0),
-        (8192, 1, KvCacheType.Q4_0),
-    )
+SMOLLM2_NAME = "SmolLM2-135M-Instruct.Q4_1"
+Wish = tuple[int, int, KvCacheType]
+F16, Q8_0, Q4_0 = KvCacheType.F16, KvCacheType.Q8_0, KvCacheType.Q4_0
+# (window, slots, cache type); the last window of each model is the longest that it was made for.
+SMOLLM2: tuple[Wish, ...] = (
+    *((512, 1, F16), (512, 8, F16), (1024, 4, F16), (2048, 2, F16), (4096, 1, F16), (8192, 1, F16), (8192, 4, F16)),
+    *((1024, 8, Q8_0), (4096, 2, Q8_0), (8192, 1, Q8_0), (2048, 4, Q4_0), (8192, 1, Q4_0)),
 )
-SHORT_SWEEP = (EngineOptions(context_tokens=2048, slots=1), EngineOptions(context_tokens=2048, slots=4))
+QWEN: tuple[Wish, ...] = (
+    *((512, 1, F16), (2048, 2, F16), (8192, 1, F16), (32_768, 1, F16), (512, 8, Q8_0), (4096, 3, Q8_0)),
+    *((32_768, 1, Q8_0), (1024, 4, Q4_0), (8192, 2, Q4_0), (32_768, 1, Q4_0)),
+)
+MINILM: tuple[Wish, ...] = ((512, 1, F16), (512, 4, F16), (512, 8, F16))
+SHORT: tuple[Wish, ...] = ((2048, 1, F16), (2048, 4, F16))
+# An encoder reads a text in one micro batch, and answers with one vector for all of it.
+ENCODER_ARGUMENTS = ("--embeddings", "--pooling", "mean")
 MADE_UP = {
     "llama, 1.5 B, Q4_0": Shape(
         layers=16, embedding=2048, feed_forward=8192, heads=32, kv_heads=8, vocabulary=128_256, context=131_072,
@@ -87,131 +74,47 @@ FAMILIES: dict[str, GgufFile] = {
     "granitehybrid, 0.1 B, Q8_0": build_granite_hybrid(),
     "deepseek2, 0.2 B, Q8_0": build_deepseek2(),
 }
-# The engine's own layout for AMX aborts on this family's three-dimensional matrices.
-PLAIN_LAYOUT = ("deepseek2",)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--server", type=Path, required=True, help="the engine's program")
-    parser.add_argument("--model", type=Path, action="append", required=True, help="a GGUF file; may be repeated")
-    arguments = parser.parse_args()
-    server: Path = arguments.server
-    models: list[Path] = arguments.model
-    loads = [measure(server, model, model.name.removesuffix(".gguf"), options) for model in models for options in SWEEP]
+    parser.add_argument("--only", action="append", default=[], help="a word of the models to measure; may be repeated")
+    only: list[str] = parser.parse_args().only
+    program = provide_real_parts().program
+    kept = {(load.model, load.options.model_dump_json()): load for load in parse_loads(FIXTURE.read_text())}
+    found: list[Load] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, made in ({name: build_model(shape) for name, shape in MADE_UP.items()} | FAMILIES).items():
-            model = made.write(Path(folder) / "made-up.gguf")
-            loads += [measure(server, model, f"{name} (made up)", options) for options in SHORT_SWEEP]
-    FIXTURE.write_text(render_loads(loads))
-    DOCUMENT.write_text(replace_table(DOCUMENT.read_text(), render_table(loads)))
+        for model, wishes in list_models(Path(folder)):
+            for options in (options_of(wish, model) for wish in wishes):
+                known = kept.get((model.name, options.model_dump_json()))
+                is_asked = not only or any(word in model.name for word in only)
+                load = observe(program, model, options) if is_asked or known is None else known
+                found.append(load)
+    FIXTURE.write_text(render_loads(found))
+    DOCUMENT.write_text(replace_table(DOCUMENT.read_text(), render_table(found)))
 
 
-def measure(server: Path, model: Path, name: str, options: EngineOptions) -> Load:
-    """One load of one model."""
-    extra = ("--no-repack",) if name.startswith(PLAIN_LAYOUT) else ()
-    with (
-        tempfile.NamedTemporaryFile("r+") as output,
-        running(server, model, options, output.name, extra) as (process, port),
-    ):
-        prompt(port, min(PROMPT_TOKENS, options.context_tokens - 16))
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        text = output.read()
-    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
-    if peak is None:
-        raise SystemExit(f"the kernel must report VmHWM of the engine; got {status!r}")
-    load = Load(
-        model=name,
-        geometry=read_geometry(model),
-        options=options,
-        weights_bytes=buffers(text, "model"),
-        kv_cache_bytes=buffers(text, "(?:KV|RS)"),
-        compute_bytes=buffers(text, "compute") + buffers(text, "output"),
-        peak_bytes=int(peak[1]) * 1024,
+def list_models(folder: Path) -> Generator[tuple[Loadable, tuple[Wish, ...]]]:
+    yield Loadable(SMOLLM2_NAME, provide_real_parts().model), SMOLLM2
+    yield Loadable(QWEN_NAME, provide_qwen()), QWEN
+    yield Loadable(MINILM_NAME, provide_minilm(), ENCODER_ARGUMENTS, is_encoder=True), MINILM
+    for name, made in ({name: build_model(shape) for name, shape in MADE_UP.items()} | FAMILIES).items():
+        path = made.write(folder / "made-up.gguf")
+        yield Loadable(f"{name} (made up)", path, full_slots=False), SHORT
+
+
+def options_of(wish: Wish, model: Loadable) -> EngineOptions:
+    window, slots, kind = wish
+    stamped = stamp_options(
+        read_geometry(model.path), cpu_cores=2, context_tokens=window, slots=slots, kv_cache_type=kind
     )
+    return stamped.model_copy(update={"batch_tokens": stamped.micro_batch_tokens}) if model.is_encoder else stamped
+
+
+def observe(program: EngineProgram, model: Loadable, options: EngineOptions) -> Load:
+    load = measure(program, model, options)
     print(render_table([load]).splitlines()[-1], flush=True)
     return load
-
-
-def read_geometry(model: Path) -> Geometry:
-    """Geometry from a prefix that grows as the reader asks."""
-    file_bytes, wanted = model.stat().st_size, 65_536
-    while True:
-        with model.open("rb") as file:
-            prefix = file.read(wanted)
-        try:
-            return parse_gguf_geometry(prefix, file_bytes)
-        except HeaderIncomplete as incomplete:
-            wanted = incomplete.at_least_bytes
-
-
-@contextmanager
-def running(
-    server: Path, model: Path, options: EngineOptions, output: str, extra: tuple[str, ...] = ()
-) -> Generator[tuple[subprocess.Popen[bytes], int]]:
-    """The engine, ready on a port of its own; ended whatever happens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    kv_type = options.kv_cache_type.value.lower()
-    argv = [
-        str(server), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), *ASSUMED_ARGUMENTS, "-ngl", "0",
-        "-c", str(options.context_tokens * options.slots), "-np", str(options.slots), "-t", str(options.threads),
-        "-b", str(options.batch_tokens), "-ub", str(options.micro_batch_tokens), "-ctk", kv_type, "-ctv", kv_type,
-        "--cache-ram", str(options.host_cache_mib), "--ctx-checkpoints", str(options.context_checkpoints), "-lv", "4",
-        *extra,
-    ]  # fmt: skip
-    environment = os.environ | {"LD_LIBRARY_PATH": str(server.parent)}
-    with open(output, "wb") as sink:
-        process = subprocess.Popen(argv, stdout=sink, stderr=subprocess.STDOUT, env=environment)
-    try:
-        wait_ready(process, port, output)
-        yield process, port
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(10)
-
-
-def wait_ready(process: subprocess.Popen[bytes], port: int, output: str) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise SystemExit(f"the engine ended with {process.returncode}:\n{Path(output).read_text()[-2000:]}")
-        try:
-            if call(port, "GET", "/health", None, timeout_seconds=5) == 200:
-                return
-        except OSError:
-            pass
-        time.sleep(0.1)
-    raise SystemExit(f"the engine was not ready within {READY_SECONDS} s")
-
-
-def prompt(port: int, tokens: int) -> None:
-    """One prompt of numbered tokens, one token back."""
-    body = json.dumps({"prompt": [300 + index % 600 for index in range(tokens)], "n_predict": 1}).encode()
-    status = call(port, "POST", "/completion", body, timeout_seconds=PROMPT_SECONDS)
-    if status != 200:
-        raise SystemExit(f"the engine must complete a prompt of {tokens} tokens; got status {status}")
-
-
-def call(port: int, method: str, path: str, body: bytes | None, timeout_seconds: float) -> int:
-    """Status of one request whose answer was read whole."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_seconds)
-    try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
-    finally:
-        connection.close()
-
-
-def buffers(text: str, kind: str) -> int:
-    """Bytes of all buffers of a kind, as the engine printed them."""
-    sizes = re.findall(rf"{kind} buffer size\s*=\s*([0-9.]+) MiB", text)
-    if not sizes:
-        raise SystemExit(f"the engine must print its {kind} buffer sizes; got:\n{text[-2000:]}")
-    return round(sum(map(float, sizes)) * MIB)
 
 
 if __name__ == "__main__":

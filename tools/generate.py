@@ -1,5 +1,6 @@
 """Writes everything that is made from the types: the CRDs in `manifests/crds/`, the copies of them in the chart and in
-the kustomize base (neither may name a file outside itself), the pages in `docs/spec/` and `docs/reference/cli.md`.
+the kustomize base (neither may name a file outside itself), the pages in `docs/spec/`, `docs/reference/cli.md` and
+`docs/reference/metrics.md`.
 
 Run by `make verify`, which fails when the files in git differ. The output depends on nothing but the types.
 """
@@ -13,6 +14,8 @@ import yaml
 from covey.reference import render_cli
 from covey_api.registry import KINDS
 from covey_api.schema import render_crd
+from render_metrics import PAGE as METRICS
+from render_metrics import render_metrics
 from render_spec import SPEC, render_pages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +40,12 @@ def render_files() -> dict[Path, str]:
     crds = [render_crd(kind) for kind in KINDS.values()]
     texts = {f"{crd['metadata']['name']}.yaml": render_yaml(crd) for crd in crds}
     files = {folder / name: text for folder in (CRDS, CHART_CRDS) for name, text in texts.items()}
-    return files | {BASE_CRDS: render_base_crds(crds)} | render_pages() | {COMMAND: render_cli()}
+    return (
+        files
+        | {BASE_CRDS: render_base_crds(crds)}
+        | render_pages()
+        | {COMMAND: render_cli(), METRICS: render_metrics()}
+    )
 
 
 def render_base_crds(crds: Sequence[Mapping[str, Any]]) -> str:

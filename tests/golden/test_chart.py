@@ -42,6 +42,9 @@ VALUES: dict[str, dict[str, Any]] = {
         "ingress": {"enabled": True, "className": "nginx", "host": "covey.example", "tlsSecretName": "covey-tls"},
         "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["covey.example"]},
     },
+    "metrics": {
+        "metrics": {"enabled": True, "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+    },
     "small": {
         "controller": {"replicas": 1, "resources": {}},
         "gateway": {"replicas": 1, "insecure": True},
@@ -61,6 +64,8 @@ REFUSED = [
     ("agent.pools[0].devices.gpu=1", "at '/agent/pools/0/devices': additional properties 'gpu' not allowed"),
     ("ingress.enabled=true", "at '/ingress/host': '' does not match pattern"),
     ("httpRoute.enabled=true", "at '/httpRoute/parentRefs': minItems: got 0, want 1"),
+    ("metrics.serviceMonitor.enabled=true", "at '/metrics/enabled': value must be true"),
+    ("metrics.serviceMonitor.interval=often", "at '/metrics/serviceMonitor/interval': 'often' does not match pattern"),
     ("fleetService.enabled=true", "at '/fleetService/names': minItems: got 0, want 1"),
 ]
 

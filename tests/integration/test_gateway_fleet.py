@@ -3,6 +3,7 @@
 import asyncio
 import json
 import stat
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from covey_api.messages import CertificateRole, Endpoint, Endpoints, ModelState,
 from covey_controller.fleet_api.server import serve_fleet
 from covey_fleet_client.files import ensure_private_folder
 from covey_fleet_client.join import Admission
+from covey_fleet_client.tasks import flatten_errors
 from covey_gateway import fleet
 from covey_gateway.fleet import FleetLink
 from integration.fleet_rig import Rig, SteeredBoard, running_fleet
@@ -237,3 +239,39 @@ async def test_the_link_comes_back_after_the_controller_does(tmp_path: Path) -> 
         assert (await asked(gateway, stream=True)).text == "Hello"
         again.cancel()
         await asyncio.gather(again, return_exceptions=True)
+
+
+class SilentBoard(SteeredBoard):
+    """A leader that has no table yet."""
+
+    async def watch_endpoints(self, gateway: str) -> AsyncIterator[Endpoints | None]:
+        async for _ in super().watch_endpoints(gateway):
+            yield None
+
+
+async def test_a_gateway_that_is_removed_before_its_first_table_waits_to_be_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fleet, "LONGEST_DELAY_SECONDS", 0.2)
+    board = SilentBoard()
+    async with running_fleet(tmp_path / "c", board) as rig, linked(tmp_path, rig.url, await new_token(rig)) as gateway:
+        await eventually(lambda: board.readers == ["gw"], 20)
+        (tmp_path / "state/gateway/token-id").unlink()  # as one that joined before there was this file
+        await rig.denials.deny(CertificateRole.GATEWAY, "gw", time.time())
+        await eventually(lambda: caplog.text.count("it waits to be let in") > 1, 20)
+        assert not gateway.traffic.has_table
+        assert board.readers == []
+        (tmp_path / "token").write_text(await new_token(rig))
+        await eventually(lambda: board.readers == ["gw"], 20)
+
+
+async def test_a_gateway_that_was_never_let_in_ends_with_the_reason(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path / "c") as rig, running_gateway(is_routed=False) as gateway:
+        identifier, _, digest = (await new_token(rig)).split(".")
+        (tmp_path / "token").write_text(f"{identifier}.{'A' * 43}.{digest}")
+        admission = Admission(tmp_path / "token")
+        folder = tmp_path / "gateway"
+        link = FleetLink(gateway.traffic, gateway.apply, folder, rig.url, admission, "gw", "http://127.0.0.1:1", "")
+        with pytest.raises(ExceptionGroup) as caught:
+            await link.run()
+        assert "join token" in str(flatten_errors(caught.value)[0])

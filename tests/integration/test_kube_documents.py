@@ -23,6 +23,7 @@ NAMESPACES = ("3", "a", "true")
 # Some 10 s. Every edge by itself, and 12,000 combinations, were compared once.
 MAX_EXAMPLES = 800
 SHA = "0" * 64
+TWO_TAINTS = Edge(("spec", "taints"), [{"key": "a", "effect": "NoSchedule"}] * 2)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,7 @@ def test_both_stores_take_the_whole_document_of_each_kind(door: ApiDoor, kind: A
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(document=damaged_documents())
+@example(document=put(put(whole_document(KINDS["Node"]), Edge(("spec", "reserve"), True)), TWO_TAINTS))
 @example(document=put(whole_document(KINDS["Model"]), EDGES["Model"][0]))
 def test_both_stores_say_the_same_of_any_document(door: ApiDoor, document: dict[str, Any]) -> None:
     assert find_difference(*ask_both(door, document)) == ""
@@ -71,6 +73,12 @@ CASES: dict[str, tuple[str, tuple[str | int, ...], Any, bool]] = {
     "null in a map": ("Placement", ("spec", "nodes", "selector"), {"a": None}, True),
     "null for an object with defaults below": ("Placement", ("spec", "nodes"), None, True),
     "an unknown field that is null": ("Placement", ("spec", "replica"), None, False),
+    "two taints of one key": ("Node", TWO_TAINTS.path, TWO_TAINTS.value, False),
+    "two taints without a key": ("Node", ("spec", "taints"), [{}, {}], False),
+    "two taints that are null": ("Node", ("spec", "taints"), [None, None], False),
+    "two taints that are text": ("Node", ("spec", "taints"), ["a", "a"], False),
+    "three taints of one key that is none": ("Node", ("spec", "taints"), [{"key": 1}, {"key": 1}, {"key": 1}], False),
+    "keys of taints that Python takes for one": ("Node", ("spec", "taints"), [{"key": 1}, {"key": True}], False),
     "two engines of one name": ("Node", ("spec", "engines"), [{"engine": "LlamaServer"}] * 2, False),
     "no engines, by default": ("Node", ("spec",), {}, True),
     "a window below its least": ("Placement", ("spec", "context"), {"tokens": 300, "minTokens": 301}, False),

@@ -27,7 +27,8 @@ def rights(group: str, resources: str, verbs: str) -> set[str]:
 
 # All that each ServiceAccount may do beyond what everybody who logs in may, by namespace.
 EVERYWHERE = {
-    "covey-controller": rights("covey.dev", " ".join(KINDS), "get list watch")
+    "covey-controller": rights("covey.dev", " ".join(KINDS), "list watch")
+    | rights("covey.dev", "placements cnodes instances fleets", "get")
     | rights("covey.dev", "instances", "create patch delete")
     | rights("covey.dev", "cnodes", "create patch")
     | rights("covey.dev", "placements", "patch")
@@ -111,9 +112,14 @@ def test_second_apply_writes_nothing_and_shows_no_difference(plane: ControlPlane
 
 @pytest.mark.usefixtures("kube_tools")
 def test_optional_objects_of_the_chart_pass_a_server_side_dry_run_without_a_warning(plane: ControlPlane) -> None:
-    """With the real HTTPRoute, of the Gateway API's own release."""
+    """With the real HTTPRoute and ServiceMonitor, of the Gateway API's and the Prometheus operator's own releases."""
     routes = module_folder("sigs.k8s.io/gateway-api", "v1.4.0") / "config" / "crd" / "standard"
-    plane.kubectl("apply", "--server-side", "-f", str(routes / "gateway.networking.k8s.io_httproutes.yaml"))
+    monitors = module_folder("github.com/prometheus-operator/prometheus-operator", "v0.85.0") / "example"
+    for crd in (
+        routes / "gateway.networking.k8s.io_httproutes.yaml",
+        monitors / "prometheus-operator-crd" / "monitoring.coreos.com_servicemonitors.yaml",
+    ):
+        plane.kubectl("apply", "--server-side", "-f", str(crd))
     values = [
         "ingress.enabled=true",
         "ingress.host=covey.example",
@@ -123,6 +129,9 @@ def test_optional_objects_of_the_chart_pass_a_server_side_dry_run_without_a_warn
         "httpRoute.hostnames[0]=covey.example",
         "fleetService.enabled=true",
         "fleetService.names[0]=fleet.example",
+        "metrics.enabled=true",
+        "metrics.serviceMonitor.enabled=true",
+        "metrics.serviceMonitor.labels.release=prometheus",
         "agent.pools[0].name=amd-4",
         "agent.pools[0].devices.amd\\.com/gpu=4",
         "agent.pools[0].supplementalGroups[0]=44",
@@ -132,7 +141,8 @@ def test_optional_objects_of_the_chart_pass_a_server_side_dry_run_without_a_warn
     said = plane.kubectl("apply", "--dry-run=server", "-f", "-", text=text, check=False).splitlines()
     assert [line for line in said if not line.endswith("(server dry run)")] == []
     kinds = {line.split("/")[0] for line in said}
-    assert {"httproute.gateway.networking.k8s.io", "ingress.networking.k8s.io"} <= kinds
+    optional = {"httproute.gateway.networking.k8s.io", "ingress.networking.k8s.io"}
+    assert optional | {"servicemonitor.monitoring.coreos.com"} <= kinds
     assert {
         "service/covey-fleet created (server dry run)",
         "daemonset.apps/covey-agent-amd-4 created (server dry run)",

@@ -134,11 +134,12 @@ class Shape:
 
 def build_model(shape: Shape, **more: Typed) -> GgufFile:
     """A file that a llama.cpp engine loads; `more` adds metadata below the architecture's prefix."""
-    metadata = _metadata(shape) | {f"{shape.architecture}.{key}": value for key, value in more.items()}
+    metadata = model_metadata(shape) | {f"{shape.architecture}.{key}": value for key, value in more.items()}
     return build(metadata, model_tensors(shape))
 
 
-def _metadata(shape: Shape) -> dict[str, Typed]:
+def model_metadata(shape: Shape) -> dict[str, Typed]:
+    """Keys of the whole model, a vocabulary with them."""
     prefix = shape.architecture
     kv_heads = shape.kv_heads
     found = {

@@ -1,18 +1,29 @@
-"""`python -m sim`: runs seeds and tells how they went; of one that failed, its story and how to run it again."""
+"""`python -m sim`: runs seeds and tells how they went; of one that failed, its story and how to run it again.
+
+What passed is written down with a digest of the code that it passed with, so that a long run which was cut off goes on
+where it was. One process for each core, forked when everything is imported; each takes the next seed when it is done.
+"""
 
 import argparse
 import gc
 import os
-import subprocess
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
+from pathlib import Path
 
-from kit.sim.run import Result, run_seed
+from kit.sim.run import LONG_QUIET_EVERY, Result, run_seed
+
+from sim.passed import Passed, digest_code
 
 # A run makes much that lives to its end: looking through it all the time is a tenth of the time.
 GENERATION_SIZES = (50_000, 20, 100)
 DONE, FAILED = 0, 1
 PASSED = "passed"
+ROOT = Path(__file__).parents[2]
 
 
 def main() -> int:
@@ -20,7 +31,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=300, help="run seeds 0 to N-1 (default: 300)")
     parser.add_argument("--seed", type=int, help="run this seed alone, and tell its story as it happens")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--step", type=int, default=1, help="from one seed to the next")
+    parser.add_argument("--afresh", action="store_true", help="run also what passed with this very code before")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     given = parser.parse_args()
     gc.set_threshold(*GENERATION_SIZES)
@@ -28,30 +39,40 @@ def main() -> int:
         result = run_seed(given.seed, is_told=True)
         print(render_result(result))
         return FAILED if result.failure else DONE
-    if given.jobs > 1:
-        return run_jobs(given.first, given.seeds, given.jobs)
-    return run_here(range(given.first, given.seeds, given.step))
+    passed = Passed(ROOT / ".sim", digest_code(ROOT))
+    before = frozenset[int]() if given.afresh else passed.read()
+    return run_seeds(range(given.first, given.seeds), before, passed, given.jobs)
 
 
-def run_jobs(first: int, last: int, jobs: int) -> int:
-    """Each process takes every so-manyth seed, so that long ones are spread."""
+def run_seeds(wanted: range, before: frozenset[int], passed: Passed, jobs: int) -> int:
+    """Long ones first, so that all processes end together."""
     begun = time.monotonic()
-    arguments = (sys.executable, "-m", "sim", "--jobs", "1", "--seeds", str(last), "--step", str(jobs))
-    running = [subprocess.Popen((*arguments, "--first", str(first + job))) for job in range(jobs)]
-    statuses = [process.wait() for process in running]
-    print(f"{last - first} seeds in {time.monotonic() - begun:.1f} s: {'failed' if any(statuses) else PASSED}")
-    return FAILED if any(statuses) else DONE
+    seeds = sorted(
+        (seed for seed in wanted if seed not in before), key=lambda seed: (seed % LONG_QUIET_EVERY > 0, seed)
+    )
+    failed = 0
+    with start_pool(jobs) as pool:
+        for result in pool.imap_unordered(run_seed, seeds):
+            if result.failure:
+                failed += 1
+                print("\n".join((*result.story, render_result(result))), flush=True)
+            else:
+                passed.add(result.seed)
+    skipped = len(wanted) - len(seeds)
+    rest = f" ({skipped} more passed before with this code)" if skipped else ""
+    verdict = f"{failed} failed" if failed else PASSED
+    print(f"{len(seeds)} seeds in {time.monotonic() - begun:.1f} s: {verdict}{rest}")
+    return FAILED if failed else DONE
 
 
-def run_here(seeds: range) -> int:
-    status = DONE
-    for seed in seeds:
-        result = run_seed(seed)
-        if result.failure:
-            status = FAILED
-            print("\n".join(result.story))
-            print(render_result(result), flush=True)
-    return status
+@contextmanager
+def start_pool(jobs: int) -> Generator[Pool]:
+    """Whatever was imported here is there already in its processes."""
+    gc.freeze()
+    with get_context("fork").Pool(jobs) as pool:
+        yield pool
+        pool.close()
+        pool.join()
 
 
 def render_result(result: Result) -> str:

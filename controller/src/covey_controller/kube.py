@@ -26,12 +26,17 @@ from covey_controller.fleet_api.server import Replicas, serve_fleet
 from covey_controller.history import History
 from covey_controller.kube_options import KubeOptions
 from covey_controller.loop import ReconcileLoop
+from covey_controller.metrics.figures import ControllerMetrics, ControllerView, WatchView
+from covey_controller.metrics.measured_store import MeasuredStore
+from covey_controller.metrics.observing import observe_controller
+from covey_controller.metrics.server import serve_metrics
 from covey_controller.ports import LeaderAddress, VaultUnavailable
 from covey_controller.probes import STALE_SECONDS, serve_probes
 from covey_controller.serving.gate import gate_by_lead
 from covey_controller.serving.tls import is_wildcard, observe_addresses
 from covey_controller.stores.kube.client import KubeClient
 from covey_controller.stores.kube.credentials import InClusterLogin, KubeconfigLogin
+from covey_controller.stores.kube.identity import wait_for_identity
 from covey_controller.stores.kube.publishing import publish_authority
 from covey_controller.stores.kube.reviews import KubeReviewer
 from covey_controller.stores.kube.store import KubeStore
@@ -40,7 +45,7 @@ from covey_controller.stores.kube.vault import KubeVault
 log = logging.getLogger(__name__)
 
 
-async def run_kube(options: KubeOptions, host: str, port: int, folder: Path) -> None:
+async def run_kube(options: KubeOptions, host: str, port: int, metrics: tuple[str, int] | None, folder: Path) -> None:
     """Until cancelled. OSError, ValueError or ListenFailed when it can't start. `folder` is this process's own."""
     login = KubeconfigLogin(options.kubeconfig) if options.kubeconfig is not None else InClusterLogin()
     async with KubeClient(login) as client:
@@ -51,6 +56,8 @@ async def run_kube(options: KubeOptions, host: str, port: int, folder: Path) -> 
         async with asyncio.TaskGroup() as group:
             if options.probe is not None:
                 group.create_task(serve_probes(*options.probe, replica.is_ready, replica.is_alive))
+            if metrics is not None:
+                group.create_task(serve_metrics(*metrics, replica.metrics.registry))
             group.create_task(replica.run(host, port))
 
 
@@ -64,6 +71,8 @@ class Replica:
         self._folder = folder
         self._began = time.monotonic()
         self._store: KubeStore | None = None
+        self._view: Callable[[], ControllerView] = ControllerView
+        self.metrics = ControllerMetrics(lambda: self._view())
         # Where it listens, once it does.
         self._fleet_port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._control_port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -87,13 +96,15 @@ class Replica:
         )
         self._store = store
         board, history = FleetBoard(asyncio.get_running_loop().time), History()
-        loop = ReconcileLoop(store, board, history, credentials.surround())
+        surroundings = credentials.surround(self.metrics.record_turn)
+        loop = ReconcileLoop(MeasuredStore(store, self.metrics), board, history, surroundings)
+        self._view = lambda: observe_controller(loop, board, history, observe_watch(store))
         names = (*self._options.fleet_names, advertised)
         fleet = Listening(loop, names, lambda: self._elsewhere(store, advertised, "fleet"))
         control = Listening(loop, names, lambda: self._elsewhere(store, advertised, "control"))
         async with asyncio.TaskGroup() as group:
             group.create_task(store.run())
-            group.create_task(credentials.trust.watch())
+            group.create_task(credentials.watch())
             group.create_task(self._serve_fleet(board, credentials, fleet, host, port))
             group.create_task(self._serve_control(HistoryExplainer(history, board), credentials, control))
             group.create_task(self._publish(credentials, loop))
@@ -104,10 +115,11 @@ class Replica:
 
     async def _open_credentials(self) -> Credentials:
         """Waits for the API server: a cluster that starts has none for a while."""
-        backoff, complaint = Backoff(), ""
+        backoff, complaint, vault = Backoff(), "", KubeVault(self._client, self._namespace)
         while True:
             try:
-                return await open_credentials(KubeVault(self._client, self._namespace))
+                await wait_for_identity(self._client, vault, self._namespace)
+                return await open_credentials(vault)
             except VaultUnavailable as error:
                 if str(error) != complaint:
                     log.warning("the controller's Secret can't be used yet: %s", error)
@@ -192,6 +204,10 @@ class Listening:
 
     def is_ready(self) -> bool:
         return self.loop.is_leading
+
+
+def observe_watch(store: KubeStore) -> WatchView:
+    return WatchView(store.synced_age_seconds, store.sync.watch_restarts)
 
 
 def choose_advertised(host: str) -> str:

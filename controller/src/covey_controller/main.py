@@ -30,6 +30,10 @@ from covey_controller.fleet_api.server import serve_fleet
 from covey_controller.history import History
 from covey_controller.kube_options import KubeOptions, add_kube_flags, parse_kube_options
 from covey_controller.loop import ReconcileLoop
+from covey_controller.metrics.figures import ControllerMetrics
+from covey_controller.metrics.measured_store import MeasuredStore
+from covey_controller.metrics.observing import observe_controller
+from covey_controller.metrics.server import serve_metrics
 from covey_controller.ports import VaultUnavailable
 from covey_controller.serving.listener import ListenFailed
 from covey_controller.source_options import FilesOptions, Webhook, add_source_flags, parse_files_options
@@ -54,6 +58,8 @@ class Options:
     state: Path
     host: str
     port: int
+    metrics: tuple[str, int] | None
+    """Where figures are read; None: nowhere."""
     lifeline: int | None
     store: FilesOptions | KubeOptions
 
@@ -90,17 +96,19 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         metavar="HOST:PORT",
         help="address of the fleet API; port 0 takes a free one (default: %(default)s)",
     )
+    parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="answer /metrics there, without TLS")
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe's last writer is gone")
     given = parser.parse_args(arguments)
     if given.kube is (given.source is not None):
         parser.error("either `--source SOURCE` or `--kube` must be given")
     host, port = parse_address(parser, "--fleet-listen", given.fleet_listen)
+    metrics = parse_address(parser, "--metrics-listen", given.metrics_listen) if given.metrics_listen else None
     state = Path(os.path.abspath(given.state))
     if given.kube:
         store = parse_kube_options(parser, given)
     else:
         store = parse_files_options(parser, given, state / CONTROLLER_FOLDER)
-    return Options(state, host, port, given.lifeline, store)
+    return Options(state, host, port, metrics, given.lifeline, store)
 
 
 async def run_controller(options: Options) -> None:
@@ -113,14 +121,14 @@ async def run_controller(options: Options) -> None:
             match options.store:
                 case KubeOptions() as store:
                     run_kube = import_kube()
-                    group.create_task(run_kube(store, options.host, options.port, options.folder))
+                    group.create_task(run_kube(store, options.host, options.port, options.metrics, options.folder))
                 case FilesOptions() as store:
                     group.create_task(run_files(options, store))
     except* Stop:
         log.info("ended; what runs on nodes goes on")
 
 
-def import_kube() -> Callable[[KubeOptions, str, int, Path], Coroutine[None, None, None]]:
+def import_kube() -> Callable[[KubeOptions, str, int, tuple[str, int] | None, Path], Coroutine[None, None, None]]:
     """ValueError names the extra if it isn't installed."""
     try:
         from covey_controller.kube import run_kube
@@ -140,7 +148,9 @@ async def run_files(options: Options, files: FilesOptions) -> None:
     parse = partial(parse_with_secrets, keys=files.keys)
     store = FilesStore(files.source, options.folder, parse, allow_empty=files.allow_empty)
     board, history = FleetBoard(asyncio.get_running_loop().time), History()
-    loop = ReconcileLoop(store, board, history, credentials.surround(allow_empty=files.allow_empty))
+    metrics = ControllerMetrics(lambda: observe_controller(loop, board, history))
+    surroundings = credentials.surround(metrics.record_turn, allow_empty=files.allow_empty)
+    loop = ReconcileLoop(MeasuredStore(store, metrics), board, history, surroundings)
     fleet = partial(
         serve_fleet,
         board,
@@ -171,6 +181,8 @@ async def run_files(options: Options, files: FilesOptions) -> None:
         group.create_task(control())
         if files.webhook is not None:
             group.create_task(_serve_webhook(files.webhook, store))
+        if options.metrics is not None:
+            group.create_task(serve_metrics(*options.metrics, metrics.registry))
 
 
 async def _serve_webhook(webhook: Webhook, store: FilesStore) -> None:

@@ -77,6 +77,8 @@ class EngineOptions(Message):
     """`--ctx-checkpoints` per slot."""
     threads: int = 1
     """CPU threads of the engine."""
+    repack: bool = True
+    """False: `--no-repack`, matrices stay on the CPU as the file has them."""
 
 
 class Member(Message):

@@ -47,12 +47,18 @@ class Geometry(Message):
     """Zero: every layer sees the whole window."""
     sliding_layers: Annotated[tuple[Annotated[int, Field(ge=0, le=4096)], ...], Field(max_length=4096)] = ()
     """Indexes of the layers that see only `slidingWindowTokens`."""
+    sliding_key_length: Annotated[int, Field(ge=0, le=1 << 16)] = 0
+    """Elements of one key head in sliding layers; zero: as in the others."""
+    sliding_value_length: Annotated[int, Field(ge=0, le=1 << 16)] = 0
+    """Elements of one value head in sliding layers; zero: as in the others."""
     token_embedding_bytes: Annotated[int, Field(ge=0)] = 0
     """Bytes of the token embedding table, kept on the host by llama.cpp."""
     repack_bytes: Annotated[int, Field(ge=0)] = 0
     """What an engine may add to the weights when it lays matrices out for the CPU: an upper bound."""
     experts_used: Annotated[int, Field(ge=0, le=4096)] = 0
     """Experts that one token passes through; zero: no experts. `feedForwardLength` is then the sum over them."""
+    has_gate: bool = True
+    """False: the feed-forward layers have no gate beside their upward matrix."""
     latent_attention: bool = False
     """True: one latent vector a token serves as key and value (MLA); newer engines keep no values beside it."""
     recurrent_bytes: Annotated[int, Field(ge=0)] = 0

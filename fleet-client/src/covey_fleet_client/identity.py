@@ -78,7 +78,7 @@ class Identity:
         )
 
     def read_token_id(self) -> str:
-        """Of the join token that it was last joined by; empty when it isn't known."""
+        """Of the join token that it was last joined by; empty when it was none."""
         return _read(self.folder / "token-id").decode(errors="replace").strip()
 
     def write_token_id(self, token_id: str) -> None:

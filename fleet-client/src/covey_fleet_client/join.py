@@ -14,6 +14,7 @@ import logging
 import re
 import ssl
 import time
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,7 +106,7 @@ async def ensure_joined(
     parsed = _parse_token(token) if token is not None else None
     if identity.is_valid(role, name, time.time()) and (
         parsed is None
-        or (_is_pinned(identity, parsed) and not (takes_new_token and identity.read_token_id() not in ("", parsed.id)))
+        or (_is_pinned(identity, parsed) and not (takes_new_token and identity.read_token_id() != parsed.id))
     ):
         return identity
     if parsed is None:
@@ -116,9 +117,7 @@ async def ensure_joined(
         )
     url = parse_controller_url(controller_url)
     authority = await _fetch_authority(url, parsed)
-    joined = await _join(identity, url, role, name, parsed.text, (authority,))
-    joined.write_token_id(parsed.id)
-    return joined
+    return await _join(identity, url, role, name, parsed.text, (authority,), token_id=parsed.id)
 
 
 async def ensure_admitted(
@@ -148,14 +147,18 @@ async def _join(
     name: str,
     token: str,
     authorities: tuple[x509.Certificate, ...],
+    *,
+    token_id: str = "",
 ) -> Identity:
     """The token goes to a controller of one of these authorities, and to nobody else."""
     request = JoinRequest(role=role, name=name, signing_request=identity.render_signing_request())
-    async with open_client(url, trusting_context(authorities)) as client:
+    async with aclosing(open_client(url, trusting_context(authorities))) as client:
         content = await call(client, "POST", "join", body=request, bearer=token)
     answer = parse_answer(content, JoinAnswer, "join")
     now = time.time()
     log_skew(answer, now)
+    # Before the certificate: a member whose end falls between the two must not come back by a token that it has used.
+    identity.write_token_id(token_id)
     return identity.accept(answer, role, name, now)
 
 
@@ -173,7 +176,7 @@ async def _fetch_authority(url: str, token: _Token) -> x509.Certificate:
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE
-    async with open_client(url, unverified) as client:
+    async with aclosing(open_client(url, unverified)) as client:
         content = await call(client, "GET", "authority")
     try:
         offered = x509.load_pem_x509_certificates(content)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -95,7 +95,7 @@ class FleetLink:
         _log.info("routing by the table of the last run until the controller sends one")
 
     async def run(self) -> None:
-        """Join and stay connected, until cancelled. StartError when refused with no table to serve by."""
+        """Join and stay connected, until cancelled. StartError when refused without ever having been in the fleet."""
         backoff = Backoff()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._save())
@@ -111,17 +111,22 @@ class FleetLink:
             self._is_refused = True
             delay_seconds = backoff.next_delay_seconds(random.random())  # noqa: S311  (jitter, no secret)
             _log.warning("the controller refuses this certificate; joining anew: %s", error.message)
-        elif not self._traffic.has_table:
+        elif not self._traffic.has_table and not self._was_in_the_fleet():
             raise StartError(error.message)
         else:
             delay_seconds = LONGEST_DELAY_SECONDS
-            _log.error("the controller refuses this gateway, serving goes on: %s", error.message)
+            goes_on = "serving goes on" if self._traffic.has_table else "it waits to be let in"
+            _log.error("the controller refuses this gateway, %s: %s", goes_on, error.message)
         self._is_connected = False
         await asyncio.sleep(delay_seconds)
 
     def _may_join_anew(self) -> bool:
         """A pod by its token; who was in the fleet, by a new one."""
-        return self._admission.is_standing() or load_identity(self._folder).certificate is not None
+        return self._admission.is_standing() or self._was_in_the_fleet()
+
+    def _was_in_the_fleet(self) -> bool:
+        """It may be let in again: it waits for that, also where it was removed before its first table came."""
+        return load_identity(self._folder).certificate is not None
 
     async def _follow(self, backoff: Backoff) -> FleetError:
         """One connection, to its end: what weighs most of it, a refusal before a broken connection."""
@@ -178,15 +183,16 @@ class FleetLink:
 
     async def _report_demand(self, fleet: Fleet) -> None:
         """Every `REPORT_SECONDS`, and at once when a table was applied or a departed endpoint has become idle."""
+        clock = asyncio.get_running_loop().time
         while True:
             self._is_due.clear()
+            reported_at = clock()
             await fleet.post("demand", self._observe_demand(), DemandAnswer)
-            await asyncio.sleep(_MIN_REPORT_SECONDS)
-            try:
-                async with asyncio.timeout(REPORT_SECONDS - _MIN_REPORT_SECONDS):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(reported_at + REPORT_SECONDS):
                     await self._is_due.wait()
-            except TimeoutError:
-                continue
+            if (rest_seconds := reported_at + _MIN_REPORT_SECONDS - clock()) > 0:
+                await asyncio.sleep(rest_seconds)
 
     def _observe_demand(self) -> Demand:
         return Demand(

@@ -59,12 +59,12 @@ seccompProfile: {type: RuntimeDefault}
     - serviceAccountToken: {audience: covey-fleet, expirationSeconds: 3600, path: token}
     - configMap:
         name: covey-authority
-        items: [{key: authority.pem, path: authority.pem}]
+        items: [{key: authorities.pem, path: authorities.pem}]
 {{- end }}
 
 {{/* How a part finds the controller, and joins. */}}
 {{- define "covey.join" -}}
 - --controller=https://covey-controller.covey-system.svc:52414
 - --token-file=/var/run/covey/token
-- --authority-file=/var/run/covey/authority.pem
+- --authority-file=/var/run/covey/authorities.pem
 {{- end }}

@@ -1,12 +1,16 @@
 """What holds for every fleet: the choice is total and deterministic, and never promises a byte twice."""
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
 from covey_api.engines import Compute, EngineName, KvCacheType, LaneState
 from covey_api.node import Taint
 from covey_api.placement import Toleration
-from covey_planner.choice import choose, explain_nodes
+from covey_planner.choice import Roster, choose, explain_nodes
+from covey_planner.choice.nodes import NOTHING_TAKEN, Miss, Offer, evaluate_node
+from covey_planner.choice.refusals import explain_miss, nearness
+from covey_planner.choice.ways import Question, pending_geometry
 from covey_planner.text import render_refusals
 from covey_planner.types import Chosen, Decision, NodeState, NodeView, Pool, VariantView, Wish
 from hypothesis import given, settings
@@ -45,6 +49,20 @@ def node_views(draw: st.DrawFn, name: str) -> NodeView:
 @st.composite
 def fleets(draw: st.DrawFn) -> list[NodeView]:
     return [draw(node_views(name)) for name in NAMES[: draw(st.integers(0, len(NAMES)))]]
+
+
+@st.composite
+def uniform_fleets(draw: st.DrawFn) -> list[NodeView]:
+    """Many nodes of few kinds, so that classes have more than one; each has a label and files of its own."""
+    kinds = [draw(node_views("kind")) for _ in range(draw(st.integers(1, 3)))]
+    views: list[NodeView] = []
+    for name in NAMES:
+        kind = draw(st.sampled_from(kinds))
+        taken = draw(st.sampled_from([0, 0, GIB, 5 * GIB]))
+        pools = tuple(replace(pool, reserved_bytes=pool.reserved_bytes + taken) for pool in kind.pools)
+        cached = draw(st.sampled_from([kind.cached, frozenset({artifact().digest}), frozenset({"c" * 64})]))
+        views.append(replace(kind, name=name, pools=pools, cached=cached, labels={**kind.labels, "host": name}))
+    return views
 
 
 def variants() -> st.SearchStrategy[tuple[VariantView, ...]]:
@@ -204,3 +222,54 @@ def test_spread_never_puts_a_second_replica_where_an_equal_node_has_none(
                 == (each.variant, each.lane.engine, each.lane.compute)
             ]
             assert idle == []
+
+
+def place_one_by_one(asked: Wish, nodes: list[NodeView], count: int) -> tuple[list[Offer], list[Miss]]:
+    """What the choice must come to, by asking every node for every replica."""
+    question, taken = Question(asked), dict.fromkeys((view.name for view in nodes), NOTHING_TAKEN)
+    placed: list[Offer] = []
+    while True:
+        outcomes = [evaluate_node(question, view, taken[view.name]) for view in nodes]
+        offers = [outcome for outcome in outcomes if isinstance(outcome, Offer)]
+        if len(placed) == count or not offers:
+            return placed, [outcome for outcome in outcomes if isinstance(outcome, Miss)]
+        best = min(offers, key=lambda offer: offer.order)
+        placed.append(best)
+        taken[best.node.name] = taken[best.node.name].with_offer(best)
+
+
+@settings(max_examples=150, deadline=None)
+@given(wishes(), fleets() | uniform_fleets(), st.integers(1, 4))
+def test_classes_of_nodes_come_to_what_asking_every_node_comes_to(
+    asked: Wish, nodes: list[NodeView], count: int
+) -> None:
+    decision = choose(asked, nodes, count)
+    if pending_geometry(asked):
+        assert decision.chosen == ()
+        return
+    placed, misses = place_one_by_one(asked, nodes, count)
+    assert [(each.node, each.variant, each.lane) for each in decision.chosen] == [
+        (offer.node.name, offer.way.variant, offer.lane) for offer in placed
+    ]
+    if len(placed) < count:
+        reasons = Counter(miss.reason for miss in misses)
+        assert decision.counts == tuple(sorted(reasons.items()))
+        closest = min(misses, key=nearness, default=None)
+        assert decision.closest == (explain_miss(Question(asked), closest) if closest else None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(wishes(), min_size=1, max_size=4), uniform_fleets(), st.data())
+def test_roster_that_changed_answers_as_one_that_is_made_anew(
+    asked: list[Wish], nodes: list[NodeView], data: st.DataObject
+) -> None:
+    roster = Roster(nodes)
+    current = {view.name: view for view in nodes}
+    for each in asked:
+        assert choose(each, roster, 2) == choose(each, list(current.values()), 2)
+        changed = data.draw(st.sampled_from(nodes)), data.draw(uniform_fleets())
+        view = replace(data.draw(st.sampled_from(changed[1])), name=changed[0].name)
+        current[view.name] = view
+        roster.put(view)
+    assert list(roster) == [current[name] for name in sorted(current)]
+    assert choose(asked[0], roster, 2) == choose(asked[0], list(current.values()), 2)

@@ -176,7 +176,7 @@ def test_missing_key_is_named(key: str) -> None:
         ("general.architecture", text("x" * 65), "must have 1 to 64 characters; got 65"),
         ("general.architecture", text("x" * 2000), "must be at most 1024 bytes long; got 2000"),
         ("general.alignment", u32(0), "`general.alignment` must be between 1 and 65536; got 0"),
-        ("split.count", u32(3), "`split.count` must be at most 1 (several files are not supported yet); got 3"),
+        ("split.count", u32(3), "`split.count` says that the model has 3 files; got 1 of them"),
         ("llama.ssm.state_size", u32(16), "keeps recurrent state (`llama.ssm.*`)"),
     ],
 )

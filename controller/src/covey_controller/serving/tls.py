@@ -105,13 +105,13 @@ async def bind_tcp(host: str, port: int, flag: str) -> socket.socket:
         ) from None
 
 
-def render_url(bound: socket.socket) -> str:
+def render_url(bound: socket.socket, scheme: str = "https") -> str:
     """At which this machine reaches it."""
     host, port = bound.getsockname()[:2]
     address = ipaddress.ip_address(host)
     if address.is_unspecified:
-        return f"https://{'127.0.0.1' if address.version == 4 else '[::1]'}:{port}"
-    return f"https://{address}:{port}" if address.version == 4 else f"https://[{address}]:{port}"
+        return f"{scheme}://{'127.0.0.1' if address.version == 4 else '[::1]'}:{port}"
+    return f"{scheme}://{address}:{port}" if address.version == 4 else f"{scheme}://[{address}]:{port}"
 
 
 def is_wildcard(host: str) -> bool:

@@ -73,6 +73,7 @@ class LlamaServer:
             *("-t", str(options.threads), "-tb", str(options.threads)),
             *("--threads-http", str(HTTP_THREADS_PER_SLOT * options.slots + SPARE_HTTP_THREADS)),
             *render_placement(instance),
+            *(() if options.repack else ("--no-repack",)),
             *("--no-context-shift", "--offline", "--no-webui", "--no-slots"),
         ]
         return Launch(tuple(argv), dict(program.environment), ((KEY_FILE, f"{key}\n"),))

@@ -5,32 +5,37 @@ window of every chosen node widened to the largest at which all that were placed
 window first) would let the first replica take the memory of the second.
 """
 
-import heapq
 from collections.abc import Sequence
 
-from covey_api.reasons import ReadyReason, RefusalReason
+from covey_api.reasons import ReadyReason
 
-from covey_planner.choice.nodes import NOTHING_TAKEN, Miss, Offer, Taken, evaluate_node
-from covey_planner.choice.refusals import closest_miss, count_reasons, explain_miss
+from covey_planner.choice.nodes import NOTHING_TAKEN, Offer, evaluate_node
+from covey_planner.choice.refusals import explain_miss
+from covey_planner.choice.roster import Roster
+from covey_planner.choice.search import Search, Tally
 from covey_planner.choice.ways import Question, pending_geometry
 from covey_planner.choice.window import Tenant, widest_window
 from covey_planner.types import Chosen, Decision, NodeView, Pending, Refusal, Wish
 
 
-def choose(wish: Wish, nodes: Sequence[NodeView], count: int) -> Decision:
+def choose(wish: Wish, nodes: Roster | Sequence[NodeView], count: int) -> Decision:
     """Places for `count` new replicas: as many as fit, and for the rest why not."""
     if count <= 0:
         return Decision((), None, (), None)
     if pending := pending_geometry(wish):
         return Decision((), pending, (), None)
+    roster = nodes if isinstance(nodes, Roster) else Roster(nodes, wish.selector)
     question = Question(wish)
-    placed, misses = _place(question, nodes, count)
+    search = Search(question, roster)
+    placed: list[Offer] = []
+    while len(placed) < count and (offer := search.take_best()) is not None:
+        placed.append(offer)
     chosen = _stamp(question, placed)
     if len(chosen) == count:
         return Decision(chosen, None, (), None)
-    closest = closest_miss(misses)
-    refusal = explain_miss(question, closest) if closest else None
-    return Decision(chosen, _pending_facts(nodes, misses), count_reasons(misses), refusal)
+    tally = search.tally()
+    refusal = explain_miss(question, tally.closest) if tally.closest else None
+    return Decision(chosen, _pending_facts(tally, len(roster)), tuple(sorted(tally.counts.items())), refusal)
 
 
 def explain_nodes(wish: Wish, nodes: Sequence[NodeView]) -> tuple[Chosen | Refusal, ...]:
@@ -43,32 +48,6 @@ def explain_nodes(wish: Wish, nodes: Sequence[NodeView]) -> tuple[Chosen | Refus
             _stamp(question, [outcome])[0] if isinstance(outcome, Offer) else explain_miss(question, outcome)
         )
     return tuple(answers)
-
-
-def _place(question: Question, nodes: Sequence[NodeView], count: int) -> tuple[list[Offer], list[Miss]]:
-    """The best offers in their order, and the misses of all nodes once one replica found no place."""
-    offers: list[tuple[tuple[int | bool | str, ...], int, Offer]] = []
-    misses: list[Miss] = []
-    for index, node in enumerate(nodes):
-        outcome = evaluate_node(question, node, NOTHING_TAKEN)
-        if isinstance(outcome, Offer):
-            offers.append((outcome.order, index, outcome))
-        else:
-            misses.append(outcome)
-    heapq.heapify(offers)
-    placed: list[Offer] = []
-    taken: dict[int, Taken] = {}
-    while offers and len(placed) < count:
-        _, index, offer = offers[0]
-        placed.append(offer)
-        here = taken[index] = taken.get(index, NOTHING_TAKEN).with_offer(offer)
-        outcome = evaluate_node(question, offer.node, here)
-        if isinstance(outcome, Offer):
-            heapq.heapreplace(offers, (outcome.order, index, outcome))
-        else:
-            heapq.heappop(offers)
-            misses.append(outcome)
-    return placed, misses
 
 
 def _stamp(question: Question, placed: Sequence[Offer]) -> tuple[Chosen, ...]:
@@ -98,11 +77,11 @@ def _tenant(question: Question, offer: Offer) -> Tenant:
     return Tenant(offer.way.span, question.price(offer.way, offer.lane).formulas)
 
 
-def _pending_facts(nodes: Sequence[NodeView], misses: Sequence[Miss]) -> Pending | None:
+def _pending_facts(tally: Tally, nodes: int) -> Pending | None:
     """Facts that may still bring a place: another answer than 'does not fit'."""
     if not nodes:
         return Pending(ReadyReason.FACTS_PENDING, "no node has joined yet")
-    waiting = sorted(miss.node.name for miss in misses if miss.reason is RefusalReason.FACTS_PENDING)
+    waiting = sorted(tally.waiting)
     if not waiting:
         return None
     names = ", ".join(f"'{name}'" for name in waiting[:3])

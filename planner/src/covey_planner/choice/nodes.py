@@ -12,6 +12,7 @@ large blocks stay for models that fit nowhere else. Nothing of it moves what run
 - The node that runs the fewest models: it takes an empty machine for each small model, which is what best fit avoids;
   models on one node do share its processors. Who minds says so with `spec.nodes`.
 - Windows are not computed to be compared: where the widest does not fit, it grows with the memory that is left.
+- The fewest bytes left in any pool: what is scarce is the lane's own pool, and nodes could not be kept in order by it.
 """
 
 from collections.abc import Mapping
@@ -26,10 +27,10 @@ from covey_planner.fit.estimate import CELL_STEP
 from covey_planner.types import NodeState, NodeView, Pool
 
 # Among lanes of one engine: accelerators first.
-_COMPUTE_ORDER = {Compute.CUDA: 0, Compute.ROCM: 1, Compute.METAL: 2, Compute.VULKAN: 3, Compute.CPU: 4}
+COMPUTE_ORDER = {Compute.CUDA: 0, Compute.ROCM: 1, Compute.METAL: 2, Compute.VULKAN: 3, Compute.CPU: 4}
 
-# (way, compute, replicas here, not cached, not installed, narrower than could be, bytes left at the widest window or
-# minus the bytes left at the least, name): the smallest is preferred.
+# (way, compute, replicas here, not cached, not installed, narrower than could be, bytes left in the lane's own pool at
+# the widest window or minus the bytes left at the least, name): the smallest is preferred.
 OfferOrder = tuple[int, int, int, bool, bool, bool, int, str]
 
 
@@ -85,11 +86,9 @@ def evaluate_node(question: Question, node: NodeView, taken: Taken) -> Offer | M
     3. Ways in their order: the first whose least window fits, on the best lane for it.
     4. Else the reason that came nearest to a fit.
     """
-    reason = _filter(question, node)  # 1, 2
+    reason = filter_node(question, node, node.name)  # 1, 2
     if reason is not None:
         return Miss(reason, node)
-    if question.blocked is not None:
-        return Miss(question.blocked[0], node)
     nearest: Miss | None = None
     failed = question.wish.failed
     for way in question.ways:  # 3
@@ -103,8 +102,7 @@ def evaluate_node(question: Question, node: NodeView, taken: Taken) -> Offer | M
             price = question.price(way, lane)
             pool, left = _tightest(node, price.least, taken.least)
             if left >= 0:
-                order = _order(question, node, way, lane, taken, left)
-                offer = Offer(order, node, way, lane, price.least, price.most)
+                offer = _offer(question, node, way, lane, taken)
                 best = offer if best is None or offer.order < best.order else best
             elif nearest is None or not 0 < nearest.short_bytes <= -left:
                 reason = _memory_reason(question, way, lane, pool, -left)
@@ -121,32 +119,52 @@ def find_pool(node: NodeView, name: str) -> Pool | None:
     return None
 
 
-def _filter(question: Question, node: NodeView) -> RefusalReason | None:
+def filter_node(question: Question, node: NodeView, name: str) -> RefusalReason | None:
+    """Why the node is not asked for memory at all. Without a name: what holds for all nodes of its class."""
     wish = question.wish
     if not node.schedulable:
         return RefusalReason.CORDONED
     if node.taints and find_untolerated(node.taints, wish.tolerations) is not None:
         return RefusalReason.TAINTED
-    if wish.exclude and node.name in wish.exclude:
+    if wish.exclude and name in wish.exclude:
         return RefusalReason.EXCLUDED
-    if wish.include and node.name not in wish.include:
+    if wish.include and name not in wish.include:
         return RefusalReason.NOT_SELECTED
     if wish.selector and any(node.labels.get(key) != value for key, value in wish.selector.items()):
         return RefusalReason.NOT_SELECTED
-    if node.state is NodeState.READY:
-        return None
-    return RefusalReason.NODE_UNKNOWN if node.state is NodeState.UNKNOWN else RefusalReason.FACTS_PENDING
+    if node.state is not NodeState.READY:
+        is_silent = node.state is NodeState.UNKNOWN
+        return RefusalReason.NODE_UNKNOWN if is_silent else RefusalReason.FACTS_PENDING
+    return question.blocked[0] if question.blocked else None
 
 
-def _order(question: Question, node: NodeView, way: Way, lane: Lane, taken: Taken, left: int) -> OfferOrder:
-    """Preferred lanes, then nodes with fewer replicas, then what is there already, then memory as said above."""
-    replicas = taken.replicas + question.wish.placed.get(node.name, 0)
-    uncached = way.digest not in node.cached
-    uninstalled = lane.state is not LaneState.INSTALLED
-    _, left_at_most = _tightest(node, question.price(way, lane).most, taken.most)
-    narrower = left_at_most < 0
-    memory = -left if narrower else left_at_most
-    return (way.rank, _COMPUTE_ORDER[lane.compute], replicas, uncached, uninstalled, narrower, memory, node.name)
+def order_offer(
+    way: Way, lane: Lane, name: str, left: int, *, replicas: int, is_cached: bool, is_narrower: bool
+) -> OfferOrder:
+    """`left`: in the lane's own pool, at the widest window, or at the least where that is all that fits."""
+    is_installed = lane.state is LaneState.INSTALLED
+    memory = -left if is_narrower else left
+    rank = COMPUTE_ORDER[lane.compute]
+    return (way.rank, rank, replicas, not is_cached, not is_installed, is_narrower, memory, name)
+
+
+def _offer(question: Question, node: NodeView, way: Way, lane: Lane, taken: Taken) -> Offer:
+    """Of a way whose least window fits."""
+    price = question.price(way, lane)
+    _, left_at_most = _tightest(node, price.most, taken.most)
+    is_narrower = left_at_most < 0
+    costs, holds = (price.least, taken.least) if is_narrower else (price.most, taken.most)
+    _, left = _tightest(node, costs[:1], holds)  # the lane's own pool comes first
+    order = order_offer(
+        way,
+        lane,
+        node.name,
+        left,
+        replicas=taken.replicas + question.wish.placed.get(node.name, 0),
+        is_cached=way.digest in node.cached,
+        is_narrower=is_narrower,
+    )
+    return Offer(order, node, way, lane, price.least, price.most)
 
 
 def _add(taken: Mapping[str, int], more: tuple[tuple[str, int], ...]) -> Mapping[str, int]:

@@ -1,7 +1,5 @@
 """Refusals in words: what was needed, what there is, what to do. Bytes come from totals and reservations only."""
 
-from collections.abc import Sequence
-
 from covey_api.instance import Costs
 from covey_api.reasons import RefusalReason
 from covey_api.units import format_bytes
@@ -34,20 +32,9 @@ _NEARNESS = {
 }
 
 
-def count_reasons(misses: Sequence[Miss]) -> tuple[tuple[RefusalReason, int], ...]:
-    counts: dict[RefusalReason, int] = {}
-    for miss in misses:
-        counts[miss.reason] = counts.get(miss.reason, 0) + 1
-    return tuple(sorted(counts.items()))
-
-
-def closest_miss(misses: Sequence[Miss]) -> Miss | None:
-    """The fewest missing bytes; without any, the one that passed the most filters; ties by name."""
-    return min(
-        misses,
-        key=lambda miss: (not miss.short_bytes, miss.short_bytes, _NEARNESS[miss.reason], miss.node.name),
-        default=None,
-    )
+def nearness(miss: Miss) -> tuple[bool, int, int, str]:
+    """The smallest is the closest: the fewest missing bytes; without any, the most filters passed; ties by name."""
+    return (not miss.short_bytes, miss.short_bytes, _NEARNESS[miss.reason], miss.node.name)
 
 
 def explain_miss(question: Question, miss: Miss) -> Refusal:

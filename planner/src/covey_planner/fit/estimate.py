@@ -20,8 +20,8 @@ CELL_STEP = 256
 # Bytes of one block of 32 elements in the KV cache.
 _KV_BLOCK_BYTES = {KvCacheType.F16: 64, KvCacheType.Q8_0: 34, KvCacheType.Q4_0: 18}
 _KV_BLOCK_ELEMENTS = 32
-# The engine's process without a model: code, threads, scratch (measured 27 to 36 MiB).
-_PROCESS_BYTES = 40 * 2**20
+# The engine's process without a model: code, threads, scratch (measured 27 to 36 MiB), and its keeper's (measured 7).
+_PROCESS_BYTES = 48 * 2**20
 # A request in each slot: texts, buffers, the sampler's row of candidates (measured: 28 MiB for 12 long requests).
 _REQUEST_BYTES = 2 * 2**20
 _CANDIDATE_BYTES = 16
@@ -116,7 +116,7 @@ def cost_formulas(
     lane_pool = CostFormula(
         pool=lane.pool,
         slots=options.slots,
-        weights_bytes=geometry.weights_bytes + geometry.repack_bytes - embedding,
+        weights_bytes=geometry.weights_bytes + options.repack * geometry.repack_bytes - embedding,
         floor_bytes=driver if own else _process_bytes(geometry, options) + driver,
         graph_bytes=_graph_bytes(geometry, lane, options),
         mask_bytes_per_cell=mask,
@@ -153,36 +153,57 @@ def _kv_bytes_per_cell(geometry: Geometry, lane: Lane, options: EngineOptions) -
     full_heads = sum(heads for layer, heads in enumerate(geometry.kv_head_counts) if layer not in sliding)
     sliding_heads = sum(geometry.kv_head_counts) - full_heads
     has_values = not (geometry.latent_attention and lane.digest)
-    head = _row_bytes(geometry.key_length, options) + has_values * _row_bytes(geometry.value_length, options)
-    return full_heads * head, sliding_heads * head
+    keys, values = geometry.key_length, geometry.value_length
+    sliding_keys, sliding_values = geometry.sliding_key_length or keys, geometry.sliding_value_length or values
+    full_head = _row_bytes(keys, options) + has_values * _row_bytes(values, options)
+    sliding_head = _row_bytes(sliding_keys, options) + has_values * _row_bytes(sliding_values, options)
+    return full_heads * full_head, sliding_heads * sliding_head
 
 
 def _process_bytes(geometry: Geometry, options: EngineOptions) -> int:
     requests = options.slots * (_REQUEST_BYTES + _CANDIDATE_BYTES * geometry.vocabulary_size)
+    if is_encoder(geometry):  # measured: at its first long text the output buffer grows to a row for every token of it
+        requests += _FLOAT_BYTES * options.micro_batch_tokens * (geometry.vocabulary_size + geometry.embedding_length)
     return _PROCESS_BYTES + _VOCABULARY_BYTES_PER_TOKEN * geometry.vocabulary_size + requests
 
 
-def _graph_bytes(geometry: Geometry, lane: Lane, options: EngineOptions) -> int:
-    """Compute buffer of one micro batch without masks, and the output buffer of all slots.
+def is_encoder(geometry: Geometry) -> bool:
+    """Whether it reads a whole text at once and keeps nothing of it."""
+    return not any(geometry.kv_head_counts) and not geometry.recurrent_bytes
 
-    Per token the buffer holds the largest of its stages: feed-forward (gate, up and their product, beside four rows of
-    the stream; with experts also one row per expert), attention (queries, keys and values twice, four rows), and a
-    recurrent layer, for which it also copies each slot's state.
+
+def _graph_bytes(geometry: Geometry, lane: Lane, options: EngineOptions) -> int:
+    """Compute buffer of one micro batch without masks of the cache, and the output buffer of all slots.
+
+    Per token the buffer holds the largest of its stages: feed-forward, attention (queries, keys and values twice, four
+    rows), and a recurrent layer, for which it also copies each slot's state. An encoder masks its own micro batch.
     """
     embedding = geometry.embedding_length
-    feed_forward = 3 * geometry.feed_forward_length + 4 * embedding
-    if geometry.experts_used:
-        feed_forward += (geometry.experts_used + 1) * embedding
     kv_heads = max(geometry.kv_head_counts, default=0)
     keys_and_values = kv_heads * (geometry.key_length + geometry.value_length)
     attention = 2 * geometry.head_count * geometry.key_length + keys_and_values + 4 * embedding
     if geometry.latent_attention:  # every head's query and answer are as wide as the one latent vector
         heads_length = 2 * geometry.key_length + geometry.value_length
         attention = geometry.head_count * heads_length + 2 * embedding
-    per_token = max(feed_forward, attention, geometry.recurrent_row_length) + _INPUT_FLOATS
+    if is_encoder(geometry):
+        attention = 6 * embedding
+    per_token = max(_feed_forward_row(geometry), attention, geometry.recurrent_row_length) + _INPUT_FLOATS
     logits = _output_rows(lane, options) * geometry.vocabulary_size
     stages = max(options.micro_batch_tokens * per_token, logits)
-    return _FLOAT_BYTES * (stages + logits) + options.slots * geometry.recurrent_layer_bytes
+    mask = _MASK_BYTES * options.micro_batch_tokens**2 if is_encoder(geometry) else 0
+    return _FLOAT_BYTES * (stages + logits) + options.slots * geometry.recurrent_layer_bytes + mask
+
+
+def _feed_forward_row(geometry: Geometry) -> int:
+    """Numbers of one token: gate, up and their product beside four rows of the stream; with experts also one row each.
+
+    Without a gate: up alone, beside three rows.
+    """
+    embedding = geometry.embedding_length
+    if not geometry.has_gate:
+        return geometry.feed_forward_length + 3 * embedding
+    experts = (geometry.experts_used + 1) * embedding if geometry.experts_used else 0
+    return 3 * geometry.feed_forward_length + 4 * embedding + experts
 
 
 def _output_rows(lane: Lane, options: EngineOptions) -> int:

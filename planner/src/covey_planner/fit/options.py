@@ -29,7 +29,9 @@ def stamp_options(
     """All options that cost memory or context.
 
     The host prompt cache is off: a slot keeps its own last prompt anyway, and what the cache adds grows with use up to
-    a limit that would have to be reserved whole.
+    a limit that would have to be reserved whole. Matrices of latent attention have three dimensions, and llama.cpp
+    (seen in 10434) aborts at the load when it lays those out for AMX: there they stay as they are, on every processor,
+    since what the planner stamps must not depend on which one it is.
     """
     return EngineOptions(
         context_tokens=context_tokens,
@@ -40,6 +42,7 @@ def stamp_options(
         host_cache_mib=0,
         context_checkpoints=_SLIDING_CHECKPOINTS if geometry.sliding_layers else 0,
         threads=choose_threads(cpu_cores),
+        repack=not geometry.latent_attention,
     )
 
 

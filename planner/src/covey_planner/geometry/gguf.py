@@ -6,20 +6,53 @@ know, the answer is either the larger memory (full attention) or a refusal, neve
 Our own reader, not PyPI's `gguf`: that one needs numpy, maps a whole file, and trusts every count in it.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from covey_api.model import Geometry
 
 from covey_planner.geometry.metadata import MAX_LAYERS, Metadata, parse_metadata
 from covey_planner.geometry.reader import HeaderIncomplete, HeaderInvalid, Reader, at
 from covey_planner.geometry.recurrent import read_recurrent
-from covey_planner.geometry.tensors import TensorSums, parse_tensors
+from covey_planner.geometry.tensors import MAX_TENSORS, TensorSums, parse_tensors
 
-__all__ = ["HeaderIncomplete", "HeaderInvalid", "parse_gguf_geometry"]
+__all__ = [
+    "GgufHeader",
+    "HeaderIncomplete",
+    "HeaderInvalid",
+    "parse_gguf_geometry",
+    "parse_gguf_header",
+    "parse_gguf_set",
+]
 
 _MAGIC = 0x46554747  # "GGUF", little-endian
 _VERSIONS = (2, 3)
 _MAX_ALIGNMENT = 1 << 16
+# Files of one model; the largest known sets have some hundred and sixty.
+MAX_SHARDS = 1024
+# Families that read a whole text at once and keep nothing of it.
+_ENCODERS = frozenset(
+    {
+        *("bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert"),
+        *("modern-bert", "gemma-embedding"),
+    }
+)
+# Of them, those whose feed-forward has no gate. Measured; others count with one, which is more.
+_WITHOUT_GATE = frozenset({"bert"})
+# Layers from this one on look at the keys and values of an earlier one; elsewhere the header says how many do.
+_FIRST_SHARING_LAYER = {"gemma3n": 20}
+# In these the further layers are no spare heads for speculation: the model itself runs them.
+_ALL_LAYERS_RUN = frozenset({"granite-switch"})
 # Every n-th layer sees the whole window, the others only the sliding one. Architectures that aren't here count as full.
-_SLIDING_PERIODS = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4, "gpt-oss": 2}
+_SLIDING_PERIODS = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4, "gpt-oss": 2, "gemma4": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """The header of one file, which may be one of several that hold a model together."""
+
+    metadata: Metadata
+    sums: TensorSums
 
 
 def parse_gguf_geometry(prefix: bytes | memoryview, file_bytes: int) -> Geometry:
@@ -27,6 +60,11 @@ def parse_gguf_geometry(prefix: bytes | memoryview, file_bytes: int) -> Geometry
 
     Raises HeaderIncomplete when a longer prefix is needed, HeaderInvalid when the file can't be used.
     """
+    return parse_gguf_set([parse_gguf_header(prefix, file_bytes)])
+
+
+def parse_gguf_header(prefix: bytes | memoryview, file_bytes: int) -> GgufHeader:
+    """One file of a set. Raises as `parse_gguf_geometry` does."""
     reader = Reader(prefix, file_bytes)
     magic = reader.u32("magic")
     if magic != _MAGIC:
@@ -36,16 +74,31 @@ def parse_gguf_geometry(prefix: bytes | memoryview, file_bytes: int) -> Geometry
         raise HeaderInvalid(f"the GGUF version must be 2 or 3, little-endian; got {version}{at(4)}")
     tensor_count = reader.u64("number of tensors")
     metadata = parse_metadata(reader, reader.u64("number of keys"))
-    _refuse_split(metadata)
     sums = parse_tensors(reader, tensor_count)
     _require_data(reader, metadata, sums)
+    return GgufHeader(metadata, sums)
+
+
+def parse_gguf_set(headers: Sequence[GgufHeader]) -> Geometry:
+    """Geometry of all files of one model, in their order; the first one holds what the others lack."""
+    if not headers:
+        raise HeaderInvalid("a model must have at least one file; got none")
+    metadata = headers[0].metadata
+    count = metadata.integer("split.count", 0, MAX_SHARDS, default=0) or 1
+    if count != len(headers):
+        raise HeaderInvalid(f"`split.count` says that the model has {count} files; got {len(headers)} of them")
+    sums = headers[0].sums
+    for index, header in enumerate(headers):
+        number = header.metadata.integer("split.no", 0, MAX_SHARDS, default=0)
+        own_count = header.metadata.integer("split.count", 0, MAX_SHARDS, default=0) or 1
+        if (number, own_count) != (index, count):
+            found = f"`split.no` {number} and `split.count` {own_count}"
+            raise HeaderInvalid(f"file {index + 1} must say `split.no` {index} and `split.count` {count}; got {found}")
+        sums = sums + header.sums if index else sums
+    told = metadata.integer("split.tensors.count", 0, MAX_SHARDS * MAX_TENSORS, default=sums.count)
+    if told != sums.count:
+        raise HeaderInvalid(f"`split.tensors.count` must be the number of all tensors, {sums.count}; got {told}")
     return _geometry(metadata, sums)
-
-
-def _refuse_split(metadata: Metadata) -> None:
-    count = metadata.integer("split.count", 0, 1 << 16, default=0)
-    if count > 1:
-        raise HeaderInvalid(f"`split.count` must be at most 1 (several files are not supported yet); got {count}")
 
 
 def _require_data(reader: Reader, metadata: Metadata, sums: TensorSums) -> None:
@@ -69,6 +122,7 @@ def _geometry(metadata: Metadata, sums: TensorSums) -> Geometry:
     has_attention = len(recurrent.layers) < layers
     heads = _heads(metadata, architecture, layers) if has_attention else (1,) * layers
     kv_heads = metadata.per_layer(f"{architecture}.attention.head_count_kv", layers, 0, 4096) or heads
+    without = recurrent.layers | _layers_without_cache(metadata, architecture, layers)
     window, sliding = _sliding(metadata, architecture, layers)
     used, feed_forward = _feed_forward(metadata, architecture, layers)
     return Geometry(
@@ -81,14 +135,18 @@ def _geometry(metadata: Metadata, sums: TensorSums) -> Geometry:
         feed_forward_length=feed_forward,
         head_count=max(heads),
         vocabulary_size=_vocabulary(metadata, architecture, sums),
-        kv_head_counts=tuple(0 if layer in recurrent.layers else count for layer, count in enumerate(kv_heads)),
+        kv_head_counts=tuple(0 if layer in without else count for layer, count in enumerate(kv_heads)),
         key_length=_head_length(metadata, architecture, "key", embedding, heads),
         value_length=_head_length(metadata, architecture, "value", embedding, heads),
         sliding_window_tokens=window,
         sliding_layers=sliding,
+        sliding_key_length=_sliding_head_length(metadata, architecture, "key", bool(sliding)),
+        sliding_value_length=_sliding_head_length(metadata, architecture, "value", bool(sliding)),
         token_embedding_bytes=sums.embedding_bytes,
-        repack_bytes=sums.repack_bytes,
+        # an encoder has no output for which the embedding would be kept twice
+        repack_bytes=sums.matrix_repack_bytes if architecture in _ENCODERS else sums.repack_bytes,
         experts_used=used,
+        has_gate=architecture not in _WITHOUT_GATE,
         latent_attention=metadata.integer(f"{architecture}.attention.key_length_mla", 0, 1 << 16, default=0) > 0,
         recurrent_bytes=recurrent.slot_bytes,
         recurrent_layer_bytes=recurrent.layer_bytes,
@@ -104,12 +162,33 @@ def _heads(metadata: Metadata, architecture: str, layers: int) -> tuple[int, ...
     return heads
 
 
+def _layers_without_cache(metadata: Metadata, architecture: str, layers: int) -> frozenset[int]:
+    """Layers that keep no keys and values: of encoders, those that share another's, and spare heads at the end.
+
+    The spare heads (MTP) predict further tokens; without speculation the engine runs none of them. Their weights count.
+    """
+    if architecture in _ENCODERS:
+        return frozenset(range(layers))
+    shared = metadata.integer(f"{architecture}.attention.shared_kv_layers", 0, layers, default=0)
+    first = min(_FIRST_SHARING_LAYER.get(architecture, layers), layers - shared)
+    spare = metadata.integer(f"{architecture}.nextn_predict_layers", 0, layers, default=0)
+    running = layers if architecture in _ALL_LAYERS_RUN else layers - spare
+    return frozenset(range(min(first, running), layers))
+
+
 def _head_length(metadata: Metadata, architecture: str, part: str, embedding: int, heads: tuple[int, ...]) -> int:
-    """Elements of one head; where sliding layers have their own length, the longer one counts for all."""
+    """Elements of one head; where sliding layers have a longer one and don't count as sliding, that one for all."""
     first = next(count for count in heads if count)
     key = f"{architecture}.attention.{part}_length"
     own = metadata.integer(key, 1, 1 << 16, default=max(1, embedding // first))
+    if architecture in _SLIDING_PERIODS:
+        return own
     return max(own, metadata.integer(f"{key}_swa", 0, 1 << 16, default=0))
+
+
+def _sliding_head_length(metadata: Metadata, architecture: str, part: str, slides: bool) -> int:
+    key = f"{architecture}.attention.{part}_length_swa"
+    return metadata.integer(key, 0, 1 << 16, default=0) if slides else 0
 
 
 def _sliding(metadata: Metadata, architecture: str, layers: int) -> tuple[int, tuple[int, ...]]:

@@ -19,17 +19,38 @@ _OUTPUT = "output.weight"
 class TensorSums:
     """What the tensors add up to. Sizes are as stored."""
 
+    count: int
     weights_bytes: int
     parameter_count: int
     embedding_bytes: int
     embedding_rows: int
-    repack_bytes: int
-    """Upper bound of what an engine adds when it lays matrices out for the CPU.
-
-    An output matrix that shares the embedding's bytes in the file is then a second copy in memory.
-    """
+    embedding_repack_bytes: int
+    matrix_repack_bytes: int
+    has_output: bool
     end_offset: int
     """End of the last tensor, counted from the start of the data."""
+
+    @property
+    def repack_bytes(self) -> int:
+        """Upper bound of what an engine adds when it lays matrices out for the CPU.
+
+        An output matrix that shares the embedding's bytes in the file is then a second copy in memory.
+        """
+        shared = 0 if self.has_output else self.embedding_bytes + self.embedding_repack_bytes
+        return self.matrix_repack_bytes + shared
+
+    def __add__(self, other: "TensorSums") -> "TensorSums":
+        return TensorSums(
+            count=self.count + other.count,
+            weights_bytes=self.weights_bytes + other.weights_bytes,
+            parameter_count=self.parameter_count + other.parameter_count,
+            embedding_bytes=self.embedding_bytes + other.embedding_bytes,
+            embedding_rows=max(self.embedding_rows, other.embedding_rows),
+            embedding_repack_bytes=self.embedding_repack_bytes + other.embedding_repack_bytes,
+            matrix_repack_bytes=self.matrix_repack_bytes + other.matrix_repack_bytes,
+            has_output=self.has_output or other.has_output,
+            end_offset=max(self.end_offset, other.end_offset),
+        )
 
 
 def parse_tensors(reader: Reader, count: int) -> TensorSums:
@@ -50,9 +71,7 @@ def parse_tensors(reader: Reader, count: int) -> TensorSums:
         elif len(shape) == 2:
             repack += growth
         has_output = has_output or name == _OUTPUT
-    if not has_output:
-        repack += embedding + embedding_repack
-    return TensorSums(weights, parameters, embedding, rows, repack, end)
+    return TensorSums(count, weights, parameters, embedding, rows, embedding_repack, repack, has_output, end)
 
 
 def _parse_entry(reader: Reader, name: str) -> tuple[tuple[int, ...], int, int, int]:

@@ -1,7 +1,8 @@
 """A document against the CRD of its kind, as the API server takes it with `fieldValidation=Strict`.
 
 Order, as there: nulls dropped and defaults filled in, then the schema with unknown fields refused, then the CEL rules,
-also where a pattern or a bound of a number didn't hold, but not where a type, a length or a choice didn't. Rejected:
+also where a pattern or a bound of a number didn't hold, but not where a type, a length or a choice didn't. Entries of a
+list with keys that are there twice are told whatever else is wrong. Rejected:
 pydantic's own errors, whose words and paths no API server speaks.
 """
 
@@ -15,6 +16,7 @@ from covey_api.schema import JsonSchema, render_schema
 from jsonschema import Draft202012Validator, ValidationError
 
 from covey_controller.stores.files.cel_rules import find_broken_rules
+from covey_controller.stores.files.list_keys import find_repeated
 from covey_controller.stores.files.metadata import (
     MAX_ANNOTATION_BYTES,
     count_annotation_bytes,
@@ -44,7 +46,7 @@ def check_document(document: dict[str, Any], kind: type[Kind]) -> tuple[dict[str
     filled: dict[str, Any] = fill_defaults(document, checker.schema)
     errors = [*checker.validator.iter_errors(filled)]
     oversize = tuple(_find_oversize(filled))
-    problems = (*_find_problems(errors), *oversize)
+    problems = (*_find_problems(errors), *oversize, *find_repeated(filled, checker.schema))
     is_shaped = not oversize and all(map(_lets_rules_run, errors))
     return filled, (*problems, *(find_broken_rules(filled, checker.ruled) if is_shaped else ()))
 

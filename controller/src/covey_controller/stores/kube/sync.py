@@ -65,6 +65,8 @@ class Sync:
         self._watched = dict.fromkeys(self.mirrors, 0)
         self._behind_since: float | None = None
         self._newest = dict.fromkeys(self.mirrors, 0)
+        self.watch_restarts = 0
+        """How often the watch of all kinds was begun anew."""
 
     @property
     def is_synced(self) -> bool:
@@ -196,6 +198,7 @@ class Sync:
                 why = await self._until_useless(watch)
             finally:
                 await watch.stop()
+            self.watch_restarts += 1
             log.debug("watching anew: %s", why)
             if time.monotonic() - began > self._list_seconds:
                 retry_seconds = FIRST_RETRY_SECONDS

@@ -1,0 +1,156 @@
+"""The best place for one more replica among many nodes: the same answer as asking each, by asking classes.
+
+Nodes that differ by name from their class (named, failed or used by the wish) are asked one by one; they are few.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from covey_api.engines import Lane
+from covey_api.reasons import RefusalReason
+
+from covey_planner.choice.nodes import (
+    NOTHING_TAKEN,
+    Miss,
+    Offer,
+    OfferOrder,
+    Taken,
+    evaluate_node,
+    filter_node,
+    order_offer,
+)
+from covey_planner.choice.refusals import nearness
+from covey_planner.choice.roster import Free, NodeClass, Ranking, Roster, free_in
+from covey_planner.choice.ways import Price, Question, Way
+
+
+@dataclass(slots=True)
+class Tally:
+    """All nodes' refusals in sum."""
+
+    counts: dict[RefusalReason, int] = field(default_factory=dict[RefusalReason, int])
+    closest: Miss | None = None
+    waiting: list[str] = field(default_factory=list[str])
+    """Names of nodes whose facts are on their way."""
+
+    def add(self, miss: Miss, names: list[str]) -> None:
+        """`miss`: of the first of `names`, all of which say the same."""
+        self.counts[miss.reason] = self.counts.get(miss.reason, 0) + len(names)
+        if miss.reason is RefusalReason.FACTS_PENDING:
+            self.waiting += names
+        if self.closest is None or nearness(miss) < nearness(self.closest):
+            self.closest = miss
+
+
+class Search:
+    """One wish among the nodes of a roster, and what this decision has put on them so far."""
+
+    def __init__(self, question: Question, roster: Roster) -> None:
+        self._question = question
+        self._roster = roster
+        classes = roster.classes(question.wish.selector)
+        self._filtered = [(each, filter_node(question, each.example, "")) for each in classes]
+        self._open = [each for each, reason in self._filtered if reason is None]
+        self._taken: dict[str, Taken] = {}
+        self._apart: dict[str, Offer | Miss] = {}
+        wish = question.wish
+        for name in {*wish.include, *wish.exclude, *wish.placed, *(node for node, _ in wish.failed)}:
+            self._ask(name)
+
+    def _ask(self, name: str) -> None:
+        if (view := self._roster.view(name)) is not None:
+            self._apart[name] = evaluate_node(self._question, view, self._taken.get(name, NOTHING_TAKEN))
+
+    def take_best(self) -> Offer | None:
+        """The best offer of all nodes, taken; None when there is none."""
+        best = min((each for each in self._apart.values() if isinstance(each, Offer)), key=_by_order, default=None)
+        for way in self._question.ways:
+            if way.span.refusal:
+                continue
+            if best is not None and best.way.rank < way.rank:
+                break
+            for offer in self._offers(way):
+                best = offer if best is None or offer.order < best.order else best
+        if best is not None:
+            name = best.node.name
+            self._taken[name] = self._taken.get(name, NOTHING_TAKEN).with_offer(best)
+            self._ask(name)
+        return best
+
+    def _offers(self, way: Way) -> Iterator[Offer]:
+        """The best of each open class on each lane."""
+        for each in self._open:
+            for index, lane in enumerate(each.example.lanes):
+                if lane.engine is not way.engine:
+                    continue
+                price = self._question.price(way, lane)
+                order = self._best_of(each, way, lane, price)
+                if order is not None:
+                    view = each.views[order[-1]]
+                    yield Offer(order, view, way, view.lanes[index], price.least, price.most)
+
+    def _best_of(self, among: NodeClass, way: Way, lane: Lane, price: Price) -> OfferOrder | None:
+        """Nodes that have the file first; of those the whole window with the fewest bytes left, else the widest."""
+        for is_cached in (True, False) if way.digest else (False,):
+            ranking = among.ranking(lane.pool, way.digest if is_cached else "")
+            name = self._tightest(among, ranking, price.most)
+            is_narrower = name is None
+            costs = price.most
+            if name is None and price.most != price.least:
+                costs, name = price.least, self._roomiest(among, ranking, price.least)
+            if name is not None:
+                left = free_in(among.free[name], lane.pool) - costs[0][1]
+                return order_offer(way, lane, name, left, replicas=0, is_cached=is_cached, is_narrower=is_narrower)
+        return None
+
+    def _tightest(self, among: NodeClass, ranking: Ranking, costs: tuple[tuple[str, int], ...]) -> str | None:
+        for index in range(bisect_left(ranking, (costs[0][1], "")), len(ranking)):
+            name = ranking[index][1]
+            if name not in self._apart and _has_room(among.free[name], costs):
+                return name
+        return None
+
+    def _roomiest(self, among: NodeClass, ranking: Ranking, costs: tuple[tuple[str, int], ...]) -> str | None:
+        """Where the whole window fits nowhere: the most free bytes; ties by name."""
+        end = len(ranking)
+        while end and ranking[end - 1][0] >= costs[0][1]:
+            begin = bisect_left(ranking, (ranking[end - 1][0], ""))
+            for index in range(begin, end):
+                name = ranking[index][1]
+                if name not in self._apart and _has_room(among.free[name], costs):
+                    return name
+            end = begin
+        return None
+
+    def tally(self) -> Tally:
+        """Why no node takes one more; to be asked when none does."""
+        tally = Tally()
+        for miss in self._apart.values():
+            if isinstance(miss, Miss):
+                tally.add(miss, [miss.node.name])
+        for among, reason in self._filtered:
+            names = [name for name in among.names() if name not in self._apart]
+            if reason is not None and names:
+                tally.add(Miss(reason, among.views[names[0]]), names)
+            elif reason is None:
+                self._tally_memory(among, names, tally)
+        return tally
+
+    def _tally_memory(self, among: NodeClass, names: list[str], tally: Tally) -> None:
+        """Nodes with the same free bytes say the same."""
+        alike: dict[tuple[Free, ...], list[str]] = {}
+        for name in names:
+            alike.setdefault(among.free[name], []).append(name)
+        for same in alike.values():
+            outcome = evaluate_node(self._question, among.views[same[0]], NOTHING_TAKEN)
+            if isinstance(outcome, Miss):
+                tally.add(outcome, same)
+
+
+def _by_order(offer: Offer) -> OfferOrder:
+    return offer.order
+
+
+def _has_room(free: tuple[Free, ...], costs: tuple[tuple[str, int], ...]) -> bool:
+    return all(free_in(free, pool) >= needed for pool, needed in costs)
