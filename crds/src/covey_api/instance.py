@@ -26,6 +26,10 @@ class MemberRole(StrEnum):
     SINGLE = "Single"
 
 
+# Bounds of what earlier loads may change: beyond them the computation is wrong and must be mended, not scaled.
+MIN_CALIBRATION_PERCENT, MAX_CALIBRATION_PERCENT = 85, 150
+
+
 class Costs(Message):
     """The bytes one member takes from one pool, by purpose. The planner computes them, the agent checks them."""
 
@@ -45,6 +49,8 @@ class Costs(Message):
     """What `memory.workspace` of the Model adds."""
     floor_bytes: int = 0
     """The engine's process without a model."""
+    calibration_percent: Annotated[int, Field(ge=MIN_CALIBRATION_PERCENT, le=MAX_CALIBRATION_PERCENT)] = 100
+    """What earlier loads made of the computed bytes (weights, cache, compute, floor), which it is in already."""
 
     @property
     def total_bytes(self) -> int:

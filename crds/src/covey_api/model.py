@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from covey_api.engines import FORMATS, ArtifactFormat, EngineName, Task
+from covey_api.engines import FORMATS, ArtifactFormat, Compute, EngineName, Task
 from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Name, Sha256, Status
 from covey_api.runtime import Runtime
@@ -191,6 +191,21 @@ class ResolvedArtifact(Message):
         return f"{self.archive.sha256}#{self.name}" if self.archive else ""
 
 
+class VariantCalibration(Message):
+    """What loads of a variant on one lane took of host memory, beside what is computed for them."""
+
+    engine: EngineName
+    """The lane's engine."""
+    compute: Compute
+    """What the engine runs on."""
+    percent: Annotated[int, Field(ge=85, le=150)] = 100
+    """New Instances are stamped with this much of what is computed."""
+    loads: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Loads that ended since it changed; it falls after five that took less."""
+    most_percent: Annotated[int, Field(ge=0, le=150)] = 0
+    """The most that one of them took."""
+
+
 class VariantStatus(Message):
     """What a node read of one variant."""
 
@@ -204,6 +219,8 @@ class VariantStatus(Message):
     """What its header says."""
     error: Annotated[str, Field(max_length=1024)] = ""
     """Why the header could not be read, if it could not."""
+    calibrations: Annotated[tuple[VariantCalibration, ...], Field(max_length=32)] = ()
+    """By lane; none where loads took what was computed."""
 
 
 class ModelStatus(Status):

@@ -89,6 +89,10 @@ class Facts(Protocol):
 
     def observe_readings(self) -> tuple[PoolReading, ...]: ...
 
+    def observe_used_bytes(self, pid: int) -> int:
+        """The most host memory that this engine had with its keeper and children; 0: not known."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:

@@ -122,6 +122,9 @@ class Facts:
             self._readings = tuple(PoolReading(name=name, available_bytes=each) for name, each in free.items())
         return self._readings
 
+    def observe_used_bytes(self, pid: int) -> int:
+        return 0
+
 
 class SimKeptFile(KeptFile):
     """The real file, on a disk that can be full."""

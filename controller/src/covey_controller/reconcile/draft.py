@@ -28,6 +28,8 @@ from covey_controller.reconcile.world import (
     ArtifactKey,
     Backoff,
     Drain,
+    Load,
+    LoadKey,
     OpenAsk,
     RestingPlacement,
     Revised,
@@ -74,6 +76,7 @@ class Draft:
     searches: dict[ArtifactKey, Search]
     strays: dict[str, float]
     retries: dict[ObjectKey, str]
+    loads: dict[LoadKey, Load]
     taken_names: frozenset[ObjectKey]
     """Of Instances that are stored and not seen here: another version's, or let go of and kept by somebody else."""
     unreadable: frozenset[ObjectKey]
@@ -86,6 +89,10 @@ class Draft:
     """As `Memory`'s, of this plan."""
     resting: set[ObjectKey] = field(default_factory=set[ObjectKey])
     """Placements and Instances of which this plan has nothing to do, to write or to note."""
+    fleet_seen: tuple[object, ...] | None = None
+    """All that a refusal depends on beside the Placement and its Model, as this plan began."""
+    has_reserved: bool = False
+    """Whether this plan has put something on a node since."""
     stray_instances: dict[str, Instance] = field(default_factory=dict[str, Instance])
     unsealed: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By node: what it reports that this controller did not seal, as `namespace/name`."""
@@ -165,9 +172,11 @@ class Draft:
         for costs in chosen.costs:
             taken[costs.pool] = taken.get(costs.pool, 0) + costs.total_bytes
         self._hold(chosen.node, taken)
+        self.has_reserved = True
 
     def create(self, instance: Instance, reason: EventReason, message: str) -> None:
         self._creations[instance.key] = len(self.actions)
+        self.has_reserved = True
         self.actions.append(CreateInstance(instance))
         self._put(instance)
         self.note(instance.key, reason, message)

@@ -41,8 +41,9 @@ def view_variant(model: Model, variant: Variant, offered: Collection[EngineName]
     artifact = status.artifact if status else None
     geometry = model.spec.geometry or (status.geometry if status else None)
     error = status.error if status and artifact is None else ""
+    known = {(each.engine, each.compute): each.percent for each in status.calibrations} if status else {}
     is_offered = any(engine in offered for engine in variant.engines)
-    return VariantView(variant.name, variant.format, variant.engines, geometry, artifact, error, is_offered)
+    return VariantView(variant.name, variant.format, variant.engines, geometry, artifact, error, known, is_offered)
 
 
 def render_wish(

@@ -1,6 +1,7 @@
 """The ways to run a wish: each variant on each engine, in the order in which they are preferred, priced once."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from covey_api.engines import Compute, EngineName, Lane
 from covey_api.instance import EngineOptions
@@ -24,6 +25,9 @@ class Way:
     artifact: ResolvedArtifact
     digest: str
     span: Span
+    calibrations: Mapping[tuple[EngineName, Compute], int] = field(
+        default_factory=dict[tuple[EngineName, Compute], int]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ class Question:
         found = self._prices.get(key)
         if found is None:
             options = self.options(way, cpu_cores=1, window=way.span.least)
-            formulas = cost_formulas(way.geometry, lane, options, self.wish.workspace_bytes)
+            percent = way.calibrations.get((way.engine, lane.compute), 100)
+            formulas = cost_formulas(way.geometry, lane, options, self.wish.workspace_bytes, percent)
             least = tuple((formula.pool, formula.total_bytes(way.span.least)) for formula in formulas)
             most = tuple((formula.pool, formula.total_bytes(way.span.most)) for formula in formulas)
             found = self._prices[key] = Price(formulas, least, most)
@@ -91,7 +96,8 @@ def list_ways(wish: Wish) -> tuple[Way, ...]:
             continue
         span = window_span(wish, variant.geometry)
         digest = variant.artifact.digest
-        ways.append(Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span))
+        known = variant.calibrations
+        ways.append(Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span, known))
     return tuple(ways)
 
 

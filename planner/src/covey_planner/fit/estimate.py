@@ -9,7 +9,7 @@ Alternatives: asking the engine itself (`--fit`, a dry load) needs the weights o
 factors (1.1 for weights, 128 elements a head) are off by half and more on small models and on grouped heads.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane
 from covey_api.instance import Costs, EngineOptions
@@ -63,6 +63,8 @@ class CostFormula:
     """Most cells of a sliding layer in one checkpoint: those that the window still sees."""
     recurrent_bytes: int = 0
     """State of one slot in all recurrent layers; the same at every window."""
+    calibration_percent: int = 100
+    """What the computed bytes were scaled to already."""
 
     def kv_cache_bytes(self, window: int) -> int:
         cells = _round_up(window)
@@ -91,6 +93,23 @@ class CostFormula:
             checkpoint_bytes=self.checkpoint_bytes(window),
             workspace_bytes=self.workspace_bytes,
             floor_bytes=self.floor_bytes,
+            calibration_percent=self.calibration_percent,
+        )
+
+    def calibrated(self, percent: int) -> "CostFormula":
+        """What is computed, scaled; limits and wishes stay themselves."""
+        if percent == 100:
+            return self
+        return replace(
+            self,
+            weights_bytes=_scale(self.weights_bytes, percent),
+            floor_bytes=_scale(self.floor_bytes, percent),
+            graph_bytes=_scale(self.graph_bytes, percent),
+            mask_bytes_per_cell=_scale(self.mask_bytes_per_cell, percent),
+            full_bytes_per_cell=_scale(self.full_bytes_per_cell, percent),
+            sliding_bytes_per_cell=_scale(self.sliding_bytes_per_cell, percent),
+            recurrent_bytes=_scale(self.recurrent_bytes, percent),
+            calibration_percent=percent,
         )
 
 
@@ -101,9 +120,11 @@ def estimate_costs(geometry: Geometry, lane: Lane, options: EngineOptions, works
 
 
 def cost_formulas(
-    geometry: Geometry, lane: Lane, options: EngineOptions, workspace_bytes: int
+    geometry: Geometry, lane: Lane, options: EngineOptions, workspace_bytes: int, calibration_percent: int = 100
 ) -> tuple[CostFormula, ...]:
     """The costs for every window, per pool; `options.context_tokens` is not read.
+
+    `calibration_percent`: what earlier loads took of the host's pool, of each hundred that are computed.
 
     In a pool of its own an accelerator holds layers, output, KV cache and buffers; the host keeps the embedding table,
     its inputs, the process and every cache that `options` puts there. MLX has one pool and its own numbers.
@@ -136,7 +157,7 @@ def cost_formulas(
         recurrent_bytes=geometry.recurrent_bytes,
     )
     if not own:
-        return (lane_pool,)
+        return (lane_pool.calibrated(calibration_percent),)
     inputs = options.micro_batch_tokens * (2 * geometry.embedding_length + _INPUT_FLOATS)
     host_pool = CostFormula(
         pool=HOST_POOL,
@@ -150,7 +171,7 @@ def cost_formulas(
         sliding_cells=sliding_cells if sliding else 0,
         checkpoint_cells=checkpoint_cells,
     )
-    return lane_pool, host_pool
+    return lane_pool, host_pool.calibrated(calibration_percent)
 
 
 def _mlx_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspace_bytes: int) -> CostFormula:
@@ -233,6 +254,10 @@ def _feed_forward_row(geometry: Geometry) -> int:
 def _output_rows(lane: Lane, options: EngineOptions) -> int:
     """Rows of logits. A build that the operator brought (no digest) may be an older one: one per token of a batch."""
     return options.slots if lane.digest else max(options.micro_batch_tokens, options.slots)
+
+
+def _scale(count: int, percent: int) -> int:
+    return -(-count * percent // 100)
 
 
 def _row_bytes(elements: int, options: EngineOptions) -> int:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from covey_planner.geometry.json_fields import Fields, parse_object
 from covey_planner.geometry.reader import MIN_PREFIX_BYTES, HeaderIncomplete, HeaderInvalid, at
 
-# Longest directory that is read. One entry takes some 130 bytes, so it holds twice the tensors that are allowed; the
-# format itself allows 100 MB, which Python's parser would turn into a gigabyte.
-MAX_DIRECTORY_BYTES = 16 * 1024 * 1024
-MAX_INDEX_BYTES = 16 * 1024 * 1024
+# Longest directory that is read. One entry takes some 130 bytes, so it holds the tensors that are allowed; the
+# format itself allows 100 MB, of which Python's parser may make gigabytes (measured: 27 times the text).
+MAX_DIRECTORY_BYTES = 10 * 1024 * 1024
+MAX_INDEX_BYTES = 10 * 1024 * 1024
 MAX_TENSORS = 65_536
 # Files of one model; the largest known sets have some hundred and sixty.
 MAX_FILES = 1024

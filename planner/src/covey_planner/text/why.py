@@ -126,9 +126,15 @@ def _instance_lines(wish: Wish, instance: Instance, nodes: dict[str, NodeView]) 
 def _costs_lines(costs: Costs) -> Iterator[str]:
     rows = [(label, _part(costs, field)) for label, field in _COSTS]
     rows.append(("total", costs.total_bytes))
-    yield f"  takes of pool '{costs.pool}':"
+    yield f"  takes of pool '{costs.pool}'{_calibrated(costs)}:"
     for label, count in rows:
         yield f"    {label:<16}{format_bytes(count):>12}  {count:>16} bytes"
+
+
+def _calibrated(costs: Costs) -> str:
+    if costs.calibration_percent == 100:
+        return ""
+    return f", at {costs.calibration_percent} % of what is computed, by what earlier loads took"
 
 
 def _pool_text(name: str, pool: Pool | None, own_bytes: int) -> str:
