@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from covey_agent.engines.llama_server import LlamaServer
+from covey_agent.engines.adapter import Adapter
+from covey_agent.engines.llama_server import LLAMA_SERVER
 from covey_agent.ports import EngineProgram, Launch
 from covey_api.instance import EngineOptions
 from covey_api.model import Geometry
@@ -108,7 +109,7 @@ def running(
 
 def render(program: EngineProgram, weights: Path, options: EngineOptions, folder: Path, port: int) -> Launch:
     """As the agent starts an Instance of these options."""
-    adapter = LlamaServer(httpx.AsyncClient(trust_env=False))
+    adapter = Adapter(LLAMA_SERVER, httpx.AsyncClient(trust_env=False))
     return adapter.render(program, builders.instance(options=options), weights, folder, port, KEY)
 
 

@@ -130,7 +130,7 @@ def cost_formulas(
     its inputs, the process and every cache that `options` puts there. MLX has one pool and its own numbers.
     """
     if lane.engine is EngineName.MLX:
-        return (_mlx_formula(geometry, lane, options, workspace_bytes),)
+        return (_mlx_formula(geometry, lane, options, workspace_bytes).calibrated(calibration_percent),)
     own = lane.pool != HOST_POOL
     embedding = geometry.token_embedding_bytes if own else 0
     driver = 0 if lane.compute is Compute.CPU else _DRIVER_BYTES
