@@ -24,7 +24,8 @@ _KV_BLOCK_BYTES = {KvCacheType.F16: 64, KvCacheType.Q8_0: 34, KvCacheType.Q4_0: 
 _KV_BLOCK_ELEMENTS = 32
 # The engine's process without a model: code, threads, scratch (measured 27 to 36 MiB), and its keeper's (measured 7).
 _PROCESS_BYTES = 48 * 2**20
-# An interpreter with numpy and llama-cpp-python around it (measured 44 to 50 MiB).
+# An interpreter with numpy and llama-cpp-python around it: set aside, not measured by itself. In all, a load that took
+# 194 MiB at its peak had 457 reserved.
 _PYTHON_BYTES = 56 * 2**20
 # A request in each slot: texts, buffers, the sampler's row of candidates (measured: 28 MiB for 12 long requests).
 _REQUEST_BYTES = 2 * 2**20
