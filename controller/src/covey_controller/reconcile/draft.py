@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from covey_api.access_key import AccessKey
+from covey_api.engines import EngineName
 from covey_api.fleet import Fleet
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import Kind, ObjectKey
@@ -27,6 +28,8 @@ from covey_controller.reconcile.world import (
     ArtifactKey,
     Backoff,
     Drain,
+    Load,
+    LoadKey,
     OpenAsk,
     RestingPlacement,
     Revised,
@@ -73,6 +76,7 @@ class Draft:
     searches: dict[ArtifactKey, Search]
     strays: dict[str, float]
     retries: dict[ObjectKey, str]
+    loads: dict[LoadKey, Load]
     taken_names: frozenset[ObjectKey]
     """Of Instances that are stored and not seen here: another version's, or let go of and kept by somebody else."""
     unreadable: frozenset[ObjectKey]
@@ -102,6 +106,7 @@ class Draft:
     _roster: Roster | None = None
     _creations: dict[ObjectKey, int] = field(default_factory=dict[ObjectKey, int])
     """Where in `actions` each Instance is created."""
+    _offered: frozenset[EngineName] | None = None
     _of_placement: dict[ObjectKey, list[ObjectKey]] | None = None
 
     def note(self, key: ObjectKey, reason: EventReason, message: str, *, warning: bool = False) -> None:
@@ -132,6 +137,13 @@ class Draft:
             for key in sorted(self.sights):
                 self._of_placement.setdefault(_owner(self.sights[key].instance), []).append(key)
         return [self.sights[key] for key in self._of_placement.get(placement, ())]
+
+    def offered_engines(self) -> frozenset[EngineName]:
+        """Of which some node has a lane."""
+        if self._offered is None:
+            reports = (node.report for node in self.nodes.values() if node.report is not None)
+            self._offered = frozenset(lane.engine for report in reports for lane in report.lanes or ())
+        return self._offered
 
     def roster(self) -> Roster:
         """Nodes for the planner, with what has been reserved up to now."""
