@@ -11,6 +11,7 @@ from covey_controller.reconcile.begin import begin_draft
 from covey_controller.reconcile.draft import index_objects
 from covey_controller.reconcile.fleet import reservations, view_node
 from covey_controller.reconcile.wanted import render_wish
+from covey_controller.reconcile.why import explain
 from covey_planner.choice import choose
 from covey_planner.types import NodeView
 from hypothesis import given, settings
@@ -74,6 +75,17 @@ def test_lower_priority_is_drained_with_its_requests_and_then_gives_its_place() 
     story.run(20)
     assert story.routed() == ["second-0"]
     assert ready(story, "first").reason == ReadyReason.NOT_PLACED
+
+
+def test_why_says_the_priority_and_what_it_means() -> None:
+    story = fleet(wish("plain"), wish("first", 10, displaces=True), wish("second", 5), nodes=("a", "b", "c"))
+    told = {
+        name: explain(story.observe(), story.now, wish(name).key)[0].splitlines()
+        for name in ("plain", "first", "second")
+    }
+    assert "priority 10; where it fits nowhere, lower ones leave for it" in told["first"]
+    assert "priority 5; where it fits nowhere, it waits" in told["second"]
+    assert not any(line.startswith("priority") for line in told["plain"])
 
 
 def test_equal_priority_never_leaves() -> None:

@@ -44,8 +44,8 @@ def member_goal(instance: Instance, drain: Drain | None) -> MemberGoal:
 
 
 def _assign(draft: Draft, node: NodeSight, members: tuple[MemberAssignment, ...], asks: tuple[Ask, ...]) -> Assignments:
-    """What is published, while it says the same: most nodes', in most plans."""
-    before = draft.world.published.assignments.get(node.name)
+    """As the last plan had it, while it says the same: most nodes', in most plans."""
+    before = draft.world.memory.assignments.get(node.name)
     is_complete = draft.complete and node.report is not None and node.report.members is not None
     if (
         before is not None
@@ -57,7 +57,7 @@ def _assign(draft: Draft, node: NodeSight, members: tuple[MemberAssignment, ...]
         and all(old is new for old, new in zip(before.members, members, strict=True))
         and before.asks == asks
     ):
-        return before.model_copy(update={"serial": 0})
+        return before
     return Assignments(
         term=draft.world.term,
         serial=0,

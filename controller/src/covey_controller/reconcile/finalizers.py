@@ -71,4 +71,4 @@ def plan_finalizers(draft: Draft, objects: Iterable[Kind]) -> None:
 
 
 def _is_unreadable(item: Kind) -> bool:
-    return isinstance(item, Unreadable)
+    return type(item) is Unreadable  # quicker than `isinstance`, and it has no subclass

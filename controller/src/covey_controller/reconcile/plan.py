@@ -11,7 +11,10 @@ Order of one plan:
 4. Asks; assignments; the endpoints table (when complete); statuses.
 """
 
+from collections.abc import Mapping
+
 from covey_api.kinds import ObjectKey
+from covey_api.messages import Assignments
 from covey_api.node import Node
 from covey_api.reasons import EventReason
 from covey_planner.types import NodeState
@@ -66,14 +69,15 @@ def plan(world: World, now: float) -> Plan:
     plan_statuses(draft, outcomes, stored)
     remember_resting(draft, outcomes)
     endpoints = plan_table(draft, strays, outcomes) if draft.complete else None
+    assignments = plan_assignments(draft, strays)
     return Plan(
         actions=tuple(draft.actions),
-        assignments=plan_assignments(draft, strays),
+        assignments=assignments,
         endpoints=endpoints,
         endpoints_unacted=keep_drained(draft, endpoints) if endpoints and draft.actions else None,
         statuses=tuple(draft.statuses),
         notes=tuple(draft.notes),
-        memory=_remember(draft),
+        memory=_remember(draft, assignments),
         used_answers=tuple(draft.used_answers),
         wake_at=min((*draft.deadlines, now + MAX_SLEEP_SECONDS)),
     )
@@ -106,7 +110,7 @@ def _finish_deletions(draft: Draft) -> None:
             draft.actions.append(DeleteObject(node.node.key, node.node.metadata.uid))
 
 
-def _remember(draft: Draft) -> Memory:
+def _remember(draft: Draft, assignments: Mapping[str, Assignments]) -> Memory:
     ids = {sight.id for sight in draft.sights.values()}
     placements = draft.placements.keys()
     return Memory(
@@ -126,6 +130,7 @@ def _remember(draft: Draft) -> Memory:
         retries={key: value for key, value in draft.retries.items() if key in placements},
         loads=draft.loads,
         revisions=draft.revisions,
+        assignments=assignments,
         resting_nodes=draft.resting_nodes,
         resting_placements=draft.resting_placements,
     )

@@ -8,7 +8,7 @@ from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import Progress
 from covey_api.model import Model
 from covey_api.node import Node
-from covey_api.placement import Placement
+from covey_api.placement import Placement, Preemption
 from covey_api.units import format_bytes
 from covey_planner.choice import choose, explain_nodes
 from covey_planner.text import WhyPlacement, render_why, why_data
@@ -80,11 +80,23 @@ def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Ex
         shape=find_shape(draft, wish, decision),
     )
     text, data = _conditions(placement)
+    text += _priority(placement)
     failures = "".join(
         f"failed on node '{each.node}' ({each.engine}): {each.cause}: {each.message}\n"
         for each in placement.status.failures
     )
     return text + failures + render_why(why), data | why_data(why)
+
+
+def _priority(placement: Placement) -> str:
+    """Empty for a Placement of no special one."""
+    spec = placement.spec
+    displaces = spec.preemption is Preemption.LOWER_PRIORITY
+    if not spec.priority and not displaces:
+        return ""
+    return (
+        f"priority {spec.priority}; where it fits nowhere, {'lower ones leave for it' if displaces else 'it waits'}\n"
+    )
 
 
 def _explain_model(draft: Draft, key: ObjectKey, model: Model) -> Explanation:

@@ -179,6 +179,8 @@ class Memory:
     """Engines that run, with what they took."""
     revisions: Mapping[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])
     """By Placement: hashing each of them anew in every plan would be most of what a quiet plan costs."""
+    assignments: Mapping[str, Assignments] = field(default_factory=dict[str, Assignments])
+    """By node: as the last plan made them, so that what says the same is the same object."""
     resting_nodes: Mapping[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
     """By name: what the status of a Node was made from when there was nothing to write and nothing to note."""
     resting_placements: Mapping[ObjectKey, RestingPlacement] = field(default_factory=dict[ObjectKey, RestingPlacement])
