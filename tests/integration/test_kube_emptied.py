@@ -93,3 +93,23 @@ def test_engine_runs_on_and_is_adopted_by_a_controller_that_starts_after_its_sec
     fleet.wait_ready()
     assert instance_ids(fleet) == ids
     assert fleet.engines(NODE) == engines
+
+
+def test_controller_that_starts_on_the_emptied_store_makes_no_second_identity(
+    plane: ControlPlane, fleet: KubeFleet
+) -> None:
+    engines, ids, secret = fleet.engines(NODE), instance_ids(fleet), read_secret(fleet)
+    plane.begin_empty()
+    install_again(plane, fleet)
+    second = fleet.start_controller("b")
+    fleet.wait(lambda: second.probe("/readyz") == 200, "the second controller could lead")
+    fleet.replicas["a"].part.kill()
+    fleet.wait(lambda: fleet.leader() is second, "the second controller leads")
+    fleet.wait(lambda: fleet.has_condition("cnodes", NODE, "StrayInstances"), "the agent knows this fleet")
+    assert {name: secret[name] for name in ("authority.key", "authority.pem", "fleet.secret")}.items() <= read_secret(
+        fleet
+    ).items()
+    fleet.wish()
+    fleet.wait_ready()
+    assert instance_ids(fleet) == ids
+    assert fleet.engines(NODE) == engines

@@ -125,6 +125,7 @@ class FakeAgent:
     lanes: tuple[Lane, ...] = (builders.lane(),)
     used: Callable[[Instance], int] = lambda _: 0
     """Host memory that an engine takes, in bytes."""
+    blobs: tuple[str, ...] = ()
 
     @property
     def applied_term(self) -> int:
@@ -165,7 +166,7 @@ class FakeAgent:
             each.model_copy(update={"front_port": self.front_port if each.port else 0} | self._usage(each))
             for each in sorted(self.members.values(), key=lambda each: each.instance_id)
         ]
-        where = {"address": self.address, "machine": f"machine-{self.name}"}
+        where = {"address": self.address, "machine": f"machine-{self.name}", "blobs": self.blobs}
         return report(members, applied=self.applied, facts=facts(self.total_bytes), lanes=self.lanes, **where)
 
     def _usage(self, member: MemberReport) -> dict[str, int]:
@@ -332,7 +333,7 @@ class Worldlet:
         assignments = dict(self.published.assignments)
         for node, new in made.assignments.items():
             old = assignments.get(node)
-            if old is None or old.model_copy(update={"term": new.term, "serial": 0}) != new or old.term != new.term:
+            if old is None or old != new.model_copy(update={"serial": old.serial}):
                 assignments[node] = new.model_copy(update={"serial": self._next_serial()})
         endpoints = self.published.endpoints
         new_table = made.endpoints

@@ -1,6 +1,8 @@
 """What one fleet's controllers share behind the vault, opened together; and what the loop gets of it."""
 
+import asyncio
 import hashlib
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -13,10 +15,14 @@ from covey_api.messages import CertificateRole
 from covey_controller.authority import derive_engine_key
 from covey_controller.denials import Denials, open_denials
 from covey_controller.loop import Surroundings
-from covey_controller.ports import Vault
+from covey_controller.ports import Conflict, Vault, VaultUnavailable
 from covey_controller.seal import seal_instance
 from covey_controller.tokens import Tokens
-from covey_controller.trust import Trust, ensure_fleet_secret, open_trust, put_back_fleet_secret
+from covey_controller.trust import RELOAD_SECONDS, Trust, ensure_fleet_secret, hold_fleet_secret, open_trust
+
+# One read of a small object. Whoever starts where the identity is gone waits longer than this before it makes another.
+WATCH_SECONDS = 2.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +41,30 @@ class Credentials:
     async def reload(self) -> None:
         """What a leader before this one may have written; what was lost of it is written again, as it is known here.
 
-        The fleet secret is for ever.
+        The fleet secret is for ever. ValueError for another one: another fleet's identity is where this one's was.
         """
+        await hold_fleet_secret(self.vault, self.fleet_secret)
         await self.trust.reload()
-        await put_back_fleet_secret(self.vault, self.fleet_secret)
         await self.denials.reload()
+
+    async def watch(self) -> None:
+        """For replicas, until cancelled: where the identity is gone it is written again at once, whoever leads.
+
+        Refused certificates are the leader's to write again: it alone knows the last of them.
+        """
+        complaint, reloaded_at = "", time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                is_gone = await hold_fleet_secret(self.vault, self.fleet_secret)
+                if is_gone or time.monotonic() - reloaded_at >= RELOAD_SECONDS:
+                    await self.trust.reload()
+                    reloaded_at = time.monotonic()
+                complaint = ""
+            except (Conflict, VaultUnavailable, ValueError) as error:
+                if str(error) != complaint:
+                    _log.warning("the fleet's identity can't be read anew, the known one stays in force: %s", error)
+                complaint = str(error)
 
     async def deny_agent(self, name: str) -> None:
         await self.denials.deny(CertificateRole.AGENT, name, time.time())

@@ -36,6 +36,7 @@ from covey_controller.serving.gate import gate_by_lead
 from covey_controller.serving.tls import is_wildcard, observe_addresses
 from covey_controller.stores.kube.client import KubeClient
 from covey_controller.stores.kube.credentials import InClusterLogin, KubeconfigLogin
+from covey_controller.stores.kube.identity import wait_for_identity
 from covey_controller.stores.kube.publishing import publish_authority
 from covey_controller.stores.kube.reviews import KubeReviewer
 from covey_controller.stores.kube.store import KubeStore
@@ -103,7 +104,7 @@ class Replica:
         control = Listening(loop, names, lambda: self._elsewhere(store, advertised, "control"))
         async with asyncio.TaskGroup() as group:
             group.create_task(store.run())
-            group.create_task(credentials.trust.watch())
+            group.create_task(credentials.watch())
             group.create_task(self._serve_fleet(board, credentials, fleet, host, port))
             group.create_task(self._serve_control(HistoryExplainer(history, board), credentials, control))
             group.create_task(self._publish(credentials, loop))
@@ -114,10 +115,11 @@ class Replica:
 
     async def _open_credentials(self) -> Credentials:
         """Waits for the API server: a cluster that starts has none for a while."""
-        backoff, complaint = Backoff(), ""
+        backoff, complaint, vault = Backoff(), "", KubeVault(self._client, self._namespace)
         while True:
             try:
-                return await open_credentials(KubeVault(self._client, self._namespace))
+                await wait_for_identity(self._client, vault, self._namespace)
+                return await open_credentials(vault)
             except VaultUnavailable as error:
                 if str(error) != complaint:
                     log.warning("the controller's Secret can't be used yet: %s", error)

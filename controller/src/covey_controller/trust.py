@@ -159,10 +159,19 @@ async def _ensure_key(vault: Vault) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-async def put_back_fleet_secret(vault: Vault, secret: bytes) -> None:
-    """Write it again where the vault was emptied. Conflict if there is one by now."""
-    if await vault.read(FLEET_SECRET) is None:
+async def hold_fleet_secret(vault: Vault, secret: bytes) -> bool:
+    """Write it again where it is gone; True if it was. ValueError for another one, Conflict if there is one by now."""
+    content = await vault.read(FLEET_SECRET)
+    if content is None:
         await vault.replace(FLEET_SECRET, secret.hex().encode(), seen=None)
+        return True
+    if content.decode(errors="replace").strip().lower() != secret.hex():
+        raise ValueError(
+            f"'{FLEET_SECRET}' isn't this fleet's any more: another identity was written in its place, to which no "
+            "agent or gateway belongs. Put back a backup of this fleet's; or, if the other one is wanted, restart "
+            "every controller and join every machine anew."
+        )
+    return False
 
 
 async def ensure_fleet_secret(vault: Vault) -> bytes:

@@ -40,6 +40,16 @@ CONTROLLERS = (
 )
 _PR_SET_PDEATHSIG = 1
 _CORE, _RIGHTS = "/api/v1", "/apis/rbac.authorization.k8s.io/v1"
+# Of requests by Covey's own controllers who, what and with what answer; of all others nothing.
+_AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "Metadata", "users": ["system:serviceaccount:covey-system:covey-controller"]},
+        {"level": "None"},
+    ],
+}
 _NOT_BUILT_IN = {"labelSelector": "!kubernetes.io/bootstrapping"}
 # What tests leave behind: API, kind, and which of them. The rest is the control plane's own.
 _LEFT_IN_NAMESPACES: tuple[tuple[str, str, dict[str, str]], ...] = (
@@ -129,6 +139,28 @@ class ControlPlane:
         finally:
             self.start_component("kube-apiserver")
 
+    def save(self) -> Path:
+        """A backup of all that is stored, for `put_back`. Everything stands still meanwhile."""
+        self.stop()
+        backup = Path(tempfile.mkdtemp(prefix="backup-", dir=self.folder)) / "etcd"
+        shutil.copytree(self.folder / "etcd", backup)
+        self.start()
+        return backup
+
+    def put_back(self, backup: Path) -> None:
+        """Come back at the same address with what was stored at the backup."""
+        self.stop()
+        shutil.rmtree(self.folder / "etcd")
+        shutil.copytree(backup, self.folder / "etcd")
+        self.start()
+
+    def compact(self) -> None:
+        """Forget all history in etcd: nobody can go on from an older version."""
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.etcd_port}", timeout=CALL_SECONDS) as etcd:
+            found = etcd.post("/v3/kv/range", json={"key": "AA=="}).raise_for_status().json()
+            body = {"revision": found["header"]["revision"], "physical": True}
+            etcd.post("/v3/kv/compaction", json=body).raise_for_status()
+
     def begin_empty(self) -> None:
         """Come back at the same address with nothing in it, as after a lost etcd."""
         self.stop()
@@ -195,6 +227,12 @@ class ControlPlane:
                 options = {"gracePeriodSeconds": 0}
                 answer = client.request("DELETE", f"{base}/{scope}{kind}", params=selector, json=options)
                 assert answer.is_success, answer.text
+
+    def read_audit(self, since: int = 0) -> list[dict[str, Any]]:
+        """Every request of Covey's controllers up to now, but for the first `since`."""
+        path = self.folder / "audit.log"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines[since:]]
 
     def create_namespace(self, name: str) -> None:
         self.kubectl("apply", "-f", "-", text=json.dumps(_object("v1", "Namespace", name)))
@@ -283,6 +321,8 @@ def _flags(plane: ControlPlane) -> Mapping[str, list[str]]:
             "--token-auth-file=tokens.csv",
             "--client-ca-file=clients.crt",
             "--allow-privileged=true",
+            "--audit-policy-file=audit.json",
+            "--audit-log-path=audit.log",
             "--v=1",
         ],
         "kube-controller-manager": [
@@ -307,6 +347,7 @@ def _write_files(plane: ControlPlane) -> None:
     _run_openssl(
         plane, "req", "-x509", *_NEW_KEY, "-subj", "/CN=clients", "-keyout", "clients.key", "-out", "clients.crt"
     )
+    (plane.folder / "audit.json").write_text(json.dumps(_AUDIT_POLICY))
     (plane.folder / "tokens.csv").write_text(f"{plane.token},admin,admin,system:masters\n")
     plane.write_kubeconfig(plane.kubeconfig, plane.token)
 

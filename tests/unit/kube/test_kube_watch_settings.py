@@ -1,7 +1,21 @@
 """What is asked of kopf: to watch, and nothing else."""
 
-from covey_controller.stores.kube.credentials import Credentials
-from covey_controller.stores.kube.watch import connection_info, watch_settings
+import asyncio
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from covey_controller.stores.kube.credentials import KubeconfigLogin
+from covey_controller.stores.kube.sockets import Sockets
+from covey_controller.stores.kube.watch import WatchSession, watch_settings
+
+KUBECONFIG = {
+    "current-context": "c",
+    "clusters": [{"name": "c", "cluster": {"server": "https://a:1"}}],
+    "users": [{"name": "c", "user": {"tokenFile": "token"}}],
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+}
 
 
 def test_kopf_writes_nothing_scans_nothing_and_never_kills_the_process() -> None:
@@ -23,8 +37,46 @@ def test_no_limit_of_workers_can_lock_kopf_up_at_its_start() -> None:
     assert watch_settings().queueing.worker_limit is None
 
 
-def test_login_reaches_kopf_whole() -> None:
-    info = connection_info(Credentials("https://a:1", "team", "PEM", token="secret"))
-    assert (info.server, info.token, info.ca_data) == ("https://a:1", "secret", "UEVN")
-    assert info.certificate_data is None
-    assert info.as_http_headers() == {"Authorization": "Bearer secret"}
+def test_kopf_gives_up_within_seconds_what_its_caller_begins_anew() -> None:
+    backoffs = watch_settings().networking.error_backoffs
+    assert isinstance(backoffs, tuple)
+    assert sum(backoffs) < 10
+
+
+def test_login_reaches_kopf_whole_and_is_given_again_only_when_it_changed(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    (tmp_path / "config").write_text(json.dumps(KUBECONFIG))
+    ended = tmp_path / "ended.config"
+
+    async def scenario() -> None:
+        session = WatchSession(KubeconfigLogin(tmp_path / "config"))
+        first = await session.log_in()
+        assert first is not None
+        assert first.server == "https://a:1"
+        assert first.aiohttp_session.headers["Authorization"] == "Bearer secret"
+        assert await session.log_in() is None, "it was refused"
+        token.write_text("newer")
+        second = await session.log_in()
+        assert second is not None
+        assert second.aiohttp_session.headers["Authorization"] == "Bearer newer"
+        assert first.aiohttp_session.closed
+        await session.close()
+        assert second.aiohttp_session.closed
+        assert await WatchSession(KubeconfigLogin(ended)).log_in() is None, "an exception would lock kopf up"
+
+    asyncio.run(scenario())
+
+
+def test_session_that_is_being_ended_makes_no_more_sockets() -> None:
+    address = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 9))
+
+    async def scenario() -> None:
+        sockets = Sockets()
+        made = sockets.open(address)
+        await sockets.close()
+        assert made.fileno() == -1
+        with pytest.raises(OSError, match="is being ended"):
+            sockets.open(address)
+
+    asyncio.run(scenario())

@@ -19,6 +19,7 @@ import aiohttp
 
 from covey_controller.stores.kube.credentials import Credentials, InvalidLogin, Login, build_tls
 from covey_controller.stores.kube.errors import KubeAway, parse_refusal
+from covey_controller.stores.kube.sockets import Sockets, connect_with
 
 JsonObject = dict[str, Any]
 
@@ -37,7 +38,7 @@ FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
 # Files are read again so often; a token is replaced many minutes before it expires.
 LOGIN_SECONDS = 10.0
-# The reconciler writes one object at a time; the rest is for the lease, for reviews of tokens, and for lists.
+# Half of it at most is the reconciler's writes; the rest is for the lease, for reviews of tokens, and for lists.
 MAX_CONNECTIONS = 16
 _REPEATABLE: frozenset[int] = frozenset({HTTPStatus.TOO_MANY_REQUESTS})
 _NO_STATUS = 0
@@ -97,6 +98,7 @@ class KubeClient:
         self._session: _Session | None = None
         self._reading = asyncio.Lock()
         self._http: aiohttp.ClientSession | None = None
+        self._sockets = Sockets()
 
     async def __aenter__(self) -> "KubeClient":
         return self
@@ -105,9 +107,10 @@ class KubeClient:
         await self.close()
 
     async def close(self) -> None:
+        """For good."""
         if self._http is not None:
             await self._http.close()
-            self._http = None
+        await self._sockets.close()
 
     async def read_credentials(self) -> tuple[Credentials, ssl.SSLContext]:
         """What to log in with now. InvalidLogin if the files don't say."""
@@ -169,7 +172,7 @@ class KubeClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._http is None:
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
+                connector=connect_with(self._sockets, limit=MAX_CONNECTIONS),
                 timeout=aiohttp.ClientTimeout(total=CALL_SECONDS, connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from covey_controller.ports import MAX_TERM, Conflict, LeaderAddress, Lease
+from covey_controller.ports import MAX_TERM, LeaderAddress, Lease, LeaseLost
 from covey_controller.stores.kube.client import MERGE_PATCH, JsonObject, KubeClient
 from covey_controller.stores.kube.errors import KubeError
 from covey_controller.stores.kube.lease_record import (
@@ -27,10 +27,6 @@ from covey_controller.stores.kube.lease_record import (
 )
 
 log = logging.getLogger(__name__)
-
-
-class LeaseLost(Conflict):
-    """This process doesn't lead any more; whoever does writes now."""
 
 
 class LeaseHolder:
