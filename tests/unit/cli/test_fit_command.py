@@ -88,3 +88,18 @@ def test_checkpoint_that_lacks_a_file_or_lies_is_refused(tmp_path: Path) -> None
     assert "has no 'model-00002-of-00003.safetensors', which must be there" in str(refusal(str(tmp_path)))
     (tmp_path / "config.json").unlink()
     assert "has no 'config.json'" in str(refusal(str(tmp_path)))
+
+
+def test_draft_counts_beside_its_model(tmp_path: Path) -> None:
+    model, small = (build_model(Shape(layers=layers)).write(tmp_path / f"{layers}.gguf") for layers in (8, 2))
+    alone, both = (
+        json.loads(run(str(model), "-o", "json", "--memory", "4Gi", *more))["lanes"][0]
+        for more in ((), ("--draft", str(small)))
+    )
+    assert alone["draftPools"] == []
+    assert both["pools"] == alone["pools"]
+    assert 0 < both["draftPools"][0]["kvCacheBytes"] < both["pools"][0]["kvCacheBytes"]
+    assert "draft in Host" in run(str(model), "--draft", str(small))
+    little = str((alone["pools"][0]["totalBytes"] + 2**20) // 2**20) + "Mi"
+    tight = json.loads(run(str(model), "-o", "json", "--memory", little, "--draft", str(small)))["lanes"][0]
+    assert tight["ceilingTokens"] < alone["ceilingTokens"]

@@ -3,7 +3,7 @@
 import pytest
 from covey_api.engines import Compute, KvCacheType
 from covey_api.instance import EngineOptions
-from covey_planner.fit.estimate import cost_formulas, estimate_costs
+from covey_planner.fit.estimate import cost_formulas, draft_formulas, estimate_costs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.builders import geometry, lane
@@ -77,6 +77,23 @@ def test_accelerator_holds_the_layers_and_the_host_the_embedding(
         # Bounds are looser here: laying matrices out for the CPU is reserved and not used, and buffers are small.
         assert reported * MIB - PRINTED_BYTES <= estimated <= 1.15 * reported * MIB + 8 * MIB
     assert on_host.kv_cache_bytes == 0
+
+
+def test_draft_model_adds_its_weights_cache_and_vocabulary_and_no_second_process() -> None:
+    """The engine's own words and the kernel's for SmolLM2 that drafts for itself (`-md`), 2048 x 2, F16."""
+    found = next(load.geometry for load in LOADS if load.model == "SmolLM2-135M-Instruct.Q4_1")
+    options = EngineOptions(context_tokens=2048, slots=2, kv_cache_type=KvCacheType.Q8_0, host_cache_mib=100)
+    (costs,) = estimate_costs(found, LANE, options.model_copy(update={"kv_cache_type": KvCacheType.F16}), 0)
+    (draft,) = (formula.costs(2048) for formula in draft_formulas(found, LANE, options))
+    for estimated, reported in (
+        (draft.weights_bytes, 124.16),
+        (draft.kv_cache_bytes, 90.0),
+        (draft.compute_bytes, 15.89),
+    ):
+        assert reported * MIB - PRINTED_BYTES <= estimated <= 1.15 * reported * MIB
+    assert draft.host_cache_bytes == 0
+    peak, both = 533.9 * MIB, costs.total_bytes - costs.host_cache_bytes + draft.total_bytes
+    assert peak <= both <= 1.15 * peak + 64 * MIB
 
 
 def test_unified_accelerator_takes_everything_of_the_host_pool() -> None:

@@ -37,6 +37,7 @@ class Memory(click.ParamType[int]):
 @click.option("--kv-cache", type=click.Choice([kind.value for kind in KvCacheType]), default="F16", show_default=True)
 @click.option("--memory", type=Memory(), help="Host memory for it (default: this machine's, less 1Gi).")
 @click.option("--device-memory", type=Memory(), help="Memory of an accelerator that has its own.")
+@click.option("--draft", help="A smaller model that drafts for it in the same engine: a source or a file.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @namespace_option
 @fleet_options_without("context")  # --context is a window here; the kubeconfig names the cluster
@@ -47,6 +48,7 @@ def fit(
     kv_cache: str,
     memory: int | None,
     device_memory: int | None,
+    draft: str | None,
     output: str,
     namespace: str | None,
     where: Where,
@@ -59,8 +61,9 @@ def fit(
     found = _of_model(where, namespace, what) if what.startswith("model/") else [(what, read_source(what))]
     host = memory if memory is not None else _own_memory()
     pools = {HOST_POOL: host} | ({DEVICE_POOL: device_memory} if device_memory is not None else {})
+    drafts = read_source(draft).geometry if draft else None
     questions = [
-        FitQuestion(name, each.geometry, context, slots, KvCacheType(kv_cache), pools, each.is_checkpoint)
+        FitQuestion(name, each.geometry, context, slots, KvCacheType(kv_cache), pools, drafts, each.is_checkpoint)
         for name, each in found
     ]
     for question in questions:

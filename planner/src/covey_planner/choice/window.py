@@ -80,19 +80,20 @@ def widest_window(tenants: Sequence[Tenant], unreserved: Mapping[str, int]) -> i
     They must fit at their least windows. Costs only grow with the window, so halving finds it.
     """
     most = max((tenant.span.most for tenant in tenants), default=0)
-    if _all_fit(tenants, unreserved, most):
+    if fits_together(tenants, unreserved, most):
         return most
     low, high = 0, most // CELL_STEP
     while low < high:
         middle = (low + high + 1) // 2
-        if _all_fit(tenants, unreserved, middle * CELL_STEP):
+        if fits_together(tenants, unreserved, middle * CELL_STEP):
             low = middle
         else:
             high = middle - 1
     return low * CELL_STEP
 
 
-def _all_fit(tenants: Sequence[Tenant], unreserved: Mapping[str, int], window: int) -> bool:
+def fits_together(tenants: Sequence[Tenant], unreserved: Mapping[str, int], window: int) -> bool:
+    """Whether all of them fit, each at this window within its own span."""
     needed: dict[str, int] = {}
     for tenant in tenants:
         own = tenant.window_at(window)

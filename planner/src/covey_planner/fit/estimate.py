@@ -192,6 +192,19 @@ def _mlx_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspa
     )
 
 
+def draft_formulas(geometry: Geometry, lane: Lane, options: EngineOptions) -> tuple[CostFormula, ...]:
+    """What a draft model (`-md`) takes beside the model that it drafts for: its own weights, cache and vocabulary.
+
+    It has the model's window and slots, and its cache is F16 whatever the model's is. Process and driver are there.
+    """
+    own = options.model_copy(update={"kv_cache_type": KvCacheType.F16, "host_cache_mib": 0, "context_checkpoints": 0})
+    driver = 0 if lane.compute is Compute.CPU else _DRIVER_BYTES
+    return tuple(
+        replace(formula, floor_bytes=formula.floor_bytes - driver - _PROCESS_BYTES * (formula.pool == HOST_POOL))
+        for formula in cost_formulas(geometry, lane, own, 0)
+    )
+
+
 def _kv_bytes_per_cell(geometry: Geometry, lane: Lane, options: EngineOptions) -> tuple[int, int]:
     """Bytes of one cell in full and in sliding layers. A latent vector is its own value, where the build knows that."""
     sliding = frozenset(geometry.sliding_layers) if geometry.sliding_window_tokens else frozenset[int]()

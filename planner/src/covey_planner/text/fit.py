@@ -13,8 +13,8 @@ from covey_api.instance import Costs, EngineOptions
 from covey_api.model import Geometry
 from covey_api.units import format_bytes
 
-from covey_planner.choice.window import Tenant, widest_window, window_span
-from covey_planner.fit.estimate import cost_formulas
+from covey_planner.choice.window import Tenant, fits_together, widest_window, window_span
+from covey_planner.fit.estimate import cost_formulas, draft_formulas
 from covey_planner.fit.options import stamp_options
 from covey_planner.types import Wish
 
@@ -40,6 +40,8 @@ class FitQuestion:
     kv_cache_type: KvCacheType
     memory_bytes: Mapping[str, int]
     """By pool (`Host`, `Device`): what an engine may take there. A pool that isn't named has no ceiling."""
+    draft: Geometry | None = None
+    """A smaller model that drafts for it, in the same engine."""
     is_checkpoint: bool = False
     """It is a folder of safetensors files: no measured engine runs it, so only weights and cache are told."""
 
@@ -51,6 +53,7 @@ class LaneFit:
     words: str
     compute: Compute
     costs: tuple[Costs, ...]
+    draft_costs: tuple[Costs, ...]
     ceiling_tokens: int | None
 
 
@@ -84,11 +87,16 @@ def fit_data(question: FitQuestion) -> dict[str, Any]:
                 "engine": EngineName.LLAMA_SERVER.value,
                 "compute": lane.compute.value,
                 "ceilingTokens": lane.ceiling_tokens,
-                "pools": [costs.to_wire() | {"totalBytes": costs.total_bytes} for costs in lane.costs],
+                "pools": _pools_data(lane.costs),
+                "draftPools": _pools_data(lane.draft_costs),
             }
             for lane in fit_lanes(question)
         ],
     }
+
+
+def _pools_data(costs: tuple[Costs, ...]) -> list[dict[str, Any]]:
+    return [each.to_wire() | {"totalBytes": each.total_bytes} for each in costs]
 
 
 def _kv_cache_bytes(question: FitQuestion) -> int:
@@ -119,13 +127,14 @@ def _fit_lane(question: FitQuestion, words: str, compute: Compute, pool: str) ->
     )
     options = _options(question)
     formulas = cost_formulas(question.geometry, lane, options, 0)
-    costs = tuple(formula.costs(options.context_tokens) for formula in formulas)
+    drafts = draft_formulas(question.draft, lane, options) if question.draft else ()
+    costs, draft_costs = (tuple(each.costs(options.context_tokens) for each in some) for some in (formulas, drafts))
     pools = {formula.pool for formula in formulas}
     if not pools <= question.memory_bytes.keys():
-        return LaneFit(words, compute, costs, None)
-    tenant = Tenant(window_span(_any_window(question), question.geometry), formulas)
-    fits = all(formula.total_bytes(tenant.span.least) <= question.memory_bytes[formula.pool] for formula in formulas)
-    return LaneFit(words, compute, costs, widest_window([tenant], question.memory_bytes) if fits else 0)
+        return LaneFit(words, compute, costs, draft_costs, None)
+    tenant = Tenant(window_span(_any_window(question), question.geometry), (*formulas, *drafts))
+    fits = fits_together([tenant], question.memory_bytes, tenant.span.least)
+    return LaneFit(words, compute, costs, draft_costs, widest_window([tenant], question.memory_bytes) if fits else 0)
 
 
 def _any_window(question: FitQuestion) -> Wish:
@@ -161,9 +170,10 @@ def _lines(question: FitQuestion) -> Iterator[str]:
     for lane in fit_lanes(question):
         yield ""
         yield f"LlamaServer on {lane.words} ({lane.compute}):"
-        for costs in lane.costs:
+        rows = [("pool", costs) for costs in lane.costs] + [("draft in", costs) for costs in lane.draft_costs]
+        for words, costs in rows:
             yield (
-                f"  pool {costs.pool:<7} {format_bytes(costs.total_bytes):>10}  = weights "
+                f"  {words} {costs.pool:<7} {format_bytes(costs.total_bytes):>10}  = weights "
                 f"{format_bytes(costs.weights_bytes)} + KV cache {format_bytes(costs.kv_cache_bytes)} + compute "
                 f"{format_bytes(costs.compute_bytes)} + {_rest(costs)}"
             )
