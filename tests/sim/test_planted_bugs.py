@@ -46,8 +46,8 @@ def test_planted_bug_is_caught_by_its_seed(patch: Path, tree: Path) -> None:
     assert f"seed {found[1]} failed: " in answer.stdout, answer.stdout + answer.stderr
 
 
-def test_thirty_bugs_are_planted() -> None:
-    assert [patch.stem[:2] for patch in PATCHES] == [f"{number:02}" for number in range(1, 31)]
+def test_bugs_are_numbered_one_after_the_other() -> None:
+    assert [patch.stem[:2] for patch in PATCHES] == [f"{number:02}" for number in range(1, len(PATCHES) + 1)]
 
 
 @contextmanager
