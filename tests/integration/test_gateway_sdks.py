@@ -67,13 +67,15 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
 
 
 class Clients:
+    """`Any`: what is given as a plain dict is no overload of the SDKs'."""
+
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         base = f"http://127.0.0.1:{gateway.port}"
-        self.openai = openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="any", max_retries=0)
-        self.anthropic = anthropic.AsyncAnthropic(base_url=base, api_key="any", max_retries=0)
-        self.ollama = ollama.AsyncClient(host=base)
-        self.below = ollama.AsyncClient(host=f"{base}/ollama")
+        self.openai: Any = openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="any", max_retries=0)
+        self.anthropic: Any = anthropic.AsyncAnthropic(base_url=base, api_key="any", max_retries=0)
+        self.ollama: Any = ollama.AsyncClient(host=base)
+        self.below: Any = ollama.AsyncClient(host=f"{base}/ollama")
 
 
 @asynccontextmanager
@@ -215,7 +217,7 @@ async def test_responses_hold_no_state_and_say_what_to_send(engine: Target) -> N
     async with clients(engine) as sdk:
         for field, value in (("previous_response_id", "resp_1"), ("conversation", "conv_1"), ("background", True)):
             with pytest.raises(openai.BadRequestError) as caught:
-                await sdk.openai.responses.create(model="m", input="Hi", **{field: value})  # type: ignore[call-overload]
+                await sdk.openai.responses.create(model="m", input="Hi", **{field: value})
             assert caught.value.param == field
             assert "send" in str(caught.value) or "stream" in str(caught.value)
 
@@ -424,7 +426,7 @@ USAGE = b"data: %b\n\n" % json.dumps({"id": "c1", "created": 1, "choices": [], "
 END = (chunk(USAGE), chunk(DONE), LAST_CHUNK)
 WEATHER: Any = [{"role": "user", "content": "Weather and time in Paris?"}]
 TOOLS: Any = [{"name": name, "parameters": PARAMETERS} for name in ("get_weather", "get_time", "send_mail")]
-EXPECTED = [("get_weather", {"city": "Paris"}), ("get_time", {})]
+EXPECTED: list[tuple[str, dict[str, Any]]] = [("get_weather", {"city": "Paris"}), ("get_time", {})]
 
 
 @asynccontextmanager

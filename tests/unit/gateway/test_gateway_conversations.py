@@ -185,8 +185,20 @@ _json = st.recursive(
     max_leaves=8,
 )
 _names = st.sampled_from(
-    "messages input system tools tool_choice options text reasoning thinking images format".split()
-)  # noqa: SIM905
+    [
+        "messages",
+        "input",
+        "system",
+        "tools",
+        "tool_choice",
+        "options",
+        "text",
+        "reasoning",
+        "thinking",
+        "images",
+        "format",
+    ]
+)
 
 
 @given(st.dictionaries(_names, _json, max_size=4), st.sampled_from([parse_messages, parse_response, parse_ollama]))
