@@ -7,7 +7,7 @@ RUN := $(UV) run --frozen --no-sync
 PARTS := crds planner fleet-client controller node-agent gateway cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check golden manifests verify sim kube bench clean
+.PHONY: help setup up test check golden manifests verify sim fuzz kube engines bench clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -49,9 +49,16 @@ verify: setup ## regenerate everything generated; fail on a dirty tree
 sim: setup ## simulate fleets with faults: SEEDS=300, or one and its story with SEED=123
 	@PYTHONPATH=tests $(RUN) python -m sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),300))
 
+fuzz: setup ## throw damaged headers at the readers for SECONDS=300 (installs atheris beside the rest)
+	@PYTHONPATH=tests $(UV) run --frozen --group fuzz python tools/fuzz_headers.py -max_total_time=$(or $(SECONDS),300)
+
 kube: setup ## build the Kubernetes control plane and the tools that tests use, once, into the tests' cache (needs Go)
 	@echo "Building a Kubernetes control plane, helm and kstatus unless they are cached (once, eight minutes)"
 	@PYTHONPATH=tests $(RUN) python -m testbed.kube build
+
+engines: setup ## build llama-cpp-python for the tests of `LlamaCpp`, once, into the tests' cache (needs a C++ compiler)
+	@echo "Building llama-cpp-python unless it is cached (once, five minutes)"
+	@PYTHONPATH=tests $(RUN) python -m kit.real_engines
 
 bench: setup ## run the benchmarks; one JSON line a figure
 	@for bench in bench/*.py; do $(RUN) python $$bench || exit 1; done

@@ -35,6 +35,14 @@ def u32(value: int) -> Typed:
     return Typed(4, struct.pack("<I", value))
 
 
+def u16(value: int) -> Typed:
+    return Typed(2, struct.pack("<H", value))
+
+
+def i32(value: int) -> Typed:
+    return Typed(5, struct.pack("<i", value))
+
+
 def f32(value: float) -> Typed:
     return Typed(6, struct.pack("<f", value))
 
@@ -136,6 +144,18 @@ def build_model(shape: Shape, **more: Typed) -> GgufFile:
     """A file that a llama.cpp engine loads; `more` adds metadata below the architecture's prefix."""
     metadata = model_metadata(shape) | {f"{shape.architecture}.{key}": value for key, value in more.items()}
     return build(metadata, model_tensors(shape))
+
+
+def build_set(shape: Shape, count: int, **first: Typed) -> list[GgufFile]:
+    """The model over `count` files, as llama.cpp splits them; `first` replaces keys of the first."""
+    tensors = model_tensors(shape)
+    size = -(-len(tensors) // count)
+    files: list[GgufFile] = []
+    for number in range(count):
+        keys = {"split.no": u16(number), "split.count": u16(count), "split.tensors.count": i32(len(tensors))}
+        metadata = keys if number else model_metadata(shape) | keys | first
+        files.append(build(metadata, tensors[number * size : (number + 1) * size]))
+    return files
 
 
 def model_metadata(shape: Shape) -> dict[str, Typed]:

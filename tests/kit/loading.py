@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 from covey_agent.engines.llama_server import LlamaServer
-from covey_agent.ports import EngineProgram
+from covey_agent.ports import EngineProgram, Launch
 from covey_api.instance import EngineOptions
 from covey_api.model import Geometry
 from covey_planner.geometry.gguf import HeaderIncomplete, parse_gguf_geometry
@@ -91,9 +91,7 @@ def running(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    instance = builders.instance(options=options)
-    adapter = LlamaServer(httpx.AsyncClient(trust_env=False))
-    launch = adapter.render(program, instance, model.path, folder, port, KEY)
+    launch = render(program, model.path, options, folder, port)
     for name, content in launch.files:
         (folder / name).write_text(content)
     output = folder / "output"
@@ -106,6 +104,12 @@ def running(
     finally:
         process.kill()
         process.wait(30)
+
+
+def render(program: EngineProgram, weights: Path, options: EngineOptions, folder: Path, port: int) -> Launch:
+    """As the agent starts an Instance of these options."""
+    adapter = LlamaServer(httpx.AsyncClient(trust_env=False))
+    return adapter.render(program, builders.instance(options=options), weights, folder, port, KEY)
 
 
 def wait_ready(process: subprocess.Popen[bytes], port: int, output: Path) -> None:

@@ -60,11 +60,18 @@ class FakeEngines:
 
 
 class FakeFacts:
+    def __init__(self) -> None:
+        self.used_bytes: dict[int, int] = {}
+        """By process id."""
+
     async def observe_facts(self) -> NodeFacts:
         return FACTS
 
     def observe_readings(self) -> tuple[PoolReading, ...]:
         return (PoolReading(name="Host", available_bytes=1 << 33),)
+
+    def observe_used_bytes(self, pid: int) -> int:
+        return self.used_bytes.get(pid, 0)
 
 
 class FakeKeepers:
@@ -125,7 +132,7 @@ class FakeAdapter:
             raise self.failure
         return Launch(("engine",), {}, ())
 
-    async def is_ready(self, port: int, key: str) -> bool:
+    async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
         self.unready_probes -= 1
         return self.unready_probes < 0
 

@@ -124,6 +124,8 @@ class FakeAgent:
     """Of everything that is ready on it."""
     lanes: tuple[Lane, ...] = (builders.lane(),)
     blobs: tuple[str, ...] = ()
+    used: Callable[[Instance], int] = lambda _: 0
+    """Host memory that an engine takes, in bytes."""
 
     @property
     def applied_term(self) -> int:
@@ -161,11 +163,16 @@ class FakeAgent:
 
     def report(self) -> Report:
         members = [
-            each.model_copy(update={"front_port": self.front_port if each.port else 0})
+            each.model_copy(update={"front_port": self.front_port if each.port else 0} | self._usage(each))
             for each in sorted(self.members.values(), key=lambda each: each.instance_id)
         ]
         where = {"address": self.address, "machine": f"machine-{self.name}", "blobs": self.blobs}
         return report(members, applied=self.applied, facts=facts(self.total_bytes), lanes=self.lanes, **where)
+
+    def _usage(self, member: MemberReport) -> dict[str, int]:
+        if not member.port or member.instance is None:
+            return {}
+        return {"pid": 1000 + member.attempt, "used_bytes": self.used(member.instance)}
 
     def answer(self, ask_id: str, source: str) -> AskAnswer:
         if self.unreadable:

@@ -166,7 +166,7 @@ def _with_geometry(model: Model) -> Model:
 
 def _read_variant(variant: Variant, known: Geometry | None) -> VariantStatus:
     try:
-        geometry = known or read_source(variant.source)
+        geometry = known or read_source(variant.source).geometry
     except CommandError as error:
         return VariantStatus(name=variant.name, source=variant.source, error=str(error)[:1024])
     artifact = ResolvedArtifact(

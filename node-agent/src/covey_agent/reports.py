@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 # One change seldom comes alone (keeper started, first probe, …): their reports are one.
 DEBOUNCE_SECONDS = 0.05
 MAX_MESSAGE = 1024
+# Peaks move by pages while an engine warms up, and each change of a report is a plan's work.
+_USED_STEP_BYTES = 2**20
 T = TypeVar("T")
 
 
@@ -74,6 +76,8 @@ class Reporter:
         """All that the controller has been told; None: it may have lost it."""
         self._rendered: dict[str, tuple[MemberState, Progress | None, MemberReport]] = {}
         """By instance id: what was said last of each member without its Instance, and from what."""
+        self._used: dict[str, int] = {}
+        """By instance id: the most memory that its engine had."""
 
     @property
     def boot_id(self) -> str:
@@ -140,8 +144,12 @@ class Reporter:
         """Every member, by instance id; strays with their Instance always, since nobody else knows it."""
         progress = self._runtime.progress
         members = self._runtime.state.members
+        self._used = {key: self._observe_used(key, member) for key, member in members.items()}
         if is_full:
-            return tuple(render_member(member, progress.get(key), is_whole=True) for key, member in members.items())
+            return tuple(
+                render_member(member, progress.get(key), is_whole=True, used_bytes=self._used[key])
+                for key, member in members.items()
+            )
         self._rendered = {key: self._render_again(key, member, progress.get(key)) for key, member in members.items()}
         return tuple(report for _, _, report in self._rendered.values())
 
@@ -149,17 +157,28 @@ class Reporter:
         self, key: str, member: MemberState, progress: Progress | None
     ) -> tuple[MemberState, Progress | None, MemberReport]:
         """As it was rendered last, while the member is the very same value."""
-        last = self._rendered.get(key)
-        if last is not None and last[0] is member and last[1] is progress:
+        last, used = self._rendered.get(key), self._used[key]
+        if last is not None and last[0] is member and last[1] is progress and last[2].used_bytes == used:
             return last
-        return member, progress, render_member(member, progress, is_whole=not member.assigned)
+        return member, progress, render_member(member, progress, is_whole=not member.assigned, used_bytes=used)
+
+    def _observe_used(self, key: str, member: MemberState) -> int:
+        """In whole MiB, and never less than before of the same engine: a report follows each change."""
+        keeper = member.keeper
+        if keeper is None or keeper.attempt != member.spec.attempt:
+            return 0
+        last = self._rendered.get(key)
+        before = last[2].used_bytes if last is not None and last[2].pid == keeper.pid else 0
+        return max(before, self._facts.observe_used_bytes(keeper.pid) // _USED_STEP_BYTES * _USED_STEP_BYTES)
 
 
 def _news(current: T, answered: T) -> T | None:
     return None if current is answered or current == answered else current
 
 
-def render_member(member: MemberState, progress: Progress | None, *, is_whole: bool) -> MemberReport:
+def render_member(
+    member: MemberState, progress: Progress | None, *, is_whole: bool, used_bytes: int = 0
+) -> MemberReport:
     instance, failure = member.assignment.instance, member.failure
     # An engine of an earlier attempt, which is being stopped, is not this attempt's to route to.
     keeper = member.keeper if member.keeper and member.keeper.attempt == member.spec.attempt else None
@@ -173,6 +192,7 @@ def render_member(member: MemberState, progress: Progress | None, *, is_whole: b
         port=keeper.port if keeper else 0,
         front_port=keeper.front_port if keeper else 0,
         pid=keeper.pid if keeper else 0,
+        used_bytes=used_bytes,
         cause=failure.cause if failure else None,
         message=failure.message[:MAX_MESSAGE] if failure else "",
         restarts=member.restarts,

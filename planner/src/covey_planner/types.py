@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from covey_api.engines import ArtifactFormat, EngineName, KvCacheType, Lane
+from covey_api.engines import ArtifactFormat, Compute, EngineName, KvCacheType, Lane
 from covey_api.instance import Costs, EngineOptions
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import Taint
@@ -60,6 +60,12 @@ class VariantView:
     geometry: Geometry | None
     artifact: ResolvedArtifact | None
     error: str = ""
+    calibrations: Mapping[tuple[EngineName, Compute], int] = field(
+        default_factory=dict[tuple[EngineName, Compute], int]
+    )
+    """By lane: percent of what is computed that earlier loads took."""
+    is_offered: bool = True
+    """Whether some node offers an engine that can run it; while none does, nobody reads its header."""
 
 
 @dataclass(frozen=True, slots=True)

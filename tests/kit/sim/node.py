@@ -51,7 +51,7 @@ class Adapter:
     ) -> Launch:
         return Launch((str(program.path),), {}, ())
 
-    async def is_ready(self, port: int, key: str) -> bool:
+    async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
         await asyncio.sleep(self._random.uniform(0.001, 0.1))
         engine = self._machine.ports.get(port)
         if engine is None or engine.key != key or not engine.is_loaded(self._machine.now()):
@@ -121,6 +121,9 @@ class Facts:
             self._free = free
             self._readings = tuple(PoolReading(name=name, available_bytes=each) for name, each in free.items())
         return self._readings
+
+    def observe_used_bytes(self, pid: int) -> int:
+        return 0
 
 
 class SimKeptFile(KeptFile):

@@ -25,7 +25,7 @@ from covey_agent.supervisor.step import PROBE_AGAIN_SECONDS
 from covey_agent.surveys import Survey
 from covey_agent.whereabouts import Whereabouts
 from covey_api.instance import MemberPhase
-from covey_api.messages import Ask, AskAnswer, AskKind, MemberAssignment, MemberGoal, Order, ReportAnswer
+from covey_api.messages import Ask, AskAnswer, AskKind, MemberAssignment, MemberGoal, Order, Report, ReportAnswer
 from covey_api.node import NodeSpec
 from covey_api.reasons import FailureCause
 from covey_fleet_client.join import Admission
@@ -374,3 +374,28 @@ def test_token_is_read_anew_and_its_absence_is_no_failure(tmp_path: Path) -> Non
     assert Admission(path).read_token() is None
     path.write_text("covey-1.x.y\n")
     assert Admission(path).read_token() == "covey-1.x.y"
+
+
+def test_report_tells_what_an_engine_took_at_most(tmp_path: Path) -> None:
+    world, fleet = World(), FakeFleet()
+
+    async def story(running: Running) -> None:
+        await running.receive(assign())
+        member = await running.wait_phase(MemberPhase.READY)
+        assert member.keeper is not None
+        world.facts.used_bytes[member.keeper.pid] = 300 * 2**20 + 5
+        running.changed.set()
+        await running.wait(lambda: bool(fleet.reports) and told(fleet.reports) == [300 * 2**20])
+        world.facts.used_bytes[member.keeper.pid] = 100 * 2**20
+        before = len(fleet.reports)
+        running.changed.set()
+        await running.wait(lambda: len(fleet.reports) > before)
+        assert told(fleet.reports) == [300 * 2**20]
+
+    run(tmp_path, world, story, fleet)
+
+
+def told(reports: list[Report]) -> list[int]:
+    """What the last report that spoke of members said they took."""
+    last = next((report.members for report in reversed(reports) if report.members is not None), ())
+    return [member.used_bytes for member in last]

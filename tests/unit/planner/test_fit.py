@@ -45,6 +45,7 @@ def test_options_leave_nothing_to_the_engine() -> None:
         "hostCacheMib": 0,
         "contextCheckpoints": 0,
         "threads": 1,
+        "repack": True,
     }
 
 

@@ -1,7 +1,5 @@
 """Models over several files: one geometry, and every way in which a set can be incomplete."""
 
-import struct
-
 import pytest
 from covey_planner.geometry.gguf import (
     GgufHeader,
@@ -13,29 +11,13 @@ from covey_planner.geometry.gguf import (
 from covey_planner.geometry.shards import list_shards
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.gguf import GgufFile, Shape, Typed, build, build_model, model_metadata, model_tensors
+from kit.gguf import GgufFile, Shape, Typed, build_model, build_set, i32
 
 SHAPE = Shape(layers=6)
 
 
 def split(count: int, **first: Typed) -> list[GgufFile]:
-    """SHAPE's tensors over `count` files, as llama.cpp splits them: metadata in the first."""
-    tensors = model_tensors(SHAPE)
-    size = -(-len(tensors) // count)
-    files: list[GgufFile] = []
-    for number in range(count):
-        keys = {"split.no": u16(number), "split.count": u16(count), "split.tensors.count": i32(len(tensors))}
-        metadata = keys if number else model_metadata(SHAPE) | keys | first
-        files.append(build(metadata, tensors[number * size : (number + 1) * size]))
-    return files
-
-
-def u16(value: int) -> Typed:
-    return Typed(2, struct.pack("<H", value))
-
-
-def i32(value: int) -> Typed:
-    return Typed(5, struct.pack("<i", value))
+    return build_set(SHAPE, count, **first)
 
 
 def headers(files: list[GgufFile]) -> list[GgufHeader]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 from covey_agent.facts.host import observe_memory_bytes
 from covey_api.engines import HOST_POOL, KvCacheType
-from covey_api.model import Geometry, Model
+from covey_api.model import Model
 from covey_api.node import NodeReserve
 from covey_api.text import escape_controls
 from covey_api.units import parse_quantity
@@ -14,7 +14,7 @@ from covey_planner.text.fit import DEVICE_POOL, FitQuestion, fit_data, render_fi
 from covey.commands.options import fleet_options_without, namespace_option
 from covey.connect import Where, open_fleet
 from covey.errors import CommandError, ExitCode
-from covey.headers import read_source
+from covey.headers import Found, read_source
 from covey.tables import render_json
 
 
@@ -53,12 +53,16 @@ def fit(
 ) -> None:
     """Say what a model needs, in bytes, and the largest window.
 
-    WHAT is a source (`pypi://…`, `file:///…`), a GGUF file's path, or `model/NAME` of the running fleet.
+    WHAT is a source (`pypi://…`, `file:///…`), the path of a GGUF file or of a folder with `config.json`, or
+    `model/NAME` of the running fleet.
     """
     found = _of_model(where, namespace, what) if what.startswith("model/") else [(what, read_source(what))]
     host = memory if memory is not None else _own_memory()
     pools = {HOST_POOL: host} | ({DEVICE_POOL: device_memory} if device_memory is not None else {})
-    questions = [FitQuestion(name, geometry, context, slots, KvCacheType(kv_cache), pools) for name, geometry in found]
+    questions = [
+        FitQuestion(name, each.geometry, context, slots, KvCacheType(kv_cache), pools, each.is_checkpoint)
+        for name, each in found
+    ]
     for question in questions:
         if context is not None and context > question.geometry.context_tokens:
             own = question.geometry.context_tokens
@@ -79,14 +83,14 @@ def _own_memory() -> int:
     return max(0, total_bytes - parse_quantity(NodeReserve().memory))
 
 
-def _of_model(where: Where, namespace: str | None, what: str) -> list[tuple[str, Geometry]]:
+def _of_model(where: Where, namespace: str | None, what: str) -> list[tuple[str, Found]]:
     """Each variant of a Model of the fleet whose header a node has read."""
     name = what.removeprefix("model/")
     with open_fleet(where) as fleet:
         model = Model.model_validate(fleet.objects.get_object(Model.PLURAL, namespace or fleet.namespace, name))
     if model.spec.geometry is not None:
-        return [(what, model.spec.geometry)]
-    found = [(f"{what} variant '{one.name}'", one.geometry) for one in model.status.variants if one.geometry]
+        return [(what, Found(model.spec.geometry))]
+    found = [(f"{what} variant '{one.name}'", Found(one.geometry)) for one in model.status.variants if one.geometry]
     if not found:
         errors = "; ".join(f"variant '{one.name}': {one.error}" for one in model.status.variants if one.error)
         raise CommandError(f"no node has read the header of {what} yet. {errors}".strip())

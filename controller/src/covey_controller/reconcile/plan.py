@@ -5,7 +5,8 @@ What it must not do: read a clock, invent an id, iterate a set unsorted, raise b
 Order of one plan:
 
 1. Nodes as they look now; whether the fleet has been seen whole (`complete`).
-2. Answers to asks become Model status; Instances that only nodes know are adopted, or kept as strays.
+2. Answers to asks, and what engines took, become Model status; Instances that only nodes know are adopted, or kept as
+   strays.
 3. Only when complete: losses, then each Placement by its priority (who leaves, who comes), orphans, drains, deletions.
 4. Asks; assignments; the endpoints table (when complete); statuses.
 """
@@ -19,6 +20,7 @@ from covey_controller.reconcile.adoption import observe_strays, plan_adoption
 from covey_controller.reconcile.asks import plan_answers, plan_asks
 from covey_controller.reconcile.assignments import plan_assignments
 from covey_controller.reconcile.begin import begin_draft, expected_nodes
+from covey_controller.reconcile.calibrate import plan_calibrations
 from covey_controller.reconcile.draft import Draft, index_objects, node_key
 from covey_controller.reconcile.drains import observe_losses, plan_drains
 from covey_controller.reconcile.failures import observe_absence
@@ -44,6 +46,7 @@ def plan(world: World, now: float) -> Plan:
     plan_finalizers(draft, stored.values())
     _plan_nodes(draft)
     plan_answers(draft)
+    plan_calibrations(draft)
     plan_adoption(draft)
     strays = observe_strays(draft)
     if draft.complete:
@@ -121,6 +124,7 @@ def _remember(draft: Draft) -> Memory:
         searches=draft.searches,
         strays=draft.strays,
         retries={key: value for key, value in draft.retries.items() if key in placements},
+        loads=draft.loads,
         revisions=draft.revisions,
         resting_nodes=draft.resting_nodes,
         resting_placements=draft.resting_placements,

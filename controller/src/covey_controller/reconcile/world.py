@@ -17,6 +17,7 @@ from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, O
 from covey_api.model import ModelSpec
 from covey_api.placement import PlacementSpec
 from covey_api.reasons import ReadyReason
+from covey_planner.types import Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,26 @@ class Spot(NamedTuple):
     node: str
 
 
+class LoadKey(NamedTuple):
+    """One start of one member's engine."""
+
+    instance_id: str
+    member: str
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What that start has taken so far, of an Instance as it was stamped."""
+
+    instance: Instance
+    member: str
+    used_bytes: int
+    """The most host memory."""
+    was_ready: bool
+
+
 class ArtifactKey(NamedTuple):
     """What is asked for once, however many Models name it."""
 
@@ -119,9 +140,11 @@ class RestingPlacement(NamedTuple):
     seen: tuple[object, ...]
     """What that came from."""
     revision: str | None
-    message: str
-    """Of its outcome, which was `Done`."""
     reason: ReadyReason
+    message: str
+    """Of its outcome."""
+    decision: Decision | None = None
+    """Where replicas are without a place; then what was seen has the whole fleet in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +175,8 @@ class Memory:
     """By instanceId: since when nobody wishes for it."""
     retries: Mapping[ObjectKey, str] = field(default_factory=dict[ObjectKey, str])
     """The value of the retry annotation that was honoured last."""
+    loads: Mapping[LoadKey, Load] = field(default_factory=dict[LoadKey, Load])
+    """Engines that run, with what they took."""
     revisions: Mapping[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])
     """By Placement: hashing each of them anew in every plan would be most of what a quiet plan costs."""
     resting_nodes: Mapping[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])

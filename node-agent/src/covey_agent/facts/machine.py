@@ -22,6 +22,7 @@ from covey_agent.facts.host import (
     observe_memory_bytes,
     observe_os_version,
 )
+from covey_agent.facts.usage import observe_used_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,9 @@ class MachineFacts:
                 if device.pool != HOST_POOL
             ),
         )
+
+    def observe_used_bytes(self, pid: int) -> int:
+        return observe_used_bytes(_ROOT, pid)
 
     async def _observe_devices(self) -> tuple[Device, ...]:
         return (*await observe_nvidia(shutil.which("nvidia-smi")), *observe_amd(_ROOT))

@@ -1,6 +1,7 @@
 """The ways to run a wish: each variant on each engine, in the order in which they are preferred, priced once."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from covey_api.engines import Compute, EngineName, Lane
 from covey_api.instance import EngineOptions
@@ -24,6 +25,9 @@ class Way:
     artifact: ResolvedArtifact
     digest: str
     span: Span
+    calibrations: Mapping[tuple[EngineName, Compute], int] = field(
+        default_factory=dict[tuple[EngineName, Compute], int]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ class Question:
         found = self._prices.get(key)
         if found is None:
             options = self.options(way, cpu_cores=1, window=way.span.least)
-            formulas = cost_formulas(way.geometry, lane, options, self.wish.workspace_bytes)
+            percent = way.calibrations.get((way.engine, lane.compute), 100)
+            formulas = cost_formulas(way.geometry, lane, options, self.wish.workspace_bytes, percent)
             least = tuple((formula.pool, formula.total_bytes(way.span.least)) for formula in formulas)
             most = tuple((formula.pool, formula.total_bytes(way.span.most)) for formula in formulas)
             found = self._prices[key] = Price(formulas, least, most)
@@ -68,9 +73,14 @@ class Question:
             way.geometry,
             cpu_cores=cpu_cores,
             context_tokens=window,
-            slots=self.wish.slots,
+            slots=slots_of(way.engine, self.wish.slots),
             kv_cache_type=self.wish.kv_cache_type,
         )
+
+
+def slots_of(engine: EngineName, wished: int) -> int:
+    """Sequences that an engine runs at a time: llama-cpp-python's context has one."""
+    return 1 if engine is EngineName.LLAMA_CPP else wished
 
 
 def list_ways(wish: Wish) -> tuple[Way, ...]:
@@ -86,17 +96,20 @@ def list_ways(wish: Wish) -> tuple[Way, ...]:
             continue
         span = window_span(wish, variant.geometry)
         digest = variant.artifact.digest
-        ways.append(Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span))
+        known = variant.calibrations
+        ways.append(Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span, known))
     return tuple(ways)
 
 
 def pending_geometry(wish: Wish) -> Pending | None:
     """Not None while a variant's header is still being read, or when none could be read.
 
-    A variant that is still being read may be the preferred one, so the choice waits for it.
+    A variant that is still being read may be the preferred one, so the choice waits for it. It doesn't for one that no
+    node can read, where another is known.
     """
     unread = [variant for variant in wish.variants if variant.geometry is None or variant.artifact is None]
-    waiting = [variant.name for variant in unread if not variant.error]
+    is_known = len(unread) < len(wish.variants)
+    waiting = [v.name for v in unread if not v.error and (v.is_offered or not is_known)]
     if waiting:
         return Pending(ReadyReason.GEOMETRY_PENDING, f"the header of {_quoted(waiting)} is being read")
     if len(unread) == len(wish.variants):

@@ -30,41 +30,70 @@ class Recurrent:
     row_length: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StateSpace:
+    """The sizes of one state-space layer. `heads` and `groups` are zero in the first Mamba."""
+
+    embedding: int
+    inner: int
+    state: int
+    kernel: int
+    heads: int
+    groups: int
+    is_whole: bool
+    """Every layer of the model is one."""
+
+
 def read_recurrent(metadata: Metadata, architecture: str, layers: int, embedding: int) -> Recurrent:
     """HeaderInvalid for a family whose state was never measured."""
     key = next((key for key in _KEYS if metadata.has_prefix(f"{architecture}.{key}")), None)
     if key is None:
         return Recurrent()
-    if architecture in _STATE_SPACE:
-        rolling, state, row = _state_space(metadata, architecture, embedding)
-    elif architecture in _CONVOLUTION:
-        taps = metadata.integer(f"{architecture}.shortconv.l_cache", 1, 1 << 16)
-        rolling, state, row = (taps - 1) * embedding, 0, 8 * embedding
-    else:
-        raise HeaderInvalid(
-            f"architecture '{architecture}' keeps recurrent state (`{architecture}.{key}*`), "
-            "whose memory was not measured yet; give `spec.geometry` to place it all the same"
-        )
     found = _recurrent_layers(metadata, architecture, layers)
+    if architecture in _STATE_SPACE:
+        return of_state_space(found, _state_space(metadata, architecture, embedding))
+    if architecture in _CONVOLUTION:
+        return of_convolution(found, embedding, metadata.integer(f"{architecture}.shortconv.l_cache", 1, 1 << 16))
+    raise HeaderInvalid(
+        f"architecture '{architecture}' keeps recurrent state (`{architecture}.{key}*`), "
+        "whose memory was not measured yet; give `spec.geometry` to place it all the same"
+    )
+
+
+def of_state_space(layers: frozenset[int], sizes: StateSpace) -> Recurrent:
+    """A rolling convolution and a state; measured: beside attention layers one more row of the stream is alive."""
+    rolling = (sizes.kernel - 1) * (sizes.inner + 2 * sizes.groups * sizes.state)
+    rows = 1 if sizes.is_whole else 2
+    row = rows * sizes.embedding + 6 * sizes.inner + 6 * sizes.groups * sizes.state + sizes.heads
+    return _recurrent(layers, rolling, sizes.state * sizes.inner, row)
+
+
+def of_convolution(layers: frozenset[int], embedding: int, taps: int) -> Recurrent:
+    """A short convolution over the last `taps` rows of the stream."""
+    return _recurrent(layers, (taps - 1) * embedding, 0, 8 * embedding)
+
+
+def _recurrent(layers: frozenset[int], rolling: int, state: int, row: int) -> Recurrent:
     return Recurrent(
-        layers=found,
-        slot_bytes=_FLOAT_BYTES * (rolling + state) * len(found),
+        layers=layers,
+        slot_bytes=_FLOAT_BYTES * (rolling + state) * len(layers),
         layer_bytes=_FLOAT_BYTES * (2 * rolling + state),
         row_length=min(row, 1 << 24),
     )
 
 
-def _state_space(metadata: Metadata, architecture: str, embedding: int) -> tuple[int, int, int]:
-    """Numbers of the rolling convolution, of the state, and of one token's row."""
-    inner = metadata.integer(f"{architecture}.ssm.inner_size", 1, _MOST)
-    state = metadata.integer(f"{architecture}.ssm.state_size", 1, 1 << 16)
-    kernel = metadata.integer(f"{architecture}.ssm.conv_kernel", 1, 1 << 10)
-    heads = metadata.integer(f"{architecture}.ssm.time_step_rank", 0, 1 << 16, default=0)
-    groups = metadata.integer(f"{architecture}.ssm.group_count", 0, 1 << 10, default=0)
-    rolling = (kernel - 1) * (inner + 2 * groups * state)
-    # Measured: beside attention layers one more row of the stream is alive.
-    rows = 1 if architecture in _WHOLE else 2
-    return rolling, state * inner, rows * embedding + 6 * inner + 6 * groups * state + heads
+def _state_space(metadata: Metadata, architecture: str, embedding: int) -> StateSpace:
+    prefix = f"{architecture}.ssm"
+    return StateSpace(
+        embedding=embedding,
+        inner=metadata.integer(f"{prefix}.inner_size", 1, _MOST),
+        state=metadata.integer(f"{prefix}.state_size", 1, 1 << 16),
+        kernel=metadata.integer(f"{prefix}.conv_kernel", 1, 1 << 10),
+        # Mamba calls the rank of its time steps so, which is no number of heads but is as small.
+        heads=metadata.integer(f"{prefix}.time_step_rank", 0, 1 << 16, default=0),
+        groups=metadata.integer(f"{prefix}.group_count", 0, 1 << 10, default=0),
+        is_whole=architecture in _WHOLE,
+    )
 
 
 def _recurrent_layers(metadata: Metadata, architecture: str, layers: int) -> frozenset[int]:

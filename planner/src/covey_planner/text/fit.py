@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane, LaneState
-from covey_api.instance import Costs
+from covey_api.instance import Costs, EngineOptions
 from covey_api.model import Geometry
 from covey_api.units import format_bytes
 
@@ -40,6 +40,8 @@ class FitQuestion:
     kv_cache_type: KvCacheType
     memory_bytes: Mapping[str, int]
     """By pool (`Host`, `Device`): what an engine may take there. A pool that isn't named has no ceiling."""
+    is_checkpoint: bool = False
+    """It is a folder of safetensors files: no measured engine runs it, so only weights and cache are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,9 @@ class LaneFit:
 
 
 def fit_lanes(question: FitQuestion) -> tuple[LaneFit, ...]:
-    """The answer for each kind of machine that LlamaServer runs on."""
+    """The answer for each kind of machine that LlamaServer runs on; none for a checkpoint, which it doesn't run."""
+    if question.is_checkpoint:
+        return ()
     return tuple(_fit_lane(question, words, compute, pool) for words, compute, pool in _LANES)
 
 
@@ -73,6 +77,8 @@ def fit_data(question: FitQuestion) -> dict[str, Any]:
         "contextTokens": _window(question),
         "slots": question.slots,
         "kvCacheType": question.kv_cache_type.value,
+        "weightsBytes": geometry.weights_bytes,
+        "kvCacheBytes": _kv_cache_bytes(question),
         "lanes": [
             {
                 "engine": EngineName.LLAMA_SERVER.value,
@@ -85,6 +91,24 @@ def fit_data(question: FitQuestion) -> dict[str, Any]:
     }
 
 
+def _kv_cache_bytes(question: FitQuestion) -> int:
+    """Of all slots, with what recurrent layers keep: the same on every lane that knows the geometry."""
+    lane = Lane(engine=EngineName.LLAMA_SERVER, compute=Compute.CPU, state=LaneState.INSTALLABLE, digest=_MANAGED)
+    options = _options(question)
+    (formula,) = cost_formulas(question.geometry, lane, options, 0)
+    return formula.kv_cache_bytes(options.context_tokens)
+
+
+def _options(question: FitQuestion) -> EngineOptions:
+    return stamp_options(
+        question.geometry,
+        cpu_cores=1,
+        context_tokens=_window(question),
+        slots=question.slots,
+        kv_cache_type=question.kv_cache_type,
+    )
+
+
 def _window(question: FitQuestion) -> int:
     return question.context_tokens or question.geometry.context_tokens
 
@@ -93,13 +117,7 @@ def _fit_lane(question: FitQuestion, words: str, compute: Compute, pool: str) ->
     lane = Lane(
         engine=EngineName.LLAMA_SERVER, compute=compute, state=LaneState.INSTALLABLE, digest=_MANAGED, pool=pool
     )
-    options = stamp_options(
-        question.geometry,
-        cpu_cores=1,
-        context_tokens=_window(question),
-        slots=question.slots,
-        kv_cache_type=question.kv_cache_type,
-    )
+    options = _options(question)
     formulas = cost_formulas(question.geometry, lane, options, 0)
     costs = tuple(formula.costs(options.context_tokens) for formula in formulas)
     pools = {formula.pool for formula in formulas}
@@ -137,6 +155,9 @@ def _lines(question: FitQuestion) -> Iterator[str]:
         f"own window {geometry.context_tokens} tokens"
     )
     yield f"window {_window(question)} tokens x {question.slots} slots, KV cache {question.kv_cache_type}"
+    if question.is_checkpoint:
+        weights, cache = format_bytes(geometry.weights_bytes), format_bytes(_kv_cache_bytes(question))
+        yield f"weights {weights} as stored + KV cache {cache}; what an engine for safetensors adds was not measured"
     for lane in fit_lanes(question):
         yield ""
         yield f"LlamaServer on {lane.words} ({lane.compute}):"

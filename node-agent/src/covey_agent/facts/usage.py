@@ -1,0 +1,52 @@
+"""What one engine took of the host's memory, at most, with its keeper and its own children.
+
+Linux tells a process's peak (`VmHWM`), pages of its libraries included. Of keeper and children their present share is
+added, in which pages that several of them use are divided: their peaks would count those again and again. Elsewhere
+nothing is said: an engine on Apple's GPU holds memory that no process shows.
+"""
+
+from pathlib import Path
+
+# Processes of one engine that are looked at: one, or one a device.
+_MAX_PROCESSES = 64
+
+
+def observe_used_bytes(root: Path, pid: int) -> int:
+    """0 where it isn't known: no such process, another system, or no right to look."""
+    status = _fields(root / f"proc/{pid}/status")
+    peak_kib, parent = status.get("VmHWM", 0), status.get("PPid", 0)
+    if not peak_kib:
+        return 0
+    others = [parent, *_descendants(root, pid)] if parent > 1 else _descendants(root, pid)
+    shares_kib = sum(_fields(root / f"proc/{each}/smaps_rollup").get("Pss", 0) for each in others)
+    return (peak_kib + shares_kib) * 1024
+
+
+def _descendants(root: Path, pid: int) -> list[int]:
+    found: list[int] = []
+    waiting = [pid]
+    while waiting and len(found) < _MAX_PROCESSES:
+        current = waiting.pop()
+        for file in sorted((root / f"proc/{current}/task").glob("*/children"))[:_MAX_PROCESSES]:
+            children = [int(word) for word in _text(file).split() if word.isdecimal()]
+            found += children
+            waiting += children
+    return found[:_MAX_PROCESSES]
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Lines of `Name:  123 kB` by name; what has no number is left out."""
+    found: dict[str, int] = {}
+    for line in _text(path).splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdecimal():
+            found[name] = int(words[0])
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,58 @@
+"""What earlier loads took of host memory, beside what was computed: one factor per variant and lane, in percent.
+
+Raised at once, by a single load that took more: the next one would too. Lowered only after some loads that all took
+less, and only to the most that one of them took: an engine takes its memory when it is used, so a load that nobody
+asked much of proves little. It changes what is stamped on new Instances only; what runs keeps what it was given.
+
+Only what is computed is scaled: a limit (host cache, checkpoints) or a wish (workspace) stays itself, and counts as
+unused when it comes to lowering. Devices have no such observation, so what lies in their pools is never scaled.
+"""
+
+from dataclasses import dataclass
+
+from covey_api.instance import MAX_CALIBRATION_PERCENT, MIN_CALIBRATION_PERCENT, Costs
+
+# Loads in a row that must have taken less before the factor falls.
+LOADS_TO_LOWER = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """`percent` of what is computed; since it changed, `loads` ended and the most that one took was `most_percent`."""
+
+    percent: int = 100
+    loads: int = 0
+    most_percent: int = 0
+
+
+def observe_use(known: Calibration, costs: Costs, used_bytes: int) -> Calibration:
+    """After a look at a load that may go on: raised if it takes more than is stamped and was known."""
+    computed = _computed_bytes(costs)
+    limits = costs.total_bytes - _scaled_bytes(costs)
+    percent = _percent(used_bytes - limits, computed)
+    if used_bytes <= costs.total_bytes or percent <= known.percent:
+        return known
+    return Calibration(percent)
+
+
+def observe_end(known: Calibration, costs: Costs, most_bytes: int) -> Calibration:
+    """After a load has ended that took at most `most_bytes`: lowered if it was one of enough."""
+    known = observe_use(known, costs, most_bytes)
+    most = max(known.most_percent, _percent(most_bytes, _computed_bytes(costs)))
+    loads = known.loads + 1
+    if loads < LOADS_TO_LOWER:
+        return Calibration(known.percent, loads, most)
+    return Calibration(min(known.percent, most))
+
+
+def _scaled_bytes(costs: Costs) -> int:
+    return costs.weights_bytes + costs.kv_cache_bytes + costs.compute_bytes + costs.floor_bytes
+
+
+def _computed_bytes(costs: Costs) -> int:
+    """The scaled part before it was scaled."""
+    return max(1, _scaled_bytes(costs) * 100 // costs.calibration_percent)
+
+
+def _percent(part: int, whole: int) -> int:
+    return max(MIN_CALIBRATION_PERCENT, min(-(-part * 100 // whole), MAX_CALIBRATION_PERCENT))
