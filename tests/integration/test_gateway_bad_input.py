@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from covey_api.messages import ModelState, ServedModel
-from integration.gateway_rig import Answer, Gateway, ScriptedEngine, connected, running_gateway
+from integration.gateway_rig import Answer, Call, Gateway, ScriptedEngine, connected, running_gateway
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
@@ -206,3 +206,15 @@ async def test_what_is_not_served_says_so(path: str, status: int) -> None:
         answer = await post(gateway, path, b"{}")
         assert answer.status == status
         assert path in json.dumps(answer.content)
+
+
+async def test_an_engine_that_counts_no_tokens_is_told_as_that() -> None:
+    async def refuse(call: Call) -> None:
+        assert b"POST /v1/chat/completions/input_tokens " in call.head
+        await call.refuse(404, b'{"detail":"Not Found"}')
+
+    async with ScriptedEngine(refuse) as engine, running_gateway(engine.target()) as gateway:
+        spoken = CALLS["count_tokens"]
+        answer = await post(gateway, spoken.path, json.dumps({"model": "m"} | spoken.body).encode())
+        assert answer.status == 501
+        assert "doesn't count tokens" in spoken.read(answer.content)

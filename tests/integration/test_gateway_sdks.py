@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import ollama
 import openai
 import pytest
 from covey_gateway.routing.table import Target
-from integration.engine_rig import started_engine
+from integration.engine_rig import KEY, started_engine
 from integration.gateway_rig import (
     DONE,
     LAST_CHUNK,
@@ -67,13 +68,15 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
 
 
 class Clients:
+    """`Any`: what is given as a plain dict is no overload of the SDKs'."""
+
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         base = f"http://127.0.0.1:{gateway.port}"
-        self.openai = openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="any", max_retries=0)
-        self.anthropic = anthropic.AsyncAnthropic(base_url=base, api_key="any", max_retries=0)
-        self.ollama = ollama.AsyncClient(host=base)
-        self.below = ollama.AsyncClient(host=f"{base}/ollama")
+        self.openai: Any = openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="any", max_retries=0)
+        self.anthropic: Any = anthropic.AsyncAnthropic(base_url=base, api_key="any", max_retries=0)
+        self.ollama: Any = ollama.AsyncClient(host=base)
+        self.below: Any = ollama.AsyncClient(host=f"{base}/ollama")
 
 
 @asynccontextmanager
@@ -159,7 +162,8 @@ async def test_openai_completions_count_every_choice_once(engine: Target) -> Non
             assert choice.logprobs is not None
             assert "".join(choice.logprobs.tokens or []) == choice.text
             assert len(choice.logprobs.token_logprobs or []) == 4
-            assert [len(one) for one in choice.logprobs.top_logprobs or []] == [2] * 4
+            top: Any = choice.logprobs.top_logprobs
+            assert [len(one) for one in top] == [2] * 4
         stream = await create(
             model="m", prompt=["A", "B"], max_tokens=3, stream=True, stream_options={"include_usage": True}, **GREEDY
         )
@@ -215,7 +219,7 @@ async def test_responses_hold_no_state_and_say_what_to_send(engine: Target) -> N
     async with clients(engine) as sdk:
         for field, value in (("previous_response_id", "resp_1"), ("conversation", "conv_1"), ("background", True)):
             with pytest.raises(openai.BadRequestError) as caught:
-                await sdk.openai.responses.create(model="m", input="Hi", **{field: value})  # type: ignore[call-overload]
+                await sdk.openai.responses.create(model="m", input="Hi", **{field: value})
             assert caught.value.param == field
             assert "send" in str(caught.value) or "stream" in str(caught.value)
 
@@ -353,6 +357,31 @@ async def test_schemas_bind_the_answer_in_every_format(engine: Target) -> None:
             assert isinstance(json.loads(found or "")["ok"], bool)
 
 
+async def test_a_translated_answer_is_the_engines_own_event_by_event(engine: Target) -> None:
+    """But for what the engine leaves out: input tokens at the end, numbers and indexes of Responses."""
+    messages = {"model": "m", "messages": USER, "max_tokens": 8, "stream": True, "temperature": 0}
+    responses = {"model": "m", "input": "Say hello.", "max_output_tokens": 8, "stream": True, "temperature": 0}
+    async with running_gateway(engine) as gateway, httpx.AsyncClient(timeout=60) as client:
+
+        async def ask(base: str, path: str, body: Any) -> list[dict[str, Any]]:
+            answer = await client.post(base + path, json=body, headers={"authorization": f"Bearer {KEY}"})
+            assert answer.status_code == 200
+            return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+
+        own, ours = f"http://127.0.0.1:{engine.port}", f"http://127.0.0.1:{gateway.port}"
+        native, translated = [await ask(base, "/v1/messages", messages) for base in (own, ours)]
+        assert [event["type"] for event in translated] == [event["type"] for event in native]
+        for found, expected in zip(translated, native, strict=True):
+            for name in ("index", "content_block", "delta"):
+                assert found.get(name) == expected.get(name)
+        native, translated = [await ask(base, "/v1/responses", responses) for base in (own, ours)]
+        # The engine calls an answer that met its limit completed; OpenAI and the gateway call it incomplete.
+        assert [event["type"] for event in translated[:-1]] == [event["type"] for event in native[:-1]]
+        assert (native[-1]["type"], translated[-1]["type"]) == ("response.completed", "response.incomplete")
+        for found, expected in zip(translated[:-1], native[:-1], strict=True):
+            assert (found.get("delta"), found.get("text")) == (expected.get("delta"), expected.get("text"))
+
+
 async def test_request_ids_come_back(engine: Target) -> None:
     async with clients(engine) as sdk:
         headers = {"x-request-id": "my-own-id"}
@@ -424,7 +453,7 @@ USAGE = b"data: %b\n\n" % json.dumps({"id": "c1", "created": 1, "choices": [], "
 END = (chunk(USAGE), chunk(DONE), LAST_CHUNK)
 WEATHER: Any = [{"role": "user", "content": "Weather and time in Paris?"}]
 TOOLS: Any = [{"name": name, "parameters": PARAMETERS} for name in ("get_weather", "get_time", "send_mail")]
-EXPECTED = [("get_weather", {"city": "Paris"}), ("get_time", {})]
+EXPECTED: list[tuple[str, dict[str, Any]]] = [("get_weather", {"city": "Paris"}), ("get_time", {})]
 
 
 @asynccontextmanager
@@ -503,8 +532,10 @@ async def test_ollama_parses_the_arguments_of_calls() -> None:
     async with tool_clients() as (sdk, _):
         whole = await sdk.ollama.chat("m", WEATHER, tools=tools)
         parts = [part async for part in await sdk.ollama.chat("m", WEATHER, tools=tools, stream=True)]
-        streamed = [call for part in parts for call in part.message.tool_calls or []]
-        for calls in (whole.message.tool_calls or [], streamed):
+        told: list[Any] = [part.message.tool_calls for part in parts if part.message.tool_calls]
+        whole_calls: Any = whole.message.tool_calls
+        both: list[Any] = [whole_calls, [call for calls in told for call in calls]]
+        for calls in both:
             assert [(one.function.name, dict(one.function.arguments)) for one in calls] == EXPECTED
         assert parts[-1].eval_count == 20
 

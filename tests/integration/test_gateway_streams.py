@@ -222,7 +222,7 @@ NUMBERINGS: dict[str, list[bytes]] = {
         calls_chunk({"index": 1, "id": "b", "type": "function", "function": function("g", "{}")}),
     ],
 }
-EXPECTED = [("f", {"x": 1}), ("g", {})]
+EXPECTED: list[tuple[str, dict[str, Any]]] = [("f", {"x": 1}), ("g", {})]
 
 
 @pytest.mark.parametrize("numbering", NUMBERINGS)

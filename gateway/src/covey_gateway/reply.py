@@ -13,7 +13,7 @@ from covey_api.reasons import ErrorCode
 from covey_gateway.limits import MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_REFUSAL_BYTES
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.errors import engine_failed, translate_event_error, translate_refusal
-from covey_gateway.wire.request import STREAMED, Request, Teller
+from covey_gateway.wire.request import STREAMED, Call, Request, Teller
 from covey_gateway.wire.sse import EventBuffer, EventTooLong, split_data, split_events
 
 
@@ -48,12 +48,14 @@ class Reply(Protocol):
 def choose_reply(
     status: int, content_type: bytes, retry_after_seconds: int | None, request: Request, teller: Teller, model: str
 ) -> Reply:
+    if status in (404, 405) and request.call is Call.COUNT:
+        return _Failed(_no_count(model))
     if status != 200:
         return _EngineRefusal(status, retry_after_seconds, model)
     if request.call not in STREAMED:
         return _Whole(model, teller)
     if not content_type.lower().startswith(b"text/event-stream"):
-        return _NoStream(content_type, model)
+        return _Failed(_no_stream(content_type, model))
     return _Events(model, teller, request.wants_stream)
 
 
@@ -145,18 +147,29 @@ class _EngineRefusal:
         return Refusal(translate_refusal(self._status, body, self._retry_after_seconds, self._model))
 
 
-class _NoStream:
+class _Failed:
+    """What its head alone tells."""
+
     is_stream = False
 
-    def __init__(self, content_type: bytes, model: str) -> None:
-        shown = content_type.decode("latin-1")[:100]
-        self._error = engine_failed(model, f"it was asked for 'text/event-stream' and answered with '{shown}'")
+    def __init__(self, error: ApiError) -> None:
+        self._error = error
 
     def take(self, piece: bytes) -> bytes | ApiError:
         return self._error
 
     def end(self) -> bytes | Refusal:
         return Refusal(self._error)
+
+
+def _no_stream(content_type: bytes, model: str) -> ApiError:
+    shown = content_type.decode("latin-1")[:100]
+    return engine_failed(model, f"it was asked for 'text/event-stream' and answered with '{shown}'")
+
+
+def _no_count(model: str) -> ApiError:
+    message = f"the engine of model '{model}' doesn't count tokens; `usage` of each answer has them"
+    return ApiError(501, ErrorCode.TASK_NOT_SUPPORTED, message)
 
 
 def _ended_early(model: str) -> ApiError:

@@ -5,11 +5,10 @@ It is read once, at start, and strictly: what is wrong in it is said, not skippe
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from covey_api.access_key import KEY_HASH_PATTERN
-from covey_api.engines import Task
 from covey_api.messages import ClientKey, ModelState, Order, ServedModel
 from covey_api.meta import DEFAULT_NAMESPACE, Document
 from pydantic import Field, ValidationError, model_validator
@@ -23,6 +22,7 @@ MAX_TABLE_BYTES = 4 * 1024 * 1024
 _ORDER = Order(term=0, serial=0)
 
 _ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", max_length=253)]
+_Task = Literal["Chat", "Embedding", "Rerank", "Vision"]
 _URL = r"^http://(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?$"
 
 
@@ -49,6 +49,8 @@ class TableModel(Document):
     aliases: Annotated[tuple[_ModelName, ...], Field(max_length=64)] = ()
     context_tokens: Annotated[int, Field(ge=1)] | None = None
     """Shown in GET /v1/models; the engine itself refuses what is too long."""
+    tasks: Annotated[tuple[_Task, ...], Field(min_length=1, max_length=4)] = ("Chat",)
+    """What its engines do."""
     endpoints: Annotated[tuple[TableEndpoint, ...], Field(min_length=1, max_length=1024)]
 
 
@@ -107,7 +109,7 @@ def _render_model(model: TableModel) -> ServedModel:
         namespace=DEFAULT_NAMESPACE,
         name=model.name,
         aliases=model.aliases,
-        tasks=(Task.CHAT,),
+        tasks=model.tasks,
         state=ModelState.READY,
         replicas=len(model.endpoints),
     )

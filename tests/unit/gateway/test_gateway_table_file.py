@@ -89,3 +89,10 @@ def test_what_is_no_document_is_refused(content: bytes) -> None:
 def test_an_endpoint_is_routed_without_a_key_of_its_own() -> None:
     (only,) = parsed().targets["default", "m"]
     assert only.key == ""
+
+
+def test_what_a_model_does_is_chat_unless_it_is_said() -> None:
+    assert parsed().models["default", "m"].tasks == ("Chat",)
+    embedding = MODEL | {"tasks": ["Embedding"]}
+    assert parsed(models=[embedding]).models["default", "m"].tasks == ("Embedding",)
+    assert "`models[0].tasks[0]`" in refused(json.dumps({"models": [MODEL | {"tasks": ["Fly"]}]}).encode())
