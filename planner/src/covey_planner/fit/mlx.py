@@ -9,8 +9,8 @@ from covey_api.engines import Compute, KvCacheType, Lane
 from covey_api.instance import EngineOptions
 from covey_api.model import Geometry
 
-# An interpreter with mlx-lm, transformers and a tokenizer, beside its vocabulary: 150 to 190 MiB were left of a process's
-# memory without weights and KV cache.
+# An interpreter with mlx-lm, transformers and a tokenizer, beside its vocabulary: of a process's memory, 150 to 190 MiB
+# were neither weights nor KV cache.
 PROCESS_BYTES = 176 * 2**20
 # The tokenizer's vocabulary, per token: texts, merges and their indexes.
 VOCABULARY_BYTES_PER_TOKEN = 1024
