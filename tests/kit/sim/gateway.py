@@ -18,9 +18,12 @@ from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.table import Caller, RoutingTable
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
+from covey_gateway.wire.head import RequestHead
 
 from kit.sim.loop import Process, running_loop
 from kit.sim.network import SimFleet
+
+HEAD = RequestHead(b"POST", b"/v1/chat/completions", b"localhost", None, None, "request", 0, expects_continue=False)
 
 
 class SimLink(FleetLink):
@@ -99,7 +102,7 @@ class Gateway:
         body = json.dumps(
             {"model": request.model, "stream": wants_stream, "messages": [{"role": "user", "content": "hi"}]}
         ).encode()
-        exchange = Exchange(request, self.traffic, self.engines, None, Caller(), keeps_alive=True, is_chunked=True)
+        exchange = Exchange(request, self.traffic, self.engines, HEAD, Caller(), keeps_alive=True, is_chunked=True)
         exchange.begin()
         exchange.take_body(body)
         exchange.complete_body()
