@@ -7,7 +7,7 @@ RUN := $(UV) run --frozen --no-sync
 PARTS := crds planner fleet-client controller node-agent gateway cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check golden manifests verify sim fuzz kube bench clean
+.PHONY: help setup up test check golden manifests verify sim fuzz kube engines bench clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -55,6 +55,10 @@ fuzz: setup ## throw damaged headers at the readers for SECONDS=300 (installs at
 kube: setup ## build the Kubernetes control plane and the tools that tests use, once, into the tests' cache (needs Go)
 	@echo "Building a Kubernetes control plane, helm and kstatus unless they are cached (once, eight minutes)"
 	@PYTHONPATH=tests $(RUN) python -m testbed.kube build
+
+engines: setup ## build llama-cpp-python for the tests of `LlamaCpp`, once, into the tests' cache (needs a C++ compiler)
+	@echo "Building llama-cpp-python unless it is cached (once, five minutes)"
+	@PYTHONPATH=tests $(RUN) python -m kit.real_engines
 
 bench: setup ## run the benchmarks; one JSON line a figure
 	@for bench in bench/*.py; do $(RUN) python $$bench || exit 1; done

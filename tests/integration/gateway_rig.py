@@ -122,7 +122,7 @@ class ScriptedEngine:
         return target(self.port, name, **changes)
 
 
-def target(port: int, name: str = "", *, key: str = "engine-key", slots: int = 4) -> Target:
+def target(port: int, name: str = "", *, key: str = "engine-key", slots: int = 4, engine: str = "") -> Target:
     return Target(
         id=name or f"i-{port}",
         instance_id=name or f"i-{port}",
@@ -135,6 +135,7 @@ def target(port: int, name: str = "", *, key: str = "engine-key", slots: int = 4
         weight=1,
         context_tokens=2048,
         confirmed=True,
+        engine=engine,
     )
 
 

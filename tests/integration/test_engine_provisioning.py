@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,23 +18,27 @@ from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.index import IndexSettings, observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts, list_files
 from covey_agent.artifacts.web import Patience, Web
-from covey_agent.engines.managed import LLAMA_SERVER, ManagedEngine, is_platform_fit
-from covey_agent.engines.provision import NodeEngines
+from covey_agent.engines.features import WATCHED
+from covey_agent.engines.provision import NodeEngines, open_engines
+from covey_agent.engines.recipes import LLAMA_SERVER, is_llama_server_fit, mlx_recipe
 from covey_agent.ports import AgentError, EngineProgram, Transfer
 from covey_api.engines import Compute, EngineName, LaneState
 from covey_api.node import EngineOverride, NodeSpec, Provisioning
 from covey_api.reasons import FailureCause
 from kit.builders import SOURCE
 from kit.cache import shared_cache
+from kit.real_engines import mlx_packages
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 MODEL_BYTES = 98_362_432
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+WHEEL = LLAMA_SERVER.files[0]
 QUICK = Patience(connect_seconds=2, tries=2, backoff_seconds=0.05)
 # Nothing listens there: whoever needs the network with it fails.
 NOWHERE = IndexSettings(url="http://127.0.0.1:9/simple")
-needs_managed = pytest.mark.skipif(not is_platform_fit(LLAMA_SERVER), reason="the managed engine doesn't run here")
+needs_mlx = pytest.mark.skipif(mlx_recipe() is None, reason="there are no wheels of MLX for this machine and Python")
+needs_managed = pytest.mark.skipif(not is_llama_server_fit(), reason="the managed engine doesn't run here")
 
 
 def ignore(transfer: Transfer) -> None:
@@ -54,8 +59,7 @@ def real_index() -> IndexSettings:
 
 
 def engines_on(web: Web, cache: Cache, **environment: str) -> NodeEngines:
-    managed = ManagedEngine(LLAMA_SERVER, web, cache, Downloader(web, cache))
-    return NodeEngines(managed, {"PATH": "/nonexistent"} | environment)
+    return open_engines(web, cache, Downloader(web, cache), {"PATH": "/nonexistent"} | environment)
 
 
 def ensure(folder: Path, settings: IndexSettings, spec: NodeSpec | None = None, **environment: str) -> EngineProgram:
@@ -123,18 +127,18 @@ def offline(engine: EngineProgram, tmp_path: Path) -> Path:
     """A cache that has the engine's wheel and nothing else."""
     blobs = tmp_path / "blobs" / "sha256"
     blobs.mkdir(parents=True)
-    wheel = shared_cache() / "blobs" / "sha256" / LLAMA_SERVER.sha256
+    wheel = shared_cache() / "blobs" / "sha256" / LLAMA_SERVER.digest
     try:
-        (blobs / LLAMA_SERVER.sha256).hardlink_to(wheel)
+        (blobs / LLAMA_SERVER.digest).hardlink_to(wheel)
     except OSError:
-        shutil.copyfile(wheel, blobs / LLAMA_SERVER.sha256)
+        shutil.copyfile(wheel, blobs / LLAMA_SERVER.digest)
     return tmp_path
 
 
 @needs_managed
 def test_the_managed_engine_answers(engine: EngineProgram) -> None:
     assert engine.version == LLAMA_SERVER.version
-    assert engine.digest == LLAMA_SERVER.sha256
+    assert engine.digest == LLAMA_SERVER.digest
     done = subprocess.run(
         [engine.path, "--version"], env=engine.environment, capture_output=True, text=True, timeout=60
     )
@@ -156,18 +160,18 @@ def test_the_engine_is_built_offline_from_its_wheel_by_one_of_many_askers(offlin
             )
             assert len({program.path for program in programs}) == 1
             assert {program.path for program in programs} == {
-                offline / "envs" / LLAMA_SERVER.sha256 / "packages" / LLAMA_SERVER.program
+                offline / "envs" / LLAMA_SERVER.digest / "packages" / LLAMA_SERVER.program
             }
 
     asyncio.run(whole())
-    folder = offline / "envs" / LLAMA_SERVER.sha256
+    folder = offline / "envs" / LLAMA_SERVER.digest
     assert {path.name for path in folder.iterdir()} == {"packages", "complete"}
 
 
 @needs_managed
 def test_a_half_made_environment_is_built_again(offline: Path) -> None:
     program = ensure(offline, NOWHERE)
-    (offline / "envs" / LLAMA_SERVER.sha256 / "complete").unlink()
+    (offline / "envs" / LLAMA_SERVER.digest / "complete").unlink()
     program.path.write_bytes(b"half")
     assert lanes(offline) == [(Compute.CPU, LaneState.INSTALLABLE)]
     assert ensure(offline, NOWHERE).path.stat().st_size > 4
@@ -177,12 +181,12 @@ def test_a_half_made_environment_is_built_again(offline: Path) -> None:
 def test_a_wheel_of_another_content_is_never_installed(tmp_path: Path) -> None:
     blobs = tmp_path / "blobs" / "sha256"
     blobs.mkdir(parents=True)
-    with (blobs / LLAMA_SERVER.sha256).open("wb") as file:
-        file.truncate(LLAMA_SERVER.size_bytes)
+    with (blobs / LLAMA_SERVER.digest).open("wb") as file:
+        file.truncate(WHEEL.size_bytes)
     with pytest.raises(AgentError, match="can't be installed") as raised:
         ensure(tmp_path, NOWHERE)
     assert raised.value.cause is FailureCause.NO_USABLE_ENGINE
-    assert not (tmp_path / "envs" / LLAMA_SERVER.sha256 / "complete").exists()
+    assert not (tmp_path / "envs" / LLAMA_SERVER.digest / "complete").exists()
 
 
 @needs_managed
@@ -205,6 +209,48 @@ def test_a_missing_library_is_named_with_its_package(offline: Path) -> None:
     with pytest.raises(AgentError, match=r"needs the shared library 'libgomp\.so\.9'") as raised:
         ensure(offline, NOWHERE)
     assert raised.value.cause is FailureCause.MISSING_LIBRARY
+
+
+@needs_managed
+def test_what_the_build_can_do_is_read_from_its_own_help(engine: EngineProgram) -> None:
+    assert engine.features == WATCHED
+
+
+def test_engines_in_python_are_offered_where_the_node_names_them(tmp_path: Path) -> None:
+    async def offered(spec: NodeSpec) -> set[tuple[EngineName, LaneState]]:
+        async with web_on(NOWHERE) as web:
+            lanes = await engines_on(web, Cache(tmp_path)).observe_lanes(spec)
+            return {(lane.engine, lane.state) for lane in lanes if lane.engine is EngineName.MLX}
+
+    recipe = mlx_recipe()
+    if recipe is None or sys.platform == "darwin":
+        pytest.skip("MLX is at home on macOS, and has wheels for few machines")
+    named = NodeSpec(engines=(EngineOverride(engine=EngineName.MLX),))
+    assert asyncio.run(offered(NodeSpec())) == set()
+    assert asyncio.run(offered(named)) == {(EngineName.MLX, LaneState.INSTALLABLE)}
+
+
+@needs_mlx
+def test_an_environment_of_many_wheels_is_built_offline_from_blobs(tmp_path: Path) -> None:
+    """As a node does whose peer has them: no index can be reached."""
+    mlx_packages()
+    recipe = mlx_recipe()
+    assert recipe is not None
+    (tmp_path / "blobs" / "sha256").mkdir(parents=True)
+    for file in recipe.files:
+        place = Path("blobs") / "sha256" / file.sha256
+        (tmp_path / place).hardlink_to(shared_cache() / place)
+
+    async def whole() -> EngineProgram:
+        async with web_on(NOWHERE) as web:
+            spec = NodeSpec(engines=(EngineOverride(engine=EngineName.MLX),))
+            return await engines_on(web, Cache(tmp_path)).ensure(EngineName.MLX, spec, ignore)
+
+    program = asyncio.run(whole())
+    assert program.digest == recipe.digest
+    assert program.command[1:3] == ("-I", "-S")
+    folder = tmp_path / "envs" / recipe.digest
+    assert {path.name for path in folder.iterdir()} == {"packages", "complete"}
 
 
 def test_provisioning_can_be_turned_off_in_two_ways(tmp_path: Path) -> None:
@@ -286,9 +332,7 @@ def test_listed_devices_become_lanes(tmp_path: Path) -> None:
 def test_the_pins_program_is_what_the_index_publishes() -> None:
     async def whole() -> None:
         async with web_on(real_index()) as web:
-            (file,) = [
-                file for file in await list_files(web, LLAMA_SERVER.project) if file.filename == LLAMA_SERVER.filename
-            ]
-        assert (file.sha256, file.size_bytes) == (LLAMA_SERVER.sha256, LLAMA_SERVER.size_bytes)
+            (file,) = [file for file in await list_files(web, WHEEL.project) if file.filename == WHEEL.filename]
+        assert (file.sha256, file.size_bytes) == (LLAMA_SERVER.digest, WHEEL.size_bytes)
 
     asyncio.run(whole())

@@ -175,7 +175,7 @@ async def test_a_body_arrives_whole_in_whatever_pieces() -> None:
         async with connected(gateway) as client:
             await client.ask(user=long)
             assert (await client.read_answer()).status == 200
-            body = json.dumps({"model": "m", "messages": [{}], "user": long}).encode()
+            body = json.dumps({"model": "m", "messages": [{"role": "user"}], "user": long}).encode()
             await client.send(
                 b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
             )

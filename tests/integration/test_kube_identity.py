@@ -154,7 +154,7 @@ def test_controller_that_finds_another_identity_keeps_its_own_and_does_not_lead(
             watching = group.create_task(runs.watch())
             await until(lambda: "isn't this fleet's any more" in caplog.text)
             with pytest.raises(ValueError, match="isn't this fleet's any more"):
-                await runs.surround().prepare()
+                await runs.reload()
             assert runs.trust.current.bundle == authority
             await other.reload()
             assert (await open_credentials(KubeVault(client, NAMESPACE))).fleet_id == other.fleet_id

@@ -238,7 +238,10 @@ def small_placement(name: str, **spec: Any) -> dict[str, Any]:
 BAD = [
     ({"nodes": {"selector": {"zone": "a b"}}}, "must be letters, digits, '-', '_' and '.', with a letter or digit at"),
     ({"context": {"tokens": 256, "minTokens": 512}}, "`spec.context.minTokens` must be at most `spec.context.tokens`"),
-    ({"engines": ["Vlllm"]}, 'spec.engines[0]: Unsupported value: "Vlllm": supported values: "LlamaServer"'),
+    (
+        {"engines": ["Vlllm"]},
+        'spec.engines[0]: Unsupported value: "Vlllm": supported values: "LlamaServer", "LlamaCpp", "Mlx", "Vllm"',
+    ),
     ({"replicas": 65}, "spec.replicas in body should be less than or equal to 64"),
     ({"kvCache": {"type": "F32"}}, 'Unsupported value: "F32": supported values: "F16", "Q8_0", "Q4_0"'),
 ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 from kit.chaos import TEARDOWN_SECONDS
-from kit.fleet import EXAMPLE, RunningFleet, Traffic, running_fleet, wait_until
+from kit.fleet import EXAMPLE, JsonObject, RunningFleet, Traffic, running_fleet, wait_until
 from kit.parts import (
     AGENT,
     CONTROLLER,
@@ -21,6 +21,7 @@ from kit.parts import (
     PARTS,
     Member,
     assert_nothing_doubled,
+    has_condition,
     instances,
     is_alive,
     kill_part,
@@ -28,6 +29,7 @@ from kit.parts import (
     members,
     part_pid,
     paused,
+    read,
     wait_converged,
     wait_part_again,
     write_wish,
@@ -184,6 +186,55 @@ def test_paused_parts_lose_nothing(fleet: RunningFleet) -> None:
     assert traffic.failures == []
     wait_converged(fleet, 2)
     assert members(fleet) == before
+
+
+def test_paused_agent_is_no_dead_node(fleet: RunningFleet) -> None:
+    """Its node is Unknown after a while; its engines serve, nothing takes their place, and it comes back to them."""
+    before = members(fleet)
+    with Traffic(fleet).flowing() as traffic:
+        with paused(part_pid(fleet, AGENT)):
+            wait_until(lambda: not is_node_ready(fleet), "the node is Unknown", 60)
+            wait_answered(traffic)
+            assert [each["spec"]["goal"] for each in instances(fleet)] == ["Run", "Run"]
+        wait_converged(fleet, 2)
+        wait_answered(traffic)
+    assert traffic.failures == []
+    assert members(fleet) == before
+    assert_nothing_doubled(fleet)
+
+
+def is_node_ready(fleet: RunningFleet) -> bool:
+    nodes: list[JsonObject] = read(fleet, lambda control: control.list_objects("cnodes"), [])
+    return all(has_condition(each, "Ready") for each in nodes)
+
+
+def test_drain_waits_for_a_paused_gateway(fleet: RunningFleet) -> None:
+    """It may still send requests by the table that it has: what leaves that table runs on until it has said so."""
+    before = members(fleet)
+    with Traffic(fleet, workers=4).flowing() as traffic:
+        wait_answered(traffic)
+        with paused(part_pid(fleet, GATEWAY)):
+            write_wish(fleet, PLACEMENT)
+            wait_until(lambda: any(each["spec"]["goal"] == "Drain" for each in instances(fleet)), "one drains", 60)
+            time.sleep(5)
+            assert members(fleet) == before
+        wait_converged(fleet, 1)
+        wait_answered(traffic)
+    assert traffic.failures == []
+
+
+def test_keeper_that_is_paused_while_its_agent_dies_is_adopted_when_it_goes_on(fleet: RunningFleet) -> None:
+    before = members(fleet)
+    with Traffic(fleet).flowing() as traffic:
+        with paused(before[0].keeper_pid):
+            wait_part_again(fleet, AGENT, kill_part(fleet, AGENT))
+            time.sleep(5)
+            wait_answered(traffic)
+        wait_converged(fleet, 2)
+        wait_answered(traffic)
+    assert traffic.failures == []
+    assert members(fleet) == before
+    assert_nothing_doubled(fleet)
 
 
 def restarted(fleet: RunningFleet) -> None:

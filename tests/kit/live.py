@@ -95,6 +95,7 @@ async def controller(store: StoreT, *agents: FakeAgent) -> AsyncGenerator[Contro
         utc_now=lambda: datetime.fromtimestamp(clock(), UTC),
         deny_agent=do_nothing,
         prepare=do_nothing,
+        stopwatch=lambda: 0.0,
     )
     loop = ReconcileLoop(store, board, history, surroundings)
     async with asyncio.TaskGroup() as group:

@@ -9,10 +9,15 @@ from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import Status
 from covey_controller.ports import Conflict, CreatedT, Event, HeldT, Lease, Refused
 
+WRITE_SECONDS = 0.02
+
 
 class MemoryStore:
     def __init__(self, *objects: Kind, writes_at_once: int = 1) -> None:
         self.writes_at_once = writes_at_once
+        """With more than one, each takes `WRITE_SECONDS`."""
+        self.most_under_way = 0
+        self._under_way: set[str] = set()
         self.objects: dict[ObjectKey, Kind] = {item.key: item for item in objects}
         self.writes: list[str] = []
         self.events: list[Event] = []
@@ -58,7 +63,7 @@ class MemoryStore:
             return False
 
     async def create(self, instance: CreatedT) -> CreatedT:
-        self._write(f"create {instance.key}")
+        await self._write(f"create {instance.key}")
         self._require_allowed(instance.key)
         if instance.key in self.objects:
             raise Conflict(f"{instance.key} exists")
@@ -69,7 +74,7 @@ class MemoryStore:
         return made
 
     async def update(self, item: HeldT) -> HeldT:
-        self._write(f"update {item.key}")
+        await self._write(f"update {item.key}")
         self._require_allowed(item.key)
         if self.objects[item.key].metadata.resource_version != item.metadata.resource_version:
             raise Conflict(f"{item.key} has changed")
@@ -79,23 +84,33 @@ class MemoryStore:
         return made
 
     async def delete(self, key: ObjectKey, uid: str) -> None:
-        self._write(f"delete {key}")
+        await self._write(f"delete {key}")
         if self.objects[key].metadata.uid != uid:
             raise Conflict(f"{key} is another object")
         del self.objects[key]
 
     async def write_status(self, key: ObjectKey, status: Status, events: tuple[Event, ...] = ()) -> None:
-        self._write(f"status {key}")
+        await self._write(f"status {key}")
         self._require_allowed(key)
         self.events += events
         if (item := self.objects.get(key)) is not None:
             self.objects[key] = item.model_copy(update={"status": status})
 
+    async def _take_time(self, key: str) -> None:
+        """As a server far away: several at a time, of one object never two."""
+        assert key not in self._under_way, f"two writes of {key} at a time"
+        self._under_way.add(key)
+        self.most_under_way = max(self.most_under_way, len(self._under_way))
+        await asyncio.sleep(WRITE_SECONDS)
+        self._under_way.remove(key)
+
     def _require_allowed(self, key: ObjectKey) -> None:
         if key in self.forbidden:
             raise Refused(f"'{key}' is forbidden by a rule")
 
-    def _write(self, what: str) -> None:
+    async def _write(self, what: str) -> None:
         self.writes.append(what)
+        if self.writes_at_once > 1:
+            await self._take_time(what.split(" ", 1)[1])
         if self.fail:
             raise self.fail.pop(0)

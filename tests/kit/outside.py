@@ -132,7 +132,7 @@ class FakeAdapter:
             raise self.failure
         return Launch(("engine",), {}, ())
 
-    async def is_ready(self, port: int, key: str) -> bool:
+    async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
         self.unready_probes -= 1
         return self.unready_probes < 0
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -41,6 +42,16 @@ def find_part(fleet: RunningFleet, name: str) -> int | None:
                 if f"covey_{name}" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
                     return child.pid
     return None
+
+
+def count_wakeups(processes: list[psutil.Process]) -> int:
+    """How often their threads have waited for something and been woken since they began. Linux only."""
+    return sum(
+        int(match[1])
+        for process in processes
+        for status in Path(f"/proc/{process.pid}/task").glob("*/status")
+        if (match := re.search(r"^voluntary_ctxt_switches:\s+(\d+)$", status.read_text(), re.MULTILINE))
+    )
 
 
 def part_pid(fleet: RunningFleet, name: str) -> int:

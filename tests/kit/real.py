@@ -11,8 +11,7 @@ from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.index import observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts
 from covey_agent.artifacts.web import Patience, Web
-from covey_agent.engines.managed import LLAMA_SERVER, ManagedEngine
-from covey_agent.engines.provision import NodeEngines
+from covey_agent.engines.provision import open_engines
 from covey_agent.ports import EngineProgram
 from covey_api.engines import EngineName
 from covey_api.node import NodeSpec
@@ -38,7 +37,7 @@ async def _provide() -> RealParts:
     store = Cache(shared_cache())
     downloader = Downloader(web, store)
     artifacts = NodeArtifacts(web, store, downloader)
-    engines = NodeEngines(ManagedEngine(LLAMA_SERVER, web, store, downloader), os.environ)
+    engines = open_engines(web, store, downloader, os.environ)
     try:
         artifact, _ = await artifacts.read_header(SOURCE, "")
         model = await artifacts.fetch(artifact, lambda transfer: None)

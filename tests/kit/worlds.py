@@ -123,9 +123,9 @@ class FakeAgent:
     front_port: int = 0
     """Of everything that is ready on it."""
     lanes: tuple[Lane, ...] = (builders.lane(),)
+    blobs: tuple[str, ...] = ()
     used: Callable[[Instance], int] = lambda _: 0
     """Host memory that an engine takes, in bytes."""
-    blobs: tuple[str, ...] = ()
 
     @property
     def applied_term(self) -> int:

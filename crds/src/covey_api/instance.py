@@ -9,11 +9,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType
+from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, KvLayout, Task
 from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Name, Status
 from covey_api.model import ResolvedArtifact
 from covey_api.reasons import FailureCause
+from covey_api.runtime import Runtime
 
 
 class InstanceGoal(StrEnum):
@@ -73,6 +74,8 @@ class EngineOptions(Message):
     """Sequences that run at a time."""
     kv_cache_type: KvCacheType = KvCacheType.F16
     """Element type of keys and values."""
+    kv_layout: KvLayout = KvLayout.PER_SLOT
+    """Whether slots share one window."""
     batch_tokens: int = 2048
     """Tokens of one logical batch."""
     micro_batch_tokens: int = 512
@@ -113,7 +116,9 @@ STAMPED = (
     "engine",
     "compute",
     "artifact",
+    "task",
     "options",
+    "runtime",
     "members",
     "startupSeconds",
     "drainSeconds",
@@ -157,9 +162,13 @@ class InstanceSpec(Message):
     compute: Compute
     """What the engine runs on."""
     artifact: ResolvedArtifact
-    """The file of weights, by digest."""
+    """The file or folder of weights, by digest."""
+    task: Task = Task.CHAT
+    """What the engine is started for; ready is who did the smallest request of it."""
     options: EngineOptions
     """What the engine is started with."""
+    runtime: Runtime = Runtime()
+    """What the Model asks of the engine beside it."""
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=64)]
     """Its engine processes."""
     startup_seconds: int

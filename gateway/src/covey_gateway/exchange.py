@@ -1,10 +1,11 @@
-"""One chat request as its client sees it: received whole, understood, answered once.
+"""One request as its client sees it: received whole, understood, answered once.
 
     receiving ─▶ understood ─▶ delivered ─▶ answering ─▶ over
         └─────────────┴────────────┴─ fail: a JSON answer └─ fail: an error event, then the end
 
-Nothing is written before a `Delivery` has the engine's head, so a refusal has its own status also for a stream. A
-request whose endpoint failed before a byte goes elsewhere once.
+Nothing is written before a `Delivery` has the engine's head, so a refusal has its own status also for a stream, unless
+the client of a stream has waited for `SILENCE_SECONDS`: then the head is sent, and from then on what keeps the stream
+alive, as often as it is silent so long. A request whose endpoint failed before a byte goes elsewhere once.
 """
 
 import logging
@@ -14,16 +15,16 @@ from typing import Protocol
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.delivery import Ask, Delivery
-from covey_gateway.limits import MAX_BODY_BYTES
+from covey_gateway.limits import MAX_BODY_BYTES, SILENCE_SECONDS
 from covey_gateway.routing.refusals import refuse_too_large
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.formats import HOT_PATHS, OPENAI, choose_format
 from covey_gateway.wire.head import RequestHead
 from covey_gateway.wire.http import CONTINUE, LAST_CHUNK, render_answer, render_chunk, render_stream_head
-from covey_gateway.wire.openai.chat import parse_chat, render_chat
-from covey_gateway.wire.openai.errors import render_envelope, render_error_event
+from covey_gateway.wire.request import Parsed, Question, Request
 
 _log = logging.getLogger(__name__)
 
@@ -84,8 +85,14 @@ class Exchange:
         self._body = bytearray()
         self._body_bytes = 0
         self._reserved_bytes = 0
+        self._ask: Ask | None = None
         self._delivery: Delivery | None = None
         self._was_elsewhere = False
+        self._wants_stream = False
+        self._written_at = client.now()
+        self._format, self._parse = OPENAI, None
+        if head is not None:
+            self._format, self._parse = HOT_PATHS.get(head.path) or (choose_format(head.path), None)
         if head is not None and head.content_length > MAX_BODY_BYTES:
             self._refuse_body(refuse_too_large(MAX_BODY_BYTES))
 
@@ -142,21 +149,38 @@ class Exchange:
         if isinstance(self._admitted, ApiError):
             self.fail(self._admitted)
             return
-        ask = self._understand(self._admitted)
-        if isinstance(ask, ApiError):
-            self.fail(ask)
+        parsed = self._understand()
+        if isinstance(parsed, ApiError):
+            self.fail(parsed)
+        elif isinstance(parsed, Question):
+            self._tell(parsed, self._admitted)
         else:
-            self._deliver(ask)
+            self._begin_asking(parsed, self._admitted)
 
-    def _understand(self, caller: Caller) -> Ask | ApiError:
+    def _understand(self) -> Parsed:
+        if self._parse is None:
+            raise AssertionError("a path that takes no requests was admitted")
         body, self._body = self._body, bytearray()
-        request = parse_chat(bytes(body))
-        if isinstance(request, ApiError):
-            return request
-        model = self._traffic.find_model(caller, request.model)
+        return self._parse(bytes(body))
+
+    def _tell(self, question: Question, caller: Caller) -> None:
+        """What the gateway knows itself."""
+        listing = self._traffic.list_model(caller, question.model, needs_ready=question.needs_ready)
+        if isinstance(listing, ApiError):
+            self.fail(listing)
+        else:
+            content_type = self._format.stream_type if question.is_stream else b"application/json"
+            self._write_answer(200, question.answer(listing), content_type=content_type)
+
+    def _begin_asking(self, request: Request, caller: Caller) -> None:
+        model = self._traffic.find_model(caller, request)
         if isinstance(model, ApiError):
-            return model
-        return Ask(model, render_chat(request, model.name), request.wants_stream)
+            self.fail(model)
+            return
+        self._wants_stream = request.wants_stream
+        self._written_at = self._client.now()
+        self._ask = Ask(model, request, request.make_teller(model.name))
+        self._deliver(self._ask)
 
     def _deliver(self, ask: Ask, excluded: str | None = None) -> None:
         target = self._traffic.take(ask.model, excluded)
@@ -184,6 +208,8 @@ class Exchange:
         self._free_body()
 
     def begin_stream(self) -> None:
+        if self._has_head_sent:
+            return
         self._has_head_sent = True
         self.keeps_alive = self.keeps_alive and self._is_chunked
         self._client.write(
@@ -192,10 +218,12 @@ class Exchange:
                 date=self._traffic.date,
                 keeps_alive=self.keeps_alive,
                 is_chunked=self._is_chunked,
+                content_type=self._format.stream_type,
             )
         )
 
     def write_events(self, events: bytes) -> None:
+        self._written_at = self._client.now()
         self._client.write(render_chunk(events) if self._is_chunked else events)
 
     def end_stream(self) -> None:
@@ -214,14 +242,17 @@ class Exchange:
             _log.warning("request %s: %d %s: %s", self._request_id, error.status, error.code, error.message)
         if not self._has_head_sent:
             self.keeps_alive = self.keeps_alive and self._is_whole
-            self._write_answer(error.status, render_envelope(error), error)
+            self._write_answer(error.status, self._format.render_envelope(error), error)
             return
-        self.write_events(render_error_event(error))
+        if self._ask is not None:
+            self.write_events(self._ask.teller.fail(error))
         # A chunked answer ends whole: the head promised to keep the connection, and the next request may be under way.
         self.keeps_alive = self.keeps_alive and self._is_whole
         self.end_stream()
 
-    def _write_answer(self, status: int, content: bytes, error: ApiError | None = None) -> None:
+    def _write_answer(
+        self, status: int, content: bytes, error: ApiError | None = None, content_type: bytes = b"application/json"
+    ) -> None:
         self._client.write(
             render_answer(
                 status,
@@ -231,6 +262,7 @@ class Exchange:
                 keeps_alive=self.keeps_alive,
                 retry_after_seconds=error.retry_after_seconds if error else None,
                 allow=error.allow if error else None,
+                content_type=content_type,
             )
         )
         self._finish()
@@ -258,5 +290,13 @@ class Exchange:
             self._delivery.resume()
 
     def check_deadlines(self, now: float) -> None:
-        if self._delivery is not None:
-            self._delivery.check_deadlines(now)
+        """1. The engine's. 2. A stream that was silent too long says that it lives."""
+        if self._delivery is None:
+            return
+        self._delivery.check_deadlines(now)
+        silent_seconds = now - self._written_at
+        if self.is_over or not self._wants_stream or silent_seconds < SILENCE_SECONDS or self._client.is_stalled():
+            return
+        if self._format.keep_alive:
+            self.begin_stream()
+            self.write_events(self._format.keep_alive)

@@ -30,6 +30,8 @@ BODY_SECONDS = 600.0
 KEEP_ALIVE_SECONDS = 75.0
 # After an answer that came before the body's end the rest is read and dropped, or the reset would destroy the answer.
 LINGER_SECONDS = 2.0
+# A stream that has nothing to say says so this often: proxies and clients give up on a silent one after 30 to 60 s.
+SILENCE_SECONDS = 10.0
 # A client that takes no byte for so long while more than the buffers hold is due: its slot serves somebody else.
 CLIENT_STALL_SECONDS = 60.0
 

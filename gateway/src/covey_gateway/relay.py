@@ -20,10 +20,8 @@ from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 from covey_gateway.wire.errors import ApiError, invalid_request
+from covey_gateway.wire.formats import HOT_PATHS
 from covey_gateway.wire.head import RequestHead, parse_head
-from covey_gateway.wire.openai import chat
-
-HOT_PATHS = frozenset((chat.PATH.encode(),))
 
 
 class Relay(ClientConnection):
@@ -68,7 +66,9 @@ class Relay(ClientConnection):
         if isinstance(admitted, ApiError):
             return admitted
         if head.path in HOT_PATHS:
-            return admitted if head.method == b"POST" else refuse_method(head.method.decode(), chat.PATH, "POST")
+            return (
+                admitted if head.method == b"POST" else refuse_method(head.method.decode(), head.path.decode(), "POST")
+            )
         try:
             httptools.parse_url(self.url)
         except httptools.HttpParserInvalidURLError:

@@ -1,7 +1,8 @@
-"""What an engine's answer becomes for the client: a stream passed on, one completion, or a refusal. No I/O.
+"""What an engine's answer becomes for the client: a stream, one answer, or a refusal. No I/O.
 
-A stream's bytes pass untouched, cut at ends of events. One that ends without the format's own end, or with the engine's
-error in it, is never silence: the client gets an error event, unless the engine's own was just that.
+The request's teller has the words; here is when it speaks. Streams are cut at ends of events. One that ends without the
+format's own end, or with the engine's error in it, is never silence: the client gets an error event, unless the
+engine's own was just that.
 """
 
 from dataclasses import dataclass
@@ -9,11 +10,11 @@ from typing import Protocol
 
 from covey_api.reasons import ErrorCode
 
-from covey_gateway.limits import MAX_EVENT_BYTES, MAX_REFUSAL_BYTES
+from covey_gateway.limits import MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_REFUSAL_BYTES
 from covey_gateway.wire.errors import ApiError
-from covey_gateway.wire.openai.answer import ChatAnswer
 from covey_gateway.wire.openai.errors import engine_failed, translate_event_error, translate_refusal
-from covey_gateway.wire.sse import EventBuffer, EventTooLong, split_data
+from covey_gateway.wire.request import STREAMED, Request, Teller
+from covey_gateway.wire.sse import EventBuffer, EventTooLong, split_data, split_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +24,37 @@ class Refusal:
     error: ApiError
 
 
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What is told yet, and the error that ends it."""
+
+    told: bytes
+    error: ApiError
+
+
 class Reply(Protocol):
     is_stream: bool
     """Whether bytes go to the client as they come."""
 
-    def take(self, piece: bytes) -> bytes | ApiError:
+    def take(self, piece: bytes) -> bytes | ApiError | Broken:
         """What the client gets now, perhaps nothing."""
         ...
 
     def end(self) -> bytes | Refusal:
-        """The whole answer where it is no stream; a stream has got its bytes already."""
+        """The whole answer where it is no stream, else the rest of it."""
         ...
 
 
 def choose_reply(
-    status: int, content_type: bytes, retry_after_seconds: int | None, model: str, wants_stream: bool
+    status: int, content_type: bytes, retry_after_seconds: int | None, request: Request, teller: Teller, model: str
 ) -> Reply:
     if status != 200:
         return _EngineRefusal(status, retry_after_seconds, model)
+    if request.call not in STREAMED:
+        return _Whole(model, teller)
     if not content_type.lower().startswith(b"text/event-stream"):
         return _NoStream(content_type, model)
-    return _Passed(model) if wants_stream else _Assembled(model)
+    return _Events(model, teller, request.wants_stream)
 
 
 class NoReply:
@@ -58,45 +69,62 @@ class NoReply:
         return Refusal(ApiError(502, ErrorCode.UPSTREAM_ENDED, "the engine ended without an answer"))
 
 
-class _Passed:
-    is_stream = True
+class _Events:
+    """`is_stream`: what the teller says goes to the client as it comes; else all of it at the end."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, teller: Teller, is_stream: bool) -> None:
+        self.is_stream = is_stream
         self._model = model
+        self._teller = teller
         self._events = EventBuffer()
 
-    def take(self, piece: bytes) -> bytes | ApiError:
-        try:
-            return self._events.feed(piece)
-        except EventTooLong:
-            return _too_long(self._model)
-
-    def end(self) -> bytes | Refusal:
-        if self._events.is_done:
-            return b""
-        errors = (translate_event_error(data, self._model) for data in split_data(self._events.last))
-        if any(error is not None for error in errors):
-            return b""
-        return Refusal(_ended_early(self._model))
-
-
-class _Assembled:
-    is_stream = False
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._events = EventBuffer()
-        self._answer = ChatAnswer(model)
-
-    def take(self, piece: bytes) -> bytes | ApiError:
+    def take(self, piece: bytes) -> bytes | ApiError | Broken:
         try:
             events = self._events.feed(piece)
         except EventTooLong:
             return _too_long(self._model)
-        return self._answer.add(events) or b""
+        if not events:
+            return b""
+        return self._take_each(events) if self.is_stream and b'"error"' in events else self._teller.take(events)
+
+    def _take_each(self, events: bytes) -> bytes | ApiError | Broken:
+        """One by one: what came before an error is told before it."""
+        told = bytearray()
+        for event in split_events(events):
+            found = self._teller.take(event)
+            if isinstance(found, ApiError):
+                return Broken(bytes(told), found)
+            told += found
+        return bytes(told)
 
     def end(self) -> bytes | Refusal:
-        return self._answer.render() if self._events.is_done else Refusal(_ended_early(self._model))
+        if self._events.is_done:
+            return self._teller.end()
+        errors = (translate_event_error(data, self._model) for data in split_data(self._events.last))
+        if self.is_stream and any(error is not None for error in errors):
+            return b""
+        return Refusal(_ended_early(self._model))
+
+
+class _Whole:
+    """An answer that is no stream, to a call that has none."""
+
+    is_stream = False
+
+    def __init__(self, model: str, teller: Teller) -> None:
+        self._model = model
+        self._teller = teller
+        self._body = bytearray()
+
+    def take(self, piece: bytes) -> bytes | ApiError:
+        self._body += piece
+        if len(self._body) > MAX_ANSWER_BYTES:
+            return engine_failed(self._model, f"its answer is longer than {MAX_ANSWER_BYTES} bytes")
+        return b""
+
+    def end(self) -> bytes | Refusal:
+        told = self._teller.take(bytes(self._body))
+        return Refusal(told) if isinstance(told, ApiError) else self._teller.end()
 
 
 class _EngineRefusal:

@@ -9,15 +9,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from email.utils import formatdate
 
-from covey_api.engines import Task
 from covey_api.messages import EndpointDemand, ServedModel
 
 from covey_gateway.limits import MAX_BODIES_BYTES
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.choose import Load, NoneFree, choose_target, set_aside
-from covey_gateway.routing.refusals import refuse_none_free, refuse_task, refuse_unknown, refuse_unready
+from covey_gateway.routing.refusals import (
+    refuse_media,
+    refuse_none_free,
+    refuse_task,
+    refuse_unknown,
+    refuse_unready,
+    refuse_window,
+)
 from covey_gateway.routing.table import Caller, RoutingTable, Target
 from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.request import TASKS, Listing, Request
 
 _log = logging.getLogger(__name__)
 
@@ -74,11 +81,40 @@ class Traffic:
             del self._instances[id_]
         return frozenset(before - now.keys())
 
-    def find_model(self, caller: Caller, asked: str) -> ServedModel | ApiError:
+    def find_model(self, caller: Caller, request: Request) -> ServedModel | ApiError:
+        """The model that a request is for, if it does what is asked and has the window for it."""
+        model = self._resolve(caller, request.model)
+        if isinstance(model, ApiError):
+            return model
+        if (error := refuse_task(model, TASKS[request.call]) or refuse_media(model, request.media)) is not None:
+            return error
+        return refuse_window(model, request, self.window_of(model)) or model
+
+    def list_model(self, caller: Caller, asked: str, *, needs_ready: bool = False) -> Listing | ApiError:
+        model = self._resolve(caller, asked)
+        if isinstance(model, ApiError):
+            return model
+        if needs_ready and not self.targets_of(model):
+            return refuse_unready(model)
+        return self.render_listing(asked, model)
+
+    def list_models(self, caller: Caller) -> list[Listing]:
+        """What this caller may ask for."""
+        return [self.render_listing(name, model) for name, model in self.table.names_for(caller).items()]
+
+    def render_listing(self, name: str, model: ServedModel) -> Listing:
+        return Listing(name, model.created, model.tasks, bool(self.targets_of(model)), self.window_of(model))
+
+    def targets_of(self, model: ServedModel) -> tuple[Target, ...]:
+        return self.table.targets.get((model.namespace, model.name), ())
+
+    def window_of(self, model: ServedModel) -> int | None:
+        """The widest window that an endpoint has."""
+        return max((target.context_tokens or 0 for target in self.targets_of(model)), default=0) or None
+
+    def _resolve(self, caller: Caller, asked: str) -> ServedModel | ApiError:
         model = self.table.resolve(caller, asked)
-        if model is None:
-            return refuse_unknown(asked, self.table.names_for(caller))
-        return refuse_task(model, Task.CHAT) or model
+        return refuse_unknown(asked, self.table.names_for(caller)) if model is None else model
 
     def take(self, model: ServedModel, excluded: str | None = None) -> Target | ApiError:
         """An endpoint for one request, counted as in flight there until `release`."""

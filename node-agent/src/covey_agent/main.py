@@ -29,9 +29,9 @@ from covey_agent.artifacts.index import observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.asks import Asks
-from covey_agent.engines.llama_server import LlamaServer
-from covey_agent.engines.managed import LLAMA_SERVER, ManagedEngine
-from covey_agent.engines.provision import NodeEngines
+from covey_agent.engines.adapter import Adapter
+from covey_agent.engines.descriptions import DESCRIPTIONS
+from covey_agent.engines.provision import NodeEngines, open_engines
 from covey_agent.facts.machine import MachineFacts
 from covey_agent.keeper.keepers import ProcessKeepers
 from covey_agent.kept_file import KeptFile, observe_boot_id
@@ -115,13 +115,13 @@ async def open_outside(
     downloader = Downloader(web, cache)
     artifacts = NodeArtifacts(web, cache, downloader)
     stack.push_async_callback(artifacts.close)
-    engines = NodeEngines(ManagedEngine(LLAMA_SERVER, web, cache, downloader), os.environ)
+    engines = open_engines(web, cache, downloader, os.environ)
     keepers = ProcessKeepers(folder / "members", options.orphan_grace_seconds, lambda: whereabouts.front)
     stack.callback(keepers.close)
     loopback = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-    adapter = LlamaServer(loopback)
+    adapters = {each.engine: Adapter(each, loopback) for each in DESCRIPTIONS}
     facts = MachineFacts(options.cache, lambda: engines.devices)
-    return Outside(artifacts, engines, facts, keepers, {adapter.engine: adapter}), engines
+    return Outside(artifacts, engines, facts, keepers, adapters), engines
 
 
 async def wait_for_end(lifeline: int | None) -> signal.Signals | None:

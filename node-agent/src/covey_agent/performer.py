@@ -121,7 +121,8 @@ class Performer:
                 return KeeperStarted(key, await outside.keepers.start(key, attempt, port, launch))
             case Probe(key, assignment, process):
                 adapter = outside.adapters[assignment.instance.spec.engine]
-                return Probed(key, process.identity, await adapter.is_ready(process.port, assignment.key))
+                is_ready = await adapter.is_ready(assignment.instance, process.port, assignment.key)
+                return Probed(key, process.identity, is_ready)
             case StopKeeper(key, grace_seconds):
                 await outside.keepers.stop(key, grace_seconds)
                 return None

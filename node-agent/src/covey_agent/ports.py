@@ -43,7 +43,8 @@ class Artifacts(Protocol):
         ...
 
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
-        """The verified file on this disk; fetched when it isn't there. One download per digest however many ask."""
+        """The verified file or folder on this disk; fetched when it isn't there. One download per digest however many
+        ask."""
         ...
 
     def digests(self) -> tuple[str, ...]:
@@ -59,6 +60,14 @@ class EngineProgram:
     environment: dict[str, str]
     version: str
     digest: str
+    arguments: tuple[str, ...] = ()
+    """What comes before an adapter's own: for engines in Python the interpreter's flags and where its packages are."""
+    features: frozenset[str] | None = None
+    """What this build can do of what not every build can, as its own help says (`engines.features`). None: unknown."""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return str(self.path), *self.arguments
 
 
 class Engines(Protocol):
@@ -106,7 +115,7 @@ class EngineAdapter(Protocol):
         """Pure. Every option that costs memory or context is rendered from the stamp (`instance.spec.options`)."""
         ...
 
-    async def is_ready(self, port: int, key: str) -> bool:
+    async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
         """True once the engine completed the smallest request of its task. One bounded try; never raises."""
         ...
 

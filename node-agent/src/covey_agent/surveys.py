@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 # Lanes change when an engine was installed or a device came or went; looking is cheap, the probes keep what they saw.
 LANES_SECONDS = 5.0
+# How soon a changed spec is seen.
+SPEC_SECONDS = 0.5
 # Every so many looks at lanes, the facts too: a minute.
 LOOKS_PER_FACTS = 12
 # Both are bounded by themselves; this is for a file system that hangs.
@@ -49,7 +51,14 @@ class Survey:
             if (self.lanes, self.facts) != before:
                 self._on_change()
             looks += 1
-            await asyncio.sleep(LANES_SECONDS)
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Until it is time to look again, or the Node's spec is another: it says which engines are wished."""
+        spec, waited = self._observe_spec(), 0.0
+        while waited < LANES_SECONDS and self._observe_spec() == spec:
+            await asyncio.sleep(SPEC_SECONDS)
+            waited += SPEC_SECONDS
 
     async def _look(self, *, with_facts: bool) -> None:
         lanes = await self._engines.observe_lanes(self._observe_spec())

@@ -64,6 +64,8 @@ class VariantView:
         default_factory=dict[tuple[EngineName, Compute], int]
     )
     """By lane: percent of what is computed that earlier loads took."""
+    is_offered: bool = True
+    """Whether some node offers an engine that can run it; while none does, nobody reads its header."""
 
 
 @dataclass(frozen=True, slots=True)

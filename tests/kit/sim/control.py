@@ -124,7 +124,9 @@ class Controller:
         self.board = FleetBoard(loop.time)
         self.history = ToldHistory(partial(on_note, self), on_look)
         engine_key, seal_of = partial(derive_engine_key, SECRET), partial(seal_instance, SECRET)
-        around = Surroundings(mint(), engine_key, seal_of, mint, utc_now, _do_nothing, _do_nothing)
+        around = Surroundings(
+            mint(), engine_key, seal_of, mint, utc_now, _do_nothing, _do_nothing, stopwatch=lambda: 0.0
+        )
         self.loop = ReconcileLoop(self.store, self.board, self.history, around)
         self.process = Process("controller", self._run)
 

@@ -51,7 +51,7 @@ class Adapter:
     ) -> Launch:
         return Launch((str(program.path),), {}, ())
 
-    async def is_ready(self, port: int, key: str) -> bool:
+    async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
         await asyncio.sleep(self._random.uniform(0.001, 0.1))
         engine = self._machine.ports.get(port)
         if engine is None or engine.key != key or not engine.is_loaded(self._machine.now()):

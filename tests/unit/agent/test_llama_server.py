@@ -5,7 +5,8 @@ from pathlib import Path
 import httpx
 import pytest
 from conftest import Golden
-from covey_agent.engines.llama_server import LlamaServer
+from covey_agent.engines.adapter import Adapter
+from covey_agent.engines.llama_server import LLAMA_SERVER
 from covey_agent.ports import EngineProgram, Launch
 from covey_api.engines import Compute, KvCacheType
 from covey_api.instance import Costs, EngineOptions, Instance, Member
@@ -17,11 +18,11 @@ KEY = "0123456789abcdef"
 
 
 @pytest.fixture
-def adapter() -> LlamaServer:
-    return LlamaServer(httpx.AsyncClient(trust_env=False))
+def adapter() -> Adapter:
+    return Adapter(LLAMA_SERVER, httpx.AsyncClient(trust_env=False))
 
 
-def render(adapter: LlamaServer, instance: Instance) -> Launch:
+def render(adapter: Adapter, instance: Instance) -> Launch:
     return adapter.render(PROGRAM, instance, Path("/blobs/w.gguf"), Path("/state/m"), 40001, KEY)
 
 
@@ -52,11 +53,11 @@ OPTIONS = EngineOptions(
         ("metal", lane(Compute.METAL, "Host")),
     ],
 )
-def test_argv_is_as_recorded(adapter: LlamaServer, golden: Golden, name: str, instance: Instance) -> None:
+def test_argv_is_as_recorded(adapter: Adapter, golden: Golden, name: str, instance: Instance) -> None:
     golden(f"argv/llama-server-{name}.txt", "\n".join(render(adapter, instance).argv) + "\n")
 
 
-def test_key_is_in_a_file_and_nowhere_else(adapter: LlamaServer) -> None:
+def test_key_is_in_a_file_and_nowhere_else(adapter: Adapter) -> None:
     launch = render(adapter, builders.instance())
     assert KEY not in " ".join(launch.argv)
     assert KEY not in " ".join(launch.environment.values())
@@ -106,7 +107,7 @@ def test_key_is_in_a_file_and_nowhere_else(adapter: LlamaServer) -> None:
         ),
     ],
 )
-def test_exit_is_classified(adapter: LlamaServer, status: int, tail: str, cause: FailureCause, words: str) -> None:
+def test_exit_is_classified(adapter: Adapter, status: int, tail: str, cause: FailureCause, words: str) -> None:
     found, message = adapter.classify_exit(status, tail)
     assert found is cause
     assert words in message
@@ -121,7 +122,7 @@ def test_exit_is_classified(adapter: LlamaServer, status: int, tail: str, cause:
         "last read: 'my prompt'",
     ],
 )
-def test_words_of_a_client_in_the_output_are_no_cause_and_are_not_quoted(adapter: LlamaServer, words: str) -> None:
+def test_words_of_a_client_in_the_output_are_no_cause_and_are_not_quoted(adapter: Adapter, words: str) -> None:
     line = f'0.03.025.536 W srv    operator(): got exception: {{"error":{{"code":500,"message":"{words}"}}}}'
     found, message = adapter.classify_exit(-11, f"0.00.001 I main: starting\n{line}\n{line}")
     assert (found, message) == (FailureCause.KILLED, "ended by SIGSEGV")

@@ -3,18 +3,21 @@
 import asyncio
 import logging
 from datetime import UTC, datetime
+from itertools import count
 
 import pytest
 from covey_api.instance import Instance, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.messages import Order
+from covey_api.meta import Condition
 from covey_api.placement import ContextWish, Placement
-from covey_api.reasons import EventReason, FailureCause
+from covey_api.reasons import EventReason, FailureCause, ReadyReason
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
 from covey_controller.ports import Conflict
 from kit import builders
+from kit.documents import placement_key
 from kit.live import controller, do_nothing
 from kit.memory_store import MemoryStore
 from kit.virtual_time import run_virtual
@@ -232,11 +235,12 @@ def test_roll_under_the_loop_keeps_the_model_routed() -> None:
     run_virtual(story())
 
 
-def test_write_that_is_refused_stops_its_own_placement_and_no_other() -> None:
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_write_that_is_refused_stops_its_own_placement_and_no_other(at_once: int) -> None:
     async def story() -> None:
         forbidden = ObjectKey("Instance", "default", "barred-0")
         wishes = [builders.placement(name, model="smollm2") for name in ("barred", "other")]
-        store = MemoryStore(builders.model(), *wishes)
+        store = MemoryStore(builders.model(), *wishes, writes_at_once=at_once)
         store.forbidden = {forbidden}
         async with controller(store, FakeAgent("a", total_bytes=64 * builders.GIB)) as control:
             await control.wait_routed(1)
@@ -246,18 +250,53 @@ def test_write_that_is_refused_stops_its_own_placement_and_no_other() -> None:
             told = [event for event in store.events if event.reason == EventReason.WRITE_REFUSED]
             assert [event.key.name for event in told] == ["barred"]
             assert "forbidden by a rule" in told[0].message
+            assert {each.type: each.reason for each in conditions(store, "barred")} == {
+                "Ready": ReadyReason.WRITE_REFUSED,
+                "Stalled": ReadyReason.WRITE_REFUSED,
+            }
             await asyncio.sleep(300)
             tries = store.writes.count(f"create {forbidden}")
             assert 8 <= tries <= 12, "every 30 s"
             store.forbidden = set()
             await control.wait_routed(3)
+            await asyncio.sleep(5)
+            assert ("Ready", "True") in {(each.type, each.status) for each in conditions(store, "barred")}
+            assert "Stalled" not in {each.type for each in conditions(store, "barred")}
 
     run_virtual(story())
 
 
-def test_refused_replica_leaves_those_that_run_alone() -> None:
+def conditions(store: MemoryStore, name: str) -> tuple[Condition, ...]:
+    placement = store.objects[placement_key(name)]
+    assert isinstance(placement, Placement)
+    return placement.status.conditions
+
+
+def test_refused_write_that_is_for_no_placement_stops_nothing_and_is_tried_ever_more_rarely(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def story() -> None:
-        store = MemoryStore(builders.model(), builders.placement())
+        store = MemoryStore(builders.model(), builders.placement(replicas=1))
+        store.forbidden = {ObjectKey("Node", "", "barred")}
+        async with controller(store, FakeAgent("a"), FakeAgent("barred")) as control:
+            await control.wait_routed(1)
+            await asyncio.sleep(3600)
+            tries = store.writes.count("create node/barred")
+            assert 5 <= tries <= 10, store.writes
+            store.put(builders.placement("later", model="smollm2"))
+            await control.wait_routed(2)
+            store.forbidden = set()
+            await asyncio.sleep(2000)
+            assert ObjectKey("Node", "", "barred") in store.objects
+
+    run_virtual(story())
+    assert caplog.text.count("'node/barred' is forbidden by a rule") == 1
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_refused_replica_leaves_those_that_run_alone(at_once: int) -> None:
+    async def story() -> None:
+        store = MemoryStore(builders.model(), builders.placement(), writes_at_once=at_once)
         async with controller(store, FakeAgent("a", total_bytes=64 * builders.GIB)) as control:
             await control.wait_routed(1)
             before = control.routed()
@@ -265,6 +304,8 @@ def test_refused_replica_leaves_those_that_run_alone() -> None:
             store.put(builders.placement(replicas=2))
             await asyncio.sleep(300)
             assert control.routed() == before
+            told = {each.type: each.reason for each in conditions(store, "smollm2")}
+            assert told["Stalled"] == ReadyReason.WRITE_REFUSED
             assert [each.metadata.name for each in store.instances()] == ["smollm2-0"]
             store.put(builders.placement(replicas=0))
             await control.wait_routed(0)
@@ -272,11 +313,12 @@ def test_refused_replica_leaves_those_that_run_alone() -> None:
     run_virtual(story())
 
 
-def test_status_that_is_refused_keeps_no_other_from_being_told() -> None:
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_status_that_is_refused_keeps_no_other_from_being_told(at_once: int) -> None:
     async def story() -> None:
         names = ("a", "b", "c")
         wishes = [builders.placement(name, model="smollm2") for name in names]
-        store = MemoryStore(builders.model(), *wishes)
+        store = MemoryStore(builders.model(), *wishes, writes_at_once=at_once)
         store.forbidden = {wishes[0].key, builders.model().key}
         async with controller(store, FakeAgent("n", total_bytes=64 * builders.GIB)) as control:
             await control.wait_routed(3)
@@ -288,3 +330,54 @@ def test_status_that_is_refused_keeps_no_other_from_being_told() -> None:
             assert len(store.writes) - writes < 300, "tried again, and not without a pause"
 
     run_virtual(story())
+
+
+def test_large_turn_writes_side_by_side_and_comes_to_the_same_as_one_after_the_other() -> None:
+    async def story(at_once: int) -> tuple[set[str], float]:
+        wishes = [builders.placement(f"p{number:02d}", model="smollm2") for number in range(20)]
+        store = MemoryStore(builders.model(), *wishes, writes_at_once=at_once)
+        async with controller(store, FakeAgent("a", total_bytes=640 * builders.GIB)) as control:
+            await control.wait_routed(20)
+            await asyncio.sleep(30)
+            assert store.most_under_way <= at_once
+            return {
+                f"{item.key} {item.status.model_dump_json()}"
+                for item in store.objects.values()
+                if isinstance(item, Placement)
+            }, store.most_under_way
+
+    one, _ = run_virtual(story(1))
+    several, most = run_virtual(story(4))
+    assert several == one
+    assert most == 4
+
+
+def test_plan_that_takes_long_is_followed_by_a_rest_in_which_others_are_answered() -> None:
+    async def count_turns(plan_seconds: float) -> int:
+        """How often a fleet that never rests is planned in ten seconds."""
+        ticks = count()
+        store, board = MemoryStore(builders.model()), FleetBoard(asyncio.get_running_loop().time)
+        around = Surroundings(
+            holder="me",
+            engine_key=str,
+            seal_of=SEAL_OF,
+            mint_id=lambda: "0" * 16,
+            utc_now=lambda: datetime.fromtimestamp(0, UTC),
+            deny_agent=do_nothing,
+            prepare=do_nothing,
+            stopwatch=lambda: next(ticks) * plan_seconds,
+        )
+        loop = ReconcileLoop(store, board, History(), around)
+        turns = 0
+        async with asyncio.TaskGroup() as group:
+            leading = group.create_task(loop.run())
+            for _ in range(2000):
+                await asyncio.sleep(0.005)
+                turns += not board.wake.is_set()
+                board.wake.set()
+            leading.cancel()
+        return turns
+
+    assert run_virtual(count_turns(0.0)) > 300
+    assert 24 <= run_virtual(count_turns(0.3)) <= 36
+    assert run_virtual(count_turns(30.0)) >= 24, "a plan in which the machine slept"

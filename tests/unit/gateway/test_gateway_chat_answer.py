@@ -30,8 +30,8 @@ def end(reason: str = "stop", index: int = 0) -> bytes:
 def assemble(*events: bytes) -> dict[str, Any]:
     answer = ChatAnswer("the-model")
     for one in (*events, b"data: [DONE]\n\n"):
-        assert answer.add(one) is None
-    return json.loads(answer.render())
+        assert answer.take(one) == b""
+    return json.loads(answer.end())
 
 
 def message(*events: bytes) -> dict[str, Any]:
@@ -154,18 +154,18 @@ def test_a_legacy_function_call_is_joined() -> None:
 
 def test_an_engines_error_event_is_an_error() -> None:
     answer = ChatAnswer("m")
-    assert answer.add(text("a")) is None
-    error = answer.add(b'data: {"error":{"code":500,"message":"Context size has been exceeded."}}\n\n')
+    assert answer.take(text("a")) == b""
+    error = answer.take(b'data: {"error":{"code":500,"message":"Context size has been exceeded."}}\n\n')
     assert isinstance(error, ApiError)
     assert (error.status, error.code) == (502, ErrorCode.UPSTREAM_ERROR)
     assert "Context size has been exceeded." in error.message
-    assert isinstance(ChatAnswer("m").add(b'error: {"error":{"message":"x"}}\n\n'), ApiError)
-    assert isinstance(ChatAnswer("m").add(b'data: {"error":"bare words"}\n\n'), ApiError)
+    assert isinstance(ChatAnswer("m").take(b'error: {"error":{"message":"x"}}\n\n'), ApiError)
+    assert isinstance(ChatAnswer("m").take(b'data: {"error":"bare words"}\n\n'), ApiError)
 
 
 def test_what_is_no_chunk_is_an_error() -> None:
     for data in (b"hello", b"[1]", b'{"choices":3}', b'{"choices":[{"index":"a"}]}', b'"x"'):
-        assert isinstance(ChatAnswer("m").add(b"data: " + data + b"\n\n"), ApiError), data
+        assert isinstance(ChatAnswer("m").take(b"data: " + data + b"\n\n"), ApiError), data
 
 
 def test_comments_and_other_fields_are_ignored() -> None:

@@ -8,6 +8,7 @@ from covey_gateway.routing.access import choose_policy
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
+from covey_gateway.wire.head import RequestHead, parse_head
 
 
 class Client:
@@ -37,7 +38,9 @@ async def _send_tiny_chunks() -> None:
     client = Client()
     traffic = Traffic(choose_policy("127.0.0.1", insecure=False), clock=lambda: 0.0)
     engines = Engines(asyncio.get_running_loop(), asyncio.create_task)
-    exchange = Exchange(client, traffic, engines, None, Caller(), keeps_alive=True, is_chunked=True)
+    head = parse_head(b"POST", b"/v1/chat/completions", "1.1", [(b"host", b"localhost")])
+    assert isinstance(head, RequestHead)
+    exchange = Exchange(client, traffic, engines, head, Caller(), keeps_alive=True, is_chunked=True)
     exchange.begin()
     chunks = 200_000
     tracemalloc.start()

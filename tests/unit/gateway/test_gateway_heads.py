@@ -93,7 +93,7 @@ def test_an_answer_says_how_long_it_is_and_whether_it_closes() -> None:
     answer = render_answer(503, b"{}", request_id="r", date=b"D", keeps_alive=False, retry_after_seconds=7)
     assert answer == (
         b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ndate: D\r\nx-request-id: r\r\n"
-        b"connection: close\r\nretry-after: 7\r\ncontent-length: 2\r\n\r\n{}"
+        b"request-id: r\r\nconnection: close\r\nretry-after: 7\r\ncontent-length: 2\r\n\r\n{}"
     )
     kept = render_answer(405, b"", request_id="r", date=b"D", keeps_alive=True, allow="POST")
     assert b"allow: POST\r\n" in kept
@@ -101,10 +101,14 @@ def test_an_answer_says_how_long_it_is_and_whether_it_closes() -> None:
 
 
 def test_a_stream_that_is_not_chunked_ends_with_the_connection() -> None:
-    plain = render_stream_head(request_id="r", date=b"D", keeps_alive=True, is_chunked=False)
+    plain = render_stream_head(
+        request_id="r", date=b"D", keeps_alive=True, is_chunked=False, content_type=b"text/event-stream"
+    )
     assert b"transfer-encoding" not in plain
     assert b"connection: close\r\n" in plain
-    chunked = render_stream_head(request_id="r", date=b"D", keeps_alive=True, is_chunked=True)
+    chunked = render_stream_head(
+        request_id="r", date=b"D", keeps_alive=True, is_chunked=True, content_type=b"text/event-stream"
+    )
     assert b"transfer-encoding: chunked\r\n" in chunked
     assert b"connection" not in chunked
 

@@ -54,22 +54,29 @@ def test_property_named_pattern_is_no_pattern() -> None:
 @pytest.mark.parametrize("key", ["pattern", "p\\u0061ttern"])
 @pytest.mark.parametrize("field", ["response_format", "json_schema", "tools", "functions"])
 def test_request_with_a_wild_pattern_is_refused(field: str, key: str) -> None:
-    schema = f'[{{"schema":{{"{key}":"^(c?){{1,200}}d$"}}}}]'
-    body = f'{{"model":"m","messages":[{{}}],"{field}":{schema}}}'
+    schema = f'{{"{key}":"^(c?){{1,200}}d$"}}'
+    value = {
+        "response_format": f'{{"type":"json_schema","json_schema":{{"schema":{schema}}}}}',
+        "json_schema": schema,
+        "tools": f'[{{"type":"function","function":{{"name":"f","parameters":{schema}}}}}]',
+        "functions": f'[{{"name":"f","parameters":{schema}}}]',
+    }[field]
+    body = f'{{"model":"m","messages":[{{"role":"user"}}],"{field}":{value}}}'
     refused = parse_chat(body.encode())
     assert isinstance(refused, ApiError)
     assert (refused.status, refused.param) == (400, field)
+    assert "may be left out" in refused.message
 
 
 def test_grammar_is_refused_with_what_to_use() -> None:
-    body: dict[str, Any] = {"model": "m", "messages": [{}], "grammar": 'root ::= "a"'}
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user"}], "grammar": 'root ::= "a"'}
     refused = parse_chat(json.dumps(body).encode())
     assert isinstance(refused, ApiError)
     assert "response_format" in refused.message
 
 
 def test_schema_longer_than_can_be_looked_through_is_refused() -> None:
-    body: dict[str, Any] = {"model": "m", "messages": [{}], "tools": ["x" * MAX_SCHEMA_BYTES]}
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user"}], "functions": ["x" * MAX_SCHEMA_BYTES]}
     refused = parse_chat(json.dumps(body).encode())
     assert isinstance(refused, ApiError)
-    assert (refused.status, refused.param) == (400, "tools")
+    assert (refused.status, refused.param) == (400, "functions")

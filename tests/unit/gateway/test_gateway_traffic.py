@@ -76,6 +76,17 @@ def test_an_endpoint_that_refused_is_unreachable_until_it_answers() -> None:
     assert made.observe_demand() == (EndpointDemand(instance_id="a", in_flight=2),)
 
 
+def test_an_endpoint_that_is_set_aside_is_told_at_once_and_not_at_each_further_refusal() -> None:
+    made, clock = traffic(target("a"))
+    told: list[bool] = []
+    made.watch_news(lambda: told.append(True))
+    made.release(taken(made), refused="it took no connection")
+    assert told == [True]
+    clock.now = 1.0
+    made.release(taken(made), refused="it took no connection")
+    assert told == [True]
+
+
 def test_a_probe_that_its_client_left_lets_the_next_one_probe() -> None:
     made, clock = traffic(target("a"))
     made.release(taken(made), refused="x")
@@ -126,7 +137,7 @@ def test_a_model_without_endpoints_is_refused_by_its_newest_state() -> None:
 
 def test_an_unknown_model_is_not_found() -> None:
     made, _ = traffic()
-    found = made.find_model(Caller(), "x")
+    found = made.list_model(Caller(), "x")
     assert isinstance(found, ApiError)
     assert found.status == 404
 

@@ -57,7 +57,7 @@ def _assign(draft: Draft, node: NodeSight, members: tuple[MemberAssignment, ...]
         and all(old is new for old, new in zip(before.members, members, strict=True))
         and before.asks == asks
     ):
-        return before
+        return before.model_copy(update={"serial": 0})
     return Assignments(
         term=draft.world.term,
         serial=0,

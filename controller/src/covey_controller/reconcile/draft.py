@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from covey_api.access_key import AccessKey
+from covey_api.engines import EngineName
 from covey_api.fleet import Fleet
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import Kind, ObjectKey
@@ -88,6 +89,10 @@ class Draft:
     """As `Memory`'s, of this plan."""
     resting: set[ObjectKey] = field(default_factory=set[ObjectKey])
     """Placements and Instances of which this plan has nothing to do, to write or to note."""
+    fleet_seen: tuple[object, ...] | None = None
+    """All that a refusal depends on beside the Placement and its Model, as this plan began."""
+    has_reserved: bool = False
+    """Whether this plan has put something on a node since."""
     stray_instances: dict[str, Instance] = field(default_factory=dict[str, Instance])
     unsealed: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By node: what it reports that this controller did not seal, as `namespace/name`."""
@@ -101,6 +106,7 @@ class Draft:
     _roster: Roster | None = None
     _creations: dict[ObjectKey, int] = field(default_factory=dict[ObjectKey, int])
     """Where in `actions` each Instance is created."""
+    _offered: frozenset[EngineName] | None = None
     _of_placement: dict[ObjectKey, list[ObjectKey]] | None = None
 
     def note(self, key: ObjectKey, reason: EventReason, message: str, *, warning: bool = False) -> None:
@@ -132,6 +138,13 @@ class Draft:
                 self._of_placement.setdefault(_owner(self.sights[key].instance), []).append(key)
         return [self.sights[key] for key in self._of_placement.get(placement, ())]
 
+    def offered_engines(self) -> frozenset[EngineName]:
+        """Of which some node has a lane."""
+        if self._offered is None:
+            reports = (node.report for node in self.nodes.values() if node.report is not None)
+            self._offered = frozenset(lane.engine for report in reports for lane in report.lanes or ())
+        return self._offered
+
     def roster(self) -> Roster:
         """Nodes for the planner, with what has been reserved up to now."""
         if self._roster is None:
@@ -159,9 +172,11 @@ class Draft:
         for costs in chosen.costs:
             taken[costs.pool] = taken.get(costs.pool, 0) + costs.total_bytes
         self._hold(chosen.node, taken)
+        self.has_reserved = True
 
     def create(self, instance: Instance, reason: EventReason, message: str) -> None:
         self._creations[instance.key] = len(self.actions)
+        self.has_reserved = True
         self.actions.append(CreateInstance(instance))
         self._put(instance)
         self.note(instance.key, reason, message)

@@ -172,7 +172,7 @@ def _wish(draft: Draft, key: ObjectKey, placement: Placement) -> Wish | None:
     if model is None:
         return None
     failed = failed_lanes(placement.status.failures)
-    return render_wish(placement, model, draft.fleet, failed, running_instances(draft, key))
+    return render_wish(placement, model, draft.fleet, failed, running_instances(draft, key), draft.offered_engines())
 
 
 def _draft(world: World, now: float) -> Draft:

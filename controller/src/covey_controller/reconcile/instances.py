@@ -56,7 +56,7 @@ def plan_placement(draft: Draft, key: ObjectKey, placement: Placement) -> None:
     if count_missing(replicas, progressing.wanted) == 0 and all(r.standing is not Standing.FAILED for r in replicas):
         return
     failed = failed_lanes(progressing.failures)
-    wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key))
+    wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key), draft.offered_engines())
     maker = InstanceMaker(draft, key, placement, model, revision)
     replicas = _retry_failed(maker, wish, replicas)
     _place_missing(maker, wish, replicas, progressing)

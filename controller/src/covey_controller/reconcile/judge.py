@@ -5,6 +5,7 @@ Messages are functions of state: no times, counters, ports, process ids or free 
 
 from collections.abc import Sequence
 
+from covey_api.engines import EngineName
 from covey_api.instance import InstanceGoal, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.model import Model
@@ -76,11 +77,18 @@ def explain_missing_engine(draft: Draft, model: Model) -> str:
     if not told or any(can_read(node, variant) for node in told for variant in model.spec.variants):
         return ""
     engines = sorted({engine.value for variant in model.spec.variants for engine in variant.engines})
-    return (
-        f"no node offers {' or '.join(engines)}. Install llama.cpp so that `llama-server` is on PATH of a node (macOS: "
-        "`brew install llama.cpp`), give its path in the Node's `spec.engines`, or let Covey provide it (Linux x86-64, "
-        "glibc 2.35 or newer); the agent's log says what it found"
-    )
+    cure = _LLAMA_SERVER_CURE if EngineName.LLAMA_SERVER in engines else _NAMED_CURE
+    return f"no node offers {' or '.join(engines)}. {cure}; the agent's log says what it found"
+
+
+_LLAMA_SERVER_CURE = (
+    "Install llama.cpp so that `llama-server` is on PATH of a node (macOS: `brew install llama.cpp`), give its path in "
+    "the Node's `spec.engines`, or let Covey provide it (Linux x86-64, glibc 2.35 or newer)"
+)
+_NAMED_CURE = (
+    "Name it in a Node's `spec.engines`, with the `path` of a program where Covey can't install it (MLX on an Apple "
+    "processor is offered unnamed)"
+)
 
 
 def _judge_zero(sights: Sequence[Sight]) -> Outcome:

@@ -48,6 +48,7 @@ class InstanceMaker:
 
     def _stamp(self, chosen: Chosen, instance_id: str) -> InstanceSpec:
         wish = self.placement.spec
+        variant = next(each for each in self.model.spec.variants if each.name == chosen.variant)
         return InstanceSpec(
             instance_id=instance_id,
             placement=self.key.name,
@@ -58,7 +59,9 @@ class InstanceMaker:
             engine=chosen.lane.engine,
             compute=chosen.lane.compute,
             artifact=chosen.artifact,
+            task=self.model.spec.tasks[0],
             options=chosen.options,
+            runtime=variant.runtime,
             members=(Member(node=chosen.node, costs=chosen.costs),),
             startup_seconds=wish.timeouts.startup_seconds,
             drain_seconds=wish.rollout.drain_seconds,

@@ -1,7 +1,8 @@
 """What is at rest: Nodes and Placements of which the last plan had nothing to do, to write or to note.
 
 While all that this came from is the same, no plan has, and none looks closer. In a large fleet that is nearly all of it
-in nearly every plan. It must not decide anything: forgetting what is at rest changes no plan (a test holds that).
+in nearly every plan. A Placement rests when it serves as wished, or when what is missing fits nowhere: then the whole
+fleet is part of what it came from. It must not decide anything: forgetting what is at rest changes no plan.
 
 What is compared is mostly the very same object, which is quick: the store and the board keep what didn't change.
 """
@@ -11,13 +12,13 @@ from collections.abc import Collection, Mapping
 from covey_api.instance import InstanceGoal, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.messages import NODE_SILENCE_SECONDS
-from covey_api.placement import Placement
+from covey_api.placement import Placement, Preemption
 from covey_api.reasons import ReadyReason
 
 from covey_controller.reconcile.draft import Draft, Progressing
 from covey_controller.reconcile.drains import GATEWAYS_RETURN_SECONDS
 from covey_controller.reconcile.fleet import NodeSight, Sight
-from covey_controller.reconcile.outcomes import Done, Outcome
+from covey_controller.reconcile.outcomes import Done, Outcome, Stalled
 from covey_controller.reconcile.wanted import model_key, wanted_replicas
 from covey_controller.reconcile.world import RestingPlacement
 
@@ -41,10 +42,13 @@ def observe_node_rest(draft: Draft, sight: NodeSight, failing: Collection[str]) 
 def keep_resting(draft: Draft, key: ObjectKey, placement: Placement) -> bool:
     """Whether the Placement and its Instances are as the last plan left them, with nothing to do."""
     known = draft.world.memory.resting_placements.get(key)
-    if known is None or _observe_rest(draft, key, placement) != known.seen:
+    if known is None or (known.decision and (draft.has_reserved or draft.stray_instances)):
+        return False
+    seen = _observe_rest(draft, key, placement)
+    if seen is None or (*seen, *(_observe_fleet(draft) if known.decision else ())) != known.seen:
         return False
     wanted = wanted_replicas(placement)
-    draft.progressing[key] = Progressing(known.revision, wanted, failures=placement.status.failures)
+    draft.progressing[key] = Progressing(known.revision, wanted, known.decision, placement.status.failures)
     if key in draft.world.memory.revisions:
         draft.revisions[key] = draft.world.memory.revisions[key]
     draft.resting_placements[key] = known
@@ -56,22 +60,53 @@ def keep_resting(draft: Draft, key: ObjectKey, placement: Placement) -> bool:
 def judge_resting(draft: Draft, key: ObjectKey) -> Outcome | None:
     """What was said of it; None when it is not at rest."""
     known = draft.resting_placements.get(key)
-    return Done(known.reason, known.message) if known else None
+    if known is None:
+        return None
+    return Stalled(known.reason, known.message) if known.decision else Done(known.reason, known.message)
 
 
 def remember_resting(draft: Draft, outcomes: Mapping[ObjectKey, Outcome]) -> None:
     """After all was said: who has come to rest in this plan."""
     touched = {each.key for each in (*draft.actions, *draft.statuses, *draft.notes)}
     for key, outcome in outcomes.items():
-        if key in draft.resting or key in touched or not isinstance(outcome, Done):
+        if key in draft.resting or key in touched:
             continue
         if any(sight.instance.key in touched for sight in draft.sights_of(key)):
             continue
+        progressing = draft.progressing[key]
         seen = _observe_rest(draft, key, draft.placements[key])
-        if seen is not None:
-            draft.resting_placements[key] = RestingPlacement(
-                seen, draft.progressing[key].revision, outcome.message, ReadyReason(outcome.reason)
-            )
+        reason = ReadyReason(outcome.reason)
+        if seen is not None and isinstance(outcome, Done):
+            draft.resting_placements[key] = RestingPlacement(seen, progressing.revision, reason, outcome.message)
+        elif seen is not None and not draft.actions and not draft.has_reserved and _is_refused(draft, key, outcome):
+            whole = (*seen, *_observe_fleet(draft))
+            resting = RestingPlacement(whole, progressing.revision, reason, outcome.message, progressing.decision)
+            draft.resting_placements[key] = resting
+
+
+def _is_refused(draft: Draft, key: ObjectKey, outcome: Outcome) -> bool:
+    """Whether it waits for another fleet alone: no failure to try again, nothing of it that rolls or displaces."""
+    progressing, placement = draft.progressing[key], draft.placements[key]
+    if outcome.reason not in (ReadyReason.NOT_PLACED, ReadyReason.PARTLY_SERVING) or progressing.decision is None:
+        return False
+    if progressing.failures or placement.spec.preemption is not Preemption.NEVER or draft.stray_instances:
+        return False
+    return all(sight.instance.spec.revision == progressing.revision for sight in draft.sights_of(key))
+
+
+def _observe_fleet(draft: Draft) -> tuple[object, ...]:
+    """All that a refusal depends on: nodes and what is reserved on them, but for strays; once per plan.
+
+    Not the files on their disks: those make one place better than another, and none out of nothing.
+    """
+    if draft.fleet_seen is None:
+        nodes = tuple(
+            (name, sight.node, sight.state, *((r.facts, r.lanes) if (r := sight.report) else ()))
+            for name, sight in draft.nodes.items()
+        )
+        held = tuple(sight.instance.spec for sight in draft.sights.values())
+        draft.fleet_seen = (draft.fleet, nodes, held)
+    return draft.fleet_seen
 
 
 def _observe_rest(draft: Draft, key: ObjectKey, placement: Placement) -> tuple[object, ...] | None:

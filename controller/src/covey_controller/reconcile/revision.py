@@ -11,6 +11,7 @@ Changing what is hashed rolls every fleet: raise RECIPE then, and say so in the 
 import hashlib
 import json
 
+from covey_api.engines import Task
 from covey_api.model import Model
 from covey_api.placement import Placement
 
@@ -27,5 +28,7 @@ def revision_of(placement: Placement, model: Model) -> str:
             mode="json", by_alias=True, include=_PLACEMENT_FIELDS, exclude_defaults=True
         ),
     }
+    if model.spec.tasks[0] is not Task.CHAT:  # what its engine is started for
+        recipe["task"] = {"name": model.spec.tasks[0].value}
     canonical = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return f"{RECIPE}-{hashlib.sha256(canonical.encode()).hexdigest()[:12]}"

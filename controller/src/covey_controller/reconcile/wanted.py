@@ -1,7 +1,7 @@
 """What a Placement wishes: how many replicas, of which revision, and the Wish that the planner is asked with."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from covey_api.engines import EngineName, KvCacheType
 from covey_api.fleet import Fleet
@@ -35,14 +35,15 @@ def fresh_status(model: Model, variant: Variant) -> VariantStatus | None:
     return None
 
 
-def view_variant(model: Model, variant: Variant) -> VariantView:
+def view_variant(model: Model, variant: Variant, offered: Collection[EngineName]) -> VariantView:
     """A variant for the planner. `spec.geometry` beats what the header says; the artifact is always a node's answer."""
     status = fresh_status(model, variant)
     artifact = status.artifact if status else None
     geometry = model.spec.geometry or (status.geometry if status else None)
     error = status.error if status and artifact is None else ""
     known = {(each.engine, each.compute): each.percent for each in status.calibrations} if status else {}
-    return VariantView(variant.name, variant.format, variant.engines, geometry, artifact, error, known)
+    is_offered = any(engine in offered for engine in variant.engines)
+    return VariantView(variant.name, variant.format, variant.engines, geometry, artifact, error, known, is_offered)
 
 
 def render_wish(
@@ -51,14 +52,18 @@ def render_wish(
     fleet: Fleet | None,
     failed: Iterable[tuple[str, EngineName]],
     running: Iterable[Instance],
+    offered: Collection[EngineName] = tuple(EngineName),
 ) -> Wish:
-    """The Placement with the Model's and the Fleet's defaults filled in. `running`: its Instances with goal Run."""
+    """The Placement with the Model's and the Fleet's defaults filled in.
+
+    `running`: its Instances with goal Run. `offered`: engines of which some node has a lane.
+    """
     spec = placement.spec
     default_type = fleet.spec.kv_cache.type if fleet else KvCacheType.F16
     return Wish(
         placement=placement.metadata.name,
         model=model.metadata.name,
-        variants=tuple(view_variant(model, variant) for variant in model.spec.variants),
+        variants=tuple(view_variant(model, variant, offered) for variant in model.spec.variants),
         engines=spec.engines,
         selector=spec.nodes.selector,
         include=frozenset(spec.nodes.include),

@@ -17,6 +17,7 @@ from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, O
 from covey_api.model import ModelSpec
 from covey_api.placement import PlacementSpec
 from covey_api.reasons import ReadyReason
+from covey_planner.types import Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +140,11 @@ class RestingPlacement(NamedTuple):
     seen: tuple[object, ...]
     """What that came from."""
     revision: str | None
-    message: str
-    """Of its outcome, which was `Done`."""
     reason: ReadyReason
+    message: str
+    """Of its outcome."""
+    decision: Decision | None = None
+    """Where replicas are without a place; then what was seen has the whole fleet in it."""
 
 
 @dataclass(frozen=True, slots=True)

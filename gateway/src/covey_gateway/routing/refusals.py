@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from covey_api.engines import Task
 from covey_api.messages import ModelState, ServedModel
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.routing.choose import NoneFree
 from covey_gateway.wire.errors import ApiError, invalid_request
+from covey_gateway.wire.request import MEDIA_TASK, Request
 
 # Names in one message; GET /v1/models has all.
 _MAX_NAMES = 10
@@ -22,13 +22,36 @@ def refuse_unknown(asked: str, names: Iterable[str]) -> ApiError:
     return ApiError(404, ErrorCode.MODEL_NOT_FOUND, message, "model")
 
 
-def refuse_task(model: ServedModel, task: Task) -> ApiError | None:
+def refuse_task(model: ServedModel, task: str) -> ApiError | None:
     """None when the model does this task (or says nothing of tasks)."""
     if not model.tasks or task in model.tasks:
         return None
     does = ", ".join(f"'{name}'" for name in model.tasks)
     message = f"model '{model.name}' must have the task '{task}' for this call; it has {does}"
     return ApiError(400, ErrorCode.TASK_NOT_SUPPORTED, message, "model")
+
+
+def refuse_media(model: ServedModel, place: str) -> ApiError | None:
+    """An image for a model that takes none; `place` is where the first one is."""
+    if not place or MEDIA_TASK in model.tasks:
+        return None
+    message = f"model '{model.name}' takes text only, and `{place}` is an image"
+    return ApiError(400, ErrorCode.TASK_NOT_SUPPORTED, message, place.partition("[")[0])
+
+
+def refuse_window(model: ServedModel, request: Request, window: int | None) -> ApiError | None:
+    """What can't fit whatever the prompt is: more tokens to generate, or a wider window, than there is."""
+    if window is None:
+        return None
+    if request.max_tokens is not None and request.max_tokens >= window:
+        found, what = request.max_tokens, "`max_tokens`"
+    elif request.window_tokens > window:
+        found, what = request.window_tokens, "`num_ctx`"
+    else:
+        return None
+    takes = f"model '{model.name}' takes at most {window} tokens here, prompt and answer"
+    message = f"{takes}; {what} must be below that; got {found}"
+    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, "max_tokens")
 
 
 def refuse_unready(model: ServedModel) -> ApiError:
@@ -75,6 +98,16 @@ def refuse_method(method: str, path: str, allowed: str) -> ApiError:
 def refuse_path(path: str) -> ApiError:
     message = f"there is nothing at {path[:200]}; there is POST /v1/chat/completions and GET /v1/models"
     return ApiError(404, ErrorCode.NOT_FOUND, message)
+
+
+def refuse_media_call(path: str) -> ApiError:
+    message = f"{path[:200]} is not served yet: no engine here makes or reads sound and pictures"
+    return ApiError(501, ErrorCode.TASK_NOT_SUPPORTED, message)
+
+
+def refuse_declared(path: str) -> ApiError:
+    message = f"{path[:200]} changes models, and models are declared, not made by calls: see `covey apply`"
+    return ApiError(501, ErrorCode.TASK_NOT_SUPPORTED, message)
 
 
 def refuse_slow(what: str) -> ApiError:

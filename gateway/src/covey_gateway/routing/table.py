@@ -41,6 +41,8 @@ class Target:
     weight: int
     context_tokens: int | None
     confirmed: bool
+    engine: str = ""
+    """Its program, as the Instance says; empty: nobody knows."""
     front: Front | None = None
     """The way there; None: `host` and `port` are on this machine, or anybody's."""
     no_way: str = ""
@@ -141,6 +143,7 @@ def parse_endpoint(endpoint: Endpoint, machine: str | None) -> Target:
         weight=1,
         context_tokens=endpoint.context_tokens,
         confirmed=endpoint.confirmed,
+        engine=endpoint.engine,
         front=front,
         no_way=no_way,
     )

@@ -1,7 +1,9 @@
 """One refusal or failure as every wire format can say it. Each format renders it in its own envelope."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
+from typing import TypeVar
 
 from covey_api.reasons import ErrorCode
 
@@ -18,6 +20,37 @@ class ApiError:
     """How far a model that isn't ready is."""
     allow: str | None = None
     """Methods, for 405."""
+
+
+_T = TypeVar("_T")
+
+
+class Refused(Exception):
+    """What is wrong with a request, found deep inside of it."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def ensure(found: _T | ApiError) -> _T:
+    """The value; Refused when it is none."""
+    if isinstance(found, ApiError):
+        raise Refused(found)
+    return found
+
+
+def refusing(parse: Callable[[bytes], _T | ApiError]) -> Callable[[bytes], _T | ApiError]:
+    """A parser whose Refused is its answer."""
+
+    @wraps(parse)
+    def parse_or_refuse(body: bytes) -> _T | ApiError:
+        try:
+            return parse(body)
+        except Refused as refused:
+            return refused.error
+
+    return parse_or_refuse
 
 
 def invalid_request(message: str, param: str | None = None) -> ApiError:

@@ -20,12 +20,13 @@ def render_answer(
     keeps_alive: bool,
     retry_after_seconds: int | None = None,
     allow: str | None = None,
+    content_type: bytes = b"application/json",
 ) -> bytes:
-    """A whole JSON answer."""
+    """A whole answer."""
     return b"".join(
         (
             _STATUS_LINES[status],
-            b"content-type: application/json\r\n",
+            b"content-type: %b\r\n" % content_type,
             _common(request_id, date, keeps_alive),
             b"retry-after: %d\r\n" % retry_after_seconds if retry_after_seconds is not None else b"",
             b"allow: %b\r\n" % allow.encode() if allow is not None else b"",
@@ -35,7 +36,9 @@ def render_answer(
     )
 
 
-def render_stream_head(*, request_id: str, date: bytes, keeps_alive: bool, is_chunked: bool) -> bytes:
+def render_stream_head(
+    *, request_id: str, date: bytes, keeps_alive: bool, is_chunked: bool, content_type: bytes
+) -> bytes:
     """The head of an event stream. Unchunked (HTTP/1.0) it ends with the connection.
 
     `x-accel-buffering` keeps a proxy in front from collecting tokens.
@@ -43,7 +46,7 @@ def render_stream_head(*, request_id: str, date: bytes, keeps_alive: bool, is_ch
     return b"".join(
         (
             _STATUS_LINES[200],
-            b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n",
+            b"content-type: %b\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n" % content_type,
             _common(request_id, date, keeps_alive and is_chunked),
             b"transfer-encoding: chunked\r\n\r\n" if is_chunked else b"\r\n",
         )
@@ -64,5 +67,7 @@ def render_engine_head(host: str, port: int, path: str, key: str, request_id: st
 
 
 def _common(request_id: str, date: bytes, keeps_alive: bool) -> bytes:
+    """The id under both names: OpenAI's SDKs read the one, Anthropic's the other."""
     closing = b"" if keeps_alive else b"connection: close\r\n"
-    return b"date: %b\r\nx-request-id: %b\r\n%b" % (date, request_id.encode(), closing)
+    id_ = request_id.encode()
+    return b"date: %b\r\nx-request-id: %b\r\nrequest-id: %b\r\n%b" % (date, id_, id_, closing)

@@ -52,6 +52,13 @@ def _find_end(piece: bytes) -> int:
     return max((at + len(end) for end in _ENDS if (at := piece.rfind(end)) >= 0), default=0)
 
 
+def split_events(events: bytes) -> Iterator[bytes]:
+    """Each of the whole events, with its end."""
+    for event in events.replace(b"\r\n", b"\n").split(b"\n\n"):
+        if event:
+            yield event + b"\n\n"
+
+
 def split_data(events: bytes) -> Iterator[bytes]:
     """The data of each event, also of the `error:` field that some engines write."""
     for line in events.splitlines():

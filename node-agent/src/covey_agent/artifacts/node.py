@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path, PurePosixPath
 
@@ -13,9 +14,10 @@ from covey_agent.artifacts import index
 from covey_agent.artifacts.archive import ArchiveInvalid
 from covey_agent.artifacts.cache import Cache, reference_key
 from covey_agent.artifacts.checkpoint import read_checkpoint
-from covey_agent.artifacts.disk import hold_partial
+from covey_agent.artifacts.disk import hold_partial, run_to_end
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
+from covey_agent.artifacts.folder import LocalFolders
 from covey_agent.artifacts.header import read_geometry
 from covey_agent.artifacts.local import LocalFiles, read_pieces
 from covey_agent.artifacts.web import Web, corrupt, persist, unavailable
@@ -83,18 +85,20 @@ class NodeArtifacts:
         self._cache = cache
         self._downloader = downloader
         self._local = LocalFiles(cache)
+        self._folders = LocalFolders(self._local)
         self._flights = Flights()
 
     async def close(self) -> None:
         self._local.close()
 
     def digests(self) -> tuple[str, ...]:
-        return self._cache.digests()
+        return tuple(sorted({*self._cache.digests(), *self._folders.digests()}))
 
     async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
         parsed = _parse(source)
         if isinstance(parsed, FileSource):
-            return await self._local.read_header(source, parsed.path, sha256)
+            local = self._folders if await run_to_end(os.path.isdir, parsed.path) else self._local
+            return await local.read_header(source, parsed.path, sha256)
         # What a version of a package holds never changes: an earlier fetch answers without the network.
         if known := self._cache.find_source(source, sha256):
             artifact, path = known
@@ -162,7 +166,8 @@ class NodeArtifacts:
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         parsed = _parse(artifact.source)
         if isinstance(parsed, FileSource):
-            return await self._local.fetch(artifact, parsed.path, on_transfer)
+            local = self._folders if artifact.files else self._local
+            return await local.fetch(artifact, parsed.path, on_transfer)
 
         async def work(tell: OnTransfer) -> Path:
             if path := self._cache.find_artifact(artifact):

@@ -45,6 +45,7 @@ class NodeClass:
     _names: list[str] | None = None
     _rankings: dict[tuple[str, str], Ranking] = field(default_factory=dict[tuple[str, str], Ranking])
     """By pool and digest of a file on their disks; without a digest all of them."""
+    _alike: list[list[str]] | None = None
     _holders: dict[str, list[str]] | None = None
     """By digest: names of nodes that have the file."""
 
@@ -57,6 +58,15 @@ class NodeClass:
         if self._names is None:
             self._names = sorted(self.views)
         return self._names
+
+    def alike(self) -> list[list[str]]:
+        """Names, sorted, of nodes with the same free bytes: they refuse alike."""
+        if self._alike is None:
+            groups: dict[tuple[Free, ...], list[str]] = {}
+            for name in self.names():
+                groups.setdefault(self.free[name], []).append(name)
+            self._alike = list(groups.values())
+        return self._alike
 
     def ranking(self, pool: str, digest: str) -> Ranking:
         """Nodes in order of what is free in `pool`; with a digest only those that have the file."""
@@ -79,7 +89,7 @@ class NodeClass:
     def add(self, view: NodeView) -> None:
         self.views[view.name] = view
         self.free[view.name] = free = _free_of(view)
-        self._names = self._holders = None
+        self._names = self._holders = self._alike = None
         for (pool, digest), ranking in self._rankings.items():
             if not digest or digest in view.cached:
                 insort(ranking, (free_in(free, pool), view.name))
@@ -88,6 +98,7 @@ class NodeClass:
         """One that is in it, with other free bytes or the same."""
         before, free = self.free[view.name], _free_of(view)
         self.views[view.name], self.free[view.name] = view, free
+        self._alike = None
         for (pool, digest), ranking in self._rankings.items():
             old, new = free_in(before, pool), free_in(free, pool)
             if old != new and (not digest or digest in view.cached):
@@ -96,7 +107,7 @@ class NodeClass:
 
     def remove(self, name: str) -> None:
         view, free = self.views.pop(name), self.free.pop(name)
-        self._names = self._holders = None
+        self._names = self._holders = self._alike = None
         for (pool, digest), ranking in self._rankings.items():
             if not digest or digest in view.cached:
                 del ranking[bisect_left(ranking, (free_in(free, pool), name))]

@@ -34,11 +34,9 @@ class Tally:
     waiting: list[str] = field(default_factory=list[str])
     """Names of nodes whose facts are on their way."""
 
-    def add(self, miss: Miss, names: list[str]) -> None:
-        """`miss`: of the first of `names`, all of which say the same."""
-        self.counts[miss.reason] = self.counts.get(miss.reason, 0) + len(names)
-        if miss.reason is RefusalReason.FACTS_PENDING:
-            self.waiting += names
+    def add(self, miss: Miss, nodes: int = 1) -> None:
+        """`miss`: of the first by name of so many nodes, all of which say the same."""
+        self.counts[miss.reason] = self.counts.get(miss.reason, 0) + nodes
         if self.closest is None or nearness(miss) < nearness(self.closest):
             self.closest = miss
 
@@ -128,24 +126,29 @@ class Search:
         tally = Tally()
         for miss in self._apart.values():
             if isinstance(miss, Miss):
-                tally.add(miss, [miss.node.name])
+                tally.add(miss)
+                if miss.reason is RefusalReason.FACTS_PENDING:
+                    tally.waiting.append(miss.node.name)
         for among, reason in self._filtered:
-            names = [name for name in among.names() if name not in self._apart]
-            if reason is not None and names:
-                tally.add(Miss(reason, among.views[names[0]]), names)
-            elif reason is None:
-                self._tally_memory(among, names, tally)
+            apart = [name for name in self._apart if name in among.views]
+            for group in among.alike() if reason is None else [among.names()]:
+                self._tally_group(among, reason, group, apart, tally)
         return tally
 
-    def _tally_memory(self, among: NodeClass, names: list[str], tally: Tally) -> None:
-        """Nodes with the same free bytes say the same."""
-        alike: dict[tuple[Free, ...], list[str]] = {}
-        for name in names:
-            alike.setdefault(among.free[name], []).append(name)
-        for same in alike.values():
-            outcome = evaluate_node(self._question, among.views[same[0]], NOTHING_TAKEN)
-            if isinstance(outcome, Miss):
-                tally.add(outcome, same)
+    def _tally_group(
+        self, among: NodeClass, reason: RefusalReason | None, group: list[str], apart: list[str], tally: Tally
+    ) -> None:
+        """Nodes that say the same, but for those that were asked one by one."""
+        first = next((name for name in group if name not in self._apart), None)
+        if first is None:
+            return
+        view, free = among.views[first], among.free[first]
+        nodes = len(group) - sum(reason is not None or among.free[name] == free for name in apart)
+        outcome = Miss(reason, view) if reason else evaluate_node(self._question, view, NOTHING_TAKEN)
+        if isinstance(outcome, Miss):
+            tally.add(outcome, nodes)
+        if reason is RefusalReason.FACTS_PENDING:
+            tally.waiting += [name for name in group if name not in self._apart]
 
 
 def _by_order(offer: Offer) -> OfferOrder:

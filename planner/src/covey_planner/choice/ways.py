@@ -73,9 +73,14 @@ class Question:
             way.geometry,
             cpu_cores=cpu_cores,
             context_tokens=window,
-            slots=self.wish.slots,
+            slots=slots_of(way.engine, self.wish.slots),
             kv_cache_type=self.wish.kv_cache_type,
         )
+
+
+def slots_of(engine: EngineName, wished: int) -> int:
+    """Sequences that an engine runs at a time: llama-cpp-python's context has one."""
+    return 1 if engine is EngineName.LLAMA_CPP else wished
 
 
 def list_ways(wish: Wish) -> tuple[Way, ...]:
@@ -99,10 +104,12 @@ def list_ways(wish: Wish) -> tuple[Way, ...]:
 def pending_geometry(wish: Wish) -> Pending | None:
     """Not None while a variant's header is still being read, or when none could be read.
 
-    A variant that is still being read may be the preferred one, so the choice waits for it.
+    A variant that is still being read may be the preferred one, so the choice waits for it. It doesn't for one that no
+    node can read, where another is known.
     """
     unread = [variant for variant in wish.variants if variant.geometry is None or variant.artifact is None]
-    waiting = [variant.name for variant in unread if not variant.error]
+    is_known = len(unread) < len(wish.variants)
+    waiting = [v.name for v in unread if not v.error and (v.is_offered or not is_known)]
     if waiting:
         return Pending(ReadyReason.GEOMETRY_PENDING, f"the header of {_quoted(waiting)} is being read")
     if len(unread) == len(wish.variants):

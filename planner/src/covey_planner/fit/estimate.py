@@ -11,9 +11,11 @@ factors (1.1 for weights, 128 elements a head) are off by half and more on small
 
 from dataclasses import dataclass, replace
 
-from covey_api.engines import HOST_POOL, Compute, KvCacheType, Lane
+from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane
 from covey_api.instance import Costs, EngineOptions
 from covey_api.model import Geometry
+
+from covey_planner.fit import mlx
 
 # The engine rounds the cells of each slot up to this.
 CELL_STEP = 256
@@ -22,6 +24,8 @@ _KV_BLOCK_BYTES = {KvCacheType.F16: 64, KvCacheType.Q8_0: 34, KvCacheType.Q4_0: 
 _KV_BLOCK_ELEMENTS = 32
 # The engine's process without a model: code, threads, scratch (measured 27 to 36 MiB), and its keeper's (measured 7).
 _PROCESS_BYTES = 48 * 2**20
+# An interpreter with numpy and llama-cpp-python around it (measured 44 to 50 MiB).
+_PYTHON_BYTES = 56 * 2**20
 # A request in each slot: texts, buffers, the sampler's row of candidates (measured: 28 MiB for 12 long requests).
 _REQUEST_BYTES = 2 * 2**20
 _CANDIDATE_BYTES = 16
@@ -123,8 +127,11 @@ def cost_formulas(
     `calibration_percent`: what earlier loads took of the host's pool, of each hundred that are computed.
 
     In a pool of its own an accelerator holds layers, output, KV cache and buffers; the host keeps the embedding table,
-    its inputs, the process and every cache that `options` puts there.
+    its inputs, the process and every cache that `options` puts there. MLX has one pool and its own numbers.
     """
+    if lane.engine is EngineName.MLX:
+        percent = calibration_percent if lane.pool == HOST_POOL else 100
+        return (_mlx_formula(geometry, lane, options, workspace_bytes).calibrated(percent),)
     own = lane.pool != HOST_POOL
     embedding = geometry.token_embedding_bytes if own else 0
     driver = 0 if lane.compute is Compute.CPU else _DRIVER_BYTES
@@ -138,7 +145,7 @@ def cost_formulas(
         pool=lane.pool,
         slots=options.slots,
         weights_bytes=geometry.weights_bytes + options.repack * geometry.repack_bytes - embedding,
-        floor_bytes=driver if own else _process_bytes(geometry, options) + driver,
+        floor_bytes=driver if own else _process_bytes(geometry, lane, options) + driver,
         graph_bytes=_graph_bytes(geometry, lane, options),
         mask_bytes_per_cell=mask,
         host_cache_bytes=0 if own else host_cache,
@@ -157,7 +164,7 @@ def cost_formulas(
         pool=HOST_POOL,
         slots=options.slots,
         weights_bytes=embedding,
-        floor_bytes=_process_bytes(geometry, options) + driver,
+        floor_bytes=_process_bytes(geometry, lane, options) + driver,
         graph_bytes=_FLOAT_BYTES * (inputs + _output_rows(lane, options) * geometry.vocabulary_size),
         mask_bytes_per_cell=mask,
         host_cache_bytes=host_cache,
@@ -181,6 +188,23 @@ def draft_formulas(geometry: Geometry, lane: Lane, options: EngineOptions) -> tu
     )
 
 
+def _mlx_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspace_bytes: int) -> CostFormula:
+    per_cell = mlx.kv_bytes_per_cell(geometry, options)
+    return CostFormula(
+        pool=lane.pool,
+        slots=options.slots,
+        weights_bytes=geometry.weights_bytes,
+        floor_bytes=mlx.process_bytes(geometry),
+        graph_bytes=mlx.graph_bytes(geometry, options),
+        # The copy of one slot's cache comes and goes with a request, as scores do.
+        mask_bytes_per_cell=mlx.score_bytes_per_cell(geometry, lane, options) + per_cell,
+        host_cache_bytes=options.host_cache_mib * 2**20,
+        workspace_bytes=workspace_bytes,
+        full_bytes_per_cell=per_cell,
+        recurrent_bytes=geometry.recurrent_bytes,
+    )
+
+
 def _kv_bytes_per_cell(geometry: Geometry, lane: Lane, options: EngineOptions) -> tuple[int, int]:
     """Bytes of one cell in full and in sliding layers. A latent vector is its own value, where the build knows that."""
     sliding = frozenset(geometry.sliding_layers) if geometry.sliding_window_tokens else frozenset[int]()
@@ -194,11 +218,12 @@ def _kv_bytes_per_cell(geometry: Geometry, lane: Lane, options: EngineOptions) -
     return full_heads * full_head, sliding_heads * sliding_head
 
 
-def _process_bytes(geometry: Geometry, options: EngineOptions) -> int:
+def _process_bytes(geometry: Geometry, lane: Lane, options: EngineOptions) -> int:
     requests = options.slots * (_REQUEST_BYTES + _CANDIDATE_BYTES * geometry.vocabulary_size)
     if is_encoder(geometry):  # measured: at its first long text the output buffer grows to a row for every token of it
         requests += _FLOAT_BYTES * options.micro_batch_tokens * (geometry.vocabulary_size + geometry.embedding_length)
-    return _PROCESS_BYTES + _VOCABULARY_BYTES_PER_TOKEN * geometry.vocabulary_size + requests
+    interpreter = _PYTHON_BYTES if lane.engine is EngineName.LLAMA_CPP else 0
+    return interpreter + _PROCESS_BYTES + _VOCABULARY_BYTES_PER_TOKEN * geometry.vocabulary_size + requests
 
 
 def is_encoder(geometry: Geometry) -> bool:

@@ -115,6 +115,8 @@ def _instance_lines(wish: Wish, instance: Instance, nodes: dict[str, NodeView]) 
         )
         if not spec.options.repack:
             yield "  matrices stay as the file has them (`--no-repack`): laying out this family's ends the engine"
+        if options := spec.runtime.options_of(spec.engine):
+            yield f"  {spec.engine} runs with {', '.join(f'{name} {value}' for name, value in options.items())}"
         for costs in member.costs:
             yield from _costs_lines(costs)
         for name in dict.fromkeys(costs.pool for costs in member.costs):
@@ -184,6 +186,7 @@ def _instance_data(wish: Wish, instance: Instance, nodes: dict[str, NodeView]) -
         "compute": spec.compute.value,
         "goal": spec.goal.value,
         "options": spec.options.to_wire(),
+        "runtime": spec.runtime.options_of(spec.engine),
         "boundedBy": _bound(wish, instance),
         "members": [_member_data(member, nodes) for member in spec.members],
     }

@@ -168,7 +168,7 @@ def test_aliases_do_not_share_what_is_filled_in() -> None:
             MODEL.replace("LlamaServer", "LlamaServr"),
             11,
             "spec.variants[0].engines[0]",
-            "`spec.variants[0].engines[0]` must be one of 'LlamaServer'; got 'LlamaServr' "
+            "`spec.variants[0].engines[0]` must be one of 'LlamaServer', 'LlamaCpp', 'Mlx', 'Vllm'; got 'LlamaServr' "
             "(did you mean 'LlamaServer'?)",
         ),
         (

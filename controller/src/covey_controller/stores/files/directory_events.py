@@ -36,7 +36,8 @@ if sys.platform == "linux":
     async def watch_directories(directories: Sequence[str], on_touched: OnTouched, stop: asyncio.Event) -> None:
         """Tell until `stop` is set. OSError when they can't be watched. What happens after the call is told."""
         loop = asyncio.get_running_loop()
-        with Inotify() as inotify, contextlib.ExitStack() as stack:
+        # Without the timeout a read with nothing left to read would hold up the loop.
+        with Inotify(sync_timeout=0) as inotify, contextlib.ExitStack() as stack:
             for directory in directories:
                 # Its type leaves open what paths are made of.
                 inotify.add_watch(directory, _WATCHED)  # pyright: ignore[reportUnknownMemberType]
@@ -60,10 +61,9 @@ if sys.platform == "linux":
     def _take(inotify: Inotify) -> dict[str, bool]:
         """All that waits to be read, by path; no path: events were lost."""
         found: dict[str, bool] = {}
-        with contextlib.suppress(BlockingIOError):
-            while (event := inotify.sync_get()) is not None:
-                path = _path_of(event)
-                found[path] = found.get(path, False) or bool(event.mask & _MEMBERSHIP)
+        while (event := inotify.sync_get()) is not None:
+            path = _path_of(event)
+            found[path] = found.get(path, False) or bool(event.mask & _MEMBERSHIP)
         return found
 
     def _path_of(event: Event) -> str:

@@ -65,6 +65,10 @@ class Sync:
         self._watched = dict.fromkeys(self.mirrors, 0)
         self._behind_since: float | None = None
         self._newest = dict.fromkeys(self.mirrors, 0)
+        self._missing: set[type[Kind]] = set()
+        """Kinds that weren't served when they were listed last."""
+        self._is_kind_back = False
+        """One of them is served now: kopf watches those alone that it found at its start."""
         self.watch_restarts = 0
         """How often the watch of all kinds was begun anew."""
 
@@ -150,6 +154,8 @@ class Sync:
                 raise
             except KubeError as error:
                 failures.append(error)
+                if error.is_missing:
+                    self._missing.add(kind)
         if failures:
             raise failures[0]
 
@@ -157,6 +163,9 @@ class Sync:
         mirror = self.mirrors[kind]
         mark = mirror.begin_list()
         version, sightings = await self._pages(kind)
+        if kind in self._missing:
+            self._missing.remove(kind)
+            self._is_kind_back = True
         if version < self._watched[kind]:
             self._watched[kind] = 0
         self._newest[kind] = max((each.version for each in sightings), default=0)
@@ -192,7 +201,7 @@ class Sync:
             began = time.monotonic()
             watch = KopfWatch(self._login, tuple(self.mirrors), self._on_event)
             self._watched = dict.fromkeys(self._watched, 0)
-            self._behind_since = None
+            self._behind_since, self._is_kind_back = None, False
             watch.start()
             try:
                 why = await self._until_useless(watch)
@@ -215,6 +224,8 @@ class Sync:
                 return f"it ended: {watch.error!r}"
             except TimeoutError:
                 pass
+            if self._is_kind_back:
+                return "a kind is served again"
             behind = [kind.PLURAL for kind, newest in self._newest.items() if newest > self._watched[kind]]
             now = time.monotonic()
             self._behind_since = (self._behind_since or now) if behind else None

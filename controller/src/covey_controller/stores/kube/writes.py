@@ -205,7 +205,9 @@ def _refused_creation(key: ObjectKey, error: KubeError) -> Exception:
         return KindsOutdated(error)
     if error.is_conflict:
         return Conflict(f"'{key}' exists already")
-    if error.is_missing or (error.status == HTTPStatus.FORBIDDEN and "being terminated" in error.message):
+    # Of its namespace, or of its kind: there is another one soon, or none.
+    is_ending = any(words in error.message for words in ("being terminated", "is terminating"))
+    if error.is_missing or (error.status == HTTPStatus.FORBIDDEN and is_ending):
         return Conflict(f"'{key}' can't be made: {error.message}")
     return Refused(f"'{key}' can't be made: {error.message}") if error.is_refusal else error
 

@@ -1,5 +1,6 @@
 """OpenAI's error envelope, and what an engine's own refusal means in it."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -32,6 +33,13 @@ def render_error_event(error: ApiError) -> bytes:
     return b"data: %b\n\n" % render_envelope(error)
 
 
+# What llama-server answers 500 to, though the request is to blame: whatever its parsing threw.
+_REQUESTS_FAULT = re.compile(
+    r"\[json\.exception|^Failed to parse (messages|tools|grammar)|input is not supported|^Unknown reasoning format"
+    r"|^Unsupported |^Invalid |^Cannot |^Only one|[Jj]inja|template"
+)
+
+
 class _Detail(msgspec.Struct):
     message: Any = None
     type: Any = None
@@ -48,7 +56,7 @@ def translate_refusal(status: int, body: bytes, retry_after_seconds: int | None,
     """What an engine's answer other than 200 means for the client.
 
     1. Too long a prompt: 400 with both numbers.
-    2. The client's request is wrong (400, 413, 415, 422, 501): 400 with the engine's words.
+    2. The client's request is wrong (400, 413, 415, 422, 501, or a 500 whose words say so): 400 with the words.
     3. The engine has no room or still loads (429, 503): the same status, with Retry-After.
     4. Anything else is the gateway's or the engine's fault (401, 404, 5xx): 502.
     """
@@ -57,7 +65,7 @@ def translate_refusal(status: int, body: bytes, retry_after_seconds: int | None,
     words = words[:_MAX_MESSAGE]
     if detail.type == "exceed_context_size_error":
         return _context_exceeded(detail, words, model)
-    if status in (400, 413, 415, 422, 501):
+    if status in (400, 413, 415, 422, 501) or (status == 500 and _REQUESTS_FAULT.search(words)):
         return invalid_request(words)
     if status in (429, 503):
         wait_seconds = 1 if retry_after_seconds is None else retry_after_seconds

@@ -1,4 +1,4 @@
-"""Which fields of a chat request pass to an engine, and which are refused by name.
+"""Which fields of OpenAI's requests pass to an engine, and which are refused by name.
 
 A field in neither list is refused too: a typo that is silently dropped costs more than an error that names it, and what
 an unknown field does in an engine nobody knows. `model`, `stream`, `stream_options`, `max_tokens` and
@@ -23,6 +23,7 @@ _OPENAI = frozenset(
         "prediction",
         "presence_penalty",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "reasoning_effort",
         "response_format",
@@ -88,6 +89,127 @@ _EXTRAS = frozenset(
 )
 
 PASSED = _OPENAI | _EXTRAS
+CHAT_FIELDS = READ | PASSED
+
+# What a value must be, told by its first byte: engines drop some wrong ones without a word, and take others for theirs.
+CHAT_KINDS = {
+    **dict.fromkeys(
+        [
+            "frequency_penalty",
+            "presence_penalty",
+            "temperature",
+            "top_p",
+            "min_p",
+            "typical",
+            "typical_p",
+            "repeat_penalty",
+            "repetition_penalty",
+            "length_penalty",
+            "dry_base",
+            "dry_multiplier",
+            "dynatemp_exponent",
+            "dynatemp_range",
+            "mirostat_eta",
+            "mirostat_tau",
+            "top_a",
+            "top_n_sigma",
+            "xtc_probability",
+            "xtc_threshold",
+            "n",
+            "seed",
+            "top_logprobs",
+            "top_k",
+            "repeat_last_n",
+            "min_keep",
+            "min_tokens",
+            "mirostat",
+            "dry_allowed_length",
+            "dry_penalty_last_n",
+        ],
+        "number",
+    ),
+    **dict.fromkeys(
+        [
+            "logprobs",
+            "parallel_tool_calls",
+            "store",
+            "add_generation_prompt",
+            "continue_final_message",
+            "enable_thinking",
+            "ignore_eos",
+            "include_stop_str_in_output",
+            "parse_tool_calls",
+            "skip_special_tokens",
+            "timings_per_token",
+        ],
+        "boolean",
+    ),
+    **dict.fromkeys(
+        [
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "reasoning_effort",
+            "safety_identifier",
+            "service_tier",
+            "user",
+            "verbosity",
+            "reasoning_format",
+        ],
+        "string",
+    ),
+    **dict.fromkeys(
+        [
+            "functions",
+            "modalities",
+            "samplers",
+            "dry_sequence_breakers",
+            "stop_token_ids",
+        ],
+        "array",
+    ),
+    **dict.fromkeys(
+        [
+            "audio",
+            "logit_bias",
+            "metadata",
+            "prediction",
+            "response_format",
+            "web_search_options",
+            "chat_template_kwargs",
+        ],
+        "object",
+    ),
+    "stop": "strings",
+}
+
+# The older completions take no chat, and count the alternatives of a token where the chat says whether.
+TEXT_FIELDS = PASSED - frozenset(
+    [
+        "audio",
+        "functions",
+        "function_call",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "modalities",
+        "prediction",
+        "web_search_options",
+        "response_format",
+        "top_logprobs",
+        "reasoning_effort",
+        "reasoning_format",
+        "chat_template_kwargs",
+        "thinking",
+        "thinking_budget",
+        "enable_thinking",
+        "add_generation_prompt",
+        "continue_final_message",
+        "parse_tool_calls",
+    ]
+) | {"model", "prompt", "stream", "stream_options", "max_tokens"}
+
+# Names that mean something to every engine; a wrong one is some engines' silence and others' failure.
+ENUMS = {"reasoning_format": ("none", "auto", "deepseek", "deepseek-legacy")}
 
 # Where a JSON schema may be.
 SCHEMAS = ("response_format", "json_schema", "tools", "functions")
@@ -111,6 +233,7 @@ REFUSED = {
     "id_slot": _SLOTS,
     "kv_transfer_params": _CACHE,
     "lora": _WEIGHTS,
+    "moderation": "nothing is moderated here; ask a moderation service yourself",
     "n_cache_reuse": _CACHE,
     "n_discard": _CUT,
     "n_keep": _CUT,

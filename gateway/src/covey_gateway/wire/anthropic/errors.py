@@ -1,0 +1,40 @@
+"""Anthropic's error envelope."""
+
+import msgspec
+from covey_api.reasons import ErrorCode
+
+from covey_gateway.wire.errors import ApiError
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def render_envelope(error: ApiError) -> bytes:
+    """`{"type": "error", "error": {"type", "message"}}`, and what every format here tells besides."""
+    message = error.message
+    if error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED:
+        message = f"prompt is too long: {message}"  # agents look for these words, and compact their history then
+    detail: dict[str, object] = {
+        "type": _TYPES.get(error.status, "api_error"),
+        "message": message,
+        "code": error.code.value,
+        "param": error.param,
+    }
+    if error.loading is not None:
+        detail["loading"] = error.loading
+    return msgspec.json.encode({"type": "error", "error": detail})
+
+
+def render_error_event(error: ApiError) -> bytes:
+    return b"event: error\ndata: %b\n\n" % render_envelope(error)

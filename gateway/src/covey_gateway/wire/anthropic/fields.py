@@ -1,0 +1,74 @@
+"""Which fields of a Messages request are read, which mean nothing here, and which are refused by name."""
+
+_READ = frozenset(
+    (
+        "max_tokens",
+        "messages",
+        "model",
+        "output_config",
+        "output_format",
+        "stop_sequences",
+        "stream",
+        "system",
+        "temperature",
+        "thinking",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_p",
+    )
+)
+
+# They change nothing of the answer: who asked, what to cache (engines cache prefixes unasked), at what price.
+_IGNORED = frozenset(
+    (
+        "betas",
+        "billing_policy",
+        "cache_control",
+        "context_management",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    )
+)
+
+MESSAGES_FIELDS = _READ | _IGNORED
+
+REFUSED = {
+    "compaction": "prompts are never cut here; too long a one is refused with both numbers",
+    "fallbacks": "another model is another request",
+    "fallback_credit_token": "another model is another request",
+    "thread": "nothing is kept here; send the whole conversation in `messages`",
+    "container": "there are no containers here; send the tools that you run yourself in `tools`",
+    "mcp_servers": "MCP servers are the client's to call; send their tools in `tools`",
+    "id_slot": "slots are the gateway's and the engine's to choose",
+    "cache_prompt": "the prompt cache is shared by all clients of the engine",
+    "n_predict": "use `max_tokens`",
+    "lora": "what the engine loads is declared in the Model",
+    "adapters": "what the engine loads is declared in the Model",
+    "draft_model": "what the engine loads is declared in the Model",
+    "chat_template": "the template is the Model's",
+    "priority": "the order of requests is the gateway's to choose",
+    "kv_transfer_params": "the prompt cache is shared by all clients of the engine",
+    "stop": "use `stop_sequences`",
+    "max_completion_tokens": "use `max_tokens`",
+    "response_format": "use `output_config.format`",
+}
+
+KINDS = {
+    "temperature": "number",
+    "top_p": "number",
+    "top_k": "number",
+    "stop_sequences": "array",
+    "messages": "array",
+    "tools": "array",
+    "tool_choice": "object",
+    "thinking": "object",
+    "output_config": "object",
+    "output_format": "object",
+    "metadata": "object",
+}

@@ -1,0 +1,83 @@
+"""A stream of chat chunks passed on as it came: bytes untouched, but for tool calls that are numbered wrongly.
+
+Clients put calls together by `index` and take `id` and `name` from the first delta alone. Engines that give every call
+the index 0, none at all, or repeat the id, make one call of two. What is right already passes untouched too.
+"""
+
+from typing import Any, cast
+
+import msgspec
+
+from covey_gateway.wire.chunks import CallOrder
+from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.openai.errors import render_error_event
+from covey_gateway.wire.sse import split_data
+
+_MARK = b'"tool_calls"'
+
+
+class PassedChat:
+    """`model` is the engine's to say: it was asked for it by the Model's name."""
+
+    __slots__ = ("_orders",)
+
+    def __init__(self, model: str) -> None:
+        self._orders: dict[int, CallOrder] = {}
+
+    def take(self, events: bytes) -> bytes | ApiError:
+        return self._renumber(events) if _MARK in events else events
+
+    def end(self) -> bytes:
+        return b""
+
+    def fail(self, error: ApiError) -> bytes:
+        return render_error_event(error)
+
+    def _renumber(self, events: bytes) -> bytes:
+        pieces: list[bytes] = []
+        is_changed = False
+        for data in split_data(events):
+            try:
+                chunk: Any = msgspec.json.decode(data)
+            except (msgspec.DecodeError, RecursionError):
+                pieces.append(data)
+                continue
+            if self._renumber_chunk(chunk):
+                is_changed = True
+                data = msgspec.json.encode(chunk)
+            pieces.append(data)
+        return b"".join(b"data: %b\n\n" % piece for piece in pieces) if is_changed else events
+
+    def _renumber_chunk(self, chunk: Any) -> bool:
+        """Whether something in it was changed."""
+        is_changed = False
+        for choice in _items(chunk, "choices"):
+            delta = choice.get("delta")
+            order = self._orders.setdefault(_whole(choice.get("index")) or 0, CallOrder())
+            for call in _items(delta, "tool_calls"):
+                is_changed |= _renumber_call(call, order)
+        return is_changed
+
+
+def _renumber_call(call: dict[str, Any], order: CallOrder) -> bool:
+    before = dict(call)
+    id_ = call.get("id")
+    ordinal, begins = order.place(_whole(call.get("index")), id_ if isinstance(id_, str) else None)
+    call["index"] = ordinal
+    if begins:
+        call["id"] = id_ or f"call_{ordinal}"
+        call["type"] = call.get("type") or "function"
+    else:
+        call.pop("id", None)
+        call.pop("type", None)
+    return call != before
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _items(value: Any, name: str) -> list[dict[str, Any]]:
+    """The objects of a list in a field, none where it is something else."""
+    found = cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
+    return [one for one in cast("list[Any]", found) if isinstance(one, dict)] if isinstance(found, list) else []

@@ -1,0 +1,241 @@
+"""A Responses request as a chat request. Stateless: what came before is in `input`, or nowhere.
+
+`store` is accepted and answered with false. Fields that need a memory (`previous_response_id`, `conversation`,
+`background`) are refused, unless they ask for nothing (null, false), as SDKs send them. Items become messages in their
+order; calls that follow one another are one assistant's turn, as templates want them.
+"""
+
+from typing import Any
+
+import msgspec
+from covey_api.reasons import ErrorCode
+
+from covey_gateway.wire.body import (
+    Fields,
+    check_fields,
+    check_kinds,
+    decode_object,
+    first_byte,
+    is_array,
+    is_object,
+    read_count,
+    read_flag,
+    read_model,
+    read_struct,
+    read_value,
+)
+from covey_gateway.wire.errors import ApiError, Refused, ensure, invalid_request, refusing
+from covey_gateway.wire.openai.chat import check_image_url, check_schemas
+from covey_gateway.wire.openai.tools import choose_tools
+from covey_gateway.wire.request import WITH_USAGE, Call, Request, Teller
+from covey_gateway.wire.responses.answer import ResponseStream, WholeResponse
+from covey_gateway.wire.responses.fields import KINDS, KNOWN, REFUSED
+
+PATH = "/v1/responses"
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_NOTHING = (b"null", b"false")
+_DECODED = frozenset((*KNOWN, *REFUSED))
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | None = None
+
+
+class _Item(msgspec.Struct):
+    """One item of `input`, whatever its type; fields of other types are None."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[_Part] | None = None
+    summary: list[_Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[_Part] | None = None
+
+
+_ITEMS = msgspec.json.Decoder(list[_Item])
+
+
+@refusing
+def parse_response(body: bytes) -> Request | ApiError:
+    fields = ensure(decode_object(body, _DECODED))
+    for name in [name for name in fields if name in REFUSED and bytes(fields[name]) in _NOTHING]:
+        del fields[name]
+    ensure(check_fields(fields, KNOWN, REFUSED, "responses"))
+    ensure(check_kinds(fields, KINDS))
+    model, wants_stream = ensure(read_model(fields)), ensure(read_flag(fields, "stream"))
+    max_tokens = ensure(read_count(fields, "max_output_tokens"))
+    if read_value(fields, "truncation") not in (None, "disabled"):
+        words = "`truncation` must be 'disabled': prompts are never cut; too long a one is refused with both numbers"
+        return invalid_request(words, "truncation")
+    sent, media = _render(fields)
+    asked = _render_asked(fields, max_tokens)
+
+    def make_teller(name: str) -> Teller:
+        return ResponseStream(name, asked) if wants_stream else WholeResponse(name, asked)
+
+    return Request(Call.CHAT, model, sent, make_teller, wants_stream, max_tokens, media)
+
+
+def _render(fields: Fields) -> tuple[dict[str, Any], str]:
+    messages, media = _render_input(fields)
+    if instructions := read_value(fields, "instructions"):
+        messages.insert(0, {"role": "system", "content": instructions})
+    sent: dict[str, Any] = {"messages": messages, "stream_options": WITH_USAGE}
+    for name in ("temperature", "top_p", "parallel_tool_calls"):
+        if name in fields:
+            sent[name] = fields[name]
+    return sent | _render_tools(fields) | _render_text(fields) | _render_reasoning(fields), media
+
+
+def _render_input(fields: Fields) -> tuple[list[dict[str, Any]], str]:
+    raw = fields.get("input")
+    if raw is not None and first_byte(raw) == b'"':
+        text = ensure(read_value(fields, "input"))
+        return [{"role": "user", "content": text}], ""
+    if raw is None or first_byte(raw) != b"[":
+        raise Refused(invalid_request("`input` must be a string or an array of items", "input"))
+    items: list[_Item] = ensure(read_struct(raw, "input", _ITEMS))
+    if not items:
+        raise Refused(invalid_request("`input` must have at least one item", "input"))
+    messages: list[dict[str, Any]] = []
+    media = ""
+    for index, item in enumerate(items):
+        media = _add_item(messages, item, f"input[{index}]") or media
+    return messages, media
+
+
+def _add_item(messages: list[dict[str, Any]], item: _Item, place: str) -> str:
+    """Add what it says to the chat; where it has an image."""
+    if item.type == "message":
+        role = _ROLES.get(item.role or "")
+        if role is None:
+            words = f"`{place}.role` must be 'user', 'assistant', 'system' or 'developer'"
+            raise Refused(invalid_request(words, "input"))
+        content, has_image = _render_content(item.content, place)
+        if role == "assistant":
+            _assistant(messages)["content"] = content
+        else:
+            messages.append({"role": role, "content": content})
+        return place if has_image else ""
+    if item.type == "function_call":
+        function = {"name": item.name or "", "arguments": item.arguments or "{}"}
+        call = {"id": item.call_id or "", "type": "function", "function": function}
+        _assistant(messages, is_call=True).setdefault("tool_calls", []).append(call)
+    elif item.type == "function_call_output":
+        output, _ = _render_content(item.output, f"{place}.output")
+        messages.append({"role": "tool", "tool_call_id": item.call_id or "", "content": output})
+    elif item.type == "reasoning":
+        parts = item.content if isinstance(item.content, list) and item.content else item.summary or []
+        text = "".join(part.text or "" for part in parts)
+        if text:
+            messages.append({"role": "assistant", "content": None, "reasoning_content": text})
+    else:
+        words = f"`{place}.type` must be 'message', 'function_call', 'function_call_output' or 'reasoning'; got "
+        raise Refused(ApiError(400, ErrorCode.UNSUPPORTED_FIELD, f"{words}'{item.type[:64]}'", "input"))
+    return ""
+
+
+def _assistant(messages: list[dict[str, Any]], *, is_call: bool = False) -> dict[str, Any]:
+    """The assistant's turn that an item belongs to: a reasoning before it is of the same, and so is a call's text."""
+    if messages and (last := messages[-1])["role"] == "assistant" and (is_call or last["content"] is None):
+        return last
+    messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _render_content(content: str | list[_Part] | None, place: str) -> tuple[Any, bool]:
+    """A string where it is text alone, else parts; and whether there is an image."""
+    if not isinstance(content, list):
+        return content or "", False
+    parts: list[dict[str, Any]] = []
+    has_image = False
+    for number, part in enumerate(content):
+        if part.type in ("input_text", "output_text", "text", "refusal"):
+            parts.append({"type": "text", "text": part.text or part.refusal or ""})
+        elif part.type == "input_image":
+            ensure(check_image_url(part.image_url, f"{place}.content[{number}]"))
+            parts.append({"type": "image_url", "image_url": {"url": part.image_url}})
+            has_image = True
+        else:
+            words = f"`{place}.content[{number}].type` must be a text or 'input_image'; got '{part.type[:64]}'"
+            raise Refused(ApiError(400, ErrorCode.UNSUPPORTED_FIELD, words, "input"))
+    return (parts, True) if has_image else ("".join(part["text"] for part in parts), False)
+
+
+def _render_tools(fields: Fields) -> dict[str, Any]:
+    """Tools and their choice, nested as the chat has them."""
+    found = ensure(read_value(fields, "tools"))
+    tools = found if is_array(found) else []
+    nested: Fields = {}
+    if tools:
+        nested["tools"] = _encode([_nest(tool) for tool in tools])
+    choice = ensure(read_value(fields, "tool_choice"))
+    if is_object(choice) and choice.get("type") == "allowed_tools":
+        allowed = choice.get("tools")
+        inner = {"mode": choice.get("mode"), "tools": [_nest(tool) for tool in allowed] if is_array(allowed) else []}
+        nested["tool_choice"] = _encode({"type": "allowed_tools", "allowed_tools": inner})
+    elif choice is not None:
+        nested["tool_choice"] = _encode(_nest(choice))
+    ensure(choose_tools(nested) or check_schemas(nested, ("tools",)))
+    return dict(nested)
+
+
+def _nest(tool: Any) -> Any:
+    if not is_object(tool) or tool.get("type") != "function":
+        return tool
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _encode(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _render_text(fields: Fields) -> dict[str, Any]:
+    """The format that the text must have."""
+    ensure(check_schemas(fields, ("text",)))
+    text = ensure(read_value(fields, "text"))
+    form = text.get("format") if is_object(text) else None
+    if form is None or form == {"type": "text"}:
+        return {}
+    if not is_object(form) or form.get("type") not in ("json_schema", "json_object"):
+        raise Refused(invalid_request("`text.format.type` must be 'text', 'json_object' or 'json_schema'", "text"))
+    if form["type"] == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    schema = {name: value for name, value in form.items() if name != "type"}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _render_reasoning(fields: Fields) -> dict[str, Any]:
+    reasoning = ensure(read_value(fields, "reasoning"))
+    effort = reasoning.get("effort") if is_object(reasoning) else None
+    return {"reasoning_effort": effort} if isinstance(effort, str) else {}
+
+
+def _render_asked(fields: Fields, max_tokens: int | None) -> dict[str, Any]:
+    """What the answer says of its request."""
+
+    def told(name: str, absent: Any) -> Any:
+        return fields.get(name, absent)
+
+    return {
+        "background": False,
+        "instructions": told("instructions", None),
+        "max_output_tokens": max_tokens,
+        "metadata": told("metadata", {}),
+        "parallel_tool_calls": told("parallel_tool_calls", True),
+        "previous_response_id": None,
+        "reasoning": told("reasoning", {"effort": None, "summary": None}),
+        "store": False,
+        "temperature": told("temperature", None),
+        "text": told("text", {"format": {"type": "text"}}),
+        "tool_choice": told("tool_choice", "auto"),
+        "tools": told("tools", []),
+        "top_p": told("top_p", None),
+        "truncation": "disabled",
+    }

@@ -1,0 +1,118 @@
+"""What an engine's adapter is: a description, and the one class that acts by it.
+
+Engines differ in how they are rendered and in what their last words mean; that is what a `Description` holds. How they
+are asked for a first token, how an exit status is put into words and what a client's words must never do (become a
+cause, be quoted) is the same for all, and is here. A class per engine was the alternative: four copies of the same
+three methods, of which one would forget to leave a client's words out.
+"""
+
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from covey_api.engines import EngineName
+from covey_api.instance import Instance
+from covey_api.reasons import FailureCause
+
+from covey_agent.engines.libraries import explain_missing_library
+from covey_agent.engines.proof import is_proven
+from covey_agent.ports import EngineProgram, Launch
+
+KEY_FILE = "engine.key"
+# Longest line of output that is quoted in a message.
+_MAX_QUOTE = 300
+_ERROR_LINE = re.compile(r" E |error|failed|abort", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What one engine process is rendered from."""
+
+    program: EngineProgram
+    instance: Instance
+    weights: Path
+    folder: Path
+    port: int
+    key: str
+
+    @property
+    def key_file(self) -> Path:
+        return self.folder / KEY_FILE
+
+    def launch(self, *arguments: str, environment: dict[str, str] | None = None) -> Launch:
+        """The program with these arguments; its key goes by a 0600 file, since an argv is everybody's to read."""
+        argv = (*self.program.command, *arguments)
+        return Launch(argv, self.program.environment | (environment or {}), ((KEY_FILE, f"{self.key}\n"),))
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Words in the last output, and what they say of the end. `prefix` comes before status and quote."""
+
+    pattern: re.Pattern[str]
+    cause: FailureCause
+    prefix: str = ""
+    is_only_of_exits: bool = False
+    """Means nothing when a signal ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One engine."""
+
+    engine: EngineName
+    render: Callable[[Start], Launch]
+    """Pure. Every option that costs memory or context comes from the stamp."""
+    signs: tuple[Sign, ...]
+    """The first that is found counts."""
+    clients_words: re.Pattern[str] | None = None
+    """Lines that may hold words of a client's: they are no cause of an exit, and no status may show them."""
+
+
+class Adapter:
+    """The port `EngineAdapter`, by a description. `http`: a client without proxies, for loopback."""
+
+    def __init__(self, description: Description, http: httpx.AsyncClient) -> None:
+        self.engine = description.engine
+        self._description = description
+        self._http = http
+
+    def render(
+        self, program: EngineProgram, instance: Instance, weights: Path, folder: Path, port: int, key: str
+    ) -> Launch:
+        return self._description.render(Start(program, instance, weights, folder, port, key))
+
+    async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
+        return await is_proven(self._http, instance, port, key)
+
+    def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
+        if self._description.clients_words is not None:
+            tail = self._description.clients_words.sub("", tail)
+        if missing := explain_missing_library("the engine", tail):
+            return FailureCause.MISSING_LIBRARY, missing
+        words = f"{render_status(status)}{quote_last_error(tail)}"
+        for sign in self._description.signs:
+            if sign.pattern.search(tail) and not (sign.is_only_of_exits and status < 0):
+                return sign.cause, f"{sign.prefix}{words}"
+        return (FailureCause.KILLED if status < 0 else FailureCause.EXITED), words
+
+
+def render_status(status: int) -> str:
+    """`ended by SIGKILL`, `exited with code 1`."""
+    if status >= 0:
+        return f"exited with code {status}"
+    try:
+        return f"ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"ended by signal {-status}"
+
+
+def quote_last_error(tail: str) -> str:
+    """The first error line of the last words, as the cause comes before its consequences; empty if there is none."""
+    for line in tail.splitlines():
+        if _ERROR_LINE.search(line):
+            return f": {re.sub(r'^[0-9.]+ [A-Z] ', '', line.strip())[:_MAX_QUOTE]}"
+    return ""

@@ -1,0 +1,52 @@
+"""Vllm on this node: the `vllm` that the operator installed, named in the Node's spec or found on PATH.
+
+There is no environment of ours: its wheels take six gigabytes and are made for one driver each.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
+from covey_api.node import EngineOverride
+
+from covey_agent.engines.source import Identity, ask_version, given_path, identify, unusable
+from covey_agent.ports import EngineProgram, OnTransfer
+
+# It imports torch to say its version.
+_VERSION_SECONDS = 90.0
+_NONE = "no `vllm` on PATH. Install it into an environment of its own, and give its path in the Node's `spec.engines`."
+
+
+class VllmSource:
+    """`environment`: the agent's own variables."""
+
+    engine = EngineName.VLLM
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+        self._sound: dict[Identity, EngineProgram] = {}
+
+    async def observe_lanes(self, override: EngineOverride | None) -> tuple[Lane, ...]:
+        program = self._find(override)
+        if program is None:
+            return ()
+        version = self._sound.get(identify(program.path), program).version
+        lane = Lane(engine=self.engine, compute=Compute.CPU, state=LaneState.INSTALLED, version=version, pool=HOST_POOL)
+        return (lane,)
+
+    async def ensure(self, override: EngineOverride | None, on_transfer: OnTransfer) -> EngineProgram:
+        program = self._find(override)
+        if program is None:
+            raise unusable(_NONE)
+        identity = identify(program.path)
+        if identity not in self._sound:
+            version = await ask_version(program, _VERSION_SECONDS)
+            self._sound = {identity: EngineProgram(program.path, {}, version, "")}
+        return self._sound[identity]
+
+    def _find(self, override: EngineOverride | None) -> EngineProgram | None:
+        if override is not None and override.path is not None:
+            return EngineProgram(given_path(override.path), {}, "", "")
+        found = shutil.which("vllm", path=self._environment.get("PATH"))
+        return EngineProgram(Path(found), {}, "", "") if found else None

@@ -1,0 +1,208 @@
+"""Engine environments: files pinned by digest, installed by uv into `envs/<digest>`, never into the agent's own.
+
+A recipe is in the code and not asked of an index: what runs is what was tested. Its files are artifacts like weights,
+so a node without an index builds the same environment from what it holds. The folder holds a flat installation and no
+virtual environment: a program is run as it is, and an engine in Python by the agent's interpreter with that folder
+alone on its path, so no link to an interpreter can go stale. `complete` is written last; a folder without it is half
+made and is built again.
+"""
+
+import asyncio
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uv
+from covey_api.reasons import FailureCause
+
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.disk import hold_partial, sync_folder, write_atomically
+from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.flight import Flights
+from covey_agent.artifacts.node import find_file
+from covey_agent.artifacts.web import Web
+from covey_agent.engines.probe import ask
+from covey_agent.ports import AgentError, OnTransfer, Transfer
+
+# uv unpacks 200 MB in under a second; a slow disk under load has taken half a minute.
+_INSTALL_SECONDS = 300.0
+# Index pages and small files at a time: the latency of one hides behind the others.
+_MAX_DOWNLOADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedFile:
+    """One file of an index: a wheel, or the source of one."""
+
+    project: str
+    version: str
+    filename: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What one environment is made of, on this machine."""
+
+    name: str
+    """The engine, for words."""
+    version: str
+    files: tuple[PinnedFile, ...]
+    installed_bytes: int
+    program: str
+    """A file in it that must be there afterwards."""
+    cure: str
+    """What a person can do where it can't be installed."""
+    tools: tuple[PinnedFile, ...] = ()
+    """What builds those files that are sources."""
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Environment of the build."""
+    python: str = ""
+    """The tag of the Python that it is for; empty where only programs in it are run."""
+    install_seconds: float = _INSTALL_SECONDS
+
+    @property
+    def digest(self) -> str:
+        """What identifies the environment: of a single wheel its own digest, else that of all that it is made from."""
+        if len(self.files) == 1 and not self.python:
+            return self.files[0].sha256
+        parts = [self.python, *(file.sha256 for file in (*self.files, *self.tools))]
+        parts += [f"{name}={value}" for name, value in sorted(self.settings.items())]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+class Environment:
+    """One recipe in this cache."""
+
+    def __init__(self, recipe: Recipe, web: Web, cache: Cache, downloader: Downloader) -> None:
+        self.recipe = recipe
+        self._web = web
+        self._cache = cache
+        self._downloader = downloader
+        self._flights = Flights()
+        self._folder = cache.envs / recipe.digest
+
+    def find(self) -> Path | None:
+        """Its packages, if it is complete."""
+        packages = self._folder / "packages"
+        is_there = (self._folder / "complete").is_file() and (packages / self.recipe.program).is_file()
+        return packages if is_there else None
+
+    async def ensure(self, on_transfer: OnTransfer) -> Path:
+        return await self._flights.run(self.recipe.digest, on_transfer, self._ensure)
+
+    async def _ensure(self, tell: OnTransfer) -> Path:
+        if packages := self.find():
+            return packages
+        recipe = self.recipe
+        blobs = await self._fetch(tell)
+        lock = self._folder.with_suffix(".lock")
+        async with hold_partial(lock, recipe.install_seconds):
+            # Another process may have built it while this one waited.
+            if self.find() is None:
+                self._cache.require_space(recipe.installed_bytes, f"the environment of {recipe.name}")
+                try:
+                    await self._build(blobs)
+                except OSError as error:
+                    raise self._cache.explain(error, recipe.name, recipe.installed_bytes) from error
+        packages = self.find()
+        if packages is None:
+            raise self._failed(f"there is no '{recipe.program}' in it")
+        return packages
+
+    async def _fetch(self, tell: OnTransfer) -> dict[PinnedFile, Path]:
+        """All files as blobs of the cache, a few at a time; what is there needs no index."""
+        wanted = (*self.recipe.files, *self.recipe.tools)
+        total_bytes = sum(file.size_bytes for file in wanted)
+        under_way: dict[str, Transfer] = {}
+        permits = asyncio.Semaphore(_MAX_DOWNLOADS)
+
+        async def fetch(file: PinnedFile) -> Path:
+            def tell_part(transfer: Transfer) -> None:
+                under_way[file.sha256] = transfer
+                done_bytes = sum(each.done_bytes for each in under_way.values())
+                rate = sum(each.bytes_per_second for each in under_way.values() if each.done_bytes < each.total_bytes)
+                tell(Transfer(done_bytes, total_bytes, rate))
+
+            async with permits:
+                path = await self._fetch_file(file, tell_part)
+            tell_part(Transfer(file.size_bytes, file.size_bytes, 0))
+            return path
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = {file: group.create_task(fetch(file)) for file in wanted}
+        except* AgentError as failures:
+            raise _first(failures) from failures
+        return {file: task.result() for file, task in tasks.items()}
+
+    async def _fetch_file(self, file: PinnedFile, tell: OnTransfer) -> Path:
+        if blob := self._cache.find_blob(file.sha256, file.size_bytes):
+            return blob
+        found = await find_file(self._web, file.project, file.filename, file.sha256)
+        remote = Remote(found.url, file.filename, file.sha256, file.size_bytes)
+        return await self._downloader.download(remote, tell, beside_bytes=self.recipe.installed_bytes)
+
+    async def _build(self, blobs: Mapping[PinnedFile, Path]) -> None:
+        staging = self._folder / "staging"
+        await asyncio.to_thread(self._stage, blobs, staging)
+        seconds = self.recipe.install_seconds
+        answer = await ask(
+            Path(uv.find_uv_bin()),
+            *("pip", "install", "--quiet", "--no-config", "--no-python-downloads", "--python", sys.executable),
+            *("--offline", "--no-index", "--find-links", str(staging), "--no-deps", "--require-hashes"),
+            *("--build-constraints", str(staging / "tools.txt")),
+            *("--cache-dir", str(staging / "cache"), "--target", str(self._folder / "packages")),
+            *("--requirements", str(staging / "requirements.txt")),
+            environment={"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1)} | dict(self.recipe.settings),
+            seconds=seconds,
+        )
+        if answer is None:
+            raise self._failed(f"uv did not end within {seconds:.0f} s")
+        if answer.status != 0:
+            raise self._failed(f"uv ended with {answer.status}: {' '.join(answer.text.split())[-400:]}")
+        await asyncio.to_thread(self._complete, staging)
+
+    def _stage(self, blobs: Mapping[PinnedFile, Path], staging: Path) -> None:
+        """An empty folder with the files under their own names, and what uv shall install. Blocking."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        staging.mkdir(parents=True)
+        for file, blob in blobs.items():
+            named = staging / file.filename
+            try:
+                named.hardlink_to(blob)
+            except OSError:
+                # A file system without hard links.
+                shutil.copyfile(blob, named)
+        for name, files in (("requirements.txt", self.recipe.files), ("tools.txt", self.recipe.tools)):
+            lines = [f"{file.project}=={file.version} --hash=sha256:{file.sha256}\n" for file in files]
+            (staging / name).write_text("".join(lines), encoding="utf-8")
+
+    def _complete(self, staging: Path) -> None:
+        """Everything on the disk, then the mark. Blocking."""
+        shutil.rmtree(staging)
+        for folder, _, names in os.walk(self._folder):
+            for name in names:
+                with (Path(folder) / name).open("rb") as file:
+                    os.fsync(file.fileno())
+            sync_folder(Path(folder))
+        made_of = "".join(f"{file.filename}\n" for file in self.recipe.files)
+        write_atomically(self._folder / "complete", made_of.encode())
+
+    def _failed(self, words: str) -> AgentError:
+        return AgentError(
+            FailureCause.NO_USABLE_ENGINE,
+            f"engine '{self.recipe.name}' {self.recipe.version} can't be installed into {self._folder}: {words}. "
+            f"{self.recipe.cure}",
+        )
+
+
+def _first(failures: BaseExceptionGroup[AgentError]) -> AgentError:
+    """What failed first: the others were called off for it, or failed alike."""
+    first = failures.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

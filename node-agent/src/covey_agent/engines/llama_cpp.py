@@ -1,0 +1,21 @@
+"""The description of llama-cpp-python under our server (`servers.llama_cpp_server`): one sequence at a time."""
+
+from covey_api.engines import Compute, EngineName
+from covey_api.runtime import Switch
+
+from covey_agent.engines.adapter import Description, Start
+from covey_agent.engines.python_engine import SIGNS, render_common
+from covey_agent.ports import Launch
+
+
+def render(start: Start) -> Launch:
+    spec = start.instance.spec
+    return start.launch(
+        *render_common(start),
+        *(() if spec.compute is Compute.CPU else ("--accelerator",)),
+        *(("--mlock",) if spec.runtime.llama_cpp.mlock is Switch.ON else ()),
+        environment={"OMP_NUM_THREADS": str(spec.options.threads)},
+    )
+
+
+LLAMA_CPP = Description(EngineName.LLAMA_CPP, render, SIGNS)

@@ -1,0 +1,169 @@
+"""LlamaServer on this node: given, managed or found.
+
+Choice, in this order:
+  1. `path` in the Node's spec: that one or a loud error, never another in its place;
+  2. the managed one, where its wheel runs and provisioning is on;
+  3. `llama-server` on PATH;
+  4. the managed one that is installed already, though provisioning is off;
+  5. none: NoUsableEngine, with the line that installs one.
+"""
+
+import asyncio
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from covey_api.engines import EngineName, Lane, LaneState
+from covey_api.node import EngineOverride
+
+from covey_agent.engines.environments import Environment
+from covey_agent.engines.features import parse_features
+from covey_agent.engines.lanes import EngineDevice, parse_devices, plan_lanes
+from covey_agent.engines.probe import ask
+from covey_agent.engines.recipes import is_llama_server_fit
+from covey_agent.engines.source import (
+    PROVISIONING_OFF,
+    Identity,
+    ask_version,
+    given_path,
+    identify,
+    is_provisioning_on,
+    parse_version,
+    unusable,
+)
+from covey_agent.ports import EngineProgram, OnTransfer
+
+logger = logging.getLogger(__name__)
+
+# Offering lanes must not wait for a driver that hangs.
+_PROBE_SECONDS = 2.0
+# The first start after an installation reads 200 MB of libraries from the disk.
+_VERSION_SECONDS = 10.0
+# Devices are listed again for their free memory, and what hung is asked again.
+_DEVICES_SECONDS = 30.0
+_SILENCE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a program said of itself, and when."""
+
+    version: str
+    devices: tuple[EngineDevice, ...]
+    is_silent: bool
+    at_seconds: float
+
+    def is_fresh(self, now: float) -> bool:
+        if self.is_silent:
+            return now - self.at_seconds < _SILENCE_SECONDS
+        return not self.devices or now - self.at_seconds < _DEVICES_SECONDS
+
+
+class LlamaServerSource:
+    """`environment`: the agent's own variables."""
+
+    engine = EngineName.LLAMA_SERVER
+
+    def __init__(self, managed: Environment, environment: Mapping[str, str]) -> None:
+        self._managed = managed
+        self._environment = dict(environment)
+        self._seen: dict[Identity, _Seen] = {}
+        self._sound: dict[Identity, EngineProgram] = {}
+        self.devices: tuple[EngineDevice, ...] = ()
+        """Accelerators as the engine listed them last; `observe_lanes` refreshes them."""
+
+    async def observe_lanes(self, override: EngineOverride | None) -> tuple[Lane, ...]:
+        self.devices = ()
+        program = self._find(override)
+        if program is None and not self._can_install(override):
+            raise unusable(_install_line(is_provisioning_on(override, self._environment)))
+        if program is None:
+            recipe = self._managed.recipe
+            return plan_lanes(recipe.version, recipe.digest, LaneState.INSTALLABLE, ())
+        seen = await self._look_at(program)
+        self.devices = seen.devices
+        return plan_lanes(program.version or seen.version, program.digest, LaneState.INSTALLED, seen.devices)
+
+    async def ensure(self, override: EngineOverride | None, on_transfer: OnTransfer) -> EngineProgram:
+        program = self._find(override)
+        if program is None:
+            if not self._can_install(override):
+                raise unusable(_install_line(is_provisioning_on(override, self._environment)))
+            program = self._program(await self._managed.ensure(on_transfer))
+        return await self._check(program)
+
+    def _find(self, override: EngineOverride | None) -> EngineProgram | None:
+        """The program that is on the machine and would be used; None when there is none, or it must be installed."""
+        if override is not None and override.path is not None:
+            return EngineProgram(given_path(override.path), {}, "", "")
+        installed = self._managed.find()
+        if not self._can_install(override) and (found := shutil.which("llama-server", path=self._search_path)):
+            return EngineProgram(Path(found).resolve(), {}, "", "")
+        return self._program(installed) if installed else None
+
+    @property
+    def _search_path(self) -> str | None:
+        return self._environment.get("PATH")
+
+    def _program(self, packages: Path) -> EngineProgram:
+        recipe = self._managed.recipe
+        path = packages / recipe.program
+        # Its libraries are found by `$ORIGIN`; the Vulkan loader beside them must win over an older one.
+        return EngineProgram(path, {"LD_LIBRARY_PATH": str(path.parent)}, recipe.version, recipe.digest)
+
+    def _can_install(self, override: EngineOverride | None) -> bool:
+        return is_provisioning_on(override, self._environment) and is_llama_server_fit()
+
+    async def _look_at(self, program: EngineProgram) -> _Seen:
+        """Version and devices, at most as old as they may be."""
+        identity = identify(program.path)
+        now = time.monotonic()
+        seen = self._seen.get(identity)
+        if seen is not None and seen.is_fresh(now):
+            return seen
+        async with asyncio.TaskGroup() as group:
+            version, devices = (
+                group.create_task(ask(program.path, option, environment=program.environment, seconds=_PROBE_SECONDS))
+                for option in ("--version", "--list-devices")
+            )
+        listed, said = devices.result(), version.result()
+        if listed is None:
+            logger.warning("%s did not list its devices within %.0f s: the CPU lane only", program.path, _PROBE_SECONDS)
+        seen = _Seen(
+            version=parse_version(said.text) if said else "",
+            devices=parse_devices(listed.text) if listed and listed.status == 0 else (),
+            is_silent=listed is None,
+            at_seconds=now,
+        )
+        self._seen = {identity: seen}
+        return seen
+
+    async def _check(self, program: EngineProgram) -> EngineProgram:
+        """The program, once it answered, with what its build can do."""
+        identity = identify(program.path)
+        if sound := self._sound.get(identity):
+            return sound
+        version = await ask_version(program, _VERSION_SECONDS)
+        help_text = await ask(program.path, "--help", environment=program.environment, seconds=_VERSION_SECONDS)
+        features = parse_features(help_text.text) if help_text and help_text.status == 0 else None
+        sound = replace(program, version=program.version or version, features=features)
+        self._sound = {identity: sound}
+        return sound
+
+
+def _install_line(can_provision: bool) -> str:
+    if sys.platform == "darwin":
+        return "no `llama-server` on PATH. Install it: `brew install llama.cpp`."
+    if can_provision:
+        return (
+            "no `llama-server` on PATH, and the managed one needs Linux on x86-64 with glibc 2.35 or newer. Install "
+            "llama.cpp for this machine, or give its path in the Node's `spec.engines`."
+        )
+    return (
+        f"no `llama-server` on PATH, and provisioning is off (`spec.engines[].provisioning` or {PROVISIONING_OFF}). "
+        "Turn it on, or install llama.cpp."
+    )

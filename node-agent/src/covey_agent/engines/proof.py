@@ -1,0 +1,68 @@
+"""The smallest request of a task, and what proves that it was done: a token, a finite vector, a score.
+
+An engine's own health page proves nothing: it answers while weights load, and goes on answering when what generates is
+dead. The request spares the users' prompt cache where the engine can be told so.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from covey_api.engines import Task
+from covey_api.instance import Instance
+
+# One try of a probe: a token of a large model on a slow CPU, after its first pass over the weights.
+PROBE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What is asked, and how the answer is judged."""
+
+    path: str
+    body: Mapping[str, Any]
+    is_done: Callable[[Any], bool]
+
+
+def _has_token(answer: Any) -> bool:
+    return answer["usage"]["completion_tokens"] >= 1
+
+
+def _has_vector(answer: Any) -> bool:
+    vector = answer["data"][0]["embedding"]
+    return len(vector) > 0 and all(math.isfinite(number) for number in vector)
+
+
+def _has_score(answer: Any) -> bool:
+    return math.isfinite(answer["results"][0]["relevance_score"])
+
+
+_CHAT = Proof(
+    "/v1/chat/completions",
+    {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "cache_prompt": False},
+    _has_token,
+)
+PROOFS: Mapping[Task, Proof] = {
+    Task.CHAT: _CHAT,
+    Task.EMBEDDING: Proof("/v1/embeddings", {"input": "Hi"}, _has_vector),
+    Task.RERANK: Proof("/v1/rerank", {"query": "Hi", "documents": ["Hi"]}, _has_score),
+}
+
+
+async def is_proven(http: httpx.AsyncClient, instance: Instance, port: int, key: str) -> bool:
+    """One bounded try; never raises."""
+    proof = PROOFS[instance.spec.task]
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            answer = await http.post(
+                f"http://127.0.0.1:{port}{proof.path}",
+                json={"model": instance.spec.model, **proof.body},
+                headers={"authorization": f"Bearer {key}"},
+                timeout=PROBE_SECONDS,
+            )
+        return answer.status_code == 200 and proof.is_done(answer.json())
+    except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError, IndexError):
+        return False

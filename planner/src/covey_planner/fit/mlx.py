@@ -1,0 +1,57 @@
+"""What mlx-lm's server takes, as a function of the window: the whole is in one pool, since MLX has one kind of memory.
+
+Numbers of `servers.mlx_server` with its stamped options: a cache for each slot in the checkpoint's own type, a copy of
+one slot's while a kept prompt is taken up, one prefill step in the graph. On a processor attention is not fused: its
+scores are there for a step by the window, in 32 bits.
+"""
+
+from covey_api.engines import Compute, KvCacheType, Lane
+from covey_api.instance import EngineOptions
+from covey_api.model import Geometry
+
+# An interpreter with mlx-lm, transformers and a tokenizer, beside its vocabulary (measured 150 to 190 MiB).
+PROCESS_BYTES = 176 * 2**20
+# The tokenizer's vocabulary, per token: texts, merges and their indexes.
+VOCABULARY_BYTES_PER_TOKEN = 1024
+_FLOAT_BYTES = 4
+_HALF_BYTES = 2
+# Blocks of 64 elements with a scale and a bias in 16 bits.
+_BLOCK_BITS = {KvCacheType.Q8_0: 8 * 64 + 32, KvCacheType.Q4_0: 4 * 64 + 32}
+_BLOCK_ELEMENTS = 64
+
+
+def element_bytes(geometry: Geometry) -> int:
+    """Of activations and caches: what the checkpoint's tensors are, four where each parameter takes that much."""
+    is_wide = geometry.weights_bytes >= 3 * geometry.parameter_count > 0
+    return _FLOAT_BYTES if is_wide else _HALF_BYTES
+
+
+def kv_bytes_per_cell(geometry: Geometry, options: EngineOptions) -> int:
+    """All layers, for one token of one slot: sliding layers keep what they see, which is counted as the window."""
+    elements = sum(geometry.kv_head_counts) * (geometry.key_length + geometry.value_length)
+    if options.kv_cache_type is KvCacheType.F16:
+        return elements * element_bytes(geometry)
+    return -(-elements // _BLOCK_ELEMENTS) * _BLOCK_BITS[options.kv_cache_type] // 8
+
+
+def process_bytes(geometry: Geometry) -> int:
+    return PROCESS_BYTES + VOCABULARY_BYTES_PER_TOKEN * geometry.vocabulary_size
+
+
+def graph_bytes(geometry: Geometry, options: EngineOptions) -> int:
+    """One prefill step: the stream, queries, keys and values, and three rows of the feed-forward; and rows of logits.
+
+    Graphs are lazy: beside what is being computed its inputs live, so the widest stage counts twice.
+    """
+    attention = 2 * geometry.head_count * geometry.key_length + 4 * geometry.embedding_length
+    feed_forward = 3 * geometry.feed_forward_length + 4 * geometry.embedding_length
+    row = 2 * max(attention, feed_forward) * element_bytes(geometry)
+    logits = 4 * (options.slots + 1) * geometry.vocabulary_size * _FLOAT_BYTES
+    return options.micro_batch_tokens * row + logits
+
+
+def score_bytes_per_cell(geometry: Geometry, lane: Lane, options: EngineOptions) -> int:
+    """Scores of attention and their softmax for one cell of the window."""
+    if lane.compute is not Compute.CPU:
+        return 0
+    return 2 * geometry.head_count * options.micro_batch_tokens * _FLOAT_BYTES

@@ -1,0 +1,208 @@
+"""`LlamaCpp` and `Mlx` from a Model to tokens through the gateway: one fleet each, started as a user starts it."""
+
+import concurrent.futures
+import json
+import re
+import socket
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from covey_fleet_client.identity import render_name
+from kit.builders import SOURCE
+from kit.fleet import RunningFleet, running_fleet, wait_until
+from kit.real_engines import given_llama_cpp, llama_cpp_packages, mlx_model, mlx_packages
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+NODE = """\
+apiVersion: covey.dev/v1alpha1
+kind: Node
+metadata: {{name: {name}}}
+spec:
+  engines: [{{engine: {engine}{path}}}]
+"""
+MODEL = """\
+apiVersion: covey.dev/v1alpha1
+kind: Model
+metadata: {{name: smollm2}}
+spec:
+  tasks: [Chat]
+  variants:
+  - {{name: v, format: {format}, source: '{source}', engines: [{engine}]}}
+---
+apiVersion: covey.dev/v1alpha1
+kind: Placement
+metadata: {{name: smollm2}}
+spec:
+  modelRef: {{name: smollm2}}
+  context: {{tokens: 1024}}
+  concurrency: 2
+"""
+WINDOW = 1024
+
+
+def write_source(folder: Path, engine: str, kind: str, source: str, python: str) -> Path:
+    folder.mkdir()
+    path = f", path: '{python}'" if python else ""
+    (folder / "node.yaml").write_text(NODE.format(name=node_name(), engine=engine, path=path))
+    (folder / "model.yaml").write_text(MODEL.format(format=kind, source=source, engine=engine))
+    return folder
+
+
+def node_name() -> str:
+    """The name under which `covey up` joins this machine."""
+    return render_name(socket.gethostname())
+
+
+@pytest.fixture(scope="module", params=["LlamaCpp", "Mlx"])
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningFleet]:
+    engine: str = request.param
+    python = given_llama_cpp() if engine == "LlamaCpp" else ""
+    if engine == "Mlx":
+        mlx_packages()
+        kind, source = "Mlx", f"file://{mlx_model()}"
+    else:
+        if not python:
+            llama_cpp_packages()
+        kind, source = "Gguf", SOURCE
+    folder = write_source(tmp_path_factory.mktemp("source") / "f", engine, kind, source, python)
+    with running_fleet(folder) as running:
+        # The agent learns that the engine is wished after it has told what it has.
+        wait_until(running.ready_instances, f"{engine} is ready\n{running.covey('why', 'placement/smollm2').stdout}")
+        yield running
+
+
+def engine_of(fleet: RunningFleet) -> str:
+    return next(iter(fleet.instances().values()))["spec"]["engine"]
+
+
+def direct(fleet: RunningFleet) -> httpx.Client:
+    """The engine itself, with its key, as the gateway reaches it."""
+    table = json.loads((fleet.state / "gateway" / "table.json").read_text())
+    (endpoint,) = table["endpoints"]
+    return httpx.Client(
+        base_url=f"http://127.0.0.1:{endpoint['port']}",
+        headers={"authorization": f"Bearer {endpoint['key']}"},
+        timeout=120,
+        trust_env=False,
+    )
+
+
+def test_tokens_stream_through_the_gateway_with_usage(fleet: RunningFleet) -> None:
+    body = fleet.chat(stream=True, max_tokens=12, temperature=0, stream_options={"include_usage": True})
+    with httpx.stream("POST", f"{fleet.url}/v1/chat/completions", json=body, timeout=120) as response:
+        assert response.status_code == 200, response.read()
+        events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+    text = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+    assert re.search(r"[A-Za-z]{2}", text), events
+    assert {event["model"] for event in events} == {"smollm2"}
+    usage = events[-1]["usage"]
+    assert usage["completion_tokens"] == 12
+    assert usage["prompt_tokens"] > 10
+
+
+def test_answers_without_a_stream_are_whole(fleet: RunningFleet) -> None:
+    answer = fleet.ask(max_tokens=4, temperature=0)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"]
+    assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+def test_two_requests_at_a_time_are_both_answered(fleet: RunningFleet) -> None:
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(fleet.ask, max_tokens=count) for count in (4, 5)]
+        answers = [each.result() for each in asked]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [4, 5]
+
+
+def test_a_prompt_too_long_is_refused_with_both_numbers(fleet: RunningFleet) -> None:
+    answer = fleet.ask(messages=[{"role": "user", "content": "word " * (WINDOW + 500)}])
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    numbers = [int(number) for number in re.findall(r"\d+", error["message"])]
+    assert WINDOW in numbers
+    assert any(number > WINDOW for number in numbers)
+
+
+def test_the_engine_counts_tokens_and_is_healthy(fleet: RunningFleet) -> None:
+    with direct(fleet) as engine:
+        assert engine.post("/tokenize", json={"content": "Hello world"}).json() == {"tokens": [19556, 905]}
+        assert engine.get("/health").json() == {"status": "ok"}
+        assert [model["id"] for model in engine.get("/v1/models").json()["data"]] == ["smollm2"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"model": "mlx-community/other"}, 404, "serves 'smollm2' alone"),
+        ({"adapters": "/tmp/adapter"}, 400, "`adapters` is refused"),
+        ({"draft_model": "other"}, 400, "`draft_model` is refused"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "must be text"),
+        ({"max_tokens": 0}, 400, "`max_tokens` must be a positive integer"),
+        ({"messages": []}, 400, "at least one message"),
+    ],
+)
+def test_the_engine_refuses_what_would_load_or_fetch(
+    fleet: RunningFleet, fields: dict[str, Any], status: int, words: str
+) -> None:
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1} | fields
+    with direct(fleet) as engine:
+        answer = engine.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, words in answer.json()["error"]["message"]) == (status, True), answer.text
+        again = engine.post("/v1/chat/completions", json={**body, "max_tokens": 1, **_plain(fields)})
+        assert again.status_code == 200, "what was loaded must be there still"
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: None for name in fields} | {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 1,
+    }
+
+
+def test_the_engine_refuses_a_caller_without_its_key(fleet: RunningFleet) -> None:
+    with direct(fleet) as engine:
+        for key in ("", "Bearer wrong"):
+            answer = engine.post("/tokenize", json={"content": "x"}, headers={"authorization": key})
+            assert answer.status_code == 401
+
+
+def test_its_process_sees_its_own_packages_and_no_key(fleet: RunningFleet) -> None:
+    (process,) = fleet.processes_of("serve.py")
+    command = process.cmdline()
+    assert command[1] == "-I"
+    if "--packages" in command:
+        assert command[2] == "-S"
+        assert "envs" in command[command.index("--packages") + 1]
+    table = json.loads((fleet.state / "gateway" / "table.json").read_text())
+    key = table["endpoints"][0]["key"]
+    assert key not in " ".join(command)
+    assert key not in " ".join(process.environ().values())
+
+
+def test_why_tells_lane_and_costs(fleet: RunningFleet) -> None:
+    text = fleet.covey("why", "placement/smollm2").stdout
+    assert f"lane {engine_of(fleet)}/Cpu" in text
+    slots = 1 if engine_of(fleet) == "LlamaCpp" else 2
+    assert f"window {WINDOW} tokens x {slots} slot" in text
+
+
+def test_memory_stays_within_what_was_reserved(fleet: RunningFleet) -> None:
+    """After the requests of the tests before: the peak of engine and keeper against the stamp."""
+    (process,) = fleet.processes_of("serve.py")
+    peak = next(
+        int(line.split()[1]) * 1024
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
+    (instance,) = fleet.instances().values()
+    costs = instance["spec"]["members"][0]["costs"][0]
+    reserved = sum(value for name, value in costs.items() if name.endswith("Bytes"))
+    print(f"{engine_of(fleet)}: peak {peak / 2**20:.0f} MiB of {reserved / 2**20:.0f} MiB reserved")
+    assert peak <= reserved

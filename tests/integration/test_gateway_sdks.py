@@ -1,0 +1,562 @@
+"""The official SDKs of OpenAI, Anthropic and Ollama, unchanged, against a real engine: what they read is checked.
+
+One engine with SmolLM2 for the module, and a second one with an embedding flag.
+"""
+
+import asyncio
+import json
+import shutil
+import subprocess
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import ollama
+import openai
+import pytest
+from covey_gateway.routing.table import Target
+from integration.engine_rig import started_engine
+from integration.gateway_rig import (
+    DONE,
+    LAST_CHUNK,
+    MODEL,
+    STREAM_HEAD,
+    Call,
+    Gateway,
+    ScriptedEngine,
+    chunk,
+    running_gateway,
+    token,
+)
+from kit.cache import shared_cache
+
+pytestmark = [pytest.mark.anyio, pytest.mark.integration]
+
+WINDOW = 2048
+USER: Any = [{"role": "user", "content": "Say hello."}]
+GREEDY: Any = {"temperature": 0, "seed": 1}
+COLD: Any = {"temperature": 0}
+"""This SDK sends it through `extra_body` alone."""
+PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
+    with started_engine(tmp_path_factory.mktemp("engine"), "-c", str(2 * WINDOW), "--no-kv-unified") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
+    folder = tmp_path_factory.mktemp("embedder")
+    with started_engine(folder, "-c", "512", "--embeddings", "--pooling", "mean", slots=1) as found:
+        yield found
+
+
+class Clients:
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        base = f"http://127.0.0.1:{gateway.port}"
+        self.openai = openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="any", max_retries=0)
+        self.anthropic = anthropic.AsyncAnthropic(base_url=base, api_key="any", max_retries=0)
+        self.ollama = ollama.AsyncClient(host=base)
+        self.below = ollama.AsyncClient(host=f"{base}/ollama")
+
+
+@asynccontextmanager
+async def clients(target: Target, *tasks: str) -> AsyncGenerator[Clients]:
+    async with running_gateway(target) as gateway:
+        if tasks:
+            gateway.route(target, models=(MODEL.model_copy(update={"tasks": tasks}),))
+        made = Clients(gateway)
+        try:
+            yield made
+        finally:
+            await made.openai.close()
+            await made.anthropic.close()
+            await made.ollama.close()
+            await made.below.close()
+
+
+# One answer in all formats
+
+
+async def test_all_formats_tell_the_same_answer_with_and_without_a_stream(engine: Target) -> None:
+    async with clients(engine) as sdk:
+        chat = await sdk.openai.chat.completions.create(model="m", messages=USER, max_tokens=12, **GREEDY)
+        text = chat.choices[0].message.content
+        assert text
+        assert chat.usage is not None
+        response = await sdk.openai.responses.create(
+            model="m", input=USER, max_output_tokens=12, temperature=0, extra_query={"beta": "true"}
+        )
+        message = await sdk.anthropic.messages.create(model="m", messages=USER, max_tokens=12, extra_body=COLD)
+        told = await sdk.ollama.chat("m", USER, options={"num_predict": 12, **GREEDY})
+        generated = await sdk.below.generate("m:latest", "Say hello.", options={"num_predict": 12, **GREEDY})
+        (block,) = message.content
+        assert block.type == "text"
+        found = [response.output_text, block.text, told.message.content, generated.response]
+        assert found == [text] * 4
+        assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (33, 12)
+        assert response.usage is not None
+        assert (response.usage.input_tokens, response.usage.output_tokens) == (33, 12)
+        assert response.usage.total_tokens == 45
+        usage = message.usage
+        assert (usage.cache_read_input_tokens or 0) + usage.input_tokens == 33
+        assert usage.output_tokens == 12
+        assert [(one.prompt_eval_count, one.eval_count) for one in (told, generated)] == [(33, 12)] * 2
+        assert [chat.choices[0].finish_reason, response.status, message.stop_reason, told.done_reason] == [
+            "length",
+            "incomplete",
+            "max_tokens",
+            "length",
+        ]
+        assert response.incomplete_details is not None
+        assert response.incomplete_details.reason == "max_output_tokens"
+        assert {chat.model, response.model, message.model, told.model} == {"m"}
+        assert (response.store if hasattr(response, "store") else False) is False
+        assert response.id.startswith("resp_")
+        assert message.id.startswith("msg_")
+
+
+async def test_openai_chat_stream_ends_with_usage_and_no_choices(engine: Target) -> None:
+    async with clients(engine) as sdk:
+        stream = await sdk.openai.chat.completions.create(
+            model="m", messages=USER, max_tokens=6, stream=True, stream_options={"include_usage": True}, **GREEDY
+        )
+        chunks = [chunk async for chunk in stream]
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 6
+        assert chunks[-1].usage.prompt_tokens_details is not None
+        assert all(chunk.usage is None for chunk in chunks[:-1])
+        assert [c.finish_reason for chunk in chunks for c in chunk.choices if c.finish_reason] == ["length"]
+        assert len({chunk.id for chunk in chunks}) == 1
+        assert all(chunk.system_fingerprint for chunk in chunks)
+
+
+async def test_openai_completions_count_every_choice_once(engine: Target) -> None:
+    async with clients(engine) as sdk:
+        create = sdk.openai.completions.create
+        whole = await create(model="m", prompt="The sky is", max_tokens=4, n=2, logprobs=2, **GREEDY)
+        assert [choice.index for choice in whole.choices] == [0, 1]
+        assert whole.usage is not None
+        assert (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.total_tokens) == (3, 8, 11)
+        for choice in whole.choices:
+            assert choice.logprobs is not None
+            assert "".join(choice.logprobs.tokens or []) == choice.text
+            assert len(choice.logprobs.token_logprobs or []) == 4
+            assert [len(one) for one in choice.logprobs.top_logprobs or []] == [2] * 4
+        stream = await create(
+            model="m", prompt=["A", "B"], max_tokens=3, stream=True, stream_options={"include_usage": True}, **GREEDY
+        )
+        chunks = [chunk async for chunk in stream]
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage is not None
+        assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (2, 6)
+        assert all(chunk.usage is None for chunk in chunks[:-1])
+        texts = {0: "", 1: ""}
+        for chunk in chunks:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+        both = await create(model="m", prompt=["A", "B"], max_tokens=3, **GREEDY)
+        assert [choice.text for choice in both.choices] == [texts[0], texts[1]]
+        assert whole.id.startswith("cmpl-")
+
+
+async def test_responses_stream_is_numbered_and_whole(engine: Target) -> None:
+    async with (
+        clients(engine) as sdk,
+        sdk.openai.responses.stream(
+            model="m", input="Say hello.", instructions="Be brief.", max_output_tokens=8, temperature=0
+        ) as stream,
+    ):
+        events = [event async for event in stream]
+        last = events[-1]
+        assert last.type == "response.incomplete"
+        final = last.response
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        kinds = [event.type for event in events]
+        assert kinds[:4] == [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+        ]
+        assert kinds[-4:-1] == [
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+        ]
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        (item,) = final.output
+        assert item.type == "message"
+        assert item.content[0].type == "output_text"
+        assert text == item.content[0].text != ""
+        assert final.usage is not None
+        assert final.usage.output_tokens == 8
+        assert final.instructions == "Be brief."
+
+
+async def test_responses_hold_no_state_and_say_what_to_send(engine: Target) -> None:
+    async with clients(engine) as sdk:
+        for field, value in (("previous_response_id", "resp_1"), ("conversation", "conv_1"), ("background", True)):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await sdk.openai.responses.create(model="m", input="Hi", **{field: value})  # type: ignore[call-overload]
+            assert caught.value.param == field
+            assert "send" in str(caught.value) or "stream" in str(caught.value)
+
+
+async def test_anthropic_stream_tells_the_input_first_and_truly(engine: Target) -> None:
+    async with clients(engine) as sdk:
+        counted = await sdk.anthropic.messages.count_tokens(model="m", messages=USER, system="Be brief.")
+        async with sdk.anthropic.messages.stream(
+            model="m", messages=USER, system="Be brief.", max_tokens=8, extra_body=COLD
+        ) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_message()
+        start = next(event for event in events if event.type == "message_start")
+        first = start.message.usage
+        assert (first.cache_read_input_tokens or 0) + first.input_tokens == counted.input_tokens
+        assert (final.usage.cache_read_input_tokens or 0) + final.usage.input_tokens == counted.input_tokens
+        assert final.usage.output_tokens == 8
+        kinds = [event.type for event in events if event.type not in ("text", "ping")]
+        assert kinds[:2] == ["message_start", "content_block_start"]
+        assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+        (block,) = final.content
+        assert block.type == "text"
+        assert block.text == "".join(event.text for event in events if event.type == "text")
+
+
+async def test_anthropic_reads_the_prompt_cache(engine: Target) -> None:
+    """Long system prompts with markers, and a billing line that changes: the engine's cache is hit all the same."""
+    async with clients(engine) as sdk:
+        rules = " ".join(f"Rule {number}: be kind." for number in range(60))
+
+        async def ask(nonce: str) -> anthropic.types.Message:
+            system: Any = [
+                {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2; cch={nonce};"},
+                {"type": "text", "text": rules, "cache_control": {"type": "ephemeral"}},
+            ]
+            return await sdk.anthropic.messages.create(model="m", messages=USER, system=system, max_tokens=1)
+
+        await asyncio.gather(ask("a"), ask("b"))  # both slots know it now
+        second = await ask("c")
+        cached = second.usage.cache_read_input_tokens or 0
+        assert cached > 300
+        assert cached + second.usage.input_tokens > cached
+
+
+async def test_ollama_streams_lines_by_default(engine: Target) -> None:
+    async with clients(engine) as sdk:
+        options: Any = {"num_predict": 6, "num_ctx": WINDOW, **GREEDY}
+        parts = [part async for part in await sdk.ollama.chat("m", USER, stream=True, options=options, keep_alive=0)]
+        assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+        assert parts[-1].eval_count == 6
+        assert parts[-1].eval_duration
+        assert parts[-1].done_reason == "length"
+        whole = await sdk.ollama.chat("m", USER, options=options)
+        assert "".join(part.message.content or "" for part in parts) == whole.message.content
+        raw = await sdk.ollama.generate("m", "The sky is", raw=True, options=options)
+        assert (raw.prompt_eval_count, raw.eval_count) == (3, 6)
+        assert raw.response
+        with pytest.raises(ollama.ResponseError) as caught:
+            await sdk.ollama.chat("m", USER, options={"num_ctx": WINDOW + 1})
+        assert caught.value.status_code == 400
+        assert str(WINDOW) in caught.value.error
+
+
+async def test_ollama_lists_what_is_declared(engine: Target) -> None:
+    async with clients(engine) as sdk:
+        for client in (sdk.ollama, sdk.below):
+            assert [model.model for model in (await client.list()).models] == ["m:latest"]
+            assert [model.model for model in (await client.ps()).models] == ["m:latest"]
+            shown = await client.show("m:latest")
+            assert shown.capabilities == ["completion", "tools"]
+            assert shown.modelinfo is not None
+            assert shown.modelinfo["covey.context_length"] == WINDOW
+            assert (await client.pull("m")).status == "success"
+            assert [one.status async for one in await client.pull("m", stream=True)][-1] == "success"
+            assert (await client.chat("m", [])).done_reason == "load"
+            assert (await client.generate("m", "")).done_reason == "load"
+            with pytest.raises(ollama.ResponseError) as caught:
+                await client.pull("other")
+            assert caught.value.status_code == 404
+
+
+async def test_models_are_listed_for_both_sdks(engine: Target) -> None:
+    async with clients(engine) as sdk:
+        assert [model.id async for model in sdk.openai.models.list()] == ["m"]
+        assert (await sdk.openai.models.retrieve("gpt-4o")).id == "gpt-4o"
+        assert [model.id async for model in sdk.anthropic.models.list()] == ["m"]
+        assert (await sdk.anthropic.models.retrieve("m")).display_name == "m"
+        with pytest.raises(openai.NotFoundError):
+            await sdk.openai.models.retrieve("other")
+        with pytest.raises(anthropic.NotFoundError):
+            await sdk.anthropic.models.retrieve("other")
+
+
+async def test_too_long_a_prompt_has_both_numbers_in_every_format(engine: Target) -> None:
+    long: Any = [{"role": "user", "content": "word " * 3000}]
+    async with clients(engine) as sdk:
+        with pytest.raises(openai.BadRequestError) as chat:
+            await sdk.openai.chat.completions.create(model="m", messages=long)
+        with pytest.raises(openai.BadRequestError) as response:
+            await sdk.openai.responses.create(model="m", input=long)
+        with pytest.raises(anthropic.BadRequestError) as message:
+            await sdk.anthropic.messages.create(model="m", messages=long, max_tokens=4)
+        with pytest.raises(ollama.ResponseError) as told:
+            await sdk.ollama.chat("m", long)
+        assert (chat.value.code, response.value.code) == ("context_length_exceeded",) * 2
+        for words in (str(chat.value), str(response.value), str(message.value), told.value.error):
+            assert str(WINDOW) in words
+            assert "3031" in words
+        assert "prompt is too long" in str(message.value)
+        with pytest.raises(openai.BadRequestError) as most:
+            await sdk.openai.chat.completions.create(model="m", messages=USER, max_tokens=WINDOW)
+        assert most.value.code == "context_length_exceeded"
+
+
+async def test_schemas_bind_the_answer_in_every_format(engine: Target) -> None:
+    async with clients(engine) as sdk:
+        form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+        chat = await sdk.openai.chat.completions.create(
+            model="m", messages=USER, max_tokens=40, response_format=form, **GREEDY
+        )
+        text: Any = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}
+        response = await sdk.openai.responses.create(
+            model="m", input=USER, max_output_tokens=40, text=text, temperature=0
+        )
+        message = await sdk.anthropic.messages.create(
+            model="m",
+            messages=USER,
+            max_tokens=40,
+            extra_body=COLD | {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        )
+        told = await sdk.ollama.chat("m", USER, format=SCHEMA, options={"num_predict": 40, **GREEDY})
+        assert message.content[0].type == "text"
+        texts = [chat.choices[0].message.content, response.output_text, message.content[0].text, told.message.content]
+        for found in texts:
+            assert isinstance(json.loads(found or "")["ok"], bool)
+
+
+async def test_request_ids_come_back(engine: Target) -> None:
+    async with clients(engine) as sdk:
+        headers = {"x-request-id": "my-own-id"}
+        chat = await sdk.openai.chat.completions.create(model="m", messages=USER, max_tokens=1, extra_headers=headers)
+        assert chat._request_id == "my-own-id"
+        message = await sdk.anthropic.messages.create(model="m", messages=USER, max_tokens=1, extra_headers=headers)
+        assert message._request_id == "my-own-id"
+
+
+# Embeddings
+
+
+async def test_embeddings_are_equal_as_numbers_packed_and_in_ollamas_shape(embedder: Target) -> None:
+    texts = ["a cat", "a dog", "an invoice"]
+    async with clients(embedder, "Embedding") as sdk:
+        packed = await sdk.openai.embeddings.create(model="m", input=texts)
+        plain = await sdk.openai.embeddings.create(model="m", input=texts, encoding_format="float")
+        told = await sdk.ollama.embed("m", texts)
+        older = await sdk.ollama.embeddings("m", texts[0])
+        assert [one.index for one in packed.data] == [0, 1, 2]
+        for index in range(3):
+            vector = plain.data[index].embedding
+            assert len(vector) == 576
+            assert packed.data[index].embedding == pytest.approx(vector, rel=1e-5)
+            assert list(told.embeddings[index]) == pytest.approx(vector, rel=1e-5)
+        assert list(older.embedding) == pytest.approx(plain.data[0].embedding, rel=1e-5)
+        assert plain.usage.prompt_tokens == plain.usage.total_tokens == told.prompt_eval_count > 0
+        with pytest.raises(openai.BadRequestError) as caught:
+            await sdk.openai.chat.completions.create(model="m", messages=USER)
+        assert caught.value.code == "task_not_supported"
+        with pytest.raises(openai.BadRequestError):
+            await sdk.openai.embeddings.create(model="m", input="a", dimensions=64)
+
+
+async def test_a_chat_model_embeds_nothing(engine: Target) -> None:
+    async with clients(engine) as sdk:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await sdk.openai.embeddings.create(model="m", input="a")
+        assert caught.value.code == "task_not_supported"
+
+
+# Tools. No model that fits a test calls them through llama-server (Qwen2.5-Coder-0.5B writes calls as plain text, also
+# when one is required), so the engine is a script: two calls, in chunks of the shape that llama-server 7e4c0a9 writes.
+
+
+def call_delta(index: int, **delta: Any) -> bytes:
+    one: Any = {"index": 0, "delta": {"tool_calls": [{"index": index} | delta]}, "finish_reason": None}
+    return chunk(token("", **one))
+
+
+async def call_tools(call: Call) -> None:
+    """Two calls at once; words when one's result is there."""
+    if call.content["messages"][-1]["role"] == "tool":
+        await call.write(STREAM_HEAD, chunk(token("It is ")), chunk(token("18.", finish_reason="stop")), *END)
+        return
+    await call.write(
+        STREAM_HEAD,
+        call_delta(0, id="call_a", type="function", function={"name": "get_weather", "arguments": ""}),
+        call_delta(0, function={"arguments": '{"city":'}),
+        call_delta(0, function={"arguments": '"Paris"}'}),
+        call_delta(1, id="call_b", type="function", function={"name": "get_time", "arguments": "{}"}),
+        chunk(token("", delta={}, finish_reason="tool_calls")),
+        *END,
+    )
+
+
+COUNTED = {"prompt_tokens": 30, "completion_tokens": 20, "total_tokens": 50}
+USAGE = b"data: %b\n\n" % json.dumps({"id": "c1", "created": 1, "choices": [], "usage": COUNTED}).encode()
+END = (chunk(USAGE), chunk(DONE), LAST_CHUNK)
+WEATHER: Any = [{"role": "user", "content": "Weather and time in Paris?"}]
+TOOLS: Any = [{"name": name, "parameters": PARAMETERS} for name in ("get_weather", "get_time", "send_mail")]
+EXPECTED = [("get_weather", {"city": "Paris"}), ("get_time", {})]
+
+
+@asynccontextmanager
+async def tool_clients() -> AsyncGenerator[tuple[Clients, ScriptedEngine]]:
+    async with ScriptedEngine(call_tools) as scripted, clients(scripted.target()) as sdk:
+        yield sdk, scripted
+
+
+async def test_openai_reads_parallel_calls_with_and_without_a_stream() -> None:
+    fields: Any = {"model": "m", "messages": WEATHER, "tools": [{"type": "function", "function": one} for one in TOOLS]}
+    async with tool_clients() as (sdk, _):
+        whole = await sdk.openai.chat.completions.create(**fields)
+        calls: Any = whole.choices[0].message.tool_calls
+        assert [(one.function.name, json.loads(one.function.arguments)) for one in calls] == EXPECTED
+        assert [one.id for one in calls] == ["call_a", "call_b"]
+        assert whole.choices[0].finish_reason == "tool_calls"
+        async with sdk.openai.chat.completions.stream(**fields) as stream:
+            final = await stream.get_final_completion()
+        streamed: Any = final.choices[0].message.tool_calls
+        assert [(one.id, one.function.name, one.function.arguments) for one in streamed] == [
+            (one.id, one.function.name, one.function.arguments) for one in calls
+        ]
+        turns: Any = [*WEATHER, whole.choices[0].message.model_dump(exclude_none=True)]
+        turns += [{"role": "tool", "tool_call_id": one.id, "content": "18"} for one in calls]
+        answer = await sdk.openai.chat.completions.create(**fields | {"messages": turns})
+        assert answer.choices[0].message.content == "It is 18."
+
+
+async def test_responses_call_tools_and_take_their_results() -> None:
+    tools: Any = [{"type": "function", "strict": False} | one for one in TOOLS]
+    async with tool_clients() as (sdk, engine):
+        async with sdk.openai.responses.stream(model="m", input=WEATHER, tools=tools) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+        output: Any = final.output
+        assert [(one.type, one.name, json.loads(one.arguments)) for one in output] == [
+            ("function_call", name, arguments) for name, arguments in EXPECTED
+        ]
+        deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+        assert deltas == ['{"city":', '"Paris"}', "{}"]
+        assert final.status == "completed"
+        assert final.usage is not None
+        assert final.usage.total_tokens == 50
+        results: Any = [{"type": "function_call_output", "call_id": one.call_id, "output": "18"} for one in output]
+        turns: Any = [*WEATHER, *(one.model_dump(exclude_none=True) for one in output), *results]
+        answer = await sdk.openai.responses.create(model="m", input=turns, tools=tools)
+        assert answer.output_text == "It is 18."
+        sent = engine.calls[-1].content["messages"]
+        assert [one["role"] for one in sent] == ["user", "assistant", "tool", "tool"]
+        assert [one["id"] for one in sent[1]["tool_calls"]] == ["call_a", "call_b"]
+
+
+async def test_anthropic_calls_tools_and_takes_their_results() -> None:
+    tools: Any = [{"name": one["name"], "input_schema": PARAMETERS} for one in TOOLS]
+    fields: Any = {"model": "m", "tools": tools, "max_tokens": 60}
+    async with tool_clients() as (sdk, engine):
+        whole = await sdk.anthropic.messages.create(messages=WEATHER, **fields)
+        blocks: Any = whole.content
+        assert [(one.type, one.name, one.input) for one in blocks] == [("tool_use", *one) for one in EXPECTED]
+        assert whole.stop_reason == "tool_use"
+        async with sdk.anthropic.messages.stream(messages=WEATHER, **fields) as stream:
+            final = await stream.get_final_message()
+        streamed: Any = final.content
+        assert [(one.id, one.name, one.input) for one in streamed] == [(one.id, one.name, one.input) for one in blocks]
+        assert (final.stop_reason, final.usage.input_tokens, final.usage.output_tokens) == ("tool_use", 30, 20)
+        results: Any = [{"type": "tool_result", "tool_use_id": one.id, "content": "18"} for one in blocks]
+        turns: Any = [*WEATHER, {"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
+        answer = await sdk.anthropic.messages.create(messages=turns, **fields)
+        text: Any = answer.content[0]
+        assert text.text == "It is 18."
+        assert [one["role"] for one in engine.calls[-1].content["messages"]] == ["user", "assistant", "tool", "tool"]
+
+
+async def test_ollama_parses_the_arguments_of_calls() -> None:
+    tools: Any = [{"type": "function", "function": one} for one in TOOLS]
+    async with tool_clients() as (sdk, _):
+        whole = await sdk.ollama.chat("m", WEATHER, tools=tools)
+        parts = [part async for part in await sdk.ollama.chat("m", WEATHER, tools=tools, stream=True)]
+        streamed = [call for part in parts for call in part.message.tool_calls or []]
+        for calls in (whole.message.tool_calls or [], streamed):
+            assert [(one.function.name, dict(one.function.arguments)) for one in calls] == EXPECTED
+        assert parts[-1].eval_count == 20
+
+
+# The same SDKs in JavaScript
+
+NODE_SDKS = ("openai@7.59.0", "@anthropic-ai/sdk@1.14.0", "ollama@0.6.4")
+
+
+@pytest.fixture(scope="module")
+def node_folder() -> Path:
+    """Where the SDKs are installed; once for all runs of these tests."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("this machine has no Node")
+    folder = shared_cache() / "node-sdks"
+    if not (folder / "whole").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text('{"private":true}')
+        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *NODE_SDKS]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
+        (folder / "whole").touch()
+    return folder
+
+
+async def test_the_sdks_in_javascript_read_the_same(engine: Target, node_folder: Path) -> None:
+    script = Path(__file__).with_name("node_sdks.mjs")
+    async with running_gateway(engine) as gateway:
+        process = await asyncio.create_subprocess_exec(
+            "node",
+            str(script),
+            f"http://127.0.0.1:{gateway.port}",
+            cwd=node_folder,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, words = await asyncio.wait_for(process.communicate(), 120)
+        assert process.returncode == 0, words.decode()[-2000:]
+    found = json.loads(output)
+    text = found["chat"]["text"]
+    assert text
+    assert {found[name]["text"] for name in ("stream", "response", "responseStream", "ollama")} == {text}
+    assert found["message"]["text"]
+    assert found["chat"]["usage"]["completion_tokens"] == found["stream"]["usage"]["completion_tokens"] == 8
+    assert found["stream"]["lastChoices"] == 0
+    assert found["chat"]["id"].startswith("req-")
+    assert (found["response"]["status"], found["responseStream"]["last"]) == ("incomplete", "response.incomplete")
+    assert found["responseStream"]["numbers"] == list(range(len(found["responseStream"]["numbers"])))
+    usage = found["message"]["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == found["counted"] == 33
+    assert (found["message"]["stop"], found["ollama"]["count"]) == ("max_tokens", 8)
+    assert found["ollama"]["done"][-1] is True
+    assert found["tags"] == ["m:latest"]
+    for status, message in found["errors"].values():
+        assert status == 404
+        assert "'other' is not declared here" in message

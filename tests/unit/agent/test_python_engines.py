@@ -1,0 +1,157 @@
+"""The descriptions of LlamaCpp, Mlx and Vllm: command lines from the stamp and the allow-list, and their last words."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest import Golden
+from covey_agent.engines.adapter import Adapter
+from covey_agent.engines.descriptions import DESCRIPTIONS
+from covey_agent.engines.features import parse_features
+from covey_agent.ports import AgentError, EngineProgram, Launch
+from covey_api.engines import Compute, EngineName, KvCacheType, KvLayout, Task
+from covey_api.instance import Costs, EngineOptions, Member
+from covey_api.reasons import FailureCause
+from covey_api.runtime import (
+    LlamaCppRuntime,
+    LlamaServerRuntime,
+    MlxRuntime,
+    Numa,
+    ReasoningFormat,
+    Runtime,
+    Switch,
+    VllmRuntime,
+)
+from kit import builders
+
+KEY = "0123456789abcdef"
+PROGRAMS = {
+    EngineName.LLAMA_SERVER: EngineProgram(Path("/engines/llama-server"), {}, "10434", ""),
+    EngineName.LLAMA_CPP: EngineProgram(
+        Path("/python"), {}, "1", "d", ("-I", "-S", "serve.py", "LlamaCpp", "--packages", "/envs/d/packages")
+    ),
+    EngineName.MLX: EngineProgram(
+        Path("/python"), {}, "1", "d", ("-I", "-S", "serve.py", "Mlx", "--packages", "/envs/d/packages")
+    ),
+    EngineName.VLLM: EngineProgram(Path("/opt/vllm/bin/vllm"), {}, "0.32", ""),
+}
+OPTIONS = EngineOptions(context_tokens=4096, slots=3, kv_cache_type=KvCacheType.Q8_0, threads=6)
+EVERYTHING = Runtime(
+    llama_server=LlamaServerRuntime(
+        numa=Numa.ISOLATE,
+        mlock=Switch.ON,
+        poll_percent=0,
+        cache_reuse_tokens=256,
+        reasoning_format=ReasoningFormat.DEEPSEEK,
+    ),
+    llama_cpp=LlamaCppRuntime(mlock=Switch.ON),
+    mlx=MlxRuntime(default_chat_template=Switch.ON),
+    vllm=VllmRuntime(enforce_eager=Switch.ON, tool_call_parser="hermes", reasoning_parser="qwen3"),
+)
+
+
+def adapter(engine: EngineName) -> Adapter:
+    (found,) = (each for each in DESCRIPTIONS if each.engine is engine)
+    return Adapter(found, httpx.AsyncClient(trust_env=False))
+
+
+def render(engine: EngineName, **spec: Any) -> Launch:
+    costs = (Costs(kv_cache_bytes=3 * 2**30, host_cache_bytes=2**20),)
+    fields: dict[str, Any] = {"engine": engine, "options": OPTIONS, "members": (Member(node="a", costs=costs),)}
+    instance = builders.instance(**(fields | spec))
+    return adapter(engine).render(PROGRAMS[engine], instance, Path("/blobs/w"), Path("/state/m"), 40001, KEY)
+
+
+def text_of(launch: Launch) -> str:
+    environment = "".join(f"{name}={value}\n" for name, value in sorted(launch.environment.items()))
+    return "\n".join(launch.argv) + "\n\n" + environment
+
+
+@pytest.mark.parametrize("engine", list(EngineName))
+@pytest.mark.parametrize("runtime", [Runtime(), EVERYTHING], ids=["plain", "every-option"])
+def test_command_lines_are_as_recorded(golden: Golden, engine: EngineName, runtime: Runtime) -> None:
+    name = "plain" if runtime == Runtime() else "every-option"
+    golden(f"argv/{engine.value.lower()}-{name}.txt", text_of(render(engine, runtime=runtime)))
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "spec"),
+    [
+        ("metal", EngineName.MLX, {"compute": Compute.METAL}),
+        ("metal", EngineName.LLAMA_CPP, {"compute": Compute.METAL}),
+        ("cuda", EngineName.VLLM, {"compute": Compute.CUDA}),
+        ("embedding", EngineName.VLLM, {"task": Task.EMBEDDING}),
+        ("embedding", EngineName.LLAMA_SERVER, {"task": Task.EMBEDDING}),
+        ("rerank", EngineName.LLAMA_SERVER, {"task": Task.RERANK}),
+        (
+            "unified",
+            EngineName.LLAMA_SERVER,
+            {"options": OPTIONS.model_copy(update={"kv_layout": KvLayout.UNIFIED})},
+        ),
+    ],
+)
+def test_lanes_and_tasks_are_rendered_as_recorded(
+    golden: Golden, name: str, engine: EngineName, spec: dict[str, object]
+) -> None:
+    golden(f"argv/{engine.value.lower()}-{name}.txt", text_of(render(engine, **spec)))
+
+
+@pytest.mark.parametrize("engine", list(EngineName))
+def test_no_key_is_in_a_command_line(engine: EngineName) -> None:
+    launch = render(engine)
+    assert KEY not in " ".join(launch.argv)
+    assert launch.files[0] == ("engine.key", f"{KEY}\n")
+
+
+def test_a_cache_type_that_vllm_lacks_is_refused() -> None:
+    with pytest.raises(AgentError, match=r"`kvCache\.type` is 'Q4_0'"):
+        render(EngineName.VLLM, options=OPTIONS.model_copy(update={"kv_cache_type": KvCacheType.Q4_0}))
+
+
+def test_a_flag_that_a_build_lacks_is_refused_by_name() -> None:
+    instance = builders.instance(runtime=EVERYTHING)
+    old = EngineProgram(
+        Path("/old"), {}, "4000", "", features=parse_features("--numa TYPE\n--mlock\n-fa,  --flash-attn")
+    )
+    with pytest.raises(AgentError, match=r"`--cache-reuse`, `--poll`, `--reasoning-format`") as raised:
+        adapter(EngineName.LLAMA_SERVER).render(old, instance, Path("/w"), Path("/m"), 1, KEY)
+    assert raised.value.cause is FailureCause.NO_USABLE_ENGINE
+
+
+@pytest.mark.parametrize("engine", [EngineName.LLAMA_CPP, EngineName.MLX])
+@pytest.mark.parametrize(
+    ("status", "tail", "cause", "words"),
+    [
+        (
+            1,
+            "covey-engine: ArtifactCorrupt: LoadFailed: ValueError: no such type",
+            FailureCause.ARTIFACT_CORRUPT,
+            "load",
+        ),
+        (1, "covey-engine: OutOfMemory: MemoryError: x", FailureCause.OUT_OF_MEMORY, "exited with code 1"),
+        (1, "covey-engine: NoUsableEngine: ImportError: x", FailureCause.NO_USABLE_ENGINE, "packages"),
+        (1, "covey-engine: Exited: OSError: [Errno 98] Address already in use", FailureCause.EXITED, "port"),
+        (-9, "", FailureCause.KILLED, "SIGKILL"),
+        (-6, "terminate called after throwing an instance of 'std::bad_alloc'", FailureCause.OUT_OF_MEMORY, "SIGABRT"),
+    ],
+)
+def test_last_words_of_our_servers_are_read(
+    engine: EngineName, status: int, tail: str, cause: FailureCause, words: str
+) -> None:
+    found, message = adapter(engine).classify_exit(status, tail)
+    assert found is cause
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("tail", "cause"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", FailureCause.OUT_OF_MEMORY),
+        ("ValueError: No available memory for the cache blocks.", FailureCause.OUT_OF_MEMORY),
+        ("OSError: [Errno 98] Address already in use", FailureCause.EXITED),
+        ("safetensors_rust.SafetensorError: header too large", FailureCause.ARTIFACT_CORRUPT),
+    ],
+)
+def test_last_words_of_vllm_are_read(tail: str, cause: FailureCause) -> None:
+    assert adapter(EngineName.VLLM).classify_exit(1, tail)[0] is cause

@@ -1,0 +1,117 @@
+"""The pure parts of our engine servers: stop texts, sampling, what is refused, the room of kept prompts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from covey_agent.engines.servers.llama_cpp_server import parse_sampling, parse_stops
+from covey_agent.engines.servers.mlx_server import Budget
+from covey_agent.engines.servers.options import parse_settings
+from covey_agent.engines.servers.stops import Stops
+from covey_agent.engines.servers.web import LoadFailed, Refused, choose_max_tokens, report_failure, text_messages
+from hypothesis import given
+from hypothesis import strategies as st
+
+LETTERS = st.text("ab", max_size=30)
+
+
+@given(LETTERS, st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
+def test_what_is_shown_ends_before_the_first_stop_however_it_is_cut(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    reader = Stops(tuple(stops))
+    shown = "".join(reader.take(piece) for piece in pieces) + reader.rest()
+    # Whoever reads piece by piece stops at the stop that is whole first, and shows what is before it.
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    assert reader.is_met == bool(ends)
+    if not ends:
+        assert shown == text
+    else:
+        assert text.startswith(shown)
+        assert any(text[len(shown) :].startswith(stop) for stop in stops)
+        assert not any(stop in shown for stop in stops)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"temperature": "hot"}, '`temperature` must be a number from 0.0 to 10.0; got "hot"'),
+        ({"top_p": 1.5}, "`top_p` must be a number from 0.0 to 1.0; got 1.5"),
+        ({"top_k": True}, "`top_k` must be a number"),
+    ],
+)
+def test_sampling_out_of_bounds_is_refused_by_field(body: dict[str, Any], words: str) -> None:
+    with pytest.raises(Refused) as raised:
+        parse_sampling(body)
+    assert words in str(raised.value)
+
+
+def test_sampling_has_defaults_and_takes_what_is_given() -> None:
+    assert parse_sampling({})["temp"] == 0.8
+    assert parse_sampling({"temperature": 0, "top_k": 3}) | {"temp": 0.0, "top_k": 3} == parse_sampling(
+        {"temperature": 0, "top_k": 3}
+    )
+
+
+@pytest.mark.parametrize("stop", [3, [""], ["a", 1], ["x"] * 17])
+def test_stops_that_are_no_texts_are_refused(stop: object) -> None:
+    with pytest.raises(Refused, match="`stop` must be a text"):
+        parse_stops({"stop": stop})
+
+
+def test_the_answer_is_bounded_by_what_is_left_of_the_window() -> None:
+    assert choose_max_tokens({}, 100, 512) == 412
+    assert choose_max_tokens({"max_tokens": 1000}, 100, 512) == 412
+    assert choose_max_tokens({"max_completion_tokens": 5, "max_tokens": 9}, 100, 512) == 5
+    with pytest.raises(Refused) as raised:
+        choose_max_tokens({}, 512, 512)
+    assert (raised.value.content["error"]["n_prompt_tokens"], raised.value.content["error"]["n_ctx"]) == (512, 512)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [None, [], "x", [1], [{"content": "x"}], [{"role": "user", "content": [{"type": "image_url"}]}]],
+)
+def test_messages_that_an_engine_would_stumble_on_are_refused(messages: object) -> None:
+    with pytest.raises(Refused, match="`messages"):
+        text_messages({"messages": messages})
+
+
+def test_parts_of_text_become_one_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert text_messages({"messages": [{"role": "user", "content": parts}]})[0]["content"] == "ab"
+
+
+def test_kept_prompts_yield_to_what_running_requests_were_promised() -> None:
+    settings = parse_settings(["Mlx", "--window", "100", "--slots", "2", "--cache-bytes", "2000"])
+    budget = Budget(settings)
+    assert budget.spare_bytes == 2000
+    budget.promise(50)
+    assert budget.spare_bytes == 1500
+    budget.promise(500)
+    assert budget.spare_bytes == 0
+    budget.promise(-550)
+    assert budget.spare_bytes == 2000
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "covey-engine: OutOfMemory: MemoryError:"),
+        (LoadFailed("no such\nmodel"), "covey-engine: ArtifactCorrupt: LoadFailed: no such model"),
+        (ModuleNotFoundError("mlx"), "covey-engine: NoUsableEngine: ModuleNotFoundError: mlx"),
+        (OSError(98, "Address already in use"), "covey-engine: Exited: OSError: [Errno 98] Address already in use"),
+    ],
+)
+def test_what_ended_a_server_is_one_line(error: Exception, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_failure(error) == 1
+    assert capsys.readouterr().err.strip() == line.strip()
+
+
+def test_settings_come_from_the_command_line_alone() -> None:
+    settings = parse_settings(
+        ["LlamaCpp", "--model", "/m", "--name", "a", "--port", "1", "--key-file", "/k", "--mlock"]
+    )
+    assert (settings.model, settings.name, settings.mlock, settings.packages) == (Path("/m"), "a", True, None)
