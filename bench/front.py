@@ -67,7 +67,9 @@ async def serve_gateway(engine_port: int, front_port: int, identity: Path) -> No
     """A gateway with one endpoint; by the front if a port of one is given."""
     loop = asyncio.get_running_loop()
     front = Front(ADDRESS, front_port, render_front_name(IDS["stub"], 1), "a") if front_port else None
-    target = Target(IDS["stub"], IDS["stub"], "default", "m", "127.0.0.1", engine_port, "", 64, 1, None, True, front)
+    target = Target(
+        IDS["stub"], IDS["stub"], "default", "m", "127.0.0.1", engine_port, "", 64, 1, None, True, front=front
+    )
     model = ServedModel(namespace="default", name="m", tasks=("Chat",), state=ModelState.READY)
     traffic = Traffic(AccessPolicy(needs_local_origin=False, needs_key=False), loop.time)
     traffic.apply_table(build_table(Order(term=0, serial=0), [model], [target], []))

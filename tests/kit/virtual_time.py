@@ -103,8 +103,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     ) -> NumberedTask[Any]:
         return NumberedTask(factory, next(self._numbers), loop=loop, context=context)
 
-    get_debug = bool
-    """Never; asked by each future that is made, and a builtin costs the least."""
+    if not TYPE_CHECKING:
+        # Never; asked by each future that is made, and a builtin costs the least.
+        get_debug = bool
 
     def time(self) -> float:
         return self._now

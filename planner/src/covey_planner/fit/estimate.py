@@ -131,7 +131,8 @@ def cost_formulas(
     its inputs, the process and every cache that `options` puts there. MLX has one pool and its own numbers.
     """
     if lane.engine is EngineName.MLX:
-        return (_mlx_formula(geometry, lane, options, workspace_bytes).calibrated(calibration_percent),)
+        percent = calibration_percent if lane.pool == HOST_POOL else 100
+        return (_mlx_formula(geometry, lane, options, workspace_bytes).calibrated(percent),)
     own = lane.pool != HOST_POOL
     embedding = geometry.token_embedding_bytes if own else 0
     driver = 0 if lane.compute is Compute.CPU else _DRIVER_BYTES
@@ -175,6 +176,19 @@ def cost_formulas(
     return lane_pool, host_pool.calibrated(calibration_percent)
 
 
+def draft_formulas(geometry: Geometry, lane: Lane, options: EngineOptions) -> tuple[CostFormula, ...]:
+    """What a draft model (`-md`) takes beside the model that it drafts for: its own weights, cache and vocabulary.
+
+    It has the model's window and slots, and its cache is F16 whatever the model's is. Process and driver are there.
+    """
+    own = options.model_copy(update={"kv_cache_type": KvCacheType.F16, "host_cache_mib": 0, "context_checkpoints": 0})
+    driver = 0 if lane.compute is Compute.CPU else _DRIVER_BYTES
+    return tuple(
+        replace(formula, floor_bytes=formula.floor_bytes - driver - _PROCESS_BYTES * (formula.pool == HOST_POOL))
+        for formula in cost_formulas(geometry, lane, own, 0)
+    )
+
+
 def _mlx_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspace_bytes: int) -> CostFormula:
     per_cell = mlx.kv_bytes_per_cell(geometry, options)
     return CostFormula(
@@ -189,19 +203,6 @@ def _mlx_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspa
         workspace_bytes=workspace_bytes,
         full_bytes_per_cell=per_cell,
         recurrent_bytes=geometry.recurrent_bytes,
-    )
-
-
-def draft_formulas(geometry: Geometry, lane: Lane, options: EngineOptions) -> tuple[CostFormula, ...]:
-    """What a draft model (`-md`) takes beside the model that it drafts for: its own weights, cache and vocabulary.
-
-    It has the model's window and slots, and its cache is F16 whatever the model's is. Process and driver are there.
-    """
-    own = options.model_copy(update={"kv_cache_type": KvCacheType.F16, "host_cache_mib": 0, "context_checkpoints": 0})
-    driver = 0 if lane.compute is Compute.CPU else _DRIVER_BYTES
-    return tuple(
-        replace(formula, floor_bytes=formula.floor_bytes - driver - _PROCESS_BYTES * (formula.pool == HOST_POOL))
-        for formula in cost_formulas(geometry, lane, own, 0)
     )
 
 
