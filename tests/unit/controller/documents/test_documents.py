@@ -182,7 +182,7 @@ def test_aliases_do_not_share_what_is_filled_in() -> None:
             6,
             "spec.zzz",
             "`spec.zzz` must not be given: `spec` has no such field; it has 'modelRef', 'replicas', 'engines', "
-            "'nodes', 'context', 'concurrency', 'kvCache', 'rollout', 'timeouts', 'suspend'",
+            "'nodes', 'context', 'concurrency', 'kvCache', 'priority', 'preemption', 'rollout', …",
         ),
         (MODEL.replace("  tasks: [Chat]\n", ""), 5, "spec.tasks", "`spec.tasks` must be given"),
         (head("Model"), 1, "spec", "`spec` must be given"),
