@@ -1,6 +1,6 @@
 """Agents of many nodes and a gateway in one process, over the fleet API: what they cost is not the controller's.
 
-They start no engine, and report as agents do: all of it when something changed, and that they live every 2 s.
+They start no engine, and report as agents do: all of it when something changed, and in between that they live.
 Usage: `simulated_agents.py URL FOLDER NAME…`; FOLDER holds `authorities.pem`, and a pod's token `NAME.token` for each
 and for the gateway `gateway`.
 """

@@ -40,7 +40,12 @@ def render_files() -> dict[Path, str]:
     crds = [render_crd(kind) for kind in KINDS.values()]
     texts = {f"{crd['metadata']['name']}.yaml": render_yaml(crd) for crd in crds}
     files = {folder / name: text for folder in (CRDS, CHART_CRDS) for name, text in texts.items()}
-    return files | {BASE_CRDS: render_base_crds(crds)} | render_pages() | {COMMAND: render_cli(), METRICS: render_metrics()}
+    return (
+        files
+        | {BASE_CRDS: render_base_crds(crds)}
+        | render_pages()
+        | {COMMAND: render_cli(), METRICS: render_metrics()}
+    )
 
 
 def render_base_crds(crds: Sequence[Mapping[str, Any]]) -> str:

@@ -16,14 +16,15 @@ _HEAD = """# Metrics
 
 <!-- Generated from controller/src/covey_controller/metrics by tools/generate.py; do not edit. -->
 
-The controller answers `GET /metrics` where `--metrics-listen HOST:PORT` says, and nowhere without it: OpenMetrics to who
-asks for it (Prometheus does), Prometheus' own text to others. It is plain HTTP without a login: the answer holds counts and
-no name of anything. Keep it to loopback, or to a network that only your Prometheus reaches; on Kubernetes `metrics.enabled`
-opens port 52411 to the peers of `metrics.from` alone, where the network plugin heeds policies
+The controller answers `GET /metrics` where `--metrics-listen HOST:PORT` says, and nowhere without it: OpenMetrics to
+who asks for it (Prometheus does), Prometheus' own text to others. It is plain HTTP without a login: the answer holds
+counts and no name of anything. Keep it to loopback, or to a network that only your Prometheus reaches; on Kubernetes
+`metrics.enabled` opens port 52411 to the peers of `metrics.from` alone, where the network plugin heeds policies
 ([ADR 19](../adr/0019-metrics.md)).
 
-Labels have values of closed lists, so the number of series doesn't grow with the fleet. Every replica answers for itself. What
-there is of objects is told by the one that leads: a sum over replicas is the fleet, and `sum(covey_controller_leader)` is 1.
+Labels have values of closed lists, so the number of series doesn't grow with the fleet. Every replica answers for
+itself. What there is of objects is told by the one that leads: a sum over replicas is the fleet, and
+`sum(covey_controller_leader)` is 1.
 
 | metric | type | labels | what |
 |---|---|---|---|"""

@@ -13,6 +13,7 @@ from covey_api.meta import DRAIN_FINALIZER, ObjectMeta
 from covey_api.node import Node, NodeFacts, NodeStatus
 from covey_api.placement import Placement, PlacementStatus
 from covey_controller.ports import Conflict, Event, HeldT, Store
+from covey_controller.reconcile.fleet import is_schedulable
 from kit import builders
 from kit.documents import model_key, model_yaml, node_key, node_yaml, placement_key, placement_yaml, running_store
 from kit.kube import People, running_kube_store
@@ -311,6 +312,7 @@ def test_deleted_node_is_drained_first_and_then_removed(open_adapter: Open) -> N
             assert await store.wait_changed(5.0)
             leaving = await get_node(store)
             assert leaving.metadata.deletion_timestamp is not None
+            assert not is_schedulable(leaving), "nothing new is placed on a node that leaves"
             await store.delete(node_key(), leaving.metadata.uid)
             assert node_key() not in await store.list_objects()
 

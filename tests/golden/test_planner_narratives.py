@@ -10,10 +10,12 @@ from covey_api.instance import EngineOptions, Instance, InstanceGoal, Member
 from covey_api.node import Taint
 from covey_api.placement import Toleration
 from covey_planner.choice import choose, explain_nodes
+from covey_planner.choice.links import LinkKind
+from covey_planner.choice.shapes import ShapeKind, choose_shape
 from covey_planner.text import WhyPlacement, render_refusals, render_why, why_data
 from covey_planner.types import Chosen, NodeState, NodeView, Pool, Wish
 from kit.builders import geometry, instance
-from kit.planning import GIB, MIB, large_variant, node, variant, wish
+from kit.planning import GIB, MIB, large_geometry, large_variant, node, variant, wish
 
 FLEET = (
     node("attic", memory=8 * GIB, cached=frozenset({"b" * 64})),
@@ -142,3 +144,19 @@ def test_stamped_options_are_shown_as_they_are(golden: Golden) -> None:
     one = instance("smollm2-0", node="here", options=EngineOptions(context_tokens=2048, slots=2))
     nodes = (reserved(node("here"), (one,)),)
     golden("why/stamped.txt", render_why(WhyPlacement(wish(slots=2), 1, (one,), nodes, explain_nodes(wish(), nodes))))
+
+
+def test_model_that_fits_on_no_node_alone_names_those_that_could_hold_it_together(golden: Golden) -> None:
+    huge = large_variant(geometry=large_geometry(weights_bytes=40 * GIB, layer_count=64, kv_head_counts=(8,) * 64))
+    asked = wish(placement="huge", model="huge", variants=(huge,), context_tokens=8192)
+    fleet = (node("attic", memory=33 * GIB), node("barn", memory=25 * GIB), node("den", memory=17 * GIB))
+    for kind, link in ((ShapeKind.RPC, LinkKind.UNKNOWN), (ShapeKind.PIPELINE, LinkKind.THUNDERBOLT)):
+        shape = choose_shape(asked, fleet, lambda _one, _other, link=link: link, (kind,))
+        told = WhyPlacement(asked, 1, (), fleet, explain_nodes(asked, fleet), None, shape)
+        golden(f"why/together-{kind.lower()}.txt", render_why(told))
+        golden(f"why/together-{kind.lower()}.json", json.dumps(why_data(told)["shape"], indent=2) + "\n")
+    four = tuple(node(name, memory=22 * GIB) for name in ("attic", "barn", "den", "eaves"))
+    shape = choose_shape(asked, four, lambda _one, _other: LinkKind.VPN, (ShapeKind.TENSOR,))
+    golden(
+        "why/together-tensor.txt", render_why(WhyPlacement(asked, 1, (), four, explain_nodes(asked, four), None, shape))
+    )

@@ -21,6 +21,7 @@ from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import CertificateRole, Demand, Order
 from covey_api.meta import ObjectMeta
 from covey_api.node import Node
+from covey_controller.board import FORGET_SECONDS
 from covey_controller.control_api.server import MAX_PATH_BYTES, serve_control
 from covey_controller.denials import Denials
 from covey_controller.ports import Applied, Event, GatewaySession, InvalidSet, SourceError, SourceState
@@ -43,6 +44,7 @@ class ListedObjects:
 
     def __init__(self) -> None:
         self.held: dict[ObjectKey, Kind] = {}
+        self.watched = 0.0
         self._changed = asyncio.Event()
 
     def put(self, *kinds: Kind) -> None:
@@ -80,6 +82,9 @@ class ListedObjects:
     def gateways(self) -> tuple[GatewaySession, ...]:
         demand = Demand(gateway="g", address="http://127.0.0.1:52415", applied=self.table_order())
         return (GatewaySession("g", connected=True, demand=demand), GatewaySession("h"))
+
+    def watched_seconds(self) -> float:
+        return self.watched
 
     def table_order(self) -> Order | None:
         return Order(term=2, serial=7)
@@ -235,6 +240,26 @@ async def test_why_events_progress_source_and_gateways_pass_on_what_the_ports_sa
                 {"name": "h", "address": "", "connected": False, "current": False, "certificateIssued": issued},
             ]
         }
+
+
+async def test_pods_that_are_gone_are_listed_for_a_while_and_other_gateways_always(tmp_path: Path) -> None:
+    async with running_control(tmp_path) as rig:
+        gateways = {"g": True, "pod": True, "laptop": False}
+        for name, is_pod in gateways.items():
+            await rig.denials.record_issue(CertificateRole.GATEWAY, name, time.time(), is_pod=is_pod)
+
+        async def listed() -> list[str]:
+            return [item["name"] for item in (await rig.get("/api/v1/gateways"))["items"]]
+
+        assert await listed() == ["g", "laptop", "pod"]
+        rig.explainer.watched = FORGET_SECONDS + 1
+        assert await listed() == ["g", "laptop"]
+        await rig.denials.record_issue(CertificateRole.GATEWAY, "pod", time.time())  # a renewal
+        assert await listed() == ["g", "laptop"]
+        await rig.denials.record_issue(CertificateRole.GATEWAY, "pod", time.time(), is_pod=False)
+        assert await listed() == ["g", "laptop", "pod"]
+        await rig.denials.record_issue(CertificateRole.GATEWAY, "pod", time.time(), is_pod=True)
+        assert (await rig.http.delete("/api/v1/gateways/pod")).status_code == 200
 
 
 async def test_only_a_gateway_with_a_certificate_can_be_removed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import random
 import shutil
+import socket
 import ssl
 import stat
 import time
@@ -28,7 +29,7 @@ from covey_api.messages import (
     JoinRequest,
     ReportAnswer,
 )
-from covey_controller.serving import listener
+from covey_controller.serving import guests, listener
 from covey_controller.serving.answers import BODY_SECONDS
 from covey_controller.serving.lines import SEND_SECONDS
 from covey_controller.serving.protocol import HEAD_SECONDS, MAX_HEAD_BYTES
@@ -184,6 +185,36 @@ async def test_join_answers_too_many_wrong_tokens_at_once_with_429(tmp_path: Pat
         answers = await asyncio.gather(*(client.post("join", json=body) for _ in range(12)))
         found = sorted(answer.status_code for answer in answers)
         assert found == [401] * 8 + [429] * 4
+
+
+async def test_who_guesses_tokens_keeps_nobody_of_another_address_from_joining(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path) as rig, raw_client(rig) as guesser:
+        request = load_identity(tmp_path / "joiner").render_signing_request()
+        body = JoinRequest(role=AGENT, name="a", signing_request=request).to_wire()
+
+        async def guess_for_ever() -> None:
+            while True:
+                guessed.append((await guesser.post("join", json=body)).status_code)
+
+        guessed: list[int] = []
+        guessing = [asyncio.ensure_future(guess_for_ever()) for _ in range(10)]
+        await eventually(lambda: 429 in guessed)
+        context = ssl.create_default_context(cadata=rig.trust.current.bundle_pem)
+        # Every address of 127.0.0.0/8 is this machine's on Linux; elsewhere one has to be set up.
+        try:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.2", 0))
+        except OSError:
+            pytest.skip("127.0.0.2 is no address of this machine")
+        transport = httpx.AsyncHTTPTransport(verify=context, local_address="127.0.0.2")
+        async with httpx.AsyncClient(base_url=f"{rig.url}/fleet/v1/", transport=transport, timeout=20) as joiner:
+            for _ in range(5):
+                token = await rig.token(AGENT)
+                answer = await joiner.post("join", json=body, headers={"authorization": f"Bearer {token}"})
+                assert answer.status_code == 200, answer.text
+        for task in guessing:
+            task.cancel()
+        await asyncio.gather(*guessing, return_exceptions=True)
 
 
 async def test_joined_to_a_fleet_made_anew_joins_again_with_the_new_token(tmp_path: Path) -> None:
@@ -665,4 +696,32 @@ async def test_no_more_connections_are_held_than_may_be_though_nobody_asks_for_a
         assert 3 <= len(held) <= 5
         for writer in held:
             assert not writer.is_closing()
+            writer.transport.abort()
+
+
+@pytest.mark.parametrize("has_tls", [False, True], ids=["before a handshake", "after one"])
+async def test_peers_that_show_nothing_and_stay_keep_nobody_else_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_tls: bool
+) -> None:
+    monkeypatch.setattr(guests, "MAX_GUESTS_OF_ONE", 5)
+    async with running_fleet(tmp_path) as rig:
+        port = int(rig.url.rsplit(":", 1)[1])
+        agent = await rig.join(AGENT, "a")
+        async with FleetClient(agent, rig.url) as client, aclosing(client.stream("nodes/a/assignments")) as lines:
+            await anext(lines)
+            held: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+            for _ in range(12):
+                held.append(await (_connect(rig) if has_tls else asyncio.open_connection("127.0.0.1", port)))
+            # The eldest are gone, and the newest are there.
+            for reader, _ in held[:5]:
+                with suppress(OSError):
+                    assert await asyncio.wait_for(reader.read(1), 20) == b""
+            assert not held[-1][0].at_eof()
+            # Who follows was not disturbed, who has a certificate gets in, and so does who joins.
+            rig.board.publish()
+            assert await asyncio.wait_for(anext(lines), 20)
+            async with FleetClient(agent, rig.url) as second:
+                await second.post("nodes/a/report", report(), ReportAnswer)
+            await rig.join(AGENT, "b")
+        for _, writer in held:
             writer.transport.abort()

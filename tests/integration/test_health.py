@@ -44,6 +44,7 @@ TABLE = {
         "ArtifactsPending": GOING,
         "EngineStarting": GOING,
         "Serving": DONE,
+        "MakingRoom": GOING,
         "RollingOut": GOING,
         "NodeUnknown": GOING,
         "Draining": GOING,

@@ -502,11 +502,11 @@ def test_idle_fleet_writes_nothing_but_the_lease(plane: ControlPlane) -> None:
                     before[name] == quiet[name] for name in quiet if name != "leases"
                 ):
                     break
-            await asyncio.sleep(20)
+            await asyncio.sleep(60)
             after = count_writes(plane)
             written = {name: after[name] - quiet[name] for name in after if after[name] != quiet[name]}
             assert set(written) <= {"leases"}
-            assert 1 <= written["leases"] <= 12, "ours every 5 s, and the API server's own"
+            assert 1 <= written["leases"] <= 30, "ours every 5 s, and the API server's own every 10 s"
 
     asyncio.run(scenario())
 

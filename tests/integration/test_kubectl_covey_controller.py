@@ -162,6 +162,33 @@ def test_questions_without_a_controller_say_where_it_was_looked_for(fleet: Fleet
     assert "there is no source in Kubernetes" in answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("has_endpoints", "words"),
+    [
+        (True, ("installed in namespace 'waiting'", "none of its replicas is ready", "kubectl -n waiting get pods")),
+        (False, ("with a replica that is ready", "kubectl -n waiting get services,pods")),
+    ],
+    ids=["nobody in its endpoints", "no endpoints"],
+)
+def test_a_controller_of_which_no_replica_is_ready_is_told_as_such(
+    fleet: Fleet, has_endpoints: bool, words: tuple[str, ...]
+) -> None:
+    plane = fleet.admin.plane
+    plane.create_namespace("waiting")
+    metadata = {"name": "covey-controller", "namespace": "waiting"}
+    ports = {"ports": [{"name": "control", "port": 52413}]}
+    objects = [{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": ports}]
+    objects += [{"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata}] if has_endpoints else []
+    accounts = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata | {"name": "covey-cli"}}]
+    fleet.admin.apply(*objects, *accounts)
+    try:
+        answer = fleet.admin.covey("why", "placement/smollm2", "--fleet-namespace", "waiting")
+    finally:
+        plane.kubectl("delete", "service,endpoints", "covey-controller", "-n", "waiting", "--ignore-not-found")
+    assert answer.returncode == 1
+    assert [word for word in words if word not in answer.stderr] == [], answer.stderr
+
+
 def test_chat_goes_through_the_api_server_with_a_key(fleet: Fleet, address: str, tmp_path: Path) -> None:
     engine = ThreadingHTTPServer(("127.0.0.1", 0), Greeter)
     port = free_port()

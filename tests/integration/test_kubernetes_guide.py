@@ -27,8 +27,8 @@ GUIDE = ROOT / "docs" / "guides" / "kubernetes.md"
 COMMAND_SECONDS = 120.0
 # In a fresh cache the engine and the model are fetched first.
 READY_SECONDS = 600.0
-# Namespaces and kinds that go together wait for each other, with the API server's own pauses.
-GONE_SECONDS = 400.0
+# A kind goes within seconds; where the API server still sees objects of it, it looks for a minute, then begins again.
+GONE_SECONDS = 240.0
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

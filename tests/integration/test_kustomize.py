@@ -27,7 +27,8 @@ def rights(group: str, resources: str, verbs: str) -> set[str]:
 
 # All that each ServiceAccount may do beyond what everybody who logs in may, by namespace.
 EVERYWHERE = {
-    "covey-controller": rights("covey.dev", " ".join(KINDS), "get list watch")
+    "covey-controller": rights("covey.dev", " ".join(KINDS), "list watch")
+    | rights("covey.dev", "placements cnodes instances fleets", "get")
     | rights("covey.dev", "instances", "create patch delete")
     | rights("covey.dev", "cnodes", "create patch")
     | rights("covey.dev", "placements", "patch")

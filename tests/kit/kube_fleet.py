@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 from testbed.kube.controlplane import ControlPlane
 
 from kit.balancer import Balancer
@@ -37,37 +38,8 @@ SETTLE_SECONDS = 90.0
 # As a kubelet asks for; longer than a module of tests takes, since nobody renews them by the clock.
 TOKEN_SECONDS = 3600
 
-_COVEY = "covey.dev"
-_STATUSES = ["accesskeys", "cnodes", "fleets", "instances", "models", "placements"]
-# All that the controller may do, and all that it does.
-CLUSTER_RULES: list[JsonObject] = [
-    {"apiGroups": [_COVEY], "resources": _STATUSES, "verbs": ["list", "watch"]},
-    {"apiGroups": [_COVEY], "resources": ["fleets", "placements", "cnodes", "instances"], "verbs": ["get"]},
-    {"apiGroups": [_COVEY], "resources": ["fleets", "cnodes", "instances"], "verbs": ["create"]},
-    {"apiGroups": [_COVEY], "resources": ["fleets", "placements", "cnodes", "instances"], "verbs": ["patch"]},
-    {"apiGroups": [_COVEY], "resources": ["instances"], "verbs": ["delete"]},
-    {"apiGroups": [_COVEY], "resources": [f"{plural}/status" for plural in _STATUSES], "verbs": ["patch"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["get", "create", "patch"]},
-    {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]},
-    {"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"]},
-]
-# In the controller's own namespace. Creation can't be bound to a name.
-OWN_RULES: list[JsonObject] = [
-    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
-    {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [CONTROLLER], "verbs": ["get", "patch"]},
-    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
-    {
-        "apiGroups": ["coordination.k8s.io"],
-        "resources": ["leases"],
-        "resourceNames": [CONTROLLER],
-        "verbs": ["get", "patch"],
-    },
-]
-# In each namespace from which pods join.
-PUBLISHING_RULES: list[JsonObject] = [
-    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]},
-    {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["covey-authority"], "verbs": ["get", "patch"]},
-]
+# What the controller may do is what an install gives it: every test of it runs with the chart's own rights.
+RIGHTS = Path(__file__).parents[2] / "manifests" / "base" / "controller-rights.yaml"
 
 
 @dataclass
@@ -170,10 +142,10 @@ class KubeFleet:
             self.plane.create_namespace(namespace)
         for namespace, account in ((NAMESPACE, CONTROLLER), (NAMESPACE, GATEWAY), (NAMESPACE, CLI), (AGENTS, AGENT)):
             self.ensure("v1", "ServiceAccount", account, namespace)
-        self.grant(CONTROLLER, CLUSTER_RULES)
-        self.grant(CONTROLLER, OWN_RULES, NAMESPACE)
-        for namespace in (NAMESPACE, AGENTS):
-            self.grant(CONTROLLER, PUBLISHING_RULES, namespace, name="covey-authority")
+        for each in read_rights():
+            metadata = each.pop("metadata")
+            place = metadata["name"], metadata.get("namespace", "")
+            self.ensure(each.pop("apiVersion"), each.pop("kind"), *place, **each)
         if self._has_doubles:
             self.write_model()
 
@@ -262,7 +234,7 @@ class KubeFleet:
 
     # Parts.
 
-    def start_controller(self, name: str, control_host: str = "127.0.0.1") -> Replica:
+    def start_controller(self, name: str, *extra: str, control_host: str = "127.0.0.1") -> Replica:
         pod = f"controller-{name}"
         self.bind_pod(pod, CONTROLLER, NAMESPACE, "system")
         token_file = self.folder / f"{pod}.token"
@@ -276,7 +248,7 @@ class KubeFleet:
         hosts = {"fleet": "127.0.0.1", "control": control_host, "probe": "127.0.0.1"}
         flags += [f"--{api}-listen={host}:{port}" for (api, host), port in zip(hosts.items(), ports, strict=True)]
         flags += ["--advertise=127.0.0.1", f"--fleet-name={CONTROLLER}.{NAMESPACE}.svc", f"--state={self.folder / pod}"]
-        command = [sys.executable, "-m", "covey_controller", "--kube", *flags]
+        command = [sys.executable, "-m", "covey_controller", "--kube", *flags, *extra]
         replica = Replica(Part(name, command, self.folder / f"{pod}.log"), *ports, token_file)
         replica.part.start()
         self.replicas[name] = replica
@@ -448,6 +420,11 @@ def bare_kube_fleet(plane: ControlPlane, cache: Path | None = None) -> Generator
         fleet.stop()
         assert_none_left(folder)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_rights() -> list[JsonObject]:
+    """The controller's roles and their bindings."""
+    return list(yaml.load_all(RIGHTS.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader))
 
 
 def wait_seconds(seconds: float) -> None:

@@ -11,7 +11,8 @@ from covey_controller.ports import Conflict, CreatedT, Event, HeldT, Lease, Refu
 
 
 class MemoryStore:
-    def __init__(self, *objects: Kind) -> None:
+    def __init__(self, *objects: Kind, writes_at_once: int = 1) -> None:
+        self.writes_at_once = writes_at_once
         self.objects: dict[ObjectKey, Kind] = {item.key: item for item in objects}
         self.writes: list[str] = []
         self.events: list[Event] = []

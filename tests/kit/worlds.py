@@ -123,6 +123,7 @@ class FakeAgent:
     front_port: int = 0
     """Of everything that is ready on it."""
     lanes: tuple[Lane, ...] = (builders.lane(),)
+    blobs: tuple[str, ...] = ()
 
     @property
     def applied_term(self) -> int:
@@ -163,7 +164,7 @@ class FakeAgent:
             each.model_copy(update={"front_port": self.front_port if each.port else 0})
             for each in sorted(self.members.values(), key=lambda each: each.instance_id)
         ]
-        where = {"address": self.address, "machine": f"machine-{self.name}"}
+        where = {"address": self.address, "machine": f"machine-{self.name}", "blobs": self.blobs}
         return report(members, applied=self.applied, facts=facts(self.total_bytes), lanes=self.lanes, **where)
 
     def answer(self, ask_id: str, source: str) -> AskAnswer:
@@ -325,7 +326,7 @@ class Worldlet:
         assignments = dict(self.published.assignments)
         for node, new in made.assignments.items():
             old = assignments.get(node)
-            if old is None or old.model_copy(update={"term": new.term, "serial": 0}) != new or old.term != new.term:
+            if old is None or old != new.model_copy(update={"serial": old.serial}):
                 assignments[node] = new.model_copy(update={"serial": self._next_serial()})
         endpoints = self.published.endpoints
         new_table = made.endpoints

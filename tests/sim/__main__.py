@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
@@ -66,7 +66,7 @@ def run_seeds(wanted: range, before: frozenset[int], passed: Passed, jobs: int) 
 
 
 @contextmanager
-def start_pool(jobs: int) -> Iterator[Pool]:
+def start_pool(jobs: int) -> Generator[Pool]:
     """Whatever was imported here is there already in its processes."""
     gc.freeze()
     with get_context("fork").Pool(jobs) as pool:

@@ -105,9 +105,20 @@ def render_describe(kind: type[Kind], item: JsonObject, events: Sequence[JsonObj
     lines += _section("Status", {key: value for key, value in status.items() if key != "conditions"})
     conditions = [(c["type"], c["status"], c["reason"], c.get("message", "")) for c in status.get("conditions", ())]
     lines += _rows("Conditions", ("TYPE", "STATUS", "REASON", "MESSAGE"), conditions)
-    shown = [("Warning" if e.get("warning") else "Normal", e["reason"], e["message"]) for e in events]
-    lines += _rows("Events", ("TYPE", "REASON", "MESSAGE"), shown)
+    lines += _render_events(events, datetime.now(UTC))
     return "\n".join(lines)
+
+
+def _render_events(events: Sequence[JsonObject], now: datetime) -> list[str]:
+    """With how long ago each was seen last, where the store knows it: Kubernetes does."""
+    head, has_age = ("TYPE", "REASON", "AGE", "MESSAGE"), any(event.get("seen") for event in events)
+    rows: list[tuple[str, ...]] = []
+    for event in events:
+        severity, age = "Warning" if event.get("warning") else "Normal", render_age(str(event.get("seen")), now)
+        rows.append((severity, event["reason"], age, event["message"]))
+    if not has_age:
+        head, rows = (*head[:2], *head[3:]), [(*row[:2], *row[3:]) for row in rows]
+    return _rows("Events", head, rows)
 
 
 def _section(title: str, value: JsonObject) -> list[str]:

@@ -115,7 +115,7 @@ class FleetBoard:
         )
 
     def observe_gateways(self) -> tuple[GatewayView, ...]:
-        self._forget_gateways()
+        self.forget_gateways()
         return tuple(
             GatewayView(each.name, each.last_seen, each.connected, each.demand)
             for each in self._observed.gateways.values()
@@ -151,12 +151,14 @@ class FleetBoard:
         before = session.report if session.report and session.report.boot_id == report.boot_id else None
         was_silent = session.report is None or now - session.last_seen >= NODE_SILENCE_SECONDS
         session.last_seen = now
+        if was_silent:  # whatever it says: that it speaks is news
+            self.wake.set()
         if before is None and not report.full:
             return self._answer(resend=True)
         if before is not None and report.sequence < before.sequence:
             return self._answer()
         merged = merge_report(before, report)
-        if was_silent or session.report is None or self._is_news(session.report, merged):
+        if session.report is None or self._is_news(session.report, merged):
             self.wake.set()
         session.report = merged
         self._observe_term(merged)
@@ -164,8 +166,12 @@ class FleetBoard:
 
     def on_demand(self, gateway: str, demand: Demand) -> Order:
         """Keep it; the loop wakes when a table was applied, or what drains or can't be reached changed."""
+        now = self._clock()
         session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
-        before, session.demand, session.last_seen = session.demand, demand, self._clock()
+        # Without a stream it counts for a while after each word: that it counts again is news, and so is when it ends.
+        if not session.connected and (session.demand is None or now - session.last_seen >= NODE_SILENCE_SECONDS):
+            self.wake.set()
+        before, session.demand, session.last_seen = session.demand, demand, now
         if before != demand and self._weigh(before) != self._weigh(demand):
             self.wake.set()
         self._observe_order(demand.applied)
@@ -313,7 +319,8 @@ class FleetBoard:
         shunned = tuple((e.instance_id, e.path_failure) for e in demand.endpoints if e.unreachable or e.path_failure)
         return (demand.applied if self._is_draining else None, leaving, shunned)
 
-    def _forget_gateways(self) -> None:
+    def forget_gateways(self) -> None:
+        """Those that left long ago."""
         now = self._clock()
         for name, session in list(self._observed.gateways.items()):
             if not session.connected and now - session.last_seen > FORGET_SECONDS:

@@ -27,6 +27,8 @@ class _Dates(BaseModel):
     """When the newest certificate was issued: a clock that went back must not spare it."""
     denied: dict[str, int] = {}
     """Certificates issued up to then are refused."""
+    pods: tuple[str, ...] = ()
+    """Of `issued`, those that joined as pods: once gone they never come back under their names."""
 
 
 class Denials:
@@ -49,8 +51,11 @@ class Denials:
             await self._vault.replace(DENIALS, content, seen=None)
         self._put_in_force(_parse(content))
 
-    async def record_issue(self, role: CertificateRole, name: str, now: float) -> int:
-        """The date to issue a certificate with now: after all that is refused of this name. Written down first."""
+    async def record_issue(self, role: CertificateRole, name: str, now: float, *, is_pod: bool | None = None) -> int:
+        """The date to issue a certificate with now: after all that is refused of this name. Written down first.
+
+        `is_pod`: joined as one or not; None for a renewal, which says nothing of it.
+        """
         key = f"{role}/{name}"
         issued = 0
 
@@ -58,7 +63,8 @@ class Denials:
             nonlocal issued
             issued = max(int(now), dates.denied.get(key, 0) + 1)
             newest = max(issued, dates.issued.get(key, 0))
-            return _Dates(issued=dates.issued | {key: newest}, denied=dates.denied)
+            pods = {*dates.pods, key} if is_pod or (is_pod is None and key in dates.pods) else {*dates.pods} - {key}
+            return _Dates(issued=dates.issued | {key: newest}, denied=dates.denied, pods=tuple(sorted(pods)))
 
         await self._change(record, now)
         return issued
@@ -69,7 +75,7 @@ class Denials:
 
         def record(dates: _Dates) -> _Dates:
             newest = max(int(now), dates.issued.get(key, 0), dates.denied.get(key, 0))
-            return _Dates(issued=dates.issued, denied=dates.denied | {key: newest})
+            return dates.model_copy(update={"denied": dates.denied | {key: newest}})
 
         await self._change(record, now)
 
@@ -82,6 +88,9 @@ class Denials:
             for key, issued in dates.issued.items()
             if key.startswith(prefix) and issued > dates.denied.get(key, 0)
         }
+
+    def is_pod(self, role: CertificateRole, name: str) -> bool:
+        return f"{role}/{name}" in self._dates.pods
 
     def is_denied(self, peer: Peer) -> bool:
         issued = peer.not_before + BACKDATED.total_seconds()
@@ -137,4 +146,4 @@ def _forget_expired(dates: _Dates, now: float) -> _Dates:
     oldest = now - CERTIFICATE_LIFETIME.total_seconds()
     issued = {key: date for key, date in dates.issued.items() if date >= oldest}
     denied = {key: date for key, date in dates.denied.items() if date >= oldest}
-    return _Dates(issued=issued, denied=denied)
+    return _Dates(issued=issued, denied=denied, pods=tuple(each for each in dates.pods if each in issued))

@@ -52,8 +52,14 @@ class HistoryExplainer:
         return self._history.events(key)
 
     def gateways(self) -> tuple[GatewaySession, ...]:
+        self._board.forget_gateways()
         sessions = self._board.observed.gateways
         return tuple(sessions[name] for name in sorted(sessions))
+
+    def watched_seconds(self) -> float:
+        """For how long gateways could have been heard by this leader."""
+        world = self._history.world
+        return asyncio.get_running_loop().time() - world.led_since if world is not None else 0.0
 
     def table_order(self) -> Order | None:
         table = self._board.published.endpoints

@@ -4,6 +4,7 @@ Level-triggered: whatever woke it, it looks at everything again. What it wrote i
 holds no decision of its own; those are `reconcile.plan`'s.
 
 Order within a turn: actions on the store, each with its precondition; then what agents and gateways get; then statuses.
+As many writes of independent objects at a time as the store bears (`writes_at_once`).
 A `Conflict` ends the turn: somebody else wrote, so the world is observed again. So does a write that a foreign rule
 refuses (`Refused`): the next turn plans without the Placement that it was for. A store that fails ends it too, but
 gateways still hear which endpoints serve no more. A leader that hears of a higher term takes the lease anew above it.
@@ -18,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
@@ -25,6 +27,7 @@ from covey_api.placement import Placement
 from covey_api.reasons import EventReason
 from covey_fleet_client.tasks import run_apart
 
+from covey_controller.at_once import run_at_once, split_actions
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
 from covey_controller.ports import Conflict, Event, Lease, LeaseLost, Refused, Store
@@ -38,6 +41,7 @@ from covey_controller.reconcile.outcomes import (
     HoldObject,
     Note,
     Plan,
+    StatusWrite,
     UpdateInstance,
 )
 from covey_controller.reconcile.plan import plan
@@ -87,6 +91,10 @@ class HigherTerm(Exception):
     def __init__(self, term: int) -> None:
         super().__init__(f"a term of {term} was reported")
         self.term = term
+
+
+class _PlacementSetAside(Exception):
+    """A rule of the store forbids a write: this turn ends, and the next one plans without the Placement."""
 
 
 class ReconcileLoop:
@@ -258,14 +266,11 @@ class ReconcileLoop:
         Where the store fails, no engine is told anything new, and what is gone is not routed.
         """
         try:
-            for action in made.actions:
-                try:
-                    await self._act(lease, action)
-                except Refused as refusal:
-                    if (placement := self._aside.add(action, objects, now)) is None:
-                        raise
-                    await self._say_refused(placement, refusal)
-                    return False
+            for run in split_actions(made.actions):
+                works = [partial(self._try, lease, action, objects, now) for action in run]
+                await run_at_once(works, self._store.writes_at_once)
+        except _PlacementSetAside:
+            return False
         except (Conflict, HigherTerm, LeaseLost):
             raise
         except Exception:
@@ -273,6 +278,16 @@ class ReconcileLoop:
             self._board.publish(self._board.published.assignments, made.endpoints_unacted)
             raise
         return True
+
+    async def _try(self, lease: Lease, action: Action, objects: Mapping[ObjectKey, Kind], now: float) -> None:
+        try:
+            await self._act(lease, action)
+        except Refused as refusal:
+            if (placement := self._aside.add(action, objects, now)) is not None:
+                await self._say_refused(placement, refusal)
+            elif not self._aside.was_added(action, now):
+                raise
+            raise _PlacementSetAside from refusal
 
     async def _act(self, lease: Lease, action: Action) -> None:
         self._require_lead(lease)
@@ -313,15 +328,20 @@ class ReconcileLoop:
         for note in notes:
             level = logging.WARNING if note.warning else logging.INFO
             log.log(level, "%s: %s: %s", note.key, note.reason, note.message)
+        events: dict[ObjectKey, tuple[Event, ...]] = {}
+        for note in notes:
+            events[note.key] = (*events.get(note.key, ()), _event(note))
         refusals: list[Refused] = []
-        for write in made.statuses:
+
+        async def write(one: StatusWrite) -> None:
             self._require_lead(lease)
-            events = tuple(_event(note) for note in notes if note.key == write.key)
             try:
                 async with asyncio.timeout(STORE_SECONDS):
-                    await self._store.write_status(write.key, write.status, events)
+                    await self._store.write_status(one.key, one.status, events.get(one.key, ()))
             except Refused as refusal:
                 refusals.append(refusal)
+
+        await run_at_once([partial(write, one) for one in made.statuses], self._store.writes_at_once)
         if refusals:
             raise refusals[0]
 

@@ -7,6 +7,11 @@ and not its process, the boot that was replaced goes on reporting: then it is th
 boot for as long as the old one is fresh (a restart would take ten seconds to be heard), and believing whoever spoke
 last (Instances would be lost and found with each report).
 
+Claims are this process's: where a controller begins anew whoever is heard first has the name. That is the holder,
+unless it is unlucky: it dials again within a second of losing its stream, where one that was refused waits for ten.
+Rejected: to keep the holder's boot in the Node's status (one more write for each start of an agent), and to believe
+only who has the members that the store knows (a machine that was switched off meanwhile would be refused like another).
+
 Two machines with one name come from equal host names, or from a copied state folder.
 """
 

@@ -126,6 +126,11 @@ class Event:
 class Store(Protocol):
     """Desired objects in, observed objects and status both ways. At most eight methods."""
 
+    @property
+    def writes_at_once(self) -> int:
+        """How many objects may be written at a time; of one object, one write at a time."""
+        ...
+
     async def acquire_lease(self, holder: str) -> Lease:
         """Wait until this process leads; a new holding is a new, higher term."""
         ...
@@ -307,6 +312,10 @@ class Explainer(Protocol):
     def events(self, key: ObjectKey) -> tuple[Event, ...]: ...
 
     def gateways(self) -> tuple[GatewaySession, ...]: ...
+
+    def watched_seconds(self) -> float:
+        """For how long gateways could have been heard by this leader."""
+        ...
 
     def table_order(self) -> Order | None:
         """Order of the table that gateways are sent; None before this leader has seen enough to publish one."""

@@ -62,6 +62,10 @@ class SetAside:
         self._until[placement.key] = now + AGAIN_SECONDS
         return placement
 
+    def was_added(self, action: Action, now: float) -> bool:
+        """Whether another action's refusal at this very time set its Placement aside: several are tried at once."""
+        return self._until.get(_owner_of(action)) == now + AGAIN_SECONDS
+
     def hide(self, objects: Mapping[ObjectKey, Kind], now: float) -> tuple[Kind, ...]:
         """All objects, without what is set aside now."""
         self._until = {key: until for key, until in self._until.items() if now < until and key in objects}

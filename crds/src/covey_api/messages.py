@@ -23,9 +23,9 @@ KEEPALIVE = b"{}\n"
 KEEPALIVE_SECONDS = 5.0
 # A stream without a line for this long is broken: three keep-alives lost.
 STREAM_SILENCE_SECONDS = 15.0
-# A report follows the last one after this long at the latest.
-REPORT_SECONDS = 2.0
-# A node that is silent for this long is Unknown.
+# A report follows the last one after this long at the latest; every change follows at once.
+REPORT_SECONDS = 4.0
+# A node that is silent for this long is Unknown: two reports lost, and time for the third to be late.
 NODE_SILENCE_SECONDS = 10.0
 # Longest JSON body that a fleet call takes.
 MAX_BODY_BYTES = 4 * 1024 * 1024

@@ -18,6 +18,13 @@ class RolloutStrategy(StrEnum):
     """Drain and stop the old revision, then start the new one."""
 
 
+class Preemption(StrEnum):
+    NEVER = "Never"
+    """It waits for a place."""
+    LOWER_PRIORITY = "LowerPriority"
+    """Where it fits nowhere, instances of lower priority are drained for it."""
+
+
 class ModelReference(Message):
     """Names a Model in the Placement's own namespace."""
 
@@ -123,6 +130,11 @@ class PlacementSpec(Message):
     concurrency: Annotated[int, Field(ge=1, le=64)] = 4
     """Sequences that one instance runs at a time: its slots."""
     kv_cache: KvCacheWish = KvCacheWish()
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
+    """Who chooses first when memory is short: higher before lower."""
+    preemption: Preemption = Preemption.NEVER
+    """`LowerPriority`: where it fits nowhere, instances of Placements of lower priority are drained for it; `Never`: it
+    waits."""
     rollout: Rollout = Rollout()
     timeouts: Timeouts = Timeouts()
     suspend: bool = False

@@ -31,6 +31,8 @@ class ReadyReason(StrEnum):
     """Model or engine are being fetched."""
     ENGINE_STARTING = "EngineStarting"
     """The engine loads the weights or warms up."""
+    MAKING_ROOM = "MakingRoom"
+    """Instances of lower priority drain for it, or what drains already is waited for."""
     ROLLING_OUT = "RollingOut"
     """A new revision is on its way; the old one serves."""
     ENGINE_FAILED = "EngineFailed"

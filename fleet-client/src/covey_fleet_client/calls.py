@@ -7,25 +7,22 @@ not honoured: the pinned authority alone says who the controller is.
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Generator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TypeVar
+from urllib.parse import urlsplit
 
-import httpx
 from covey_api.messages import FLEET_PREFIX, MAX_BODY_BYTES, STREAM_SILENCE_SECONDS
 from covey_api.meta import Message
 from pydantic import BaseModel, ValidationError
 
 from covey_fleet_client.errors import FleetError, FleetErrorKind
+from covey_fleet_client.http import Answer as HttpAnswer
+from covey_fleet_client.http import Broken, DialFailed, HttpClient, Origin
 
 # From dialling to the last byte of an answer; the controller answers from memory.
 CALL_SECONDS = 10.0
-CONNECT_SECONDS = 5.0
 # Longest line of a stream: a snapshot of hundreds of Instances is under a tenth of it.
 MAX_LINE_BYTES = 16 * 1024 * 1024
-# One or two streams and a few calls at once; more would mean that answers are not awaited.
-MAX_CONNECTIONS = 10
-# Below the controller's own keep-alive time, so that a call never meets a connection that is just being closed.
-_KEEPALIVE_SECONDS = 10.0
 _ERROR_BYTES = 64 * 1024
 
 Answer = TypeVar("Answer", bound=Message)
@@ -42,42 +39,56 @@ class _ErrorAnswer(BaseModel):
 
 def parse_controller_url(text: str) -> str:
     """`https://HOST[:PORT]` without a slash at the end. FleetError otherwise."""
+    return f"https://{_parse_origin(text).authority}"
+
+
+def _parse_origin(text: str) -> Origin:
     try:
-        url = httpx.URL(text.rstrip("/"))
-    except httpx.InvalidURL as error:
+        url = urlsplit(text.rstrip("/"))
+        host, port = url.hostname, url.port
+    except ValueError as error:
         raise FleetError(FleetErrorKind.INVALID, f"controller URL '{text}' can't be read: {error}") from None
-    if url.scheme != "https" or not url.host or url.path not in ("", "/") or url.query or url.userinfo:
+    is_plain = url.path in ("", "/") and not url.query and not url.fragment and "@" not in url.netloc
+    if url.scheme != "https" or not host or not is_plain or not text.isprintable() or " " in text:
         raise FleetError(FleetErrorKind.INVALID, f"controller URL must be 'https://HOST:PORT'; got '{text}'")
-    return str(url).rstrip("/")
+    return Origin(host, 443 if port is None else port)
 
 
-def open_client(controller_url: str, context: ssl.SSLContext) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        base_url=f"{controller_url}{FLEET_PREFIX}/",
-        verify=context,
-        trust_env=False,
-        timeout=httpx.Timeout(STREAM_SILENCE_SECONDS, connect=CONNECT_SECONDS, pool=CONNECT_SECONDS),
-        limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=_KEEPALIVE_SECONDS),
-        headers={"accept-encoding": "identity"},
-    )
+def open_client(controller_url: str, context: ssl.SSLContext) -> HttpClient:
+    return HttpClient(_parse_origin(controller_url), context)
 
 
 async def call(
-    client: httpx.AsyncClient, method: str, path: str, *, body: Message | None = None, bearer: str | None = None
+    client: HttpClient, method: str, path: str, *, body: Message | None = None, bearer: str | None = None
 ) -> bytes:
     """The whole answer, at most MAX_BODY_BYTES."""
-    headers = {} if bearer is None else {"authorization": f"Bearer {bearer}"}
+    headers: dict[str, str] = {}
+    if bearer is not None:
+        if not bearer.isascii() or not bearer.isprintable():
+            raise FleetError(FleetErrorKind.DENIED, "the token must be one line of ASCII; its text is not shown")
+        headers["authorization"] = f"Bearer {bearer}"
     content = b""
     if body is not None:
         content = body.model_dump_json(by_alias=True, exclude_none=True).encode()
         headers["content-type"] = "application/json"
-    with explain_failures(client.base_url):
+    with explain_failures(client.origin):
         async with (
             asyncio.timeout(CALL_SECONDS),
-            client.stream(method, path, content=content, headers=headers) as response,
+            client.ask(method, f"{FLEET_PREFIX}/{path}", content=content, headers=headers) as answer,
         ):
-            await check_status(response)
-            return await _read_bounded(response, MAX_BODY_BYTES)
+            await check_status(answer)
+            return await _read_bounded(answer, MAX_BODY_BYTES)
+
+
+@asynccontextmanager
+async def open_stream(client: HttpClient, path: str) -> AsyncGenerator[HttpAnswer]:
+    """An endless answer, once its head is here."""
+    with explain_failures(client.origin):
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(STREAM_SILENCE_SECONDS):
+                answer = await stack.enter_async_context(client.ask("GET", f"{FLEET_PREFIX}/{path}"))
+                await check_status(answer)
+            yield answer
 
 
 def parse_answer(content: bytes, answer: type[Answer], path: str) -> Answer:
@@ -92,9 +103,9 @@ def parse_answer(content: bytes, answer: type[Answer], path: str) -> Answer:
         ) from None
 
 
-async def read_lines(response: httpx.Response) -> AsyncGenerator[bytes]:
+async def read_lines(answer: HttpAnswer) -> AsyncGenerator[bytes]:
     """Lines of an endless answer, each whole within the silence deadline: a sender that dribbles counts as silent."""
-    chunks = response.aiter_raw()
+    chunks = answer.chunks()
     pending = bytearray()
     searched = 0
     while True:
@@ -115,17 +126,17 @@ async def read_lines(response: httpx.Response) -> AsyncGenerator[bytes]:
         yield line
 
 
-async def check_status(response: httpx.Response) -> None:
+async def check_status(answer: HttpAnswer) -> None:
     """FleetError with the controller's own words unless the status is 2xx."""
-    if response.is_success:
+    if 200 <= answer.status < 300:
         return
-    content = await _read_bounded(response, _ERROR_BYTES)
+    content = await _read_bounded(answer, _ERROR_BYTES)
     try:
         words = _ErrorAnswer.model_validate_json(content).error.message
     except ValidationError:
         words = ""
-    message = words or f"the controller answered '{response.status_code} {response.reason_phrase}'"
-    match response.status_code:
+    message = words or f"the controller answered '{answer.status} {answer.reason}'"
+    match answer.status:
         case 401 | 403:
             kind = FleetErrorKind.DENIED
         case 429:
@@ -137,9 +148,9 @@ async def check_status(response: httpx.Response) -> None:
     raise FleetError(kind, message)
 
 
-async def _read_bounded(response: httpx.Response, limit_bytes: int) -> bytes:
+async def _read_bounded(answer: HttpAnswer, limit_bytes: int) -> bytes:
     content = bytearray()
-    async for chunk in response.aiter_raw():
+    async for chunk in answer.chunks():
         content += chunk
         if len(content) > limit_bytes:
             raise FleetError(FleetErrorKind.INVALID, f"an answer must be at most {limit_bytes} bytes long")
@@ -147,43 +158,33 @@ async def _read_bounded(response: httpx.Response, limit_bytes: int) -> bytes:
 
 
 @contextmanager
-def explain_failures(base_url: httpx.URL) -> Generator[None]:
-    """Turn what httpx, TLS and deadlines raise into FleetError."""
-    where = f"the controller at {base_url.scheme}://{base_url.netloc.decode()}"
+def explain_failures(origin: Origin) -> Generator[None]:
+    """Turn what connections, TLS and deadlines raise into FleetError."""
+    where = f"the controller at https://{origin.authority}"
     try:
         yield
-    except (TimeoutError, httpx.TimeoutException):
+    except TimeoutError:
         raise FleetError(
             FleetErrorKind.UNREACHABLE, f"{where} gave no sign of life in time. Check that it runs and is reachable."
         ) from None
-    except httpx.HTTPError as error:
+    except (DialFailed, Broken, OSError) as error:
         raise _explain(error, where) from error
 
 
-def _explain(error: httpx.HTTPError, where: str) -> FleetError:
-    cause = _find_tls_error(error)
+def _explain(error: Exception, where: str) -> FleetError:
+    cause = error.__cause__ if isinstance(error, DialFailed) else None
     if isinstance(cause, ssl.SSLCertVerificationError):
         return FleetError(
             FleetErrorKind.INVALID,
             f"{where} shows a certificate that the pinned authority doesn't vouch for ({cause.verify_message}). "
             "Another process may have its address; if the fleet was made anew, join again with a new token.",
         )
-    if isinstance(error, httpx.ConnectError):
+    if cause is not None:
         return FleetError(
             FleetErrorKind.UNREACHABLE,
-            f"{where} can't be reached ({cause or error}). Check that it runs and that the address is right.",
+            f"{where} can't be reached ({cause}). Check that it runs and that the address is right.",
         )
     # A server that refuses a certificate in the handshake looks the same: its alert rarely arrives before the reset.
     return FleetError(
         FleetErrorKind.UNREACHABLE, f"{where} broke the connection off ({str(error) or type(error).__name__})"
     )
-
-
-def _find_tls_error(error: BaseException) -> ssl.SSLError | None:
-    """The TLS failure below an error of httpx, which wraps it several times."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, ssl.SSLError):
-            return seen
-        seen = seen.__cause__ or seen.__context__
-    return None

@@ -18,9 +18,8 @@ from cryptography import x509
 from covey_fleet_client.calls import (
     Answer,
     call,
-    check_status,
-    explain_failures,
     open_client,
+    open_stream,
     parse_answer,
     parse_controller_url,
     read_lines,
@@ -48,7 +47,6 @@ class FleetClient:
         self._http = open_client(parse_controller_url(controller_url), self._context)
 
     async def __aenter__(self) -> Self:
-        await self._http.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -61,13 +59,10 @@ class FleetClient:
         `contextlib.aclosing`.
         """
         self._check_expiry()
-        with explain_failures(self._http.base_url):
-            async with self._http.stream("GET", path) as response:
-                await check_status(response)
-                async with aclosing(read_lines(response)) as lines:
-                    async for line in lines:
-                        if line != KEEPALIVE.strip():
-                            yield line
+        async with open_stream(self._http, path) as answer, aclosing(read_lines(answer)) as lines:
+            async for line in lines:
+                if line != KEEPALIVE.strip():
+                    yield line
 
     async def post(self, path: str, message: Message, answer: type[Answer]) -> Answer:
         self._check_expiry()

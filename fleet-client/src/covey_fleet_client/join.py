@@ -14,6 +14,7 @@ import logging
 import re
 import ssl
 import time
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,7 +152,7 @@ async def _join(
 ) -> Identity:
     """The token goes to a controller of one of these authorities, and to nobody else."""
     request = JoinRequest(role=role, name=name, signing_request=identity.render_signing_request())
-    async with open_client(url, trusting_context(authorities)) as client:
+    async with aclosing(open_client(url, trusting_context(authorities))) as client:
         content = await call(client, "POST", "join", body=request, bearer=token)
     answer = parse_answer(content, JoinAnswer, "join")
     now = time.time()
@@ -175,7 +176,7 @@ async def _fetch_authority(url: str, token: _Token) -> x509.Certificate:
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE
-    async with open_client(url, unverified) as client:
+    async with aclosing(open_client(url, unverified)) as client:
         content = await call(client, "GET", "authority")
     try:
         offered = x509.load_pem_x509_certificates(content)

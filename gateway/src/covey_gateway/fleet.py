@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -183,15 +183,16 @@ class FleetLink:
 
     async def _report_demand(self, fleet: Fleet) -> None:
         """Every `REPORT_SECONDS`, and at once when a table was applied or a departed endpoint has become idle."""
+        clock = asyncio.get_running_loop().time
         while True:
             self._is_due.clear()
+            reported_at = clock()
             await fleet.post("demand", self._observe_demand(), DemandAnswer)
-            await asyncio.sleep(_MIN_REPORT_SECONDS)
-            try:
-                async with asyncio.timeout(REPORT_SECONDS - _MIN_REPORT_SECONDS):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(reported_at + REPORT_SECONDS):
                     await self._is_due.wait()
-            except TimeoutError:
-                continue
+            if (rest_seconds := reported_at + _MIN_REPORT_SECONDS - clock()) > 0:
+                await asyncio.sleep(rest_seconds)
 
     def _observe_demand(self) -> Demand:
         return Demand(

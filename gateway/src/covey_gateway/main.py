@@ -152,10 +152,12 @@ async def run_gateway(options: Options) -> None:
         fronts = Fronts(options.state / "gateway") if options.table is None else None
         engines = Engines(loop, tasks.create_task, fronts)
         server = GatewayServer(traffic, engines)
+        paths = Paths(engines, traffic, loop.time)
 
         def apply(table: RoutingTable) -> None:
             had_table, was_open = traffic.has_table, traffic.is_ready
             engines.forget(traffic.apply_table(table))
+            paths.look_again()
             if not traffic.is_ready and (was_open or not had_table):
                 _log.warning(_NO_KEYS, options.host)
             elif traffic.is_ready and had_table and not was_open:
@@ -175,7 +177,7 @@ async def run_gateway(options: Options) -> None:
         else:
             link = _build_link(options, traffic, apply, bound)
             background.append(tasks.create_task(link.run()))
-            background.append(tasks.create_task(Paths(engines, traffic, loop.time).run()))
+            background.append(tasks.create_task(paths.run()))
         await server.start(bound)
         _log.info("listening on %s", _render_address(bound))
         await stop.requested.wait()

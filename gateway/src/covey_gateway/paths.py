@@ -14,13 +14,16 @@ that finds no connection sets its endpoint aside by itself.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from covey_gateway.routing.table import RoutingTable, Target
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 
+# Between two looks at least: tables may follow each other closely.
 LOOK_SECONDS = 0.5
 AGAIN_SECONDS = 1.0
 GOOD_SECONDS = 10.0
@@ -51,14 +54,24 @@ class Paths:
         self._engines = engines
         self._traffic = traffic
         self._clock = clock
+        self._changed = asyncio.Event()
         self._paths: dict[str, Path] = {}
         """By the target's id."""
 
+    def look_again(self) -> None:
+        """The table is another one."""
+        self._changed.set()
+
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Where no endpoint is on another machine, it sleeps until one is."""
         while True:
+            self._changed.clear()
             await self._look()
+            due = min((path.due for path in self._paths.values()), default=math.inf)
             await asyncio.sleep(LOOK_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if due == math.inf else due - self._clock()):
+                    await self._changed.wait()
 
     async def _look(self) -> None:
         """Try what is due, to its end, and tell what is known then."""

@@ -80,20 +80,32 @@ class GatewayServer:
         )
         self._config.load()
         self._server: asyncio.Server | None = None
+        self._accepted = asyncio.Event()
+        self._is_resting = True
 
     async def start(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self.check_deadlines(time.time(), loop.time())
         most = choose_max_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        self._server = await loop.create_server(
-            lambda: Relay(self._config, self._state, self._traffic, self._engines, most), sock=bound, backlog=_BACKLOG
-        )
+        self._server = await loop.create_server(lambda: self._accept(most), sock=bound, backlog=_BACKLOG)
+
+    def _accept(self, most: int) -> Relay:
+        if self._is_resting:  # the date is as old as the sweep's last look
+            self.check_deadlines(time.time(), asyncio.get_running_loop().time())
+        self._accepted.set()
+        return Relay(self._config, self._state, self._traffic, self._engines, most)
 
     async def sweep(self) -> None:
-        """Check all deadlines, again and again, until cancelled."""
+        """Check all deadlines, again and again, until cancelled. Without a connection there are none, and it rests."""
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            self.check_deadlines(time.time(), asyncio.get_running_loop().time())
+            self._is_resting = True
+            await self._accepted.wait()
+            self._is_resting = False
+            # One that was accepted a moment ago isn't among the connections yet.
+            while self._accepted.is_set() or self._state.connections or self._engines.has_idle:
+                self._accepted.clear()
+                await asyncio.sleep(SWEEP_SECONDS)
+                self.check_deadlines(time.time(), asyncio.get_running_loop().time())
 
     def check_deadlines(self, wall: float, now: float) -> None:
         """End what is over its time by now; `wall` dates the answers of the next second."""

@@ -49,7 +49,8 @@ class Traffic:
     def watch_news(self, on_news: Callable[[], None]) -> None:
         """Call this when the controller should hear of something at once.
 
-        That is: an endpoint that left the table has nothing in flight any more, or a way was lost or found.
+        That is: an endpoint that left the table has nothing in flight any more, one is set aside, or a way was lost or
+        found.
         """
         self._on_news = on_news
 
@@ -108,7 +109,9 @@ class Traffic:
         load = self._loads[target.id]
         load.in_flight -= 1
         if refused is not None:
-            load.aside = set_aside(load.aside, self._clock())
+            was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock())
+            if not was_aside:
+                self._on_news()
             words = "endpoint %s of model '%s' is set aside for %.0f s: %s"
             _log.warning(words, target.id, target.model, load.aside.seconds, refused)
         elif load.aside is not None and load.aside.is_probed:

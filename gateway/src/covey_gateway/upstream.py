@@ -275,6 +275,11 @@ class Engines:
         if idle and connection in idle:
             idle.remove(connection)
 
+    @property
+    def has_idle(self) -> bool:
+        """Whether there is anything that `close_idle` may have to close later."""
+        return bool(self._idle)
+
     def close_idle(self, now: float) -> None:
         """Close what is about to be closed by the engine; the oldest are in front."""
         for target_id in list(self._idle):

@@ -111,7 +111,9 @@ class Controller:
         disk: SimDisk,
         on_note: Callable[["Controller", Note], None],
         on_look: Callable[[], None],
+        number: int,
     ) -> None:
+        self.number = number
         loop = asyncio.get_running_loop()
 
         def utc_now() -> datetime:

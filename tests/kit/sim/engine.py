@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -28,7 +28,8 @@ class Engine:
     port: int
     key: str
     ready_at: float
-    stamped_bytes: int
+    taken: Mapping[str, int]
+    """Bytes by pool, as stamped."""
     exit: asyncio.Future[int]
     """Its exit status, once it has ended."""
     transports: "list[EngineTransport]" = field(default_factory=list["EngineTransport"])

@@ -3,10 +3,11 @@
 import asyncio
 from random import Random
 
+from covey_api.engines import HOST_POOL
 from covey_fleet_client.backoff import LONGEST_DELAY_SECONDS
 
 from kit.sim.loop import Process
-from kit.sim.machine import KILLED
+from kit.sim.machine import KILLED, Machine
 from kit.sim.network import SPIKE_SECONDS, Link
 from kit.sim.world import Fault, World
 
@@ -74,11 +75,23 @@ async def _pause(world: World, part: str, process: Process, random: Random) -> N
     process.pause()
     world.calm.begin(part, "paused")
     world.story.tell(part, "is paused")
-    await asyncio.sleep(random.choice((0.5, 3.0, 12.0, 40.0)))
+    await asyncio.sleep(random.choice((0.5, 3.0, 12.0, 40.0, 90.0)))
     if process.is_paused and not process.is_dying:
         world.story.tell(part, "goes on")
         process.resume()
     world.calm.end(part, "paused", world.now())
+
+
+async def replace_controller(world: World, random: Random) -> None:
+    """A leader that was paused wakes when another one leads."""
+    elder = world.replace_controller()
+    if elder is None:
+        return
+    await asyncio.sleep(random.choice((0.5, 3.0, 20.0)))
+    world.story.tell("controller", "that led before goes on")
+    elder.process.resume()
+    await asyncio.sleep(random.choice((0.5, 3.0, 8.0)))
+    await world.end_elder(elder)
 
 
 async def kill_agent(world: World, random: Random) -> None:
@@ -134,13 +147,15 @@ async def break_streams(world: World, random: Random) -> None:
 
 
 async def trouble_link(world: World, random: Random) -> None:
-    """Messages are late, overtake each other, or are lost."""
+    """Messages are late, overtake each other, arrive twice, or are lost."""
     name, part, link = _choose_link(world, random)
     link.spike_share, link.loss_share = random.choice(((0.2, 0.0), (0.5, 0.0), (0.1, 0.2), (0.0, 0.4)))
+    link.repeat_share = random.choice((0.0, 0.3))
     world.calm.begin(part, cause := f"trouble at {world.now()}")
-    world.story.tell("wires", f"{name}: {link.spike_share:.0%} of messages are late, {link.loss_share:.0%} lost")
+    words = f"{link.spike_share:.0%} late, {link.loss_share:.0%} lost, {link.repeat_share:.0%} twice"
+    world.story.tell("wires", f"messages of {name} arrive: {words}")
     await asyncio.sleep(random.uniform(5.0, 40.0))
-    link.spike_share = link.loss_share = 0.0
+    link.spike_share = link.loss_share = link.repeat_share = 0.0
     world.calm.end(part, cause, world.now() + SPIKE_SECONDS[1] + LONGEST_DELAY_SECONDS)
 
 
@@ -160,8 +175,33 @@ async def cut_path(world: World, random: Random) -> None:
     world.calm.end(name, "path", world.now())
 
 
-async def lose_node(world: World, random: Random) -> None:
+async def flap_link(world: World, random: Random) -> None:
+    """It comes and goes, often."""
+    name, part, link = _choose_link(world, random)
+    world.calm.begin(part, cause := f"flaps at {world.now()}")
+    world.story.tell("wires", f"{name} is reached now and then only")
+    for _ in range(random.randrange(3, 9)):
+        link.is_cut = True
+        world.network.break_streams(link)
+        await asyncio.sleep(random.choice((0.2, 1.0, 3.0)))
+        world.network.heal(link)
+        await asyncio.sleep(random.choice((0.1, 0.5, 2.0, 6.0)))
+    world.calm.end(part, cause, world.now() + LONGEST_DELAY_SECONDS)
+    world.story.tell("wires", f"{name} is reached again")
+
+
+async def flap_node(world: World, random: Random) -> None:
     name = random.choice(sorted(world.machines))
+    for _ in range(random.randrange(2, 4)):
+        await _lose_node(world, name, random.choice((1.0, 4.0, 12.0)))
+        await asyncio.sleep(random.choice((0.5, 3.0, 15.0)))
+
+
+async def lose_node(world: World, random: Random) -> None:
+    await _lose_node(world, random.choice(sorted(world.machines)), random.choice((3.0, 20.0, 90.0, 140.0)))
+
+
+async def _lose_node(world: World, name: str, seconds: float) -> None:
     machine = world.machines[name]
     if not machine.is_on:
         return
@@ -169,7 +209,7 @@ async def lose_node(world: World, random: Random) -> None:
     world.story.tell(name, "loses power")
     await world.kill_agent(name)
     machine.power_off()
-    await asyncio.sleep(random.choice((3.0, 20.0, 90.0, 140.0)))
+    await asyncio.sleep(seconds)
     if not machine.is_on:
         power_on(world, name)
 
@@ -185,10 +225,37 @@ async def take_memory(world: World, random: Random) -> None:
     """Somebody else's process: the agent refuses to start what doesn't fit beside it."""
     name = random.choice(sorted(world.machines))
     machine = world.machines[name]
-    machine.foreign_bytes = random.randrange(machine.total_bytes)
+    machine.foreign_bytes = random.randrange(machine.pools[HOST_POOL])
     world.story.tell(name, f"another program takes {machine.foreign_bytes} bytes")
     await asyncio.sleep(random.uniform(5.0, 40.0))
     machine.foreign_bytes = 0
+
+
+async def lie(world: World, random: Random) -> None:
+    """A node's facts say more or less than there is, after its agent's next look. Readings are true."""
+    machine = world.machines[random.choice(sorted(world.machines))]
+    pool = random.choice(sorted(machine.pools))
+    machine.claim(pool, int(machine.pools[pool] * random.choice((0.3, 0.6, 1.5, 4.0))))
+    world.story.tell(machine.name, f"its facts say {machine.claimed[pool]} bytes of {pool}, not {machine.pools[pool]}")
+    await world.kill_agent(machine.name)
+    world.start_agent(machine.name)
+    await asyncio.sleep(random.choice((10.0, 60.0, 120.0)))
+    machine.claim(pool, machine.pools[pool])
+
+
+async def lose_artifacts(world: World, random: Random) -> None:
+    """Somebody clears the caches."""
+    for machine in world.machines.values():
+        if random.random() < 0.7:
+            machine.cached.clear()
+            world.story.tell(machine.name, "the artifact cache is cleared")
+
+
+async def cordon(world: World, random: Random) -> None:
+    name = random.choice(sorted(world.machines))
+    world.people.cordon(name, is_on=True, now=world.now())
+    await asyncio.sleep(random.choice((5.0, 40.0)))
+    world.people.cordon(name, is_on=False, now=world.now())
 
 
 async def break_fetches(world: World, random: Random) -> None:
@@ -221,11 +288,19 @@ async def fill_store(world: World, random: Random) -> None:
 
 async def crash_engines(world: World, random: Random) -> None:
     machine = world.machines[random.choice(sorted(world.machines))]
-    if random.random() < 0.3:
+    kind = random.random()
+    if kind < 0.3:
         machine.hangs_to_come = 1
+    elif kind < 0.5:
+        machine.leaks_to_come = random.choice((1, 2, 4))
     else:
         machine.crashes_to_come = random.choice((1, 2, 5))
-    world.story.tell(machine.name, f"the next engines fail: {machine.crashes_to_come}, {machine.hangs_to_come} hang")
+    world.story.tell(machine.name, _say_crashes(machine))
+
+
+def _say_crashes(machine: Machine) -> str:
+    counts = f"{machine.crashes_to_come} crash, {machine.hangs_to_come} hang, {machine.leaks_to_come} run out of memory"
+    return f"of the next engines {counts}"
 
 
 async def edit(world: World, random: Random) -> None:
@@ -243,6 +318,7 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (lose_store, 2),
     (put_back_store, 3),
     (pause_controller, 4),
+    (replace_controller, 3),
     (pause_agent, 3),
     (pause_gateway, 3),
     (kill_agent, 7),
@@ -250,11 +326,16 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (kill_engine, 6),
     (cut_link, 5),
     (break_streams, 3),
+    (flap_link, 3),
     (trouble_link, 4),
     (cut_path, 2),
     (lose_node, 4),
+    (flap_node, 2),
     (take_memory, 3),
+    (lie, 3),
     (break_fetches, 2),
+    (lose_artifacts, 1),
+    (cordon, 3),
     (fill_disk, 1),
     (fill_store, 2),
     (crash_engines, 3),
@@ -300,11 +381,18 @@ async def heal(world: World) -> None:
     """Everything that is broken works again."""
     world.story.tell("run", "all heals")
     world.disk.is_full = False
+    for elder in list(world.elders):
+        await world.end_elder(elder)
+    for name, is_on in sorted(world.people.cordons.items()):
+        if is_on:
+            world.people.cordon(name, is_on=False, now=world.now())
     if world.people.broken:
         world.people.repair(world.now())
     for machine in world.machines.values():
-        machine.foreign_bytes = machine.crashes_to_come = machine.hangs_to_come = 0
+        machine.foreign_bytes = machine.crashes_to_come = machine.hangs_to_come = machine.leaks_to_come = 0
         machine.is_disk_full = machine.is_fetch_broken = False
+        for pool, size in machine.pools.items():
+            machine.claim(pool, size)
         if not machine.is_on:
             power_on(world, machine.name)
         world.start_agent(machine.name)

@@ -2,18 +2,20 @@
 
 from dataclasses import replace
 
-from covey_api.kinds import ObjectKey
+from covey_api.engines import HOST_POOL, Lane
+from covey_api.kinds import Kind, ObjectKey
 from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Placement
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.wanted import render_wish
 from covey_planner.choice import choose
+from covey_planner.types import NodeView, Pool
 
 from kit import planning
 from kit.sim.engine import Engine
-from kit.sim.machine import RESERVE_BYTES, Keeper, Machine
-from kit.sim.node import LANE
+from kit.sim.machine import Keeper, Machine
+from kit.sim.node import DEVICE_LANE, DEVICE_POOL, LANE, lanes_of
 from kit.sim.world import World
 
 
@@ -44,13 +46,20 @@ def why_not_converged(world: World) -> str:
     stored = {item.spec.instance_id for item in world.safety.instances}
     if ids != stored:
         return f"the store holds {sorted(stored)}, and {sorted(ids)} run"
-    for name in world.machines:
-        node = objects.get(ObjectKey("Node", "", name))
-        if not isinstance(node, Node) or not any(
-            each.type == "Ready" and each.status == "True" for each in node.status.conditions
-        ):
-            return f"node {name} is not Ready"
+    for machine in world.machines.values():
+        if why := _why_unknown(machine, objects.get(ObjectKey("Node", "", machine.name))):
+            return why
     return _why_not_routed(world, ids)
+
+
+def _why_unknown(machine: Machine, node: Kind | None) -> str:
+    if not isinstance(node, Node) or not any(
+        each.type == "Ready" and each.status == "True" for each in node.status.conditions
+    ):
+        return f"node {machine.name} is not Ready"
+    facts = node.status.facts
+    known = {pool.name: pool.total_bytes for pool in facts.pools} if facts else {}
+    return "" if known == machine.pools else f"node {machine.name} is known with pools {known}, not {machine.pools}"
 
 
 def _why_not(world: World, name: str, placement: Placement, model: Model, found: list[tuple[Machine, Keeper]]) -> str:
@@ -63,18 +72,25 @@ def _why_not(world: World, name: str, placement: Placement, model: Model, found:
     if len(found) == placement.spec.replicas and not old:
         return ""
     wish = render_wish(placement, model, None, (), ())
-    big = replace(planning.node("big", memory=1 << 40), lanes=(LANE,), cpu_cores=4)
-    decision = choose(wish, (big,), 1)
-    if not decision.chosen:
-        return f"{name} can't be planned yet: {decision.pending}"
-    needed = sum(costs.total_bytes for costs in decision.chosen[0].costs)
+    needed: dict[str, dict[str, int]] = {}
+    for lane in (DEVICE_LANE, LANE):
+        decision = choose(wish, (_large_node(lane),), 1)
+        if not decision.chosen:
+            return f"{name} can't be planned yet: {decision.pending}"
+        needed[lane.pool] = {costs.pool: costs.total_bytes for costs in decision.chosen[0].costs}
     for machine in world.machines.values():
-        freed = sum(keeper.engine.stamped_bytes for at, keeper in old if at is machine)
-        free = machine.total_bytes - RESERVE_BYTES - sum(engine.stamped_bytes for engine in machine.engines()) + freed
-        if machine.is_on and free >= needed:
-            counts = f"{len(found)} of {placement.spec.replicas} of {name} run, {len(old)} old"
-            return f"{counts}, and node {machine.name} has room"
+        gone = [keeper.engine for at, keeper in old if at is machine]
+        free = {pool: machine.free_bytes(pool) + sum(each.taken[pool] for each in gone) for pool in machine.pools}
+        for lane in lanes_of(machine) if machine.is_on else ():
+            if all(free[pool] >= each for pool, each in needed[lane.pool].items()):
+                counts = f"{len(found)} of {placement.spec.replicas} of {name} run, {len(old)} old"
+                return f"{counts}, and node {machine.name} has room for it on {lane.compute}"
     return ""
+
+
+def _large_node(lane: Lane) -> NodeView:
+    pools = tuple(Pool(name, 1 << 40, 0, 0) for name in (HOST_POOL, DEVICE_POOL))
+    return replace(planning.node("large"), pools=pools, lanes=(lane,), cpu_cores=4)
 
 
 def _revision(keeper: Keeper) -> str:

@@ -5,12 +5,13 @@ ids are used again after a reboot, so an id alone proves nothing.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
+from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance
 from covey_api.messages import MemberAssignment
 from covey_api.reasons import FailureCause
@@ -50,15 +51,19 @@ class Machine:
         self,
         name: str,
         index: int,
-        total_bytes: int,
+        pools: Mapping[str, int],
         random: Random,
         story: Story,
         folder: Path,
         on_change: Callable[[], None],
     ) -> None:
-        """`on_change` hears of each start and end of an engine."""
+        """`pools`: bytes by pool, as they truly are. `on_change` hears of each start and end of an engine."""
         self.name = name
-        self.total_bytes = total_bytes
+        self.pools = pools
+        self.claimed = dict(pools)
+        """What its facts say."""
+        self.most_claimed = dict(pools)
+        """The most that they ever said: what a controller may have promised by."""
         self.folder = folder
         self.is_on = True
         self.foreign_bytes = 0
@@ -66,6 +71,7 @@ class Machine:
         self.is_disk_full = False
         self.crashes_to_come = 0
         self.hangs_to_come = 0
+        self.leaks_to_come = 0
         self.cached: set[str] = set()
         self.keepers: dict[str, Keeper] = {}
         self.ports: dict[int, Engine] = {}
@@ -114,7 +120,7 @@ class Machine:
             port=port,
             key=assignment.key,
             ready_at=self.now() + load_seconds,
-            stamped_bytes=member.bytes_in("Host"),
+            taken={pool: member.bytes_in(pool) for pool in self.pools},
             exit=exited,
         )
         keeper = Keeper(pid, start_time, attempt, text, assignment.instance, engine)
@@ -126,15 +132,18 @@ class Machine:
         if self.crashes_to_come > 0:
             self.crashes_to_come -= 1
             self._loop.call_later(self._random.uniform(0.05, 1.0), self.end_engine, keeper, CRASHED, "Engine")
+        elif self.leaks_to_come > 0:
+            self.leaks_to_come -= 1
+            self._loop.call_later(self._random.uniform(0.05, 20.0), self.end_engine, keeper, KILLED, "Engine", True)
         return keeper
 
-    def end_engine(self, keeper: Keeper, status: int, ended_by: str) -> None:
+    def end_engine(self, keeper: Keeper, status: int, ended_by: str, out_of_memory: bool = False) -> None:
         """The engine ends and its keeper writes that down; a keeper that isn't there writes nothing."""
         if not keeper.engine.is_alive:
             return
         if self.is_living(keeper):
             tail = "out of luck" if ended_by == "Engine" else ""
-            keeper.record = EngineExit(keeper.attempt, keeper.engine.identity, status, ended_by, False, tail)
+            keeper.record = EngineExit(keeper.attempt, keeper.engine.identity, status, ended_by, out_of_memory, tail)
         keeper.engine.end(status, self.now())
 
     def _on_exit(self, keeper: Keeper) -> None:
@@ -183,12 +192,20 @@ class Machine:
     def engines(self) -> list[Engine]:
         return [keeper.engine for _, keeper in sorted(self.keepers.items()) if keeper.engine.is_alive]
 
-    def available_bytes(self) -> int:
-        return (
-            self.total_bytes
-            - self.foreign_bytes
-            - sum(keeper.engine.stamped_bytes for keeper in self.keepers.values() if keeper.engine.is_alive)
-        )
+    def claim(self, pool: str, total_bytes: int) -> None:
+        """Facts that lie: what is free is measured, and true."""
+        self.claimed[pool] = total_bytes
+        self.most_claimed[pool] = max(total_bytes, self.most_claimed[pool])
+
+    def available_bytes(self, pool: str) -> int:
+        foreign = self.foreign_bytes if pool == HOST_POOL else 0
+        taken = sum(keeper.engine.taken[pool] for keeper in self.keepers.values() if keeper.engine.is_alive)
+        return self.pools[pool] - foreign - taken
+
+    def free_bytes(self, pool: str) -> int:
+        """What may still be promised."""
+        reserve = RESERVE_BYTES if pool == HOST_POOL else 0
+        return self.pools[pool] - reserve - sum(engine.taken[pool] for engine in self.engines())
 
 
 OnStop = Callable[[Machine, Keeper], None]

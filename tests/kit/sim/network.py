@@ -1,7 +1,8 @@
 """The wires between members and the controller: real messages as their JSON, delayed, lost, cut, late, held back.
 
-A call is answered once or not at all; a stream is a connection whose lines keep their order. Who dials a controller
-that isn't there is refused at once; who waits for one that is paused, or behind a cut, runs into its own deadline.
+A call is answered once or not at all, even when it arrives twice; a stream is a connection whose lines keep their
+order. Who dials a controller that isn't there is refused at once; who waits for one that is paused, or behind a cut,
+runs into its own deadline.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ class Server(Protocol):
     """The controller's end."""
 
     process: Process
+    number: int
+    """Of all that were started."""
 
     def serve(self, peer: str, method: str, path: str, body: bytes) -> bytes: ...
 
@@ -45,6 +48,7 @@ class Link:
         self.is_cut = False
         self.spike_share = 0.0
         self.loss_share = 0.0
+        self.repeat_share = 0.0
         self.connections: list[Connection] = []
         self.disturbed_at = 0.0
 
@@ -63,8 +67,8 @@ class Connection:
 
 
 class Network:
-    def __init__(self, random: Random, story: Story, tap: Callable[[str, bytes], None]) -> None:
-        """`tap` sees each line of a stream as it reaches its member."""
+    def __init__(self, random: Random, story: Story, tap: Callable[[str, int, bytes], None]) -> None:
+        """`tap` sees each line of a stream as it reaches its member, and from which controller."""
         self.controller: Server | None = None
         self._random = random
         self._story = story
@@ -83,6 +87,9 @@ class Network:
         answer: asyncio.Future[bytes] = self._loop.create_future()
         if not self.is_lost(link):
             self._loop.call_later(self.delay_seconds(link), self._arrive, link, method, path, body, answer)
+            if link.repeat_share and self._random.random() < link.repeat_share:
+                # As a proxy repeats what it thinks lost; each is delayed by itself.
+                self._loop.call_later(self.delay_seconds(link), self._arrive, link, method, path, body, answer)
         return answer
 
     def _arrive(self, link: Link, method: str, path: str, body: bytes, answer: asyncio.Future[bytes]) -> None:
@@ -166,9 +173,9 @@ class Network:
             seconds = SEND_SECONDS if connection.link.is_cut else self.delay_seconds(connection.link)
             self._loop.call_later(seconds, connection.pump.cancel)
 
-    def take(self, link: Link, line: bytes) -> None:
+    def take(self, connection: Connection, line: bytes) -> None:
         self._story.count(line)
-        self._tap(link.peer, line)
+        self._tap(connection.link.peer, connection.controller.number, line)
 
 
 def fail(answer: asyncio.Future[bytes], words: str) -> None:
@@ -192,7 +199,7 @@ class SimFleet:
             while True:
                 line = await self._next_line(connection)
                 if line != KEEPALIVE:
-                    self._network.take(self._link, line)
+                    self._network.take(connection, line)
                     yield line.rstrip(b"\n")
         finally:
             self._network.close(connection)

@@ -20,7 +20,7 @@ from covey_agent.runtime import Runtime
 from covey_agent.supervisor.kept import Kept
 from covey_agent.surveys import Survey
 from covey_agent.whereabouts import Whereabouts
-from covey_api.engines import EngineName, Lane
+from covey_api.engines import Compute, EngineName, Lane
 from covey_api.instance import Instance
 from covey_api.messages import PoolReading
 from covey_api.model import Geometry, ResolvedArtifact
@@ -33,6 +33,8 @@ from kit.sim.machine import Machine, MachineKeepers, OnStop
 from kit.sim.network import SimFleet
 
 LANE = builders.lane(digest="0" * 64)
+DEVICE_POOL = "Cuda0"
+DEVICE_LANE = builders.lane(digest="1" * 64, compute=Compute.CUDA, pool=DEVICE_POOL)
 
 
 class Adapter:
@@ -87,9 +89,16 @@ class Artifacts:
         return tuple(sorted(self._machine.cached))
 
 
+def lanes_of(machine: Machine) -> tuple[Lane, ...]:
+    return (DEVICE_LANE, LANE) if DEVICE_POOL in machine.pools else (LANE,)
+
+
 class Engines:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
-        return (LANE,)
+        return lanes_of(self._machine)
 
     async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
         await asyncio.sleep(0.01)
@@ -99,13 +108,19 @@ class Engines:
 class Facts:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self._free: dict[str, int] = {}
+        self._readings: tuple[PoolReading, ...] = ()
 
     async def observe_facts(self) -> NodeFacts:
-        pool = MemoryPool(name="Host", total_bytes=self._machine.total_bytes)
-        return NodeFacts(os="linux", architecture="x86_64", cpu_cores=4, pools=(pool,))
+        pools = tuple(MemoryPool(name=name, total_bytes=size) for name, size in self._machine.claimed.items())
+        return NodeFacts(os="linux", architecture="x86_64", cpu_cores=4, pools=pools)
 
     def observe_readings(self) -> tuple[PoolReading, ...]:
-        return (PoolReading(name="Host", available_bytes=self._machine.available_bytes()),)
+        free = {name: self._machine.available_bytes(name) for name in self._machine.pools}
+        if free != self._free:
+            self._free = free
+            self._readings = tuple(PoolReading(name=name, available_bytes=each) for name, each in free.items())
+        return self._readings
 
 
 class SimKeptFile(KeptFile):
@@ -129,7 +144,7 @@ class Agent:
     ) -> None:
         self.machine = machine
         keepers = MachineKeepers(machine, random, on_stop)
-        facts, artifacts, engines = Facts(machine), Artifacts(machine, random), Engines()
+        facts, artifacts, engines = Facts(machine), Artifacts(machine, random), Engines(machine)
         adapter = Adapter(machine, random)
         outside = Outside(
             artifacts, engines, facts, keepers, {adapter.engine: adapter}, choose_port=machine.choose_port

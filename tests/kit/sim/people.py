@@ -36,6 +36,13 @@ spec:
 """
 
 
+_NODE = """apiVersion: covey.dev/v1alpha1
+kind: Node
+metadata: {{name: {name}}}
+spec: {{unschedulable: {unschedulable}}}
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """One Placement, as far as these people write it."""
@@ -59,6 +66,10 @@ class People:
     """The last valid set that they wrote."""
     wished_at: dict[str, float] = field(default_factory=dict[str, float])
     """Since when each Placement is in it."""
+    cordons: dict[str, bool] = field(default_factory=dict[str, bool])
+    """Nodes that have a document, and whether they take nothing new."""
+    changed_at: dict[str, float] = field(default_factory=dict[str, float])
+    """When the document of each node changed last."""
     broken: str = ""
     """What they did to the source; empty while it is valid."""
     _ticks: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -90,6 +101,12 @@ class People:
         self.wished_at.setdefault(name, now)
         self.save(f"{name}.yaml", wish.render(name))
         self.story.tell("people", f"wish {name}: {wish}")
+
+    def cordon(self, name: str, *, is_on: bool, now: float) -> None:
+        self.cordons[name], self.changed_at[name] = is_on, now
+        if self.broken != "empty":
+            self.save(f"node-{name}.yaml", _NODE.format(name=name, unschedulable=str(is_on).lower()))
+        self.story.tell("people", f"{'cordon' if is_on else 'uncordon'} node {name}")
 
     def edit(self, now: float) -> None:
         """One change of mind."""
@@ -133,7 +150,10 @@ class People:
             self.save("models.yaml", "---\n".join(_MODEL.format(name=name) for name in MODELS))
             for name, wish in sorted(self.wishes.items()):
                 self.save(f"{name}.yaml", wish.render(name))
+            for name, is_on in sorted(self.cordons.items()):
+                self.save(f"node-{name}.yaml", _NODE.format(name=name, unschedulable=str(is_on).lower()))
         self.broken = ""
+        self.changed_at |= dict.fromkeys(self.changed_at, now)
         self.story.tell("people", "repair the source")
 
     def save(self, name: str, text: str) -> None:

@@ -108,6 +108,8 @@ async def _stay_quiet(world: World, seconds: float) -> None:
     """Nothing is written, nothing is published, every request succeeds."""
     assert world.controller is not None
     path, _ = store_paths(world.source, world.folder / "controller")
+    if not path.exists():
+        raise Violation("the store's file is gone, and the leader goes on without it")
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as reader:
         version = reader.execute("PRAGMA data_version").fetchone()
         order, before = world.controller.board.order, dict(world.controller.history.objects)
@@ -169,3 +171,5 @@ async def _end(world: World) -> None:
     for name in list(world.agents):
         await world.kill_agent(name)
     await world.kill_controller()
+    for elder in list(world.elders):
+        await world.end_elder(elder)

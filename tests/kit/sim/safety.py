@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable
 
+from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance
 from covey_api.messages import Order
 from covey_api.reasons import EventReason
@@ -25,6 +26,8 @@ STALE_SECONDS = 2.0
 GATEWAY_CALM_SECONDS = 30.0
 # An edit rests, vanishes and is read within this.
 EDIT_SECONDS = 15.0
+# A node is judged lost after a minute of silence: what silenced it ended at most this long ago.
+LOST_CALM_SECONDS = 30.0
 _STOP_REASONS = frozenset(
     {EventReason.DRAIN_STARTED, EventReason.DRAIN_ENDED, EventReason.ATTEMPT_STARTED, EventReason.FAILED}
 )
@@ -66,13 +69,17 @@ class Safety:
         self._notes: dict[str, dict[str, float]] = {}
         """By Instance name: when each reason was said, since it was made."""
         self._last_on_port: dict[int, Engine] = {}
+        self._known: set[str] = set()
+        """instanceIds that a leader has stored."""
 
     # After every step.
 
-    def check(self, instances: tuple[Instance, ...] | None) -> None:
+    def check(self, instances: tuple[Instance, ...] | None, now: float) -> None:
         """Memory, and one engine for each Instance. `instances`: as the leader saw them last, if there is news."""
         engines = [engine for machine in self._machines.values() for engine in machine.engines()]
-        self.instances = self.instances if instances is None else instances
+        if instances is not None:
+            self._check_places(instances, now)
+            self.instances = instances
         alive: dict[str, int] = {}
         for engine in engines:
             if other := alive.get(engine.instance_id):
@@ -85,15 +92,39 @@ class Safety:
             self._last_on_port[engine.port] = engine
         members = [member for instance in self.instances for member in instance.spec.members]
         for machine in self._machines.values():
-            running = sum(engine.stamped_bytes for engine in engines if machine.owns_port(engine.port))
-            self._check_memory(machine, running, "engines that run")
-            stored = sum(member.bytes_in("Host") for member in members if member.node == machine.name)
-            self._check_memory(machine, stored, "instances that are stored")
+            here = [member for member in members if member.node == machine.name]
+            running = [engine for engine in engines if machine.owns_port(engine.port)]
+            for pool, size in machine.pools.items():
+                reserve = RESERVE_BYTES if pool == HOST_POOL else 0
+                stored = sum(member.bytes_in(pool) for member in here)
+                self._check_memory(
+                    machine, pool, machine.most_claimed[pool] - reserve, stored, "instances that are stored"
+                )
+                # Of facts that lied the agent's look at what is free is the corrective; it knows of no reserve.
+                limit = size if machine.most_claimed[pool] > size else size - reserve
+                self._check_memory(machine, pool, limit, sum(each.taken[pool] for each in running), "engines that run")
 
-    def _check_memory(self, machine: Machine, taken: int, what: str) -> None:
-        limit = machine.total_bytes - RESERVE_BYTES
+    def _check_places(self, instances: tuple[Instance, ...], now: float) -> None:
+        """Nothing new on a node that people have cordoned; what a node runs already may be adopted."""
+        for instance in instances:
+            instance_id = instance.spec.instance_id
+            if instance_id in self._known:
+                continue
+            self._known.add(instance_id)
+            node = instance.spec.members[0].node
+            is_cordoned = self._people.cordons.get(node) and not self._people.broken
+            if is_cordoned and now - self._people.changed_at[node] > EDIT_SECONDS and not self._is_held(instance):
+                self._story.violate(f"{instance.metadata.name} is placed on node {node}, which takes nothing new")
+
+    def _is_held(self, instance: Instance) -> bool:
+        machine = self._machines.get(instance.spec.members[0].node)
+        return machine is not None and instance.spec.instance_id in machine.keepers
+
+    def _check_memory(self, machine: Machine, pool: str, limit: int, taken: int, what: str) -> None:
         if taken > limit:
-            self._story.violate(f"node {machine.name} is over-committed: {what} hold {taken} of {limit} bytes")
+            self._story.violate(
+                f"pool {pool} of node {machine.name} is over-committed: {what} hold {taken} of {limit} bytes"
+            )
 
     # As it happens.
 
@@ -131,11 +162,20 @@ class Safety:
         if note.reason in (EventReason.CREATED, EventReason.ADOPTED):
             self._notes[note.key.name] = {}
         self._notes.setdefault(note.key.name, {}).setdefault(note.reason, now)
+        if note.reason == EventReason.LOST:
+            self._check_lost(note, now)
         gone = re.match(r"placement '(\w+)' does not exist any more", note.message)
         if gone and note.reason == EventReason.DRAIN_STARTED:
             wished_at = self._people.wished_at.get(gone[1])
             if wished_at is not None and now - wished_at > EDIT_SECONDS:
                 self._story.violate(f"{note.key.name} drains for a placement that is wished: {note.message}")
+
+    def _check_lost(self, note: Note, now: float) -> None:
+        """A leader that heard nobody, because it was paused or away, blames nobody."""
+        nodes = [each.spec.members[0].node for each in self.instances if each.metadata.name == note.key.name]
+        for node in nodes:
+            if self.calm.holds(now, LOST_CALM_SECONDS, node, f"agent {node}"):
+                self._story.violate(f"{note.key.name} is judged lost, and nothing is wrong with node {node}")
 
     def on_stop(self, machine: Machine, keeper: Keeper, now: float) -> None:
         """An agent asks for the end of an engine."""

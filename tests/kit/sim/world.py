@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
@@ -17,19 +18,20 @@ from covey_controller.reconcile.outcomes import Note
 from covey_controller.stores.files.store import store_paths
 from covey_gateway.routing.table import RoutingTable
 
-from kit.builders import GIB
 from kit.sim.control import Controller
 from kit.sim.engine import EngineTransport
 from kit.sim.gateway import Gateway, Request
 from kit.sim.loop import PROCESS, Process, running_loop, wait_until
-from kit.sim.machine import Keeper, Machine
+from kit.sim.machine import RESERVE_BYTES, Keeper, Machine
 from kit.sim.network import Link, Network, SimFleet
-from kit.sim.node import Agent
+from kit.sim.node import DEVICE_POOL, Agent
 from kit.sim.people import MODELS, People, SimDisk
 from kit.sim.safety import Safety
 from kit.sim.story import Story
 
 MIB = 2**20
+# Of machines, those with an accelerator that has memory of its own.
+DEVICE_SHARE = 0.3
 # A leader publishes no table before it has seen its fleet whole.
 SEEN_WHOLE_SECONDS = FIRST_REPORTS_SECONDS + 2.0
 # A store that is taken away is noticed at the next look.
@@ -55,6 +57,8 @@ class World:
         self.links: dict[str, Link] = {}
         self.disk = SimDisk()
         self.controller: Controller | None = None
+        self.elders: list[Controller] = []
+        """Leaders that were paused while another took their place."""
         self.agents: dict[str, Agent] = {}
         self.gateways: dict[str, Gateway] = {}
         self.gateway_names = [f"g{index}" for index in range(self.random.choice((1, 2)))]
@@ -73,8 +77,10 @@ class World:
         name = "abcde"[index]
         folder = self.folder / name
         folder.mkdir()
-        size = GIB + self.random.choice((500, 700, 900, 1400)) * MIB
-        self.machines[name] = Machine(name, index, size, Random(f"{seed} {name}"), self.story, folder, self._on_change)
+        pools = {HOST_POOL: RESERVE_BYTES + self.random.choice((500, 700, 900, 1400)) * MIB}
+        if self.random.random() < DEVICE_SHARE:
+            pools[DEVICE_POOL] = self.random.choice((500, 900, 1400)) * MIB
+        self.machines[name] = Machine(name, index, pools, Random(f"{seed} {name}"), self.story, folder, self._on_change)
 
     def now(self) -> float:
         return self.loop.time()
@@ -98,6 +104,7 @@ class World:
             self.disk,
             self._on_note,
             self._on_news,
+            self.leaders,
         )
         self.network.controller = self.controller
         self.calm.end("controller", "killed", self.now() + SEEN_WHOLE_SECONDS)
@@ -111,6 +118,27 @@ class World:
         self.story.tell("controller", "is killed")
         await controller.process.kill()
         self.controller = self.network.controller = None
+
+    def replace_controller(self) -> Controller | None:
+        """The leader is paused and its lock file removed; another leads. The paused one; None if there was none."""
+        elder = self.controller
+        if elder is None or elder.process.is_paused or elder.process.is_dying:
+            return None
+        self.calm.begin("controller", f"elder {elder.number}")
+        elder.process.pause()
+        self.story.tell("controller", "is paused, and its lock file is removed")
+        _, lock = store_paths(self.source, self.folder / "controller")
+        lock.unlink(missing_ok=True)
+        self.elders.append(elder)
+        self.start_controller()
+        return elder
+
+    async def end_elder(self, elder: Controller) -> None:
+        if elder in self.elders:
+            self.story.tell("controller", "that led before is killed")
+            await elder.process.kill()
+            self.elders.remove(elder)
+            self.calm.end("controller", f"elder {elder.number}", self.now() + SEEN_WHOLE_SECONDS)
 
     def start_agent(self, name: str) -> None:
         machine = self.machines[name]
@@ -146,7 +174,9 @@ class World:
         self.calm.end(f"gateway {name}", "killed", self.now())
         self.safety.forget_order(f"gateway {name}")
         self.story.tell(f"gateway {name}", "starts")
-        self.gateways[name] = Gateway(name, folder, SimFleet(self.network, link), self._on_news)
+        gateway = self.gateways[name] = Gateway(name, folder, SimFleet(self.network, link), self._on_news)
+        if (folder / "table.json").exists() and not gateway.traffic.has_table:
+            self.story.violate(f"gateway {name} has a table on its disk and does not route by it")
 
     async def kill_gateway(self, name: str) -> None:
         gateway = self.gateways.get(name)
@@ -189,7 +219,8 @@ class World:
 
     def processes(self) -> list[Process]:
         parts = [*self.agents.values(), *self.gateways.values()]
-        return [part.process for part in parts] + ([self.controller.process] if self.controller else [])
+        controllers = [*self.elders, *([self.controller] if self.controller else [])]
+        return [part.process for part in (*parts, *controllers)]
 
     # What is seen.
 
@@ -205,7 +236,7 @@ class World:
             instances = tuple(item for item in history.objects.values() if isinstance(item, Instance))
         if instances is not None or self._has_changed:
             self._has_changed = False
-            self.safety.check(instances)
+            self.safety.check(instances, self.now())
         for name, gateway in self.gateways.items():
             if gateway.traffic.table is not self._tables.get(name):
                 self._tables[name] = gateway.traffic.table
@@ -218,8 +249,8 @@ class World:
         """A leader saw other objects, or a gateway took a table."""
         self._has_news = True
 
-    def _on_line(self, peer: str, line: bytes) -> None:
-        self.safety.on_line(peer, self.leaders, line)
+    def _on_line(self, peer: str, controller: int, line: bytes) -> None:
+        self.safety.on_line(peer, controller, line)
 
     def _on_note(self, controller: Controller, note: Note) -> None:
         self.story.tell("controller", f"{note.key}: {note.reason}: {note.message}")

@@ -40,6 +40,16 @@ CONTROLLERS = (
 )
 _PR_SET_PDEATHSIG = 1
 _CORE, _RIGHTS = "/api/v1", "/apis/rbac.authorization.k8s.io/v1"
+# Of requests by Covey's own controllers who, what and with what answer; of all others nothing.
+_AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "Metadata", "users": ["system:serviceaccount:covey-system:covey-controller"]},
+        {"level": "None"},
+    ],
+}
 _NOT_BUILT_IN = {"labelSelector": "!kubernetes.io/bootstrapping"}
 # What tests leave behind: API, kind, and which of them. The rest is the control plane's own.
 _LEFT_IN_NAMESPACES: tuple[tuple[str, str, dict[str, str]], ...] = (
@@ -218,6 +228,12 @@ class ControlPlane:
                 answer = client.request("DELETE", f"{base}/{scope}{kind}", params=selector, json=options)
                 assert answer.is_success, answer.text
 
+    def read_audit(self, since: int = 0) -> list[dict[str, Any]]:
+        """Every request of Covey's controllers up to now, but for the first `since`."""
+        path = self.folder / "audit.log"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines[since:]]
+
     def create_namespace(self, name: str) -> None:
         self.kubectl("apply", "-f", "-", text=json.dumps(_object("v1", "Namespace", name)))
 
@@ -305,6 +321,8 @@ def _flags(plane: ControlPlane) -> Mapping[str, list[str]]:
             "--token-auth-file=tokens.csv",
             "--client-ca-file=clients.crt",
             "--allow-privileged=true",
+            "--audit-policy-file=audit.json",
+            "--audit-log-path=audit.log",
             "--v=1",
         ],
         "kube-controller-manager": [
@@ -329,6 +347,7 @@ def _write_files(plane: ControlPlane) -> None:
     _run_openssl(
         plane, "req", "-x509", *_NEW_KEY, "-subj", "/CN=clients", "-keyout", "clients.key", "-out", "clients.crt"
     )
+    (plane.folder / "audit.json").write_text(json.dumps(_AUDIT_POLICY))
     (plane.folder / "tokens.csv").write_text(f"{plane.token},admin,admin,system:masters\n")
     plane.write_kubeconfig(plane.kubeconfig, plane.token)
 

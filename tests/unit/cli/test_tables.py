@@ -1,6 +1,6 @@
 """Tables and descriptions as people see them."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from covey.tables import render_age, render_describe, render_objects, render_table
@@ -48,6 +48,17 @@ def test_render_objects_shows_wide_columns_only_when_asked() -> None:
     assert "placement/smollm2" in wide
     assert "a,b" in wide
     assert "PartlyServing" in wide
+
+
+def test_render_describe_shows_how_long_ago_an_event_was_seen_where_that_is_known() -> None:
+    seen = (datetime.now(UTC) - timedelta(minutes=5)).isoformat().replace("+00:00", "Z")
+    events = [{"reason": "Created", "message": "on node 'a'", "seen": seen}, {"reason": "Old", "message": "m"}]
+    lines = render_describe(Placement, ITEM, events).splitlines()[-3:]
+    assert [line.split() for line in lines] == [
+        ["TYPE", "REASON", "AGE", "MESSAGE"],
+        ["Normal", "Created", "5m", "on", "node", "'a'"],
+        ["Normal", "Old", "m"],
+    ]
 
 
 def test_render_describe_shows_conditions_and_events() -> None:

@@ -7,6 +7,7 @@ from covey_api.kinds import Kind
 from covey_api.placement import ContextWish
 from covey_controller.reconcile.forecast import Forecast, forecast
 from covey_controller.reconcile.forecast_text import render_forecast
+from covey_controller.reconcile.why import explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import builders
@@ -58,6 +59,29 @@ def test_forecast_changes_nothing_in_the_world_that_it_was_asked_about() -> None
     assert story.observe().objects == before.objects
 
 
+def test_forecast_says_what_each_node_holds_before_and_after_and_what_it_fetches() -> None:
+    story = serving(builders.placement())
+    _, text, found = foresee(story, builders.placement(replicas=2))
+    (held,) = [each.spec.members[0].bytes_in("Host") for each in story.instances()]
+    pools = {each["name"]: each["pools"][0] for each in found["nodes"]}
+    assert (pools["a"]["reservedBeforeBytes"], pools["a"]["reservedBytes"]) == (held, held)
+    assert (pools["b"]["reservedBeforeBytes"], pools["b"]["reservedBytes"]) == (0, held)
+    assert found["downloads"] == [
+        {"node": "b", "what": "'SmolLM2-135M-Instruct.Q4_1.gguf' of model 'smollm2'", "bytes": 90_000_000}
+    ]
+    assert "fetches: node 'b': 'SmolLM2-135M-Instruct.Q4_1.gguf' of model 'smollm2', 85.8 MiB (90000000 bytes)" in text
+    assert "node/b pool 'Host': 8.0 GiB in total, 1.0 GiB kept back, 0 B taken, then " in text
+    assert "node/a pool" not in text, "what stays as it is needs no line"
+
+
+def test_forecast_fetches_nothing_that_is_there() -> None:
+    story = serving(builders.placement())
+    agent = story.agents["b"]
+    agent.blobs = (builders.artifact().digest,)
+    _, _, found = foresee(story, builders.placement(replicas=2))
+    assert found["downloads"] == []
+
+
 def test_forecast_of_a_smaller_wish_names_who_goes_and_why() -> None:
     story = serving(builders.placement(replicas=2))
     _, text, found = foresee(story, builders.placement(replicas=1))
@@ -79,6 +103,24 @@ def test_forecast_says_by_how_many_bytes_a_wish_does_not_fit() -> None:
     _, text, found = foresee(story, builders.placement(concurrency=64, context=ContextWish(tokens=8192)))
     assert found["stalls"][0]["shortBytes"] > 0
     assert f"{found['stalls'][0]['shortBytes']} bytes short" in text
+
+
+def test_forecast_and_why_name_the_nodes_that_could_hold_together_what_none_can_alone() -> None:
+    story = serving(total_bytes=3 * builders.GIB)
+    asked = builders.placement(concurrency=16, context=ContextWish(tokens=8192))
+    story.agents["b"].address = "100.64.0.9"
+    _, text, found = foresee(story, asked)
+    (stalled,) = found["stalls"]
+    assert [each["node"] for each in stalled["shape"]["members"]] == ["a", "b"]
+    assert (stalled["shape"]["kind"], stalled["shape"]["link"], stalled["shape"]["canRun"]) == ("Rpc", "a VPN", False)
+    assert "together 'a', 'b' could hold it: LlamaServer as Rpc" in text
+    assert "Running one model over several nodes is not there yet: nothing of this is started." in text
+    story.put(asked)
+    story.run(20)
+    assert story.instances() == [], "it is shown, and not begun"
+    told, data = explain(story.observe(), story.now, asked.key)
+    assert "together 'a', 'b' could hold it" in told
+    assert data["shape"]["members"][0]["role"] == "Driver"
 
 
 def test_forecast_of_a_model_whose_header_nobody_has_read_waits_for_it() -> None:

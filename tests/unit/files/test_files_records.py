@@ -93,7 +93,10 @@ def test_document_that_comes_back_withdraws_the_deletion(records: Records) -> No
     records.write_status(node_key(), REPORTED, ())
     assert records.mark_deleted([node_key()])
     assert not records.mark_deleted([node_key()])
-    assert records.objects[node_key()].metadata.deletion_timestamp is not None
+    leaving = records.objects[node_key()]
+    assert isinstance(leaving, Node)
+    assert leaving.metadata.deletion_timestamp is not None
+    assert leaving.spec.unschedulable
     records.put_in_force(choose(node_yaml()))
     declared = records.objects[node_key()]
     assert isinstance(declared, Node)

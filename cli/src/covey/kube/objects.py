@@ -1,7 +1,6 @@
 """`KubeControl`: a fleet's objects at the API server itself, as the user who asks."""
 
 import hashlib
-import json
 import secrets
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -50,7 +49,12 @@ class KubeControl:
         path = f"/api/v1/namespaces/{quote(namespace or EVENTS_NAMESPACE, safe='')}/events"
         items, _ = self._api.list_all(path, params)
         return [
-            {"reason": item.get("reason", ""), "message": item.get("message", ""), "warning": item["type"] == "Warning"}
+            {
+                "reason": item.get("reason", ""),
+                "message": item.get("message", ""),
+                "warning": item["type"] == "Warning",
+                "seen": _moment(item),
+            }
             for item in sorted(items, key=_moment)
         ]
 
@@ -153,4 +157,4 @@ def _moment(event: JsonObject) -> str:
     """When it was seen last: old and new writers of Events say it in different fields."""
     series = cast(JsonObject, event.get("series") or {})
     found = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
-    return str(found or json.dumps(event["metadata"].get("creationTimestamp")))
+    return str(found or event["metadata"].get("creationTimestamp") or "")

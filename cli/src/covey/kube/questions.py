@@ -114,9 +114,16 @@ class KubeQuestions(Questions):
                     f"'{READER}-user' (to ask) and '{OPERATOR}-user' (beside it, to make join tokens and remove "
                     "gateways) are there for it."
                 )
-            case HTTPStatus.NOT_FOUND:
+            case HTTPStatus.SERVICE_UNAVAILABLE if "endpoints" in message:
                 return CommandError(
-                    f"the controller must be installed {where}: {shorten(message)}. --fleet-namespace names another."
+                    f"the controller is installed {where}, and none of its replicas is ready: {shorten(message)}. "
+                    f"See `kubectl -n {namespace} get pods`."
+                )
+            case HTTPStatus.NOT_FOUND:
+                # The API server says so too of a Service that is there, as long as it has no Endpoints at all.
+                return CommandError(
+                    f"the controller must be installed {where}, with a replica that is ready: {shorten(message)}. "
+                    f"See `kubectl -n {namespace} get services,pods`; --fleet-namespace names another."
                 )
             case HTTPStatus.SERVICE_UNAVAILABLE:
                 return CommandError(

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from covey_controller.ports import Access, Caller, Reviewer, ReviewUnavailable
-from covey_controller.serving.answers import ApiError, ApiReason, unavailable
+from covey_controller.serving.answers import ApiError, ApiReason, host_of, unavailable
 from covey_controller.serving.refusals import SlowRefusals
 
 AUDIENCE = "covey-control"
@@ -53,7 +53,7 @@ class ControlAccess:
     async def _require(self, request: Request, access: Access) -> None:
         """ApiError 401 for who isn't known, 403 for who may not, 429 and 503 for later."""
         try:
-            caller = await self._identify(_parse_token(request))
+            caller = await self._identify(_parse_token(request), host_of(request))
             if not await self._is_allowed(caller, access):
                 place = f" in namespace '{access.namespace}'" if access.namespace else " in all namespaces"
                 raise ApiError(
@@ -65,15 +65,15 @@ class ControlAccess:
         except ReviewUnavailable as error:
             raise unavailable(f"the API server can't be asked who may call this: {error}") from None
 
-    async def _identify(self, token: str) -> Caller:
+    async def _identify(self, token: str, host: str) -> Caller:
         digest = hashlib.sha256(token.encode(errors="replace")).digest()
         if (known := _recall(self._callers, digest, self._clock())) is not None:
             return known
-        self._refusals.require_room()
+        self._refusals.require_room(host)
         is_token = 0 < len(token) <= MAX_TOKEN_LENGTH
         caller = await self._reviewer.review_token(token, AUDIENCE) if is_token else None
         if caller is None:
-            await self._refusals.delay()
+            await self._refusals.delay(host)
             raise ApiError(
                 401,
                 ApiReason.NO_TOKEN,

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from covey_api.kinds import Kind, ObjectKey
@@ -11,6 +12,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from covey_controller.board import FORGET_SECONDS
 from covey_controller.control_api.edits import explain_refusals
 from covey_controller.control_api.messages import DocumentsBody, TokenBody
 from covey_controller.control_api.objects import parse_key
@@ -59,10 +61,18 @@ class KnowledgeRoutes:
         return JSONResponse(self.explainer.progress(key))
 
     async def gateways(self, _: Request) -> Response:
-        """All that a certificate lets in, those that are connected first; whoever was removed isn't one."""
+        """All that a certificate lets in, those that are connected first; whoever was removed isn't one.
+
+        Without pods that have not been heard of for a while: one that is gone never comes back under its name, and each
+        rollout would leave its own here until their certificates expire. Rejected: to refuse them then. One that lives
+        and can't reach the controller would be cut off from the engines that it serves from.
+        """
         newest = self.explainer.table_order()
         sessions = {session.name: session for session in self.explainer.gateways()}
         issued = self._denials.observe_issued(CertificateRole.GATEWAY)
+        if self.explainer.watched_seconds() > FORGET_SECONDS:
+            is_pod = partial(self._denials.is_pod, CertificateRole.GATEWAY)
+            issued = {name: date for name, date in issued.items() if name in sessions or not is_pod(name)}
         items = [_render_gateway(name, date, sessions.get(name), newest) for name, date in issued.items()]
         return JSONResponse({"items": sorted(items, key=lambda item: (not item["connected"], item["name"]))})
 

@@ -16,7 +16,7 @@ from covey_controller.authority import InvalidSigningRequest, parse_signing_requ
 from covey_controller.denials import Denials
 from covey_controller.fleet_api.pods import PodRefused, Pods
 from covey_controller.ports import ReviewUnavailable, VaultUnavailable
-from covey_controller.serving.answers import ApiError, ApiReason, unavailable
+from covey_controller.serving.answers import ApiError, ApiReason, host_of, unavailable
 from covey_controller.serving.protocol import Peer, connection_of
 from covey_controller.serving.refusals import SlowRefusals
 from covey_controller.tokens import TOKEN_PREFIX, TokenRefusal, TokenRefused, Tokens
@@ -79,23 +79,24 @@ class Admission:
 
     async def join(self, request: Request, wish: JoinRequest) -> JoinAnswer:
         """Redeem the bearer's token for a certificate. Nothing is redeemed for a request that can't be signed."""
-        self._refusals.require_room()
+        self._refusals.require_room(host_of(request))
         key = _parse_key(wish)
         try:
-            await self._prove(_parse_bearer(request), wish)
+            is_pod = await self._prove(_parse_bearer(request), wish)
         except (TokenRefused, PodRefused) as refused:
-            await self._refusals.delay()
+            await self._refusals.delay(host_of(request))
             raise ApiError(_status_of(refused), refused.refusal, refused.message) from None
         except (VaultUnavailable, ReviewUnavailable) as error:
             raise unavailable(f"{wish.role} '{wish.name}' can't join now: {error}") from None
-        return await self._issue(wish, key)
+        return await self._issue(wish, key, is_pod=is_pod)
 
-    async def _prove(self, bearer: str, wish: JoinRequest) -> None:
-        """The bearer may join as it wishes. TokenRefused or PodRefused."""
+    async def _prove(self, bearer: str, wish: JoinRequest) -> bool:
+        """The bearer may join as it wishes, as a pod or not. TokenRefused or PodRefused."""
         if self._pods is not None and bearer and not bearer.startswith(TOKEN_PREFIX):
             await self._pods.prove(bearer, wish.role, wish.name)
-        else:
-            await self._tokens.redeem(bearer, wish.role, time.time())
+            return True
+        await self._tokens.redeem(bearer, wish.role, time.time())
+        return False
 
     async def renew(self, peer: Peer, wish: JoinRequest) -> JoinAnswer:
         """A new certificate for the same role and name."""
@@ -108,10 +109,12 @@ class Admission:
             )
         return await self._issue(wish, _parse_key(wish))
 
-    async def _issue(self, wish: JoinRequest, key: ec.EllipticCurvePublicKey) -> JoinAnswer:
+    async def _issue(
+        self, wish: JoinRequest, key: ec.EllipticCurvePublicKey, *, is_pod: bool | None = None
+    ) -> JoinAnswer:
         now = time.time()
         try:
-            issued = await self._denials.record_issue(wish.role, wish.name, now)
+            issued = await self._denials.record_issue(wish.role, wish.name, now, is_pod=is_pod)
         except VaultUnavailable as error:
             raise unavailable(f"no certificate can be issued now: {error}") from None
         authority = self._trust.current

@@ -29,7 +29,7 @@ class Replicas:
     """Whose tokens let pods join; None outside Kubernetes."""
     names: tuple[str, ...] = ()
     """Further names by which agents and gateways dial."""
-    elsewhere: Callable[[], str | None] = lambda: None
+    elsewhere: Callable[[], str | None] | None = None
     """`HOST:PORT` of the leader's fleet API; None to answer here."""
     gate: Callable[[ASGIApp], ASGIApp] = lambda app: app
     """Answers instead of the app while nobody leads."""

@@ -17,6 +17,10 @@ class MeasuredStore:
         self._store = store
         self._metrics = metrics
 
+    @property
+    def writes_at_once(self) -> int:
+        return self._store.writes_at_once
+
     async def acquire_lease(self, holder: str) -> Lease:
         return await self._store.acquire_lease(holder)
 

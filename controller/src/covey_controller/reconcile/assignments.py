@@ -44,10 +44,24 @@ def member_goal(instance: Instance, drain: Drain | None) -> MemberGoal:
 
 
 def _assign(draft: Draft, node: NodeSight, members: tuple[MemberAssignment, ...], asks: tuple[Ask, ...]) -> Assignments:
+    """What is published, while it says the same: most nodes', in most plans."""
+    before = draft.world.published.assignments.get(node.name)
+    is_complete = draft.complete and node.report is not None and node.report.members is not None
+    if (
+        before is not None
+        and before.term == draft.world.term
+        and before.complete is is_complete
+        and node.node is not None
+        and before.spec is node.node.spec
+        and len(before.members) == len(members)
+        and all(old is new for old, new in zip(before.members, members, strict=True))
+        and before.asks == asks
+    ):
+        return before
     return Assignments(
         term=draft.world.term,
         serial=0,
-        complete=draft.complete and node.report is not None and node.report.members is not None,
+        complete=is_complete,
         node=node.name,
         spec=node.node.spec if node.node else NodeSpec(),
         members=members,

@@ -33,8 +33,7 @@ K = TypeVar("K", bound=Kind)
 
 
 def _of_kind(objects: Mapping[ObjectKey, Kind], kind: type[K]) -> dict[ObjectKey, K]:
-    name = kind.__name__
-    return {key: item for key, item in objects.items() if key.kind == name and isinstance(item, kind)}
+    return {key: item for key, item in objects.items() if isinstance(item, kind)}
 
 
 def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> Draft:

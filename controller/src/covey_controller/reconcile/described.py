@@ -4,17 +4,14 @@ It must not decide anything, as the forecast doesn't. The described fleet has ju
 nothing cached, and no gateway; so what comes out is where each replica would go, and what would not fit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from covey_api.kinds import Kind
 from covey_api.messages import Report
 from covey_api.node import Node
-from covey_api.units import format_bytes
 
-from covey_controller.reconcile.begin import begin_draft
-from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.forecast import Forecast, forecast
+from covey_controller.reconcile.forecast import forecast
 from covey_controller.reconcile.forecast_text import render_forecast
 from covey_controller.reconcile.world import AgentView, Memory, Published, World
 
@@ -27,9 +24,7 @@ def plan_described(nodes: Sequence[Node], documents: Sequence[Kind]) -> tuple[st
     """Text for people and the same as data. Each of `nodes` has its facts and lanes in its status."""
     world = _world(nodes)
     made = forecast(world, _NOW, documents)
-    text, found = render_forecast(made, world.objects, documents)
-    found["nodes"] = _node_entries(made)
-    return text + "".join(f"{line}\n" for line in _node_lines(found["nodes"])), found
+    return render_forecast(made, world.objects, documents, is_every_node=True)
 
 
 def _world(nodes: Sequence[Node]) -> World:
@@ -61,37 +56,3 @@ def _report(node: Node) -> Report:
         blobs=(),
         members=(),
     )
-
-
-def _node_entries(made: Forecast) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": view.name,
-            "pools": [
-                {
-                    "name": pool.name,
-                    "totalBytes": pool.total_bytes,
-                    "reserveBytes": pool.reserve_bytes,
-                    "reservedBytes": pool.reserved_bytes,
-                    "leftBytes": pool.unreserved_bytes,
-                }
-                for pool in view.pools
-            ],
-        }
-        for view in sorted(_end(made).views(), key=lambda view: view.name)
-    ]
-
-
-def _end(made: Forecast) -> Draft:
-    stored = {item.key: item for item in sorted(made.end.objects, key=lambda item: item.key)}
-    return begin_draft(made.end, stored, made.now)
-
-
-def _node_lines(entries: list[dict[str, Any]]) -> Iterator[str]:
-    for node in entries:
-        for pool in node["pools"]:
-            yield (
-                f"node/{node['name']} pool '{pool['name']}': {format_bytes(pool['totalBytes'])} in total, "
-                f"{format_bytes(pool['reserveBytes'])} kept back, {format_bytes(pool['reservedBytes'])} taken, "
-                f"{format_bytes(pool['leftBytes'])} ({pool['leftBytes']} bytes) left"
-            )

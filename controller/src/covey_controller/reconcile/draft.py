@@ -4,8 +4,10 @@ The one mutable value of this package. It never leaves `plan()`. Decisions about
 and `end_instance`, so that later steps of the same plan count them as if they had happened.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from bisect import insort
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from covey_api.access_key import AccessKey
 from covey_api.fleet import Fleet
@@ -16,11 +18,22 @@ from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Failure, Placement
 from covey_api.reasons import EventReason
-from covey_planner.types import Decision, NodeView
+from covey_planner.choice import Roster
+from covey_planner.types import Chosen, Decision
 
 from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance, reservations, view_node
 from covey_controller.reconcile.outcomes import Action, CreateInstance, DeleteObject, Note, StatusWrite, UpdateInstance
-from covey_controller.reconcile.world import ArtifactKey, Backoff, Drain, OpenAsk, Revised, Search, Spot, World
+from covey_controller.reconcile.world import (
+    ArtifactKey,
+    Backoff,
+    Drain,
+    OpenAsk,
+    RestingPlacement,
+    Revised,
+    Search,
+    Spot,
+    World,
+)
 
 
 @dataclass(slots=True)
@@ -32,6 +45,8 @@ class Progressing:
     decision: Decision | None = None
     """The planner's answer, where replicas were looked for and not all found a place."""
     failures: tuple[Failure, ...] = ()
+    makes_room: str = ""
+    """What a replica without a place waits for, in words."""
 
 
 @dataclass(slots=True)
@@ -64,6 +79,12 @@ class Draft:
     """Placements of another version: what runs by them goes on."""
     revisions: dict[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])
     """As `Memory`'s, of this plan."""
+    resting_nodes: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
+    """As `Memory`'s, of this plan."""
+    resting_placements: dict[ObjectKey, RestingPlacement] = field(default_factory=dict[ObjectKey, RestingPlacement])
+    """As `Memory`'s, of this plan."""
+    resting: set[ObjectKey] = field(default_factory=set[ObjectKey])
+    """Placements and Instances of which this plan has nothing to do, to write or to note."""
     stray_instances: dict[str, Instance] = field(default_factory=dict[str, Instance])
     unsealed: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By node: what it reports that this controller did not seal, as `namespace/name`."""
@@ -74,7 +95,9 @@ class Draft:
     deadlines: list[float] = field(default_factory=list[float])
     used_answers: list[str] = field(default_factory=list[str])
     used_ids: int = 0
-    _views: dict[str, NodeView] = field(default_factory=dict[str, NodeView])
+    _roster: Roster | None = None
+    _creations: dict[ObjectKey, int] = field(default_factory=dict[ObjectKey, int])
+    """Where in `actions` each Instance is created."""
     _of_placement: dict[ObjectKey, list[ObjectKey]] | None = None
 
     def note(self, key: ObjectKey, reason: EventReason, message: str, *, warning: bool = False) -> None:
@@ -103,41 +126,50 @@ class Draft:
         if self._of_placement is None:
             self._of_placement = {}
             for key in sorted(self.sights):
-                sight = self.sights[key]
-                owner = ObjectKey("Placement", key.namespace, sight.instance.spec.placement)
-                self._of_placement.setdefault(owner, []).append(key)
-        return [self.sights[key] for key in self._of_placement.get(placement, ()) if key in self.sights]
+                self._of_placement.setdefault(_owner(self.sights[key].instance), []).append(key)
+        return [self.sights[key] for key in self._of_placement.get(placement, ())]
 
-    def views(self) -> tuple[NodeView, ...]:
-        """Nodes for the planner, by name, with what has been reserved up to now."""
-        if not self._views:
+    def roster(self) -> Roster:
+        """Nodes for the planner, with what has been reserved up to now."""
+        if self._roster is None:
             held = reservations(self.instances())
-            self._views = {name: view_node(sight, held.get(name, ())) for name, sight in self.nodes.items()}
-        return tuple(self._views.values())
+            selected = {key: None for each in self.placements.values() for key in each.spec.nodes.selector}
+            views = (view_node(sight, held.get(name, ())) for name, sight in self.nodes.items())
+            self._roster = Roster(views, selected)
+        return self._roster
 
-    def views_without(self, *gone: Instance) -> tuple[NodeView, ...]:
-        """The same, as they would be without these Instances."""
-        nodes = {member.node for instance in gone for member in instance.spec.members}
-        keys = {instance.key for instance in gone}
-        held = reservations(instance for instance in self.instances() if instance.key not in keys)
-        return tuple(
-            view_node(self.nodes[view.name], held.get(view.name, ())) if view.name in nodes else view
-            for view in self.views()
-        )
+    @contextmanager
+    def without(self, *gone: Instance) -> Generator[Roster]:
+        """The same, as they would be without these Instances; only until the end of the block."""
+        roster = self.roster()
+        try:
+            for instance in gone:
+                self._reserve(instance, -1)
+            yield roster
+        finally:
+            for instance in gone:
+                self._reserve(instance, 1)
+
+    def nominate(self, chosen: Chosen) -> None:
+        """Keep a place free for the rest of this plan, although what is there still has to leave."""
+        taken: dict[str, int] = {}
+        for costs in chosen.costs:
+            taken[costs.pool] = taken.get(costs.pool, 0) + costs.total_bytes
+        self._hold(chosen.node, taken)
 
     def create(self, instance: Instance, reason: EventReason, message: str) -> None:
+        self._creations[instance.key] = len(self.actions)
         self.actions.append(CreateInstance(instance))
         self._put(instance)
         self.note(instance.key, reason, message)
 
     def update(self, instance: Instance) -> None:
         """Replace its spec; one that this plan creates is created that way."""
-        for index, action in enumerate(self.actions):
-            if isinstance(action, CreateInstance) and action.instance.key == instance.key:
-                self.actions[index] = CreateInstance(instance)
-                break
-        else:
+        index = self._creations.get(instance.key)
+        if index is None:
             self.actions.append(UpdateInstance(instance))
+        else:
+            self.actions[index] = CreateInstance(instance)
         self._put(instance)
 
     def drain(self, sight: Sight, why: str) -> None:
@@ -153,7 +185,9 @@ class Draft:
         """Delete it, and free what it held."""
         self.actions.append(DeleteObject(sight.instance.key, sight.instance.metadata.uid))
         del self.sights[sight.instance.key]
-        self._forget_views()
+        if self._of_placement is not None:
+            self._of_placement[_owner(sight.instance)].remove(sight.instance.key)
+        self._reserve(sight.instance, -1)
         self.note(sight.instance.key, EventReason.DELETED, why)
 
     def write_status(self, item: Kind, stored: Status, status: Status) -> None:
@@ -163,19 +197,28 @@ class Draft:
 
     def _put(self, instance: Instance) -> None:
         if instance.key not in self.sights:
-            self._of_placement = None
-            self._forget_views(instance)
+            self._reserve(instance, 1)
+            if self._of_placement is not None:
+                insort(self._of_placement.setdefault(_owner(instance), []), instance.key)
         self.sights[instance.key] = observe_instance(instance, self.nodes)
 
-    def _forget_views(self, added: Instance | None = None) -> None:
-        """Views follow reservations; an added Instance changes its own nodes only."""
-        if added is None or not self._views:
-            self._views = {}
+    def _reserve(self, instance: Instance, sign: int) -> None:
+        """Count what an Instance holds, or count it no more."""
+        for member in instance.spec.members:
+            pools = dict.fromkeys(costs.pool for costs in member.costs)
+            self._hold(member.node, {pool: sign * member.bytes_in(pool) for pool in pools})
+
+    def _hold(self, node: str, taken: Mapping[str, int]) -> None:
+        view = self._roster.view(node) if self._roster is not None else None
+        if self._roster is None or view is None:
             return
-        held = reservations((*self.instances(), added))
-        for node in {member.node: None for member in added.spec.members}:
-            if node in self._views:
-                self._views[node] = view_node(self.nodes[node], held.get(node, ()))
+        pools = tuple(replace(p, reserved_bytes=p.reserved_bytes + taken.get(p.name, 0)) for p in view.pools)
+        self._roster.put(replace(view, pools=pools))
+
+
+def _owner(instance: Instance) -> ObjectKey:
+    key = instance.key
+    return ObjectKey("Placement", key.namespace, instance.spec.placement)
 
 
 def index_objects(objects: Iterable[Kind]) -> dict[ObjectKey, Kind]:

@@ -45,7 +45,9 @@ def is_gone(item: Kind) -> bool:
 def taken_names(objects: Iterable[Kind]) -> frozenset[ObjectKey]:
     """Of Instances that a plan doesn't see, and must not make again."""
     return frozenset(
-        item.key for item in objects if item.key.kind == Instance.__name__ and (is_gone(item) or _is_unreadable(item))
+        item.key
+        for item in objects
+        if (_is_unreadable(item) or (is_leaving(item) and is_gone(item))) and item.key.kind == Instance.__name__
     )
 
 
@@ -54,7 +56,7 @@ def unreadable_placements(objects: Iterable[Kind]) -> frozenset[ObjectKey]:
     return frozenset(
         item.key
         for item in objects
-        if item.key.kind == Placement.__name__ and _is_unreadable(item) and not is_leaving(item)
+        if _is_unreadable(item) and item.key.kind == Placement.__name__ and not is_leaving(item)
     )
 
 

@@ -1,4 +1,5 @@
-"""A forecast in words and as data: what comes, goes and rolls, what stalls and by how many bytes, what waits. Pure."""
+"""A forecast in words and as data: what comes, goes and rolls, what stalls and by how many bytes, what waits, and what
+all that means for each node. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,20 +11,31 @@ from covey_api.placement import Placement
 from covey_api.reasons import EventReason
 from covey_api.units import format_bytes
 from covey_planner.choice import choose, explain_nodes
+from covey_planner.text.shape import render_shape, shape_data
 from covey_planner.types import Refusal, Wish
 
 from covey_controller.reconcile.begin import begin_draft
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.forecast import Forecast, spec_of
+from covey_controller.reconcile.forecast_nodes import (
+    list_downloads,
+    list_nodes,
+    render_downloads,
+    render_nodes,
+)
 from covey_controller.reconcile.making import running_instances
+from covey_controller.reconcile.together import find_shape
 from covey_controller.reconcile.wanted import failed_lanes, model_key, render_wish
 from covey_controller.reconcile.world import World
 
 Entry = dict[str, Any]
 
 
-def render_forecast(made: Forecast, live: Sequence[Kind], documents: Sequence[Kind]) -> tuple[str, Entry]:
-    """Text for people and the same as data. `live`: the objects as they are now."""
+def render_forecast(
+    made: Forecast, live: Sequence[Kind], documents: Sequence[Kind], *, is_every_node: bool = False
+) -> tuple[str, Entry]:
+    """Text for people and the same as data. `live`: the objects as they are now. The text has nodes that change, or
+    every one."""
     comes, goes = _comes(made), _goes(made)
     rolls = _rolls(comes, goes)
     stalls, waits = _unready(made)
@@ -35,8 +47,10 @@ def render_forecast(made: Forecast, live: Sequence[Kind], documents: Sequence[Ki
         "rolls": rolls,
         "stalls": stalls,
         "waits": waits,
+        "downloads": list_downloads(made, _coming(made)),
+        "nodes": list_nodes(made),
     }
-    return "\n".join(_lines(found)) + "\n", found
+    return "\n".join((*_lines(found), *render_nodes(found["nodes"], is_every=is_every_node))) + "\n", found
 
 
 def _changes(live: Sequence[Kind], documents: Sequence[Kind]) -> list[Entry]:
@@ -53,9 +67,14 @@ def _change(live: Kind | None, document: Kind) -> str:
 
 
 def _comes(made: Forecast) -> list[Entry]:
+    return [_instance(each) | {"why": _why_there(made.created[each.key], each)} for each in _coming(made)]
+
+
+def _coming(made: Forecast) -> list[Instance]:
+    """Instances that run in the end and were not there before."""
     before = _instances(made.begin)
     return [
-        _instance(each) | {"why": _why_there(made.created[key], each)}
+        each
         for key, each in _instances(made.end).items()
         if key not in before and each.spec.goal is InstanceGoal.RUN and key in made.created
     ]
@@ -102,7 +121,7 @@ def _unready(made: Forecast) -> tuple[list[Entry], list[Entry]]:
             if before is not None:
                 waits.append({**_name(key), "reason": before.reason, "message": f"for now: {before.message}"})
         elif stalled is not None:
-            stalls.append(_unready_entry(key, ready) | {"shortBytes": _short_bytes(draft, key, placement)})
+            stalls.append(_unready_entry(key, ready) | _lacking(draft, key, placement))
         else:
             waits.append(_unready_entry(key, ready))
     return stalls, waits
@@ -112,11 +131,18 @@ def _unready_entry(key: ObjectKey, ready: Condition) -> Entry:
     return {**_name(key), "reason": ready.reason, "message": ready.message}
 
 
-def _short_bytes(draft: Draft, key: ObjectKey, placement: Placement) -> int:
-    """How much memory the closest node lacks for one more replica; 0 where memory is not the reason."""
+def _lacking(draft: Draft, key: ObjectKey, placement: Placement) -> Entry:
+    """How much memory the closest node lacks for one more replica (0 where memory is not the reason), and the nodes
+    that could hold it together."""
     wish = _wish(draft, key, placement)
-    closest = choose(wish, draft.views(), 1).closest if wish else None
-    return closest.short_bytes if closest else 0
+    decision = choose(wish, draft.roster(), 1) if wish else None
+    closest = decision.closest if decision else None
+    shape = find_shape(draft, wish, decision) if wish and decision else None
+    return {
+        "shortBytes": closest.short_bytes if closest else 0,
+        "shape": shape_data(shape) if shape else None,
+        "together": list(render_shape(shape)) if shape else [],
+    }
 
 
 def _why_there(world: World, instance: Instance) -> str:
@@ -127,7 +153,7 @@ def _why_there(world: World, instance: Instance) -> str:
     if wish is None:
         return ""
     chosen = {member.node for member in instance.spec.members}
-    answers = [each for each in explain_nodes(wish, draft.views()) if each.node not in chosen]
+    answers = [each for each in explain_nodes(wish, tuple(draft.roster())) if each.node not in chosen]
     if not answers:
         return "the only node there is"
     said = [
@@ -208,10 +234,12 @@ def _lines(found: Entry) -> Iterator[str]:
     for each in found["stalls"]:
         short = f" ({each['shortBytes']} bytes short)" if each["shortBytes"] else ""
         yield f"stalls: placement/{each['name']}: {each['reason']}{short}: {each['message']}"
+        yield from (f"        {line}" for line in each["together"])
     for each in found["waits"]:
         yield f"waits:  placement/{each['name']}: {each['reason']}: {each['message']}"
     if not any(found[name] for name in ("comes", "goes", "stalls", "waits")):
         yield "no instance comes or goes"
+    yield from render_downloads(found["downloads"])
     if not found["settled"]:
         yield "This is the beginning: more follows than was looked at."
 

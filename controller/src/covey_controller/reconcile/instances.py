@@ -6,6 +6,7 @@ Order of decisions for one Placement:
 2. Failed ones of the wished revision: a place elsewhere, else the next attempt where they are when it is due.
 3. Missing ones: placed by the planner, beside old ones where memory allows and their window does not shrink by it;
    else, one after the other, an old one makes room, and only if the new one then fits.
+4. What still has no place: what is of lower priority leaves, if the Placement asks for that (`preempting`).
 
 A revision that fits nowhere, or whose Model is unknown, changes nothing that runs.
 """
@@ -26,6 +27,7 @@ from covey_controller.reconcile.failures import due_at, fault_of, plan_failures
 from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.making import InstanceMaker, running_instances
 from covey_controller.reconcile.names import ordinal_of
+from covey_controller.reconcile.preempting import make_way
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.rollout import (
     Replica,
@@ -117,7 +119,7 @@ def _retry_failed(maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica])
             kept.append(replica)
             continue
         sight = maker.sight(replica.name)
-        decision = choose(wish, draft.views(), 1)
+        decision = choose(wish, draft.roster(), 1)
         if decision.chosen and (created := maker.create(decision.chosen[0])) is not None:
             draft.drain(sight, f"it failed; '{created.metadata.name}' takes its place on another node")
             kept.append(_replica(draft, draft.sights[created.key], maker.revision))
@@ -159,18 +161,20 @@ def _place_missing(maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica]
         return
     for chosen in decision.chosen:
         maker.create(chosen)
+    if decision.pending is None and len(decision.chosen) < count and not leaving:
+        progressing.makes_room = make_way(maker, wish)
 
 
 def _choose_with_retries(maker: InstanceMaker, wish: Wish, count: int) -> Decision:
     """The planner's answer; where it leaves replicas without a place, nodes whose backoff is over are asked again."""
-    decision = choose(wish, maker.draft.views(), count)
+    decision = choose(wish, maker.draft.roster(), count)
     if decision.pending is not None or len(decision.chosen) == count or not wish.failed:
         return decision
     still = {(node, engine): due_at(maker.draft, Spot(maker.key, maker.revision, node)) for node, engine in wish.failed}
     barred = frozenset(lane for lane, due in still.items() if due > maker.draft.now)
     for lane in barred:
         maker.draft.wake_at(still[lane])
-    return choose(replace(wish, failed=barred), maker.draft.views(), count) if barred != wish.failed else decision
+    return choose(replace(wish, failed=barred), maker.draft.roster(), count) if barred != wish.failed else decision
 
 
 def _is_room_beside(maker: InstanceMaker, wish: Wish, leaving: Sequence[Instance], decision: Decision) -> bool:
@@ -183,14 +187,16 @@ def _is_room_beside(maker: InstanceMaker, wish: Wish, leaving: Sequence[Instance
     beside = decision.chosen[0].options.context_tokens
     if wish.context_tokens is not None or beside >= max(i.spec.options.context_tokens for i in leaving):
         return True
-    instead = choose(wish, maker.draft.views_without(*leaving), 1)
+    with maker.draft.without(*leaving) as roster:
+        instead = choose(wish, roster, 1)
     return not instead.chosen or beside >= instead.chosen[0].options.context_tokens
 
 
 def _recreate(maker: InstanceMaker, wish: Wish, olds: Sequence[Replica], progressing: Progressing) -> None:
     """Drain all old ones at once, if the new revision fits without them; what follows waits until they are gone."""
     sights = [maker.sight(old.name) for old in olds]
-    decision = choose(wish, maker.draft.views_without(*(sight.instance for sight in sights)), 1)
+    with maker.draft.without(*(sight.instance for sight in sights)) as roster:
+        decision = choose(wish, roster, 1)
     if not decision.chosen:
         progressing.decision = decision
         return
@@ -208,7 +214,8 @@ def _make_room(
         return
     for old in olds:
         sight = maker.sight(old.name)
-        decision = choose(wish, maker.draft.views_without(sight.instance), 1)
+        with maker.draft.without(sight.instance) as roster:
+            decision = choose(wish, roster, 1)
         progressing.decision = None if decision.chosen else decision
         if decision.chosen:
             maker.draft.drain(sight, "it makes room for the new revision, which does not fit beside it")

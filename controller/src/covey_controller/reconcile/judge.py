@@ -34,8 +34,8 @@ def judge_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Outco
 
     1. Its Model is missing. 2. None wished: scaled to zero, once all are gone.
     3. As many ready of the wished revision as wished: serving. 4. Nothing runs, and no node has an engine for it.
-    5. A replica failed. 6. The planner waits. 7. A replica found no place. 8. A node is silent. 9. A new revision is on
-    its way. 10. Replicas are starting.
+    5. A replica failed. 6. The planner waits, or others make room. 7. A replica found no place. 8. A node is silent.
+    9. A new revision is on its way. 10. Replicas are starting.
     """
     progressing = draft.progressing[key]
     sights = draft.sights_of(key)
@@ -104,6 +104,8 @@ def _judge_short(
         reason = ReadyReason(decision.pending.reason)
         kind = Stalled if reason is ReadyReason.GEOMETRY_UNAVAILABLE else Waiting
         return kind(reason, f"{serving}; {decision.pending.message}")
+    if decision is not None and progressing.makes_room:
+        return Waiting(ReadyReason.MAKING_ROOM, f"{serving}; {progressing.makes_room}")
     if decision is not None and len(current) < progressing.wanted:
         reason = ReadyReason.PARTLY_SERVING if ready else ReadyReason.NOT_PLACED
         return Stalled(reason, f"{serving}; {render_refusals(decision)}")

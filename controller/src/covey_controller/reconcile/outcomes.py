@@ -20,12 +20,20 @@ class CreateInstance:
 
     instance: Instance
 
+    @property
+    def key(self) -> ObjectKey:
+        return self.instance.key
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateInstance:
     """Only `goal`, `attempt` and `term` differ. Precondition: the resourceVersion that was seen."""
 
     instance: Instance
+
+    @property
+    def key(self) -> ObjectKey:
+        return self.instance.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +42,20 @@ class HoldObject:
 
     item: Placement | Instance | Node
 
+    @property
+    def key(self) -> ObjectKey:
+        return self.item.key
+
 
 @dataclass(frozen=True, slots=True)
 class CreateNode:
     """A Node with an empty spec, for an agent that reported and has none. Precondition: the name is free."""
 
     node: Node
+
+    @property
+    def key(self) -> ObjectKey:
+        return self.node.key
 
 
 @dataclass(frozen=True, slots=True)

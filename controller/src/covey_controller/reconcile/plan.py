@@ -6,7 +6,7 @@ Order of one plan:
 
 1. Nodes as they look now; whether the fleet has been seen whole (`complete`).
 2. Answers to asks become Model status; Instances that only nodes know are adopted, or kept as strays.
-3. Only when complete: losses, then each Placement (who leaves, who comes), orphans, drains, deletions.
+3. Only when complete: losses, then each Placement by its priority (who leaves, who comes), orphans, drains, deletions.
 4. Asks; assignments; the endpoints table (when complete); statuses.
 """
 
@@ -25,7 +25,9 @@ from covey_controller.reconcile.failures import observe_absence
 from covey_controller.reconcile.finalizers import held_metadata, is_held, is_leaving, plan_finalizers
 from covey_controller.reconcile.instances import plan_placement
 from covey_controller.reconcile.judge import judge_placement
-from covey_controller.reconcile.outcomes import CreateNode, DeleteObject, Plan
+from covey_controller.reconcile.outcomes import CreateNode, DeleteObject, Outcome, Plan
+from covey_controller.reconcile.preempting import order_by_priority
+from covey_controller.reconcile.resting import judge_resting, keep_resting, remember_resting
 from covey_controller.reconcile.status import is_deletable_node, plan_statuses
 from covey_controller.reconcile.table import keep_drained, plan_table
 from covey_controller.reconcile.world import Memory, World
@@ -47,16 +49,19 @@ def plan(world: World, now: float) -> Plan:
     if draft.complete:
         observe_absence(draft)
         observe_losses(draft)
-        for key, placement in draft.placements.items():
-            plan_placement(draft, key, placement)
+        for key, placement in order_by_priority(draft.placements):
+            if not keep_resting(draft, key, placement):
+                plan_placement(draft, key, placement)
         _drain_orphans(draft)
         plan_drains(draft, strays)
         _finish_deletions(draft)
     plan_asks(draft)
-    outcomes = (
-        {key: judge_placement(draft, key, each) for key, each in draft.placements.items()} if draft.complete else {}
-    )
+    outcomes: dict[ObjectKey, Outcome] = {}
+    if draft.complete:
+        for key, each in draft.placements.items():
+            outcomes[key] = judge_resting(draft, key) or judge_placement(draft, key, each)
     plan_statuses(draft, outcomes, stored)
+    remember_resting(draft, outcomes)
     endpoints = plan_table(draft, strays, outcomes) if draft.complete else None
     return Plan(
         actions=tuple(draft.actions),
@@ -82,8 +87,7 @@ def _plan_nodes(draft: Draft) -> None:
 
 def _drain_orphans(draft: Draft) -> None:
     """Instances whose Placement is gone, and not merely another version's."""
-    for sight in list(draft.sights.values()):
-        key = sight.instance.key
+    for key, sight in list(draft.sights.items()):
         owner = ObjectKey("Placement", key.namespace, sight.instance.spec.placement)
         if owner not in draft.placements and (owner not in draft.unreadable or is_leaving(sight.instance)):
             draft.drain(sight, f"placement '{sight.instance.spec.placement}' does not exist any more")
@@ -118,4 +122,6 @@ def _remember(draft: Draft) -> Memory:
         strays=draft.strays,
         retries={key: value for key, value in draft.retries.items() if key in placements},
         revisions=draft.revisions,
+        resting_nodes=draft.resting_nodes,
+        resting_placements=draft.resting_placements,
     )

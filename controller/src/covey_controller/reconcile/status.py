@@ -21,6 +21,7 @@ from covey_controller.reconcile.fleet import MemberSight, NodeSight, Sight
 from covey_controller.reconcile.judge import judge_instance, judge_model, judge_node
 from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled, Waiting
 from covey_controller.reconcile.paths import observe_path_failures, plan_path_condition
+from covey_controller.reconcile.resting import observe_node_rest
 from covey_controller.reconcile.table import address_of, front_of, refused_aliases
 
 _PHASES = {
@@ -49,21 +50,33 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
             _write(draft, before, before.status, model.status, judge_model(draft, model, refused.get(key, {})))
     failures = observe_path_failures(draft)
     for node in draft.nodes.values():
-        if node.node is not None and (draft.complete or node.report is not None):
-            status = _observed_node(node.node, node)
-            _write(
-                draft, node.node, node.node.status, status, judge_node(node), _node_conditions(draft, node, failures)
-            )
+        seen = observe_node_rest(draft, node, failures)
+        if seen is None or seen != draft.world.memory.resting_nodes.get(node.name):
+            said = len(draft.statuses) + len(draft.notes)
+            _write_node(draft, node, failures)
+            if len(draft.statuses) + len(draft.notes) > said:
+                continue
+        if seen is not None:
+            draft.resting_nodes[node.name] = seen
     if not draft.complete:
         return
     _write_settings(draft)
-    for sight in draft.sights.values():
-        before = stored.get(sight.instance.key)
-        if isinstance(before, Instance):
+    for key, sight in draft.sights.items():
+        before = stored.get(key)
+        if isinstance(before, Instance) and key not in draft.resting:
             _write(draft, before, before.status, _observed_instance(sight), judge_instance(draft, sight))
     for key, placement in draft.placements.items():
+        if key in draft.resting:
+            continue
         status = _observed_placement(draft, key, placement)
         _write(draft, placement, placement.status, status, outcomes[key], _placement_conditions(draft, key))
+
+
+def _write_node(draft: Draft, sight: NodeSight, failures: Mapping[str, tuple[str, ...]]) -> None:
+    node = sight.node
+    if node is not None and (draft.complete or sight.report is not None):
+        conditions = _node_conditions(draft, sight, failures)
+        _write(draft, node, node.status, _observed_node(node, sight), judge_node(sight), conditions)
 
 
 def _write_settings(draft: Draft) -> None:
@@ -240,5 +253,7 @@ def _placement_conditions(draft: Draft, key: ObjectKey) -> tuple[Claim, ...]:
 
 def is_deletable_node(draft: Draft, node: Node) -> bool:
     """A Node whose deletion was asked for, with nothing on it any more."""
-    held = {member.node for sight in draft.sights.values() for member in sight.instance.spec.members}
-    return node.metadata.deletion_timestamp is not None and node.metadata.name not in held
+    if node.metadata.deletion_timestamp is None:
+        return False
+    members = (member for sight in draft.sights.values() for member in sight.instance.spec.members)
+    return all(member.node != node.metadata.name for member in members)

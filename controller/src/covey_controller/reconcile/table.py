@@ -27,16 +27,20 @@ MAX_RETRY_SECONDS = 60
 def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outcome]) -> Endpoints:
     """The whole table, sorted; term and serial are set when it is published."""
     published = draft.world.published.endpoints
-    keys = {each.instance_id: each.key for each in published.endpoints} if published else {}
+    known = {each.instance_id: each for each in published.endpoints} if published else {}
+    served = {(each.namespace, each.name): each for each in published.models} if published else {}
     running = [s for s in (*draft.sights.values(), *strays) if s.instance.spec.goal is InstanceGoal.RUN]
-    endpoints = [endpoint for sight in running if (endpoint := _endpoint(draft, sight, keys)) is not None]
+    endpoints = [endpoint for sight in running if (endpoint := _endpoint(draft, sight, known)) is not None]
     refused = refused_aliases(draft.models)
     ready: dict[tuple[str, str], int] = {}
     for endpoint in endpoints:
         ready[endpoint.namespace, endpoint.model] = ready.get((endpoint.namespace, endpoint.model), 0) + 1
     asked = _placements_by_model(draft)
     models = tuple(
-        _served_model(draft, key, model, refused.get(key, {}), ready.get((key.namespace, key.name), 0), outcomes, asked)
+        _resting_model(draft, model, refused.get(key, {}), served.get((key.namespace, key.name)), asked.get(key, []))
+        or _served_model(
+            draft, key, model, refused.get(key, {}), ready.get((key.namespace, key.name), 0), outcomes, asked
+        )
         for key, model in sorted(draft.models.items(), key=lambda item: (item[0].namespace, item[0].name))
     )
     client_keys = tuple(
@@ -63,8 +67,11 @@ def keep_drained(draft: Draft, planned: Endpoints) -> Endpoints:
     return planned.model_copy(update={"endpoints": ordered})
 
 
-def _endpoint(draft: Draft, sight: Sight, keys: Mapping[str, str]) -> Endpoint | None:
-    """`keys`: engines' keys that were derived already, by instanceId; they never change."""
+def _endpoint(draft: Draft, sight: Sight, known: Mapping[str, Endpoint]) -> Endpoint | None:
+    """`known`: those that are published, by instanceId; of what is at rest they are as they were."""
+    before = known.get(sight.id)
+    if before is not None and sight.instance.key in draft.resting:
+        return before
     spec = sight.instance.spec
     if sight.phase is not MemberPhase.READY or sight.id in draft.unreachable:
         return None
@@ -82,7 +89,7 @@ def _endpoint(draft: Draft, sight: Sight, keys: Mapping[str, str]) -> Endpoint |
         node=spec.members[0].node,
         host=address[0],
         port=address[1],
-        key=keys.get(sight.id) or draft.world.engine_key(sight.id),
+        key=before.key if before else draft.world.engine_key(sight.id),
         engine=spec.engine,
         slots=spec.options.slots,
         context_tokens=spec.options.context_tokens,
@@ -165,6 +172,15 @@ def _served_model(
         progress=progress,
         retry_after_seconds=retry_after_seconds(progress),
     )
+
+
+def _resting_model(
+    draft: Draft, model: Model, refused: dict[str, str], before: ServedModel | None, placements: list[ObjectKey]
+) -> ServedModel | None:
+    """As it is published, while all that ask for it serve and are at rest."""
+    if before is None or before.state is not ModelState.READY or refused or before.aliases != model.spec.aliases:
+        return None
+    return before if placements and all(each in draft.resting for each in placements) else None
 
 
 def _model_state(ready: int, wanted: int, outcomes: list[Outcome]) -> tuple[ModelState, Outcome | None]:

@@ -18,6 +18,7 @@ from covey_controller.reconcile.draft import Draft, index_objects
 from covey_controller.reconcile.drains import why_quiet
 from covey_controller.reconcile.fleet import Sight, view_node
 from covey_controller.reconcile.making import running_instances
+from covey_controller.reconcile.together import find_shape
 from covey_controller.reconcile.wanted import failed_lanes, fresh_status, model_key, render_wish, wanted_replicas
 from covey_controller.reconcile.world import World
 
@@ -67,14 +68,16 @@ def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Ex
         return f"{key}: no Model '{placement.spec.model_ref.name}' in namespace '{key.namespace}'\n{text}", data
     failed = failed_lanes(placement.status.failures)
     wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key))
-    pending = choose(wish, draft.views(), 1).pending
+    decision = choose(wish, draft.roster(), 1)
+    pending = decision.pending
     why = WhyPlacement(
         wish=wish,
         replicas=wanted_replicas(placement),
         instances=tuple(sight.instance for sight in draft.sights_of(key)),
-        nodes=draft.views(),
-        results=() if pending else explain_nodes(wish, draft.views()),
+        nodes=tuple(draft.roster()),
+        results=() if pending else explain_nodes(wish, tuple(draft.roster())),
         pending=pending,
+        shape=find_shape(draft, wish, decision),
     )
     text, data = _conditions(placement)
     failures = "".join(
@@ -91,7 +94,7 @@ def _explain_model(draft: Draft, key: ObjectKey, model: Model) -> Explanation:
     for variant in model.spec.variants:
         status = fresh_status(model, variant)
         artifact, geometry = (status.artifact, status.geometry) if status else (None, None)
-        cached = [view.name for view in draft.views() if artifact and artifact.digest in view.cached]
+        cached = [view.name for view in draft.roster() if artifact and artifact.digest in view.cached]
         size = format_bytes(artifact.size_bytes) if artifact else "size unknown"
         lines.append(f"variant '{variant.name}' ({variant.format}): {size}, from {variant.source}")
         if geometry:

@@ -16,6 +16,7 @@ from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, Order, Report
 from covey_api.model import ModelSpec
 from covey_api.placement import PlacementSpec
+from covey_api.reasons import ReadyReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,17 @@ class Revised:
     revision: str
 
 
+class RestingPlacement(NamedTuple):
+    """A Placement with its Instances, of which a plan had nothing to do, to write or to note."""
+
+    seen: tuple[object, ...]
+    """What that came from."""
+    revision: str | None
+    message: str
+    """Of its outcome, which was `Done`."""
+    reason: ReadyReason
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What one leader knows beyond the store. Lost with it, and rebuilt by looking again."""
@@ -142,6 +154,9 @@ class Memory:
     """The value of the retry annotation that was honoured last."""
     revisions: Mapping[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])
     """By Placement: hashing each of them anew in every plan would be most of what a quiet plan costs."""
+    resting_nodes: Mapping[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
+    """By name: what the status of a Node was made from when there was nothing to write and nothing to note."""
+    resting_placements: Mapping[ObjectKey, RestingPlacement] = field(default_factory=dict[ObjectKey, RestingPlacement])
 
 
 @dataclass(frozen=True, slots=True)

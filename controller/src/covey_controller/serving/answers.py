@@ -107,6 +107,11 @@ def error_renderers() -> dict[Any, ExceptionHandler]:
     return {ApiError: _render_exception, HTTPException: _render_exception}
 
 
+def host_of(request: Request) -> str:
+    """Address of the peer; empty on a Unix socket."""
+    return request.client.host if request.client is not None else ""
+
+
 def render_message(message: BaseModel, status: int = 200) -> Response:
     content = message.model_dump_json(by_alias=True, exclude_none=True)
     return Response(content, status, media_type="application/json")

@@ -17,11 +17,13 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from covey_controller.serving.guests import Guests
 from covey_controller.serving.passing import Passing
 from covey_controller.serving.protocol import BoundedProtocol
 
@@ -52,11 +54,11 @@ async def serve(
     closing: asyncio.Event,
     on_listening: Callable[[], None],
     tls: Callable[[], ssl.SSLContext] | None = None,
-    elsewhere: Callable[[], str | None] = lambda: None,
+    elsewhere: Callable[[], str | None] | None = None,
 ) -> None:
     """Until cancelled. Then `closing` is set, at which the app's streams must end.
 
-    `elsewhere` is the `HOST:PORT` to pass connections on to, None to answer them here.
+    `elsewhere` is the `HOST:PORT` to pass connections on to, None to answer them here. Without it nobody else leads.
     """
     bound.listen(BACKLOG)
     bound.setblocking(False)
@@ -64,7 +66,8 @@ async def serve(
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(listener.accept_for_ever(bound, group))
-            group.create_task(listener.watch_leadership())
+            if elsewhere is not None:
+                group.create_task(listener.watch_leadership(elsewhere))
             on_listening()
     finally:
         closing.set()
@@ -73,7 +76,7 @@ async def serve(
 
 class _Listener:
     def __init__(
-        self, app: ASGIApp, tls: Callable[[], ssl.SSLContext] | None, elsewhere: Callable[[], str | None]
+        self, app: ASGIApp, tls: Callable[[], ssl.SSLContext] | None, elsewhere: Callable[[], str | None] | None
     ) -> None:
         self._config = uvicorn.Config(
             app,
@@ -93,13 +96,14 @@ class _Listener:
         self._state = ServerState()
         self._loop = asyncio.get_running_loop()
         self._passing = Passing(MAX_CONNECTIONS)
+        self._guests = Guests()
         self._beginning = 0
         """Connections whose handshake isn't over."""
 
     async def accept_for_ever(self, bound: socket.socket, group: asyncio.TaskGroup) -> None:
         while True:
             try:
-                accepted, _ = await self._loop.sock_accept(bound)
+                accepted, address = await self._loop.sock_accept(bound)
             except OSError as error:
                 _log.error("no connection can be accepted, next try in a second: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -109,13 +113,14 @@ class _Listener:
                 accepted.close()
                 continue
             self._beginning += 1
-            group.create_task(self._begin(accepted))
+            host = "" if bound.family is socket.AF_UNIX else str(address[0])
+            group.create_task(self._begin(accepted, host))
 
-    async def watch_leadership(self) -> None:
+    async def watch_leadership(self, elsewhere: Callable[[], str | None]) -> None:
         """End what was begun under another leadership: its clients dial again and meet the present one."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            address = self._elsewhere()
+            address = elsewhere()
             self._passing.end_except(address)
             if address is not None:
                 for connection in list(self._state.connections):
@@ -135,14 +140,14 @@ class _Listener:
         for task in list(self._state.tasks):
             task.cancel()
 
-    async def _begin(self, accepted: socket.socket) -> None:
+    async def _begin(self, accepted: socket.socket, host: str) -> None:
         """Pass the connection on, or serve it: also when the leader can't be reached, for the app then says so."""
         try:
             accepted.setblocking(False)
-            address = self._elsewhere()
+            address = self._elsewhere() if self._elsewhere is not None else None
             if address is not None and await self._passing.begin(accepted, address):
                 return
-            await self._serve(accepted)
+            await self._serve(accepted, host)
         except asyncio.CancelledError:
             accepted.close()
             raise
@@ -152,13 +157,28 @@ class _Listener:
         finally:
             self._beginning -= 1
 
-    async def _serve(self, accepted: socket.socket) -> None:
+    async def _serve(self, accepted: socket.socket, host: str) -> None:
         tls = self._tls() if self._tls is not None else None
-        # A peer that leaves, or speaks no TLS, or shows a certificate of another authority: nothing to serve.
-        with suppress(OSError):
+        guest = self._guests.enter(host, partial(_shut, accepted))
+        is_served = False
+        try:
             await self._loop.connect_accepted_socket(
-                lambda: BoundedProtocol(self._config, self._state, {}, self._loop),
+                lambda: BoundedProtocol(self._config, self._state, {}, self._loop).on_known(
+                    lambda: self._guests.leave(guest)
+                ),
                 accepted,
                 ssl=tls,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if tls is not None else None,
             )
+            is_served = True
+        except OSError:
+            pass  # a peer that leaves, or speaks no TLS, or shows a certificate of another authority
+        finally:
+            if not is_served:
+                self._guests.leave(guest)
+
+
+def _shut(accepted: socket.socket) -> None:
+    """Whoever has the socket now, a handshake or a protocol, sees its end and closes it."""
+    with suppress(OSError):
+        accepted.shutdown(socket.SHUT_RDWR)

@@ -61,15 +61,25 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_deadline: asyncio.TimerHandle | None = None
         self._connection: Connection | None = None
+        self._on_known: Callable[[], None] = lambda: None
+        """The peer is a guest no more: it showed a certificate, or is gone."""
+
+    def on_known(self, call: Callable[[], None]) -> "BoundedProtocol":
+        self._on_known = call
+        return self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         opened = cast("asyncio.Transport", transport)
         super().connection_made(opened)
-        self._connection = Connection(_parse_peer(opened), opened.abort)
+        peer = _parse_peer(opened)
+        self._connection = Connection(peer, opened.abort)
+        if peer is not None:
+            self._on_known()
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_arrived()
+        self._on_known()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -12,7 +12,9 @@ from covey_api.instance import Costs, Instance, Member
 from covey_api.units import format_bytes
 
 from covey_planner.choice.nodes import find_pool
+from covey_planner.choice.shapes import Shape
 from covey_planner.choice.window import bound_of
+from covey_planner.text.shape import render_shape, shape_data
 from covey_planner.types import Chosen, NodeView, Pending, Pool, Refusal, Wish
 from covey_planner.words import render_exactly
 
@@ -41,6 +43,8 @@ class WhyPlacement:
     results: tuple[Chosen | Refusal, ...]
     """`explain_nodes(wish, nodes)`: each node's answer for one more replica."""
     pending: Pending | None = None
+    shape: Shape | None = None
+    """Nodes that could hold a replica together, where none can alone."""
 
 
 def render_why(why: WhyPlacement) -> str:
@@ -60,6 +64,7 @@ def why_data(why: WhyPlacement) -> dict[str, Any]:
         "kvCacheType": why.wish.kv_cache_type.value,
         "pending": {"reason": why.pending.reason, "message": why.pending.message} if why.pending else None,
         "instances": [_instance_data(why.wish, instance, nodes) for instance in instances],
+        "shape": shape_data(why.shape) if why.shape else None,
         "nodes": [_result_data(result, why.wish.placed.get(result.node, 0)) for result in _by_node(why)],
     }
 
@@ -83,6 +88,8 @@ def _lines(why: WhyPlacement) -> Iterator[str]:
     width = max((len(result.node) for result in results), default=0)
     for result in results:
         yield f"  {result.node:<{width}}  {_result_text(wish, result, nodes)}"
+    if why.shape:
+        yield from render_shape(why.shape)
     if not results:
         yield "  not asked: what the model needs is not known" if nodes else "  no node has joined yet"
 

@@ -70,6 +70,8 @@ class FilesStore:
         else:
             self._source = FolderSource(source, parse, allow_empty=allow_empty, utc_now=utc_now, disk=disk or Disk())
         self._threads = ThreadPoolExecutor(1, "store")
+        # One thread owns the file.
+        self.writes_at_once = 1
         self._holding: Holding | None = None
         self._has_led = asyncio.Event()
         self._last_term = 0

@@ -13,16 +13,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-# Its type names the event class of trio, which isn't installed.
-from watchfiles import Change, awatch  # pyright: ignore[reportUnknownVariableType]
-
+from covey_controller.stores.files.directory_events import watch_directories
 from covey_controller.stores.files.folder import Scan, is_ignored
 
 log = logging.getLogger(__name__)
 
-# Changes within one step come as one signal; a stream of them is passed on at least so often.
-STEP_MILLISECONDS = 50
-GATHER_MILLISECONDS = 200
 # After a failure (a directory vanished, watches ran out) it is tried again this late; the slow look covers meanwhile.
 RETRY_SECONDS = 5.0
 
@@ -48,8 +43,6 @@ class Watch:
 
     async def run(self) -> None:
         """Signal until cancelled."""
-        # It tells every change at INFO, among them those that are none to us.
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)
         while True:
             self._moved.clear()
             try:
@@ -67,24 +60,18 @@ class Watch:
 
     async def _watch(self, directories: list[str]) -> None:
         """Signal changes in these directories until others are to be watched, or one of them was removed or made."""
-        changes = awatch(
-            *directories,
-            watch_filter=self._is_relevant,
-            recursive=False,
-            step=STEP_MILLISECONDS,
-            debounce=GATHER_MILLISECONDS,
-            stop_event=self._moved,
-        )
-        # The watcher starts within the step that begins right after this; what changed before that is looked for then.
+        # Watching begins within the step that begins right after this; what changed before that is looked for then.
         asyncio.get_running_loop().call_soon(self._on_signal)
-        async with contextlib.aclosing(changes):
-            async for found in changes:
-                self.fault = ""
-                self._on_signal()
-                if any(path in self._directories and change != Change.modified for change, path in found):
-                    return
+        await watch_directories(directories, self._touch, self._moved)
 
-    def _is_relevant(self, change: Change, path: str) -> bool:
+    def _touch(self, path: str, is_membership: bool) -> None:
+        self.fault = ""
+        if self._is_relevant(path):
+            self._on_signal()
+        if is_membership and path in self._directories:
+            self._moved.set()
+
+    def _is_relevant(self, path: str) -> bool:
         """Drops what the scan would ignore, and the neighbours of the source in its parent."""
         if path == str(self._source) or path in self._directories:
             return True

@@ -38,7 +38,7 @@ FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
 # Files are read again so often; a token is replaced many minutes before it expires.
 LOGIN_SECONDS = 10.0
-# The reconciler writes one object at a time; the rest is for the lease, for reviews of tokens, and for lists.
+# Half of it at most is the reconciler's writes; the rest is for the lease, for reviews of tokens, and for lists.
 MAX_CONNECTIONS = 16
 _REPEATABLE: frozenset[int] = frozenset({HTTPStatus.TOO_MANY_REQUESTS})
 _NO_STATUS = 0

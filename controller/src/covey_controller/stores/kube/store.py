@@ -35,6 +35,11 @@ log = logging.getLogger(__name__)
 RELEASE_SECONDS = 2.0
 
 
+# Half of the client's connections: the Lease, reviews of tokens and lists find one at once also in a large turn. Each
+# write is a round trip and a sync of etcd's disk, which takes several in one.
+WRITES_AT_ONCE = 8
+
+
 def _utc_now() -> datetime:
     return datetime.now(UTC)
 
@@ -62,6 +67,7 @@ class KubeStore:
         claim = FleetClaim(namespace=namespace, authority=authority)
         self._claims = FleetClaims(client, self.sync, self._writer, claim)
         self._events = EventRecorder(client, utc_now)
+        self.writes_at_once = WRITES_AT_ONCE
 
     @property
     def is_synced(self) -> bool:

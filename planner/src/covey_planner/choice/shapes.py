@@ -1,0 +1,198 @@
+"""Models that fit on no node alone: which nodes could hold one together, who holds what, and over which link.
+
+Nothing runs like this yet. The shape is what `covey why` and `covey plan` show of it, so that somebody who lacks memory
+on every machine knows whether the machines together would do. It never counts as a place.
+
+1. Nodes that pass every filter, with a lane of the engine; never two builds of it together, and MLX among nodes of one
+   compute only.
+2. The fewest nodes; of these the best of their worst link; then the most usable memory; ties by name.
+3. The largest window at which it fits.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations
+
+from covey_api.engines import EngineName, Lane
+
+from covey_planner.choice.links import LinkKind, Links
+from covey_planner.choice.nodes import COMPUTE_ORDER, filter_node
+from covey_planner.choice.shares import can_divide, fixed_bytes, layer_bytes, share_layers
+from covey_planner.choice.ways import Question, Way, pending_geometry
+from covey_planner.fit.estimate import CELL_STEP
+from covey_planner.types import NodeView, Wish
+
+# What one model is spread over at most: more links than this cost more than they bring.
+MAX_MEMBERS = 4
+# Of one build, the nodes with the most memory: others could only make a shape of more nodes.
+MAX_CANDIDATES = 12
+
+
+class ShapeKind(StrEnum):
+    PIPELINE = "Pipeline"
+    """Each rank has a run of layers; one after the other."""
+    TENSOR = "Tensor"
+    """Each rank has an equal part of every layer; all at once."""
+    RPC = "Rpc"
+    """A driver has the file and computes; donors lend it their memory."""
+
+
+# Engines whose ranks must all compute alike; llama.cpp's may differ.
+_ALIKE = frozenset({"Mlx"})
+SHAPES: Mapping[EngineName, tuple[ShapeKind, ...]] = {EngineName.LLAMA_SERVER: (ShapeKind.RPC,)}
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeMember:
+    """One node's part."""
+
+    node: str
+    role: str
+    """`Driver`, `Donor` or `Rank`."""
+    lane: Lane
+    first_layer: int
+    last_layer: int
+    total_bytes: int
+    """What it would take of the lane's pool."""
+    usable_bytes: int
+    """What is unreserved there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Nodes that could run one replica together."""
+
+    kind: ShapeKind
+    variant: str
+    engine: EngineName
+    layer_count: int
+    window: int
+    slots: int
+    link: LinkKind
+    """The worst between any two."""
+    members: tuple[ShapeMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    view: NodeView
+    lane: Lane
+    usable: int
+
+
+def choose_shape(wish: Wish, nodes: Sequence[NodeView], links: Links, kinds: Iterable[ShapeKind] = ()) -> Shape | None:
+    """The best shape of several nodes for one replica; `kinds`: only these. None: there is none."""
+    if pending_geometry(wish):
+        return None
+    question = Question(wish)
+    for way in question.ways:
+        if way.span.refusal:
+            continue
+        allowed = tuple(kinds) or SHAPES.get(way.engine, ())
+        found = [shape for kind in allowed for shape in _shapes(question, way, kind, nodes, links)]
+        if found:
+            return min(found, key=_order)
+    return None
+
+
+def _shapes(question: Question, way: Way, kind: ShapeKind, nodes: Sequence[NodeView], links: Links) -> Iterator[Shape]:
+    """Those of the fewest nodes."""
+    for size in range(2, MAX_MEMBERS + 1):
+        found = [
+            shape
+            for build in _builds(question, way, nodes)
+            for seats in combinations(build, size)
+            if (shape := _shape(question, way, kind, seats, links)) is not None
+        ]
+        if found:
+            yield from found
+            return
+
+
+def _builds(question: Question, way: Way, nodes: Sequence[NodeView]) -> list[list[_Seat]]:
+    """Seats by build of the engine, each with the most memory first."""
+    builds: dict[tuple[str, str], list[_Seat]] = {}
+    for view in sorted(nodes, key=lambda each: each.name):
+        if filter_node(question, view, view.name) is not None or (view.name, way.engine) in question.wish.failed:
+            continue
+        lanes = [lane for lane in view.lanes if lane.engine is way.engine]
+        if not lanes:
+            continue
+        lane = min(lanes, key=lambda each: (COMPUTE_ORDER[each.compute], each.pool))
+        usable = sum(pool.unreserved_bytes for pool in view.pools if pool.name == lane.pool)
+        compute = lane.compute.value if lane.engine in _ALIKE else ""
+        builds.setdefault((lane.version, compute), []).append(_Seat(view, lane, usable))
+    return [
+        sorted(seats, key=lambda seat: (-seat.usable, way.digest not in seat.view.cached, seat.view.name))[
+            :MAX_CANDIDATES
+        ]
+        for _, seats in sorted(builds.items())
+    ]
+
+
+def _shape(question: Question, way: Way, kind: ShapeKind, seats: Sequence[_Seat], links: Links) -> Shape | None:
+    geometry, span = way.geometry, way.span
+    if kind is ShapeKind.TENSOR and not can_divide(len(seats), geometry.embedding_length, geometry.kv_head_counts):
+        return None
+    if _shares(question, way, kind, seats, span.least) is None:
+        return None
+    low, high = 0, (span.most - span.least) // CELL_STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _shares(question, way, kind, seats, span.least + middle * CELL_STEP) is None:
+            high = middle - 1
+        else:
+            low = middle
+    window = span.least + low * CELL_STEP
+    shares = _shares(question, way, kind, seats, window)
+    if shares is None:
+        return None
+    names = [seat.view.name for seat in seats]
+    worst = max(links(one, other) for one, other in combinations(names, 2))
+    members = tuple(_members(question, way, kind, seats, shares, window))
+    return Shape(kind, way.variant, way.engine, geometry.layer_count, window, question.wish.slots, worst, members)
+
+
+def _shares(
+    question: Question, way: Way, kind: ShapeKind, seats: Sequence[_Seat], window: int
+) -> tuple[int, ...] | None:
+    """Layers of each seat; of a tensor shape all of them, in part. None: it does not fit."""
+    layers = way.geometry.layer_count
+    if not all(_has_host_room(question, way, seat, window) for seat in seats):
+        return None
+    formulas = [question.price(way, seat.lane).formulas[0] for seat in seats]
+    rest = [seat.usable - fixed_bytes(each, window) for seat, each in zip(seats, formulas, strict=True)]
+    per_layer = max(layer_bytes(each, window, layers) for each in formulas)
+    if kind is ShapeKind.TENSOR:
+        part = -(-per_layer * layers // len(seats))
+        return (layers,) * len(seats) if min(rest) >= part else None
+    return share_layers(layers, rest, per_layer)
+
+
+def _has_host_room(question: Question, way: Way, seat: _Seat, window: int) -> bool:
+    """Whether what a device's engine takes of the machine's own memory is there."""
+    return all(
+        formula.total_bytes(window) <= sum(p.unreserved_bytes for p in seat.view.pools if p.name == formula.pool)
+        for formula in question.price(way, seat.lane).formulas[1:]
+    )
+
+
+def _members(
+    question: Question, way: Way, kind: ShapeKind, seats: Sequence[_Seat], shares: Sequence[int], window: int
+) -> Iterator[ShapeMember]:
+    layers, first = way.geometry.layer_count, 0
+    for index, (seat, share) in enumerate(zip(seats, shares, strict=True)):
+        formula = question.price(way, seat.lane).formulas[0]
+        held = layer_bytes(formula, window, layers) * share
+        if kind is ShapeKind.TENSOR:
+            held, first = -(-held // len(seats)), 0
+        role = "Rank" if kind is not ShapeKind.RPC else "Donor" if index else "Driver"
+        total = held + fixed_bytes(formula, window)
+        yield ShapeMember(seat.view.name, role, seat.lane, first, first + share - 1, total, seat.usable)
+        first += share
+
+
+def _order(shape: Shape) -> tuple[int, int, int, tuple[str, ...]]:
+    names = tuple(member.node for member in shape.members)
+    return (len(names), shape.link, -sum(member.usable_bytes for member in shape.members), names)

@@ -1,0 +1,55 @@
+"""A shape of several nodes in words and as data, with what is not there yet said beside it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from covey_planner.choice.shapes import Shape, ShapeKind, ShapeMember
+from covey_planner.words import render_exactly
+
+
+def render_shape(shape: Shape) -> Iterator[str]:
+    """Lines of text."""
+    names = ", ".join(f"'{member.node}'" for member in shape.members)
+    yield (
+        f"together {names} could hold it: {shape.engine} as {shape.kind}, variant '{shape.variant}', window "
+        f"{shape.window} tokens x {shape.slots} slots, over {shape.link}"
+    )
+    for member in shape.members:
+        yield (
+            f"  {member.role.lower()} '{member.node}', {member.lane.compute}: {_part(shape, member)}, "
+            f"{render_exactly(member.total_bytes)} of {render_exactly(member.usable_bytes)} unreserved in pool "
+            f"'{member.lane.pool}'"
+        )
+    yield "  Running one model over several nodes is not there yet: nothing of this is started."
+
+
+def shape_data(shape: Shape) -> dict[str, Any]:
+    """The same as data, JSON-ready."""
+    return {
+        "kind": shape.kind.value,
+        "variant": shape.variant,
+        "engine": shape.engine.value,
+        "contextTokens": shape.window,
+        "slots": shape.slots,
+        "link": str(shape.link),
+        "canRun": False,
+        "members": [
+            {
+                "node": member.node,
+                "role": member.role,
+                "compute": member.lane.compute.value,
+                "pool": member.lane.pool,
+                "firstLayer": member.first_layer,
+                "lastLayer": member.last_layer,
+                "bytes": member.total_bytes,
+                "usableBytes": member.usable_bytes,
+            }
+            for member in shape.members
+        ],
+    }
+
+
+def _part(shape: Shape, member: ShapeMember) -> str:
+    if shape.kind is ShapeKind.TENSOR:
+        return f"one part in {len(shape.members)} of all {shape.layer_count} layers"
+    return f"layers {member.first_layer} to {member.last_layer} of {shape.layer_count}"

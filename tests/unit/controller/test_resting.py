@@ -1,0 +1,130 @@
+"""What is at rest is not looked at again: that saves work, and never changes a plan."""
+
+from dataclasses import dataclass, replace
+
+from covey_api.meta import ObjectMeta
+from covey_api.node import Node, NodeSpec
+from covey_api.reasons import FailureCause
+from covey_controller.reconcile.outcomes import Plan
+from covey_controller.reconcile.plan import plan
+from covey_controller.reconcile.world import World
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit import builders, worlds
+from kit.worlds import FakeGateway, Worldlet
+
+NODES = ("a", "b", "c")
+
+
+def comparable(made: Plan) -> tuple[object, ...]:
+    """All of a plan but what it remembers of rest, and the serials of snapshots, which are the board's to set."""
+    memory = replace(made.memory, resting_nodes={}, resting_placements={})
+    assignments = {node: each.model_copy(update={"serial": 0}) for node, each in made.assignments.items()}
+    return (
+        made.actions,
+        assignments,
+        made.endpoints,
+        made.endpoints_unacted,
+        made.statuses,
+        sorted(made.notes, key=str),
+        memory,
+        made.used_answers,
+        made.wake_at,
+    )
+
+
+@dataclass(slots=True)
+class TwiceLooked(Worldlet):
+    """Each plan is made twice: with and without what the last one remembered of rest."""
+
+    rested: int = 0
+
+    def observe(self) -> World:
+        world = Worldlet.observe(self)
+        forgotten = replace(world, memory=replace(world.memory, resting_nodes={}, resting_placements={}))
+        assert comparable(plan(world, self.now)) == comparable(plan(forgotten, self.now))
+        self.rested += len(world.memory.resting_placements)
+        return world
+
+
+def begin() -> TwiceLooked:
+    story = TwiceLooked()
+    story.put(builders.model("one"), builders.placement("one", replicas=2))
+    story.put(builders.model("two", aliases=("second",)), builders.placement("two", model="two"))
+    story.add_agents(*NODES)
+    story.gateways["g"] = FakeGateway()
+    story.run(15)
+    return story
+
+
+def change(story: TwiceLooked, event: str, node: str) -> None:
+    """One thing that happens to a fleet."""
+    agent, gateway = story.agents[node], story.gateways["g"]
+    here = [each for each in story.instances() if each.spec.members[0].node == node]
+    match event:
+        case "pause":
+            agent.paused = not agent.paused
+        case "move":
+            agent.address = "10.0.0.9"
+        case "front":
+            agent.front_port = 52_500
+        case "lanes":
+            agent.lanes = ()
+        case "fail":
+            agent.fail = lambda _: FailureCause.OUT_OF_MEMORY
+            agent.members.clear()
+        case "unreachable":
+            gateway.unreachable = {each.spec.instance_id for each in here}
+        case "path":
+            gateway.path_failures = {each.spec.instance_id: "refused" for each in here}
+        case "reached":
+            gateway.unreachable, gateway.path_failures = set(), {}
+        case "scale":
+            story.put(builders.placement("one", replicas=len(here) + 1))
+        case "revise":
+            story.put(builders.placement("two", model="two", concurrency=2 + len(here)))
+        case "retry":
+            again = builders.placement("two", model="two")
+            annotated = again.metadata.model_copy(update={"annotations": {"covey.dev/retry": node}})
+            story.put(again.model_copy(update={"metadata": annotated}))
+        case "alias":
+            story.put(builders.model("three", aliases=("second", "third")))
+        case "remodel":
+            story.put(builders.model("two", known=node != "a"))
+        case "cordon":
+            known = story.objects[Node(metadata=ObjectMeta(name=node)).key]
+            story.put(known.model_copy(update={"spec": NodeSpec(unschedulable=True)}))
+        case "delete":
+            for each in here[:1]:
+                gone = each.metadata.model_copy(update={"deletion_timestamp": "2026-01-01T00:00:00Z"})
+                story.put(each.model_copy(update={"metadata": gone}))
+        case "stray":
+            stray = builders.instance(f"other-{node}", node=node, instance_id="f" * 15 + node)
+            agent.members[stray.spec.instance_id] = worlds.member_report(stray)
+        case "leader":
+            story.restart_leader()
+        case _:
+            story.lose_store()
+
+
+EVENTS = (
+    *("pause", "move", "front", "lanes", "fail", "unreachable", "path", "reached", "scale", "revise", "retry", "alias"),
+    *("remodel", "cordon", "delete", "stray", "leader", "store"),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.sampled_from(NODES), st.sampled_from((1, 3, 20))), max_size=4))
+def test_plan_is_the_same_whatever_is_remembered_of_rest(events: list[tuple[str, str, int]]) -> None:
+    story = begin()
+    for event, node, seconds in events:
+        change(story, event, node)
+        story.run(seconds)
+    assert story.rested > 0
+
+
+def test_every_placement_that_serves_comes_to_rest_and_every_node_too() -> None:
+    story = begin()
+    story.run(2)
+    assert {key.name for key in story.memory.resting_placements} == {"one", "two"}
+    assert sorted(story.memory.resting_nodes) == list(NODES)
