@@ -113,18 +113,3 @@ def test_controller_that_starts_on_the_emptied_store_makes_no_second_identity(
     fleet.wait_ready()
     assert instance_ids(fleet) == ids
     assert fleet.engines(NODE) == engines
-
-
-def test_kinds_deleted_under_a_running_controller_and_applied_again_have_their_nodes_back_without_a_person(
-    plane: ControlPlane, fleet: KubeFleet
-) -> None:
-    """A deletion of everything: engines end. The agent's pod joins again by its token, as soon as there are kinds."""
-    engines = fleet.engines(NODE)
-    crds = plane.kubectl("get", "crd", "-o", "name").split()
-    plane.kubectl("delete", *crds, "--timeout=55s")
-    fleet.wait(lambda: not fleet.engines(NODE), "what ran has ended")
-    plane.apply_crds()
-    fleet.wait(lambda: fleet.has_condition("cnodes", NODE), "the node is there again")
-    fleet.wish()
-    fleet.wait_ready()
-    assert not fleet.engines(NODE).keys() & engines.keys()
