@@ -5,7 +5,7 @@ from itertools import combinations
 from random import Random
 
 import pytest
-from covey_api.engines import Compute
+from covey_api.engines import Compute, EngineName
 from covey_planner.choice import choose
 from covey_planner.choice.links import LinkKind, classify_link
 from covey_planner.choice.shapes import Shape, ShapeKind, choose_shape
@@ -100,6 +100,27 @@ def test_builds_of_an_engine_are_never_mixed() -> None:
     assert shape_of(node("a", memory=33 * GIB), node("b", memory=33 * GIB, lanes=other)) is None
     third = node("c", memory=25 * GIB, lanes=other)
     assert names(shape_of(node("a", memory=33 * GIB), node("b", memory=33 * GIB, lanes=other), third)) == ["b", "c"]
+
+
+def test_ranks_of_mlx_compute_alike_and_llama_servers_donors_may_differ() -> None:
+    def fleet(engine: EngineName) -> list[NodeView]:
+        lanes = {
+            compute: (lane(engine=engine, compute=compute, digest="0" * 64),)
+            for compute in (Compute.METAL, Compute.CPU)
+        }
+        return [
+            node("a", memory=45 * GIB, lanes=lanes[Compute.METAL]),
+            node("b", memory=45 * GIB, lanes=lanes[Compute.CPU]),
+            node("c", memory=40 * GIB, lanes=lanes[Compute.METAL]),
+        ]
+
+    for engine, kind, expected in (
+        (EngineName.MLX, ShapeKind.PIPELINE, ["a", "c"]),
+        (EngineName.LLAMA_SERVER, ShapeKind.RPC, ["a", "b"]),
+    ):
+        asked = replace(ASKED, variants=(replace(HUGE, engines=(engine,)),))
+        shape = choose_shape(asked, fleet(engine), ethernet)
+        assert (names(shape), shape.kind if shape else None) == (expected, kind)
 
 
 def test_tensor_needs_a_number_of_nodes_that_divides_width_and_heads() -> None:

@@ -39,8 +39,12 @@ class ShapeKind(StrEnum):
 
 
 # Engines whose ranks must all compute alike; llama.cpp's may differ.
-_ALIKE = frozenset({"Mlx"})
-SHAPES: Mapping[EngineName, tuple[ShapeKind, ...]] = {EngineName.LLAMA_SERVER: (ShapeKind.RPC,)}
+_ALIKE = frozenset({EngineName.MLX})
+SHAPES: Mapping[EngineName, tuple[ShapeKind, ...]] = {
+    EngineName.LLAMA_SERVER: (ShapeKind.RPC,),
+    EngineName.MLX: (ShapeKind.PIPELINE, ShapeKind.TENSOR),
+    EngineName.VLLM: (ShapeKind.TENSOR, ShapeKind.PIPELINE),
+}
 
 
 @dataclass(frozen=True, slots=True)
