@@ -55,7 +55,7 @@ class Answer:
             async for chunk in self._response.content.iter_any():
                 yield chunk
         except aiohttp.ClientError as error:
-            raise Broken(f"the connection ended before the answer did: {_words(error)}") from error
+            raise Broken("the connection ended before the answer did") from error
 
 
 class HttpClient:

@@ -83,7 +83,7 @@ async def run_agent(options: Options, folder: Path) -> int:
         outside, engines = await open_outside(stack, options, folder, whereabouts)
         changed = asyncio.Event()
         runtime = Runtime(outside, folder / "members", KeptFile(folder), observe_boot_id(), changed.set)
-        survey = Survey(engines, outside.facts, lambda: runtime.state.spec, changed.set)
+        survey = Survey(engines, outside.facts, lambda: runtime.state.spec, runtime.spec_changed, changed.set)
         this = Self(node, secrets.token_hex(8), version("covey-agent"), observe_machine(), whereabouts)
         reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed)
         asks = Asks(node, runtime, outside.artifacts, outside.keepers)

@@ -54,6 +54,8 @@ class Runtime:
         self._refusal = ""
         self._has_begun = False
         self.state = State()
+        self.spec_changed = asyncio.Event()
+        """Set when the Node's spec is another; whoever looks at it clears it."""
 
     @property
     def is_finding(self) -> bool:
@@ -86,6 +88,8 @@ class Runtime:
                 before, now = self.state, loop.time()
                 self.state, effects = step(before, event, now)
                 log_transitions(before, self.state)
+                if self.state.spec != before.spec:
+                    self.spec_changed.set()
                 self._begin_all(group, effects)
                 if observe_news(self.state) != observe_news(before):
                     self._on_change()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from covey_api.engines import Lane
 from covey_api.node import NodeFacts, NodeSpec
@@ -13,8 +14,6 @@ logger = logging.getLogger(__name__)
 
 # Lanes change when an engine was installed or a device came or went; looking is cheap, the probes keep what they saw.
 LANES_SECONDS = 5.0
-# How soon a changed spec is seen.
-SPEC_SECONDS = 0.5
 # Every so many looks at lanes, the facts too: a minute.
 LOOKS_PER_FACTS = 12
 # Both are bounded by themselves; this is for a file system that hangs.
@@ -22,18 +21,23 @@ LOOK_SECONDS = 30.0
 
 
 class Survey:
-    """The newest look. None: not looked yet. `observe_spec` gives the Node's spec as last assigned."""
+    """The newest look. None: not looked yet. `observe_spec` gives the Node's spec as last assigned.
+
+    `spec_changed` is set when it is another: it says which engines are wished, so lanes are looked at anew.
+    """
 
     def __init__(
         self,
         engines: Engines,
         facts: Facts,
         observe_spec: Callable[[], NodeSpec],
+        spec_changed: asyncio.Event,
         on_change: Callable[[], None],
     ) -> None:
         self._engines = engines
         self._facts = facts
         self._observe_spec = observe_spec
+        self._spec_changed = spec_changed
         self._on_change = on_change
         self.lanes: tuple[Lane, ...] | None = None
         self.facts: NodeFacts | None = None
@@ -54,13 +58,13 @@ class Survey:
             await self._wait()
 
     async def _wait(self) -> None:
-        """Until it is time to look again, or the Node's spec is another: it says which engines are wished."""
-        spec, waited = self._observe_spec(), 0.0
-        while waited < LANES_SECONDS and self._observe_spec() == spec:
-            await asyncio.sleep(SPEC_SECONDS)
-            waited += SPEC_SECONDS
+        """Until it is time to look again, or the Node's spec is another."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LANES_SECONDS):
+                await self._spec_changed.wait()
 
     async def _look(self, *, with_facts: bool) -> None:
+        self._spec_changed.clear()
         lanes = await self._engines.observe_lanes(self._observe_spec())
         # Pools of devices come with their lanes, so lanes come first and new ones bring the facts along.
         if with_facts or lanes != self.lanes:
