@@ -97,6 +97,16 @@ def test_keeper_holds_files_that_only_its_user_reads(folder: Path) -> None:
     run(story)
 
 
+async def sleeps_for_a_second(process: psutil.Process) -> bool:
+    """In one of ten seconds it doesn't wake up once: what was asked of it before may be under way on a busy machine."""
+    for _ in range(10):
+        before = process.num_ctx_switches().voluntary
+        await asyncio.sleep(1)
+        if process.num_ctx_switches().voluntary == before:
+            return True
+    return False
+
+
 def test_keeper_takes_less_than_15_mb_and_sleeps_while_nothing_happens(folder: Path) -> None:
     async def story() -> None:
         keepers, port = ProcessKeepers(folder, 60), free_port()
@@ -109,9 +119,7 @@ def test_keeper_takes_less_than_15_mb_and_sleeps_while_nothing_happens(folder: P
             if not is_claimed:
                 keepers.close()
                 await asyncio.sleep(0.5)
-            before = psutil.Process(pid).num_ctx_switches()
-            await asyncio.sleep(1)
-            assert psutil.Process(pid).num_ctx_switches() == before
+            assert await sleeps_for_a_second(psutil.Process(pid))
         await keepers.find(ID, "")
         await end(keepers)
 
