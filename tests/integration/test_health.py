@@ -17,7 +17,7 @@ from covey_api.engines import Lane
 from covey_api.fleet import Fleet
 from covey_api.kinds import Kind
 from covey_api.meta import ObjectMeta, Status
-from covey_api.placement import ContextWish, Placement
+from covey_api.placement import ContextWish, Placement, Preemption
 from covey_api.reasons import FailureCause
 from covey_api.registry import KINDS
 from kit import builders
@@ -128,6 +128,12 @@ def stories() -> Iterator[Worldlet]:
     crowded.agents["a"].total_bytes = 2048 * MIB
     crowded.put(builders.placement(replicas=3))
     yield crowded
+    urgent = fleet_of()
+    urgent.agents["a"].total_bytes = 2048 * MIB
+    urgent.run(15)
+    urgent.gateways["g"].in_flight = {urgent.instances()[0].spec.instance_id: 1}
+    urgent.put(builders.placement("urgent", model="smollm2", priority=10, preemption=Preemption.LOWER_PRIORITY))
+    yield urgent
     lonely = fleet_of()
     lonely.put(builders.placement(model="other"))
     yield lonely
