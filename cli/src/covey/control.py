@@ -5,6 +5,7 @@ Synchronous: a command does one thing after another. `covey up` uses it through 
 
 import json
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ from covey.ports import JsonObject, Questions
 # The controller answers from memory; a write validates and fsyncs one set.
 CALL_TIMEOUT_SECONDS = 30.0
 # A watch has a line every 5 s; three missing ones mean that the controller is gone.
+# Who asks while the controller starts waits this long at most, in all five seconds.
+STARTING_TRIES = 11
+STARTING_PAUSE_SECONDS = 0.5
 WATCH_SILENCE_SECONDS = 15.0
 TOKEN_HEADER = "X-Covey-Token"  # noqa: S105 - the name of a header
 TOKEN_VARIABLE = "COVEY_CONTROL_TOKEN"  # noqa: S105 - the name of a variable
@@ -111,8 +115,16 @@ class ControlApi(Questions, ABC):
     def call(
         self, method: str, path: str, body: JsonObject | None = None, params: dict[str, str] | None = None
     ) -> JsonObject:
-        with self._reporting_absence():
-            response = self._http.request(method, path, json=body, params=params)
+        tries_left = STARTING_TRIES
+        while True:
+            with self._reporting_absence():
+                response = self._http.request(method, path, json=body, params=params)
+            tries_left -= 1
+            # A controller that has just begun refuses before it does anything: the same call is right a moment later.
+            is_starting = response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and "retry-after" in response.headers
+            if not is_starting or not tries_left:
+                break
+            time.sleep(STARTING_PAUSE_SECONDS)
         if response.is_error:
             raise error_of(response)
         return cast(JsonObject, response.json()) if response.content else {}
