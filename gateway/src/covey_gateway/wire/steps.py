@@ -15,12 +15,10 @@ from typing import Any
 
 import msgspec
 
-from covey_gateway.limits import MAX_ANSWER_BYTES
 from covey_gateway.wire.body import is_object
-from covey_gateway.wire.chunks import CHUNK, CallOrder, Chunk, ToolCallDelta, count, count_within
+from covey_gateway.wire.chunks import CallOrder, Chunk, ToolCallDelta, count, count_within
 from covey_gateway.wire.errors import ApiError
-from covey_gateway.wire.openai.errors import engine_failed, translate_event_error
-from covey_gateway.wire.sse import DONE, split_data
+from covey_gateway.wire.openai.chunk_reader import ChunkReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +80,16 @@ class StepReader:
         """Seconds since the epoch."""
         self.usage = Usage()
         self.durations = Durations()
-        self._model = model
+        self._chunks = ChunkReader(model)
         self._order = CallOrder()
-        self._total_bytes = 0
 
     def read(self, events: bytes) -> list[Step] | ApiError:
         """ApiError when the engine wrote one, or wrote something that is no chunk."""
-        self._total_bytes += len(events)
-        if self._total_bytes > MAX_ANSWER_BYTES:
-            return engine_failed(self._model, f"its answer is longer than {MAX_ANSWER_BYTES} bytes")
+        chunks = self._chunks.read(events)
+        if isinstance(chunks, ApiError):
+            return chunks
         steps: list[Step] = []
-        for data in split_data(events):
-            if data == DONE:
-                continue
-            try:
-                chunk = CHUNK.decode(data)
-            except (msgspec.DecodeError, RecursionError):
-                return translate_event_error(data, self._model) or engine_failed(self._model, "it wrote no chat chunk")
-            if chunk.error is not None:
-                return translate_event_error(data, self._model) or engine_failed(self._model, "it wrote an error")
+        for chunk in chunks:
             self._note(chunk)
             steps += self._steps(chunk)
         return steps

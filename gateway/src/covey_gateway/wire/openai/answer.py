@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 
-from covey_gateway.limits import MAX_ANSWER_BYTES
-from covey_gateway.wire.chunks import ABSENT, CHUNK, CallOrder, ChoiceDelta, Chunk, FunctionDelta, count
+from covey_gateway.wire.chunks import ABSENT, CallOrder, ChoiceDelta, Chunk, FunctionDelta, count
 from covey_gateway.wire.errors import ApiError
-from covey_gateway.wire.openai.errors import engine_failed, render_error_event, translate_event_error
-from covey_gateway.wire.sse import DONE, split_data
+from covey_gateway.wire.openai.chunk_reader import ChunkReader
+from covey_gateway.wire.openai.errors import render_error_event
 
 
 @dataclass(slots=True)
@@ -96,22 +95,14 @@ class ChatAnswer:
         self._choices: dict[int, _Choice] = {}
         self._usages: list[dict[str, Any]] = []
         self._timings = ABSENT
-        self._total_bytes = 0
+        self._chunks = ChunkReader(model, hint="; ask for a stream")
 
     def take(self, events: bytes) -> bytes | ApiError:
         """ApiError when the engine wrote one, or wrote something that is no chunk."""
-        self._total_bytes += len(events)
-        if self._total_bytes > MAX_ANSWER_BYTES:
-            return engine_failed(self._model, f"its answer is longer than {MAX_ANSWER_BYTES} bytes; ask for a stream")
-        for data in split_data(events):
-            if data == DONE:
-                continue
-            try:
-                chunk = CHUNK.decode(data)
-            except (msgspec.DecodeError, RecursionError):
-                return translate_event_error(data, self._model) or engine_failed(self._model, "it wrote no chat chunk")
-            if chunk.error is not None:
-                return translate_event_error(data, self._model) or engine_failed(self._model, "it wrote an error")
+        chunks = self._chunks.read(events)
+        if isinstance(chunks, ApiError):
+            return chunks
+        for chunk in chunks:
             self._add_chunk(chunk)
         return b""
 
