@@ -8,6 +8,7 @@ never dropped in silence. Rejected: a hand-written YAML per kind (two truths), a
 ADR 1).
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -145,9 +146,12 @@ def _render_node(source: Mapping[str, Any], definitions: Mapping[str, Any], path
             name: _render_node(child, definitions, prefix + name) for name, child in node["properties"].items()
         }
     if "items" in node:
-        node["items"] = _render_node(node["items"], definitions, f"{path}[]")
-        # Lists are ordered by preference or written whole: nobody but a list-map's owner merges into one.
-        node.setdefault(LIST_TYPE, "atomic")
+        items = _render_node(node["items"], definitions, f"{path}[]")
+        # Lists are ordered by preference or written whole: nobody but a list-map's owner merges into one. An API server
+        # compares such a list whole, before defaults: one inside it would make who applies it again a conflict.
+        is_whole = node.setdefault(LIST_TYPE, "atomic") == "atomic"
+        told = _tell_defaults(items) if path.startswith("spec.") else items
+        node["items"] = _drop_defaults(told) if is_whole else items
     if "additionalProperties" in node:
         node["additionalProperties"] = _render_node(node["additionalProperties"], definitions, f"{path}[]")
     if "default" in node:
@@ -210,6 +214,16 @@ def _reduce_default(default: Any, node: JsonSchema) -> Any:
     properties: dict[str, JsonSchema] = node["properties"]
     reduced = {name: _reduce_default(value, properties[name]) for name, value in given.items() if value is not None}
     return {name: value for name, value in reduced.items() if properties[name].get("default", ...) != value}
+
+
+def _tell_defaults(node: JsonSchema) -> JsonSchema:
+    """The defaults of its fields in their descriptions, where no tool could read them else."""
+    told = dict(node)
+    if node.get("default") not in (None, "", [], {}) and "Default:" not in node.get("description", ""):
+        told["description"] = f"{node.get('description', '')} Default: {json.dumps(node['default'])}.".lstrip()
+    if "properties" in told:
+        told["properties"] = {name: _tell_defaults(child) for name, child in told["properties"].items()}
+    return told
 
 
 def _drop_defaults(node: JsonSchema) -> JsonSchema:

@@ -4,6 +4,7 @@
 differ all the same is listed here with its reason.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,15 @@ _UPPER = ("maximum", "maxLength", "maxItems", "maxProperties")
 
 
 def find_narrowings(old: JsonSchema, new: JsonSchema, path: str) -> Iterator[str]:
-    """What a document that the old schema takes could meet in the new one."""
+    """What a document that the old schema takes could meet in the new one.
+
+    A default that is said in words alone now is filled in where a document is read, so it means the same.
+    """
     if old.get("type") != new.get("type"):
         yield f"{path}: type {old.get('type')} became {new.get('type')}"
         return
-    if old.get("default") != new.get("default"):
+    said = f"Default: {json.dumps(old.get('default'))}."
+    if old.get("default") != new.get("default") and not new.get("description", "").endswith(said):
         yield f"{path}: default {old.get('default')!r} became {new.get('default')!r}"
     for name in sorted({*new.get("required", [])} - {*old.get("required", [])}):
         yield f"{path}: '{name}' became required"

@@ -78,6 +78,18 @@ def test_defaults_satisfy_their_own_schema(kind: type[Kind]) -> None:
 
 
 @ALL_KINDS
+def test_lists_that_are_compared_whole_hold_no_default_and_say_it(kind: type[Kind]) -> None:
+    """Applied by two managers with the same text, such a list must be the same to both."""
+    lists = [node for _, node in walk(render_schema(kind)) if node.get("x-kubernetes-list-type") == "atomic"]
+    assert [path for node in lists for path, below in walk(node["items"]) if "default" in below] == []
+
+
+def test_a_default_that_no_schema_may_hold_is_said_in_words() -> None:
+    engine = render_schema(KINDS["Node"])["properties"]["spec"]["properties"]["engines"]["items"]["properties"]
+    assert engine["provisioning"]["description"].endswith('Default: "Managed".')
+
+
+@ALL_KINDS
 def test_required_fields_exist_and_have_no_default(kind: type[Kind]) -> None:
     for path, node in walk(render_schema(kind)):
         for name in node.get("required", []):
