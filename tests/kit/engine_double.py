@@ -1,7 +1,7 @@
 """A double of an engine: speaks as much of llama-server's HTTP as the agent needs, and misbehaves on demand.
 
-Takes llama-server's flags and honours `--port`, `--api-key-file`, `--version` and `--list-devices`. Knobs come by
-environment, since the argv is the adapter's:
+Takes llama-server's flags and honours `--port`, `--api-key-file`, `--version`, `--help` and `--list-devices`. Knobs
+come by environment, since the argv is the adapter's:
 
     DOUBLE_SLOW_START    seconds before it listens
     DOUBLE_HANG_HEALTH   any value: accepts requests and never answers
@@ -96,7 +96,7 @@ def dies_at_load() -> bool:
 
 
 def main() -> None:
-    if "--version" in sys.argv or "--list-devices" in sys.argv:
+    if {"--version", "--help", "--list-devices"} & set(sys.argv):
         print("version: 1 (double)")
         return
     if "IGNORE_TERM" in KNOBS:
