@@ -38,7 +38,7 @@ MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say h
 
 def test_printed_curl_line_works_as_printed(fleet: RunningFleet) -> None:
     line = next(line for line in fleet.output_path.read_text().splitlines() if line.startswith("curl "))
-    result = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=120, check=True)
+    result = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=600, check=True)
     events = [line for line in result.stdout.splitlines() if line.startswith("data: ")]
     assert events[-1] == "data: [DONE]"
     assert len(events) > 3
@@ -47,9 +47,13 @@ def test_printed_curl_line_works_as_printed(fleet: RunningFleet) -> None:
 def test_printed_python_snippet_works_as_printed(fleet: RunningFleet) -> None:
     text = fleet.output_path.read_text()
     snippet = text[text.index("from openai import") : text.index("Ctrl-C stops")]
-    result = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip()
+    said = ""
+    for _ in range(5):  # the snippet samples: a small model may end its answer before its first word
+        run = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=600, check=False)
+        assert run.returncode == 0, run.stderr
+        if said := run.stdout.strip():
+            break
+    assert said
 
 
 def test_tokens_arrive_as_the_engine_makes_them(fleet: RunningFleet) -> None:

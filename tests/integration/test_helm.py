@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kit.fleet import EXAMPLE
-from testbed.kube.controlplane import CRDS, ControlPlane, running_control_plane
+from testbed.kube.controlplane import ControlPlane, running_control_plane
 from testbed.kube.programs import NoPrograms
 from testbed.kube.tools import run_helm
 
@@ -22,8 +22,7 @@ KEPT = {"CustomResourceDefinition", "Namespace"}
 def plane() -> Iterator[ControlPlane]:
     """A control plane without anything of Covey's."""
     try:
-        with running_control_plane() as plane:
-            plane.kubectl("delete", "-f", str(CRDS))
+        with running_control_plane(has_kinds=False) as plane:
             yield plane
     except NoPrograms as error:
         pytest.skip(str(error))

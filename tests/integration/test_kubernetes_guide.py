@@ -13,7 +13,7 @@ import pytest
 from kit.cache import shared_cache
 from kit.cluster import Shell, fill_service
 from kit.kube_fleet import bare_kube_fleet
-from testbed.kube.controlplane import CRDS, ControlPlane, local_address, running_control_plane
+from testbed.kube.controlplane import ControlPlane, local_address, running_control_plane
 from testbed.kube.programs import NoPrograms, component_command, tool_command
 
 pytestmark = [
@@ -67,13 +67,14 @@ def blocks(section: str) -> list[str]:
     return _BLOCK.findall(text)
 
 
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """Before a cluster with nothing of Covey's, as each test leaves it."""
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    """Before a cluster with nothing of Covey's."""
+    folder = tmp_path / "reader"
+    folder.mkdir()
     try:
-        with running_control_plane() as plane:
-            plane.kubectl("delete", "-f", str(CRDS))
-            yield Reader(plane, tmp_path_factory.mktemp("reader"))
+        with running_control_plane(has_kinds=False) as plane:
+            yield Reader(plane, folder)
     except NoPrograms as error:
         pytest.skip(str(error))
 
@@ -131,10 +132,7 @@ def test_kubectl_by_the_guide_and_what_holds_objects_without_a_controller(reader
 
 
 def test_from_nothing_to_a_token_by_the_guide(reader: Reader, tmp_path: Path) -> None:
-    """Where a cluster would start pods, the parts are started as processes; every command is the guide's.
-
-    The last of this module: what it installed goes with the control plane.
-    """
+    """Where a cluster would start pods, the parts are started as processes; every command is the guide's."""
     address = local_address()
     if address is None:
         pytest.skip("the API server's proxy takes no loopback address, and this machine has no other")

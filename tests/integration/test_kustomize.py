@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from testbed.kube.controlplane import CRDS, ControlPlane, running_control_plane
+from testbed.kube.controlplane import ControlPlane, running_control_plane
 from testbed.kube.programs import NoPrograms, module_folder
 from testbed.kube.tools import run_helm
 
@@ -73,8 +73,7 @@ PEOPLE = {
 def plane() -> Iterator[ControlPlane]:
     """A control plane with nothing of Covey's but the default overlay, applied as the guide says."""
     try:
-        with running_control_plane() as plane:
-            plane.kubectl("delete", "-f", str(CRDS))
+        with running_control_plane(has_kinds=False) as plane:
             plane.kubectl("apply", "-k", str(OVERLAYS / "default"))
             yield plane
     except NoPrograms as error:
