@@ -787,7 +787,7 @@ spec:
                         before = count_rejected(plane)
                         calls = [client.request("GET", path) for _ in range(12)]
                         ends = await asyncio.gather(*calls, return_exceptions=True)
-                        if count_rejected(plane) > before:
+                        if (rejected := count_rejected(plane) - before) > 0:
                             break
             finally:
                 plane.kubectl("delete", "flowschema/closed", "prioritylevelconfiguration/closed")
