@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from covey_api.messages import REPORT_SECONDS, CertificateRole, Demand, DemandAnswer, Endpoints
 from covey_api.meta import Message
 from covey_fleet_client.backoff import LONGEST_DELAY_SECONDS, Backoff
+from covey_fleet_client.beats import next_beat
 from covey_fleet_client.client import FleetClient
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.files import write_private
@@ -189,7 +190,7 @@ class FleetLink:
             reported_at = clock()
             await fleet.post("demand", self._observe_demand(), DemandAnswer)
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(reported_at + REPORT_SECONDS):
+                async with asyncio.timeout_at(next_beat(reported_at, REPORT_SECONDS, self._machine or "")):
                     await self._is_due.wait()
             if (rest_seconds := reported_at + _MIN_REPORT_SECONDS - clock()) > 0:
                 await asyncio.sleep(rest_seconds)
