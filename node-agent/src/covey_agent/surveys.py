@@ -24,8 +24,8 @@ LOOK_SECONDS = 30.0
 class Survey:
     """The newest look. None: not looked yet. `observe_spec` gives the Node's spec as last assigned.
 
-    `spec_changed` is set when it is another: it says which engines are wished, so lanes are looked at anew. `machine` as
-    `observe_machine` says: it looks on its beats.
+    `spec_changed` is set when it is another: it says which engines are wished, so lanes are looked at anew.
+    `machine` as `observe_machine` says: it looks on its beats.
     """
 
     def __init__(
