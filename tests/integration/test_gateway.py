@@ -4,16 +4,16 @@ import asyncio
 import hashlib
 import json
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from covey_api.messages import ClientKey, ModelState, Progress
+from covey_api.placement import RequestTimeouts
 from covey_gateway.limits import (
     BODY_SILENCE_SECONDS,
     CLIENT_STALL_SECONDS,
-    ENGINE_HEAD_SECONDS,
     ENGINE_IDLE_SECONDS,
-    ENGINE_SILENCE_SECONDS,
     HEAD_SECONDS,
     KEEP_ALIVE_SECONDS,
     MAX_BODY_BYTES,
@@ -28,6 +28,7 @@ from integration.gateway_rig import (
     STREAM_HEAD,
     Call,
     RawClient,
+    Script,
     ScriptedEngine,
     asked,
     chunk,
@@ -40,8 +41,11 @@ from integration.gateway_rig import (
     target,
     token,
 )
+from pydantic.alias_generators import to_camel
 
 pytestmark = [pytest.mark.anyio]
+
+TIMEOUTS = RequestTimeouts()
 
 
 @pytest.fixture
@@ -494,11 +498,12 @@ async def test_an_engine_that_never_answers_times_out() -> None:
     ):
         await client.ask()
         await eventually(lambda: len(engine.calls) == 1)
-        gateway.pass_time(ENGINE_HEAD_SECONDS - 1)
+        gateway.pass_time(TIMEOUTS.first_token_seconds - 1)
         assert gateway.in_flight == 1
-        gateway.pass_time(ENGINE_HEAD_SECONDS + 1)
+        gateway.pass_time(TIMEOUTS.first_token_seconds + 1)
         answer = await client.read_answer()
         assert (answer.status, answer.error["code"]) == (504, "upstream_timeout")
+        assert "`firstTokenSeconds` (600 s)" in answer.error["message"]
         assert gateway.in_flight == 0
 
 
@@ -511,11 +516,35 @@ async def test_an_engine_that_falls_silent_ends_the_stream_with_an_error() -> No
         await client.ask(stream=True)
         await client.read_head()
         assert await client.read_chunk() == token("a")
-        gateway.pass_time(ENGINE_SILENCE_SECONDS + 1)
+        gateway.pass_time(TIMEOUTS.between_tokens_seconds + 1)
         event = await client.read_chunk()
-        assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "upstream_timeout"
+        error = json.loads(event.removeprefix(b"data: "))["error"]
+        assert error["code"] == "upstream_timeout"
+        assert "`betweenTokensSeconds` (300 s)" in error["message"]
         assert await client.read_chunk() == b""
         await eventually(lambda: engine.open_connections == 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "play"), [("first_token_seconds", say_nothing), ("between_tokens_seconds", hold), ("total_seconds", hold)]
+)
+async def test_a_placements_own_deadline_ends_an_answer_and_is_named(field: str, play: Script) -> None:
+    timeouts = RequestTimeouts(first_token_seconds=40, between_tokens_seconds=40, total_seconds=50)
+    timeouts = timeouts.model_copy(update={field: 20})
+    async with (
+        ScriptedEngine(play) as engine,
+        running_gateway(replace(engine.target(), timeouts=timeouts)) as gateway,
+        connected(gateway) as client,
+    ):
+        await client.ask(stream=False)
+        await eventually(lambda: len(engine.calls) == 1)
+        await asyncio.sleep(0.1)  # the first token has come, where one comes
+        gateway.pass_time(18)
+        assert gateway.in_flight == 1
+        gateway.pass_time(21)
+        answer = await client.read_answer()
+        assert (answer.status, answer.error["code"]) == (504, "upstream_timeout")
+        assert f"`{to_camel(field)}` (20 s)" in answer.error["message"]
 
 
 async def test_a_client_that_takes_nothing_pauses_the_engine_and_ends_after_a_while() -> None:
@@ -539,7 +568,7 @@ async def test_a_client_that_takes_nothing_pauses_the_engine_and_ends_after_a_wh
                 before = written
                 await asyncio.sleep(0.3)
             assert written < 100_000_000
-            gateway.pass_time(ENGINE_SILENCE_SECONDS - 1 if ENGINE_SILENCE_SECONDS < CLIENT_STALL_SECONDS else 1)
+            gateway.pass_time(1)
             assert gateway.in_flight == 1
             gateway.pass_time(CLIENT_STALL_SECONDS + 1)
             await eventually(lambda: gateway.in_flight == 0)

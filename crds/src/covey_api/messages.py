@@ -14,6 +14,7 @@ from covey_api.instance import Instance, MemberPhase
 from covey_api.meta import Message
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import NodeFacts, NodeSpec
+from covey_api.placement import RequestTimeouts
 from covey_api.reasons import FailureCause
 
 FLEET_PREFIX = "/fleet/v1"
@@ -277,6 +278,8 @@ class Endpoint(Message):
     """Of its node, for gateways of other machines."""
     front_port: int = 0
     """Of its keeper's TLS front at `address`; 0: there is none, and it is reached on its own machine only."""
+    timeouts: RequestTimeouts = RequestTimeouts()
+    """As its Placement says now."""
 
 
 class ClientKey(Message):

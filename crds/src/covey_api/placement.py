@@ -108,8 +108,21 @@ class Rollout(Message):
     """Longest wait for requests in flight before an instance is stopped."""
 
 
-class Timeouts(Message):
-    """Deadlines of one instance."""
+class RequestTimeouts(Message):
+    """Deadlines of one request at one instance, as gateways keep them. Changing one rolls nothing."""
+
+    connect_seconds: Annotated[int, Field(ge=1, le=60)] = 5
+    """Until the engine takes a connection; another instance is tried then."""
+    first_token_seconds: Annotated[int, Field(ge=5, le=86_400)] = 600
+    """From the request's sending to the first byte of an answer: waiting for a slot and reading a long prompt."""
+    between_tokens_seconds: Annotated[int, Field(ge=5, le=86_400)] = 300
+    """Between two bytes of an answer that began. Waiting for the client doesn't count."""
+    total_seconds: Annotated[int, Field(ge=0, le=604_800)] = 0
+    """From the request's sending to the answer's end; 0: as long as tokens come."""
+
+
+class Timeouts(RequestTimeouts):
+    """Deadlines of one instance and of the requests to it."""
 
     startup_seconds: Annotated[int, Field(ge=5, le=86_400)] = 300
     """From the engine's start to its first token."""

@@ -11,7 +11,6 @@ from typing import Protocol
 from covey_api.messages import ServedModel
 from covey_api.reasons import ErrorCode
 
-from covey_gateway.limits import ENGINE_HEAD_SECONDS, ENGINE_SILENCE_SECONDS
 from covey_gateway.reply import Broken, NoReply, Refusal, Reply, choose_reply
 from covey_gateway.routing.table import Target
 from covey_gateway.traffic import Traffic
@@ -68,9 +67,10 @@ class Delivery:
         self._engines: Engines | None = None
         self._connection: EngineConnection | None = None
         self._reply: Reply = NoReply()
-        self._has_head = False
+        self._has_begun = False
+        """Whether a byte of the answer has come."""
         self._is_over = False
-        self._heard_at = pace.now()
+        self._heard_at = self._asked_at = pace.now()
 
     def start(self, engines: Engines) -> None:
         self._engines = engines
@@ -96,7 +96,7 @@ class Delivery:
             connection.retire()
             return
         self._connection = connection
-        self._heard_at = self._pace.now()
+        self._heard_at = self._asked_at = self._pace.now()
         target, request = self.target, self.ask.request
         if request is None:
             raise AssertionError("a request that an engine answered is sent again")
@@ -122,7 +122,6 @@ class Delivery:
 
     def on_engine_head(self, status: int, content_type: bytes, retry_after_seconds: int | None) -> None:
         self._traffic.confirm(self.target)
-        self._has_head = True
         self._heard_at = self._pace.now()
         model = self.ask.model.name
         if (request := self.ask.request) is not None:
@@ -133,6 +132,7 @@ class Delivery:
             self._sender.begin_stream()
 
     def on_engine_body(self, piece: bytes) -> None:
+        self._has_begun = True
         self._heard_at = self._pace.now()
         taken = self._reply.take(piece)
         if isinstance(taken, Broken):
@@ -171,7 +171,15 @@ class Delivery:
         """An engine that is silent too long has failed. A client that is slow is not the engine's fault."""
         if self._connection is None or self._pace.is_stalled():
             return
-        limit = ENGINE_SILENCE_SECONDS if self._has_head else ENGINE_HEAD_SECONDS
-        if now - self._heard_at > limit:
-            what = "was silent in its answer" if self._has_head else "began no answer"
-            self._sender.fail(ApiError(504, ErrorCode.UPSTREAM_TIMEOUT, f"the engine {what} for {limit:.0f} s"))
+        timeouts = self.target.timeouts
+        if self._has_begun:
+            since, limit = self._heard_at, timeouts.between_tokens_seconds
+            words = "was silent in its answer for `betweenTokensSeconds`"
+        else:
+            since, limit = self._asked_at, timeouts.first_token_seconds
+            words = "began no answer for `firstTokenSeconds`"
+        if now - since <= limit and timeouts.total_seconds and now - self._asked_at > timeouts.total_seconds:
+            since, limit = self._asked_at, timeouts.total_seconds
+            words = "has not ended its answer after `totalSeconds`"
+        if now - since > limit:
+            self._sender.fail(ApiError(504, ErrorCode.UPSTREAM_TIMEOUT, f"the engine {words} ({limit} s)"))

@@ -37,12 +37,7 @@ CLIENT_STALL_SECONDS = 60.0
 
 # An engine's answer.
 
-# A connect on a LAN takes a millisecond; three SYNs are lost after 7 s.
-CONNECT_SECONDS = 5.0
-# Until the answer's head: queueing for a slot and the prefill of a long prompt on a slow machine take minutes.
-ENGINE_HEAD_SECONDS = 600.0
-# Between two bytes of an answer that began: decoding is slow at worst, not silent; a wedged engine is.
-ENGINE_SILENCE_SECONDS = 300.0
+# How long it may take is the Placement's to say (`timeouts`).
 # llama-server closes a kept-alive connection after 5 s: ours go before.
 ENGINE_IDLE_SECONDS = 3.0
 # It also spends a thread on each, of a few more than it has slots: one idle connection per slot, and never many.

@@ -32,7 +32,7 @@ BAD_SECONDS = 5.0
 TRIES = 3
 # A front that refuses a certificate says so after TLS 1.3's handshake is over for this side.
 SETTLE_SECONDS = 0.25
-# Handshakes at a time: one that is dropped by a firewall waits for `CONNECT_SECONDS`, others shouldn't for it.
+# Handshakes at a time: one that is dropped by a firewall waits for `connectSeconds`, others shouldn't for it.
 MAX_AT_ONCE = 16
 
 _log = logging.getLogger(__name__)

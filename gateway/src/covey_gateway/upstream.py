@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import httptools
 
 from covey_gateway.fronts import Fronts, NoWay, explain_dial
-from covey_gateway.limits import CONNECT_SECONDS, ENGINE_IDLE_SECONDS, FILES_AGAIN_SECONDS, MAX_IDLE_PER_ENDPOINT
+from covey_gateway.limits import ENGINE_IDLE_SECONDS, FILES_AGAIN_SECONDS, MAX_IDLE_PER_ENDPOINT
 from covey_gateway.routing.table import Target
 
 _log = logging.getLogger(__name__)
@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
-SILENT = f"it took no connection within {CONNECT_SECONDS:.0f} s"
+def explain_silence(target: Target) -> str:
+    return f"it took no connection within `connectSeconds` ({target.timeouts.connect_seconds} s)"
 
 
 class Receiver(Protocol):
@@ -211,10 +212,10 @@ class Engines:
 
     async def _open(self, target: Target, receiver: Receiver) -> None:
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(target.timeouts.connect_seconds):
                 connection = await self._create_connection(target)
         except TimeoutError:
-            receiver.on_unreachable(SILENT)
+            receiver.on_unreachable(explain_silence(target))
         except OSError as error:
             receiver.on_unreachable(explain_dial(error))
         else:
@@ -227,10 +228,10 @@ class Engines:
     async def probe(self, target: Target, settle_seconds: float) -> str:
         """Why a connection to this endpoint isn't to be had; empty: it is, and still was after the wait."""
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(target.timeouts.connect_seconds):
                 connection = await self._create_connection(target)
         except TimeoutError:
-            return SILENT
+            return explain_silence(target)
         except OSError as error:
             return explain_dial(error)
         await asyncio.sleep(settle_seconds)

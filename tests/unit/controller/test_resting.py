@@ -86,6 +86,8 @@ def change(story: TwiceLooked, event: str, node: str) -> None:
             story.put(builders.placement("one", replicas=len(here) + 1))
         case "revise":
             story.put(builders.placement("two", model="two", concurrency=2 + len(here)))
+        case "hurry":
+            story.put(builders.placement("two", model="two", timeouts={"firstTokenSeconds": 7 + len(here)}))
         case "retry":
             again = builders.placement("two", model="two")
             annotated = again.metadata.model_copy(update={"annotations": {"covey.dev/retry": node}})
@@ -123,6 +125,7 @@ EVENTS = (
         "reached",
         "scale",
         "revise",
+        "hurry",
         "retry",
         "alias",
     ),
@@ -147,3 +150,14 @@ def test_every_placement_that_serves_or_fits_nowhere_comes_to_rest_and_every_nod
     assert sorted(story.memory.resting_nodes) == list(NODES)
     refused = [key.name for key, each in story.memory.resting_placements.items() if each.decision is not None]
     assert refused == ["huge"]
+
+
+def test_deadlines_of_a_placement_reach_its_endpoints_and_move_nothing() -> None:
+    story = begin()
+    before = story.instances()
+    story.put(builders.placement("two", model="two", timeouts={"firstTokenSeconds": 7}))
+    story.run(5)
+    table = story.published.endpoints
+    assert table is not None
+    assert {each.model: each.timeouts.first_token_seconds for each in table.endpoints} == {"one": 600, "two": 7}
+    assert story.instances() == before

@@ -13,6 +13,7 @@ from covey_api.kinds import ObjectKey
 from covey_api.messages import ClientKey, Endpoint, Endpoints, ModelState, Progress, ServedModel
 from covey_api.meta import DEFAULT_NAMESPACE
 from covey_api.model import Model
+from covey_api.placement import Placement, RequestTimeouts
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import Sight
@@ -98,7 +99,16 @@ def _endpoint(draft: Draft, sight: Sight, known: Mapping[str, Endpoint]) -> Endp
         attempt=spec.attempt,
         address=front[0] if front else "",
         front_port=front[1] if front else 0,
+        timeouts=_timeouts_of(draft, namespace, spec.placement),
     )
+
+
+def _timeouts_of(draft: Draft, namespace: str, name: str) -> RequestTimeouts:
+    """Of a Placement that is gone: the usual ones."""
+    placement = draft.placements.get(ObjectKey(Placement.__name__, namespace, name))
+    if placement is None:
+        return RequestTimeouts()
+    return RequestTimeouts.model_validate(placement.spec.timeouts.model_dump(include=set(RequestTimeouts.model_fields)))
 
 
 def address_of(sight: Sight) -> tuple[str, int] | None:

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from covey_api.messages import ClientKey, Endpoint, Endpoints, Order, ServedModel, render_front_name
 from covey_api.meta import DEFAULT_NAMESPACE
+from covey_api.placement import RequestTimeouts
 
 NO_ORDER = Order(term=-1, serial=-1)
 
@@ -47,6 +48,7 @@ class Target:
     """The way there; None: `host` and `port` are on this machine, or anybody's."""
     no_way: str = ""
     """Why there is none."""
+    timeouts: RequestTimeouts = field(default_factory=RequestTimeouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ def parse_endpoint(endpoint: Endpoint, machine: str | None) -> Target:
         engine=endpoint.engine,
         front=front,
         no_way=no_way,
+        timeouts=endpoint.timeouts,
     )
 
 
