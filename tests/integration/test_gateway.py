@@ -853,3 +853,19 @@ async def test_draining_lets_streams_end_and_tells_those_that_do_not() -> None:
         assert ends == ["[DONE]", "the gateway is stopping"]
         with pytest.raises(ConnectionError):
             await asked(gateway)
+
+
+async def test_a_field_that_nobody_knows_reaches_the_engine_only_where_the_placement_says_so() -> None:
+    async with ScriptedEngine() as engine, running_gateway(engine.target()) as gateway:
+        answer = await asked(gateway, vendor_option={"a": 1})
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (
+            400,
+            "unsupported_field",
+            "vendor_option",
+        )
+        assert engine.calls == []
+        gateway.route(engine.target(), models=(MODEL.model_copy(update={"passes_unknown_fields": True}),))
+        assert (await asked(gateway, vendor_option={"a": 1})).status == 200
+        assert json.loads(engine.calls[-1].body)["vendor_option"] == {"a": 1}
+        answer = await asked(gateway, vendor_option=1, id_slot=0)
+        assert (answer.status, answer.error["param"]) == (400, "id_slot")

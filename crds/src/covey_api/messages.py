@@ -251,6 +251,8 @@ class ServedModel(Message):
     replicas: int = 0
     progress: Progress | None = None
     retry_after_seconds: int = 5
+    passes_unknown_fields: bool = False
+    """Whether engines get fields of a request that nobody here knows."""
 
 
 class Endpoint(Message):

@@ -108,6 +108,13 @@ class Rollout(Message):
     """Longest wait for requests in flight before an instance is stopped."""
 
 
+class UnknownFields(StrEnum):
+    """What becomes of a request's field that Covey doesn't know."""
+
+    REFUSE = "Refuse"
+    FORWARD = "Pass"
+
+
 class RequestTimeouts(Message):
     """Deadlines of one request at one instance, as gateways keep them. Changing one rolls nothing."""
 
@@ -150,6 +157,9 @@ class PlacementSpec(Message):
     waits."""
     rollout: Rollout = Rollout()
     timeouts: Timeouts = Timeouts()
+    unknown_fields: UnknownFields = UnknownFields.REFUSE
+    """`Refuse`: a request with a field that Covey doesn't know is refused by name; `Pass`: the engine gets it. Fields
+    that could hurt other requests are refused in any case. Of several Placements of a Model all must say `Pass`."""
     suspend: bool = False
     """True: drain and stop every instance, keep the wish."""
 

@@ -88,6 +88,8 @@ class Traffic:
             return model
         if (error := refuse_task(model, TASKS[request.call]) or refuse_media(model, request.media)) is not None:
             return error
+        if request.unknown is not None and not model.passes_unknown_fields:
+            return request.unknown
         return refuse_window(model, request, self.window_of(model)) or model
 
     def list_model(self, caller: Caller, asked: str, *, needs_ready: bool = False) -> Listing | ApiError:

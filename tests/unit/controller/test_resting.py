@@ -161,3 +161,17 @@ def test_deadlines_of_a_placement_reach_its_endpoints_and_move_nothing() -> None
     assert table is not None
     assert {each.model: each.timeouts.first_token_seconds for each in table.endpoints} == {"one": 600, "two": 7}
     assert story.instances() == before
+
+
+def test_unknown_fields_pass_where_every_placement_of_the_model_says_so() -> None:
+    story = begin()
+    passing = {"unknown_fields": "Pass"}
+    for changed, passes in (
+        (builders.placement("one", replicas=2, **passing), False),  # `huge` is of the same Model
+        (builders.placement("huge", model="one", **passing), True),
+    ):
+        story.put(changed)
+        story.run(5)
+        table = story.published.endpoints
+        assert table is not None
+        assert {each.name: each.passes_unknown_fields for each in table.models} == {"one": passes, "two": False}

@@ -91,10 +91,12 @@ def test_no_field_is_in_two_lists() -> None:
     assert not READ & REFUSED.keys()
 
 
-def test_an_unknown_field_is_refused_with_the_nearest_known_one() -> None:
-    error = refused(body(temprature=1))
-    assert error.code is ErrorCode.UNSUPPORTED_FIELD
-    assert "did you mean `temperature`?" in error.message
+def test_an_unknown_field_is_the_models_to_refuse_with_the_nearest_known_one() -> None:
+    request = accepted(body(temprature=1))
+    assert request.unknown is not None
+    assert request.unknown.code is ErrorCode.UNSUPPORTED_FIELD
+    assert "did you mean `temperature`?" in request.unknown.message
+    assert sent(body(temprature=1))["temprature"] == 1
 
 
 def test_an_escaped_key_is_seen_for_what_it_is() -> None:

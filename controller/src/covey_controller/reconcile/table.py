@@ -13,7 +13,7 @@ from covey_api.kinds import ObjectKey
 from covey_api.messages import ClientKey, Endpoint, Endpoints, ModelState, Progress, ServedModel
 from covey_api.meta import DEFAULT_NAMESPACE
 from covey_api.model import Model
-from covey_api.placement import Placement, RequestTimeouts
+from covey_api.placement import Placement, RequestTimeouts, UnknownFields
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import Sight
@@ -181,6 +181,8 @@ def _served_model(
         replicas=wanted,
         progress=progress,
         retry_after_seconds=retry_after_seconds(progress),
+        passes_unknown_fields=bool(placements)
+        and all(draft.placements[each].spec.unknown_fields is UnknownFields.FORWARD for each in placements),
     )
 
 

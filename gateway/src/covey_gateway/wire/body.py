@@ -109,6 +109,22 @@ def check_fields(fields: Fields, known: Collection[str], refused: Mapping[str, s
     return None
 
 
+def find_unknown(
+    fields: Fields, known: Collection[str], refused: Mapping[str, str], call: str
+) -> tuple[ApiError | None, ApiError | None]:
+    """1. Why the request is refused whatever the model says. 2. Why it is unless the model passes unknown fields.
+
+    The fields of a large body with an unknown name are that name alone, so it is refused at once.
+    """
+    unknown: ApiError | None = None
+    for name in fields:
+        if name in refused or (name not in known and "model" not in fields):
+            return refuse_field(name, refused, known, call), None
+        if unknown is None and name not in known:
+            unknown = refuse_field(name, refused, known, call)
+    return None, unknown
+
+
 def check_kinds(fields: Fields, kinds: Mapping[str, str]) -> ApiError | None:
     """The first value whose first byte isn't of its kind. Null is dropped: it says what absence says."""
     for name in [name for name in fields if name in kinds]:

@@ -80,6 +80,8 @@ class Request:
     """Where its first image is; empty: it has none."""
     window_tokens: int = 0
     """The window that the client counts on (Ollama's `num_ctx`)."""
+    unknown: ApiError | None = None
+    """Why it is refused unless the model passes fields that nobody here knows."""
     wants_progress: bool = False
     """Whether the answer begins with how long the prompt is."""
 

@@ -13,9 +13,9 @@ from covey_api.reasons import ErrorCode
 from covey_gateway.limits import MAX_SCHEMA_BYTES
 from covey_gateway.wire.body import (
     Fields,
-    check_fields,
     check_kinds,
     decode_object,
+    find_unknown,
     first_byte,
     is_object,
     read_count,
@@ -61,7 +61,7 @@ _PARTS = msgspec.json.Decoder(list[_Part])
 def parse_chat(body: bytes) -> Request | ApiError:
     """The request, or the first thing that is wrong with it.
 
-    1. A JSON object whose keys are all known; a refused one says why.
+    1. A JSON object; a refused key says why. Unknown ones are the model's to pass.
     2. `model` a string, every value of its kind.
     3. `messages` an array of messages that isn't empty; what they have beside text.
     4. `stream` a boolean; `stream_options` only with it, and only with what is known.
@@ -71,15 +71,16 @@ def parse_chat(body: bytes) -> Request | ApiError:
     fields = decode_object(body, CHAT_FIELDS)
     if isinstance(fields, ApiError):
         return fields
-    if (error := check_fields(fields, CHAT_FIELDS, REFUSED, "chat completions")) is not None:
+    error, unknown = find_unknown(fields, CHAT_FIELDS, REFUSED, "chat completions")
+    if error is not None:
         return error
     model = read_model(fields)
     if isinstance(model, ApiError):
         return model
-    return _parse_fields(fields, model)
+    return _parse_fields(fields, model, unknown)
 
 
-def _parse_fields(fields: Fields, model: str) -> Request | ApiError:
+def _parse_fields(fields: Fields, model: str, unknown: ApiError | None) -> Request | ApiError:
     if (error := check_kinds(fields, CHAT_KINDS) or _check_enums(fields)) is not None:
         return error
     media = check_messages(fields.get("messages"))
@@ -101,7 +102,7 @@ def _parse_fields(fields: Fields, model: str) -> Request | ApiError:
     if options is not None:
         sent["stream_options"] = options
     make_teller = PassedChat if wants_stream else ChatAnswer
-    return Request(Call.CHAT, model, sent, make_teller, wants_stream, max_tokens, media)
+    return Request(Call.CHAT, model, sent, make_teller, wants_stream, max_tokens, media, unknown=unknown)
 
 
 def _check_enums(fields: Fields) -> ApiError | None:

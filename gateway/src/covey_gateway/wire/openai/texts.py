@@ -12,9 +12,9 @@ import msgspec
 from covey_gateway.limits import MAX_ANSWER_BYTES
 from covey_gateway.wire.body import (
     Fields,
-    check_fields,
     check_kinds,
     decode_object,
+    find_unknown,
     first_byte,
     is_array,
     is_empty,
@@ -48,7 +48,8 @@ _KINDS = CHAT_KINDS | {"logprobs": "number"}
 def parse_completion(body: bytes) -> Request | ApiError:
     fields = ensure(decode_object(body, _DECODED))
     _drop_defaults(fields)
-    ensure(check_fields(fields, TEXT_FIELDS, _REFUSED, "completions"))
+    error, unknown = find_unknown(fields, TEXT_FIELDS, _REFUSED, "completions")
+    ensure(error)
     ensure(check_kinds(fields, _KINDS))
     model, wants_stream = ensure(read_model(fields)), ensure(read_flag(fields, "stream"))
     max_tokens, n = ensure(read_count(fields, "max_tokens", 0)), ensure(read_count(fields, "n")) or 1
@@ -61,7 +62,7 @@ def parse_completion(body: bytes) -> Request | ApiError:
     def make_teller(name: str) -> Teller:
         return TextStream(name, n, with_usage) if wants_stream else TextAnswer(name, n)
 
-    return Request(Call.COMPLETION, model, sent, make_teller, wants_stream, max_tokens)
+    return Request(Call.COMPLETION, model, sent, make_teller, wants_stream, max_tokens, unknown=unknown)
 
 
 def _drop_defaults(fields: Fields) -> None:
