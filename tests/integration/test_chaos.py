@@ -10,15 +10,24 @@ import pytest
 from kit.chaos import Chaos, observe_footprint
 from kit.fleet import EXAMPLE, Traffic, running_fleet
 from kit.parts import assert_nothing_doubled, wait_converged
+from kit.processes import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 FAULTS = 40
+# Then traffic must get through once more, however long parts take to start on this machine.
+FAULTS_AT_A_TIME = 4
 WORKERS = 3
 # An engine that was killed often waits out a pause of the agent (60 s window) and one of the controller.
 CONVERGE_SECONDS = 180.0
 # The store's log (4 MiB), the output of each member (2 MiB), logs of parts.
 STATE_BYTES = 10_000_000
+
+
+def wait_answered(traffic: Traffic, story: str) -> None:
+    """Until one more request is."""
+    before = traffic.done
+    wait_for(lambda: traffic.done > before, story, CONVERGE_SECONDS)
 
 
 def test_forty_faults_cost_what_was_in_flight_and_nothing_else() -> None:
@@ -36,6 +45,8 @@ def test_forty_faults_cost_what_was_in_flight_and_nothing_else() -> None:
             while len(chaos.faults) < FAULTS:
                 chaos.strike()
                 assert_nothing_doubled(fleet)
+                if len(chaos.faults) % FAULTS_AT_A_TIME == 0:
+                    wait_answered(traffic, chaos.story)
             seconds = wait_converged(fleet, 2, CONVERGE_SECONDS)
         after = observe_footprint(fleet)
         print(
@@ -44,7 +55,6 @@ def test_forty_faults_cost_what_was_in_flight_and_nothing_else() -> None:
             f"{seconds:.1f} s\nbefore {before}\nafter  {after}"
         )
         assert chaos.unexplained() == [], chaos.story
-        assert traffic.done > FAULTS, chaos.story
         assert (after.processes, after.listening_ports) == (before.processes, before.listening_ports), chaos.story
         assert after.open_files <= before.open_files + 30, chaos.story
         assert after.state_bytes <= before.state_bytes + STATE_BYTES, chaos.story

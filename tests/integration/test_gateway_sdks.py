@@ -4,7 +4,9 @@ One engine with SmolLM2 for the module, and a second one with an embedding flag.
 """
 
 import asyncio
+import base64
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import AsyncGenerator, Generator
@@ -36,6 +38,7 @@ from kit.cache import shared_cache
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
 WINDOW = 2048
+WIDE_WINDOW = 4096
 USER: Any = [{"role": "user", "content": "Say hello."}]
 GREEDY: Any = {"temperature": 0, "seed": 1}
 COLD: Any = {"temperature": 0}
@@ -57,6 +60,13 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
     with started_engine(tmp_path_factory.mktemp("engine"), "-c", str(2 * WINDOW), "--no-kv-unified") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def wide_engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
+    """One slot, whose cache keeps the prompt of the request before."""
+    with started_engine(tmp_path_factory.mktemp("wide"), "-c", str(WIDE_WINDOW), slots=1) as found:
         yield found
 
 
@@ -543,6 +553,50 @@ async def test_ollama_parses_the_arguments_of_calls() -> None:
 # The same SDKs in JavaScript
 
 NODE_SDKS = ("openai@7.59.0", "@anthropic-ai/sdk@1.14.0", "ollama@0.6.4")
+
+
+# What fills a prompt, and how tokens of it come: several bytes each, several to a letter, long runs, tools.
+FILLERS = {
+    "chinese": "模型在桌子下面的机器上运行。" * 40,
+    "spaces": " " * 10_000,
+    "emoji": "🦜🧑‍🚀🏳️‍🌈" * 30,
+    "base64": base64.b64encode(bytes(range(256)) * 3).decode(),
+    "tools": "Use a tool.",
+}
+TOOLS = [{"type": "function", "function": {"name": f"tool_{number}"}} for number in range(60)]
+
+
+def fill_prompt(engine: Target, kind: str, tokens: int) -> dict[str, Any]:
+    """A request whose prompt has exactly that many tokens, as the engine itself counts them."""
+    url = f"http://{engine.host}:{engine.port}/v1/chat/completions/input_tokens"
+    body: dict[str, Any] = {"model": "m", "max_tokens": 1} | ({"tools": TOOLS} if kind == "tools" else {})
+    words = 0
+    for _ in range(4):  # a word more is a token more, but for where two meet
+        body["messages"] = [{"role": "user", "content": FILLERS[kind] + " a" * words}]
+        answer = httpx.post(url, json=body, headers={"authorization": f"Bearer {engine.key}"}, timeout=120)
+        missing = tokens - int(answer.raise_for_status().json()["input_tokens"])
+        if not missing:
+            return body
+        words += missing
+    raise AssertionError(f"{missing} tokens are missing of {tokens}")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", FILLERS)
+async def test_prompts_are_taken_up_to_the_last_token_that_fits(wide_engine: Target, kind: str) -> None:
+    """Never by an estimate: one token less than the window leaves room for one of an answer."""
+    most = WIDE_WINDOW - 1
+    async with running_gateway(wide_engine) as gateway, httpx.AsyncClient(timeout=600) as http:
+        for tokens in (most - 1, most, most + 1, most + 2):
+            body = fill_prompt(wide_engine, kind, tokens)
+            answer = await http.post(f"http://127.0.0.1:{gateway.port}/v1/chat/completions", json=body)
+            if tokens <= most:
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["usage"]["prompt_tokens"] == tokens
+            else:
+                error = answer.json()["error"]
+                assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+                assert {tokens, WIDE_WINDOW} <= {int(number) for number in re.findall(r"\d+", error["message"])}
 
 
 @pytest.fixture(scope="module")

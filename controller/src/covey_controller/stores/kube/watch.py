@@ -51,8 +51,9 @@ CHUNK_OBJECTS = 500
 ERROR_BACKOFFS_SECONDS = (0.5, 1.0, 2.0, 4.0)
 # kopf keeps a task an object for this long after its last event.
 WORKER_IDLE_SECONDS = 1.0
-# kopf itself gives its tasks five seconds.
-STOP_SECONDS = 10.0
+# kopf itself gives its tasks five seconds, and a cancellation that comes while it starts may be lost on it.
+STOP_SECONDS = 8.0
+STOP_TRIES = 3
 
 
 class KopfWatch:
@@ -76,13 +77,15 @@ class KopfWatch:
     async def stop(self) -> None:
         """Hand on nothing more, and end it. One that doesn't end in time is told; it has no connection left then."""
         self._is_stopped.set()
-        if self._cancel is not None:
-            with suppress(RuntimeError):  # its loop is closed: it has ended
-                self._cancel()
-        await asyncio.to_thread(self._thread.join, STOP_SECONDS)
-        if self._thread.is_alive():
+        for _ in range(STOP_TRIES):
+            if self._cancel is not None:
+                with suppress(RuntimeError):  # its loop is closed: it has ended
+                    self._cancel()
+            await asyncio.to_thread(self._thread.join, STOP_SECONDS)
+            if not self._thread.is_alive():
+                return
             self._session.sockets.shut_down()
-            log.error("a watch did not end within %.0f s; its connections are closed, and it isn't used", STOP_SECONDS)
+        log.error("a watch can't be ended; its connections are closed, and it isn't used")
 
     def _run(self) -> None:
         # What goes wrong in there comes out as `error`, once. kopf's own lines come with every retry of every watch.
