@@ -65,7 +65,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
 
 @pytest.fixture(scope="module")
 def wide_engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
-    """One slot, whose cache keeps the prompt of the request before."""
+    """For sixty tools in one prompt."""
     with started_engine(tmp_path_factory.mktemp("wide"), "-c", str(WIDE_WINDOW), slots=1) as found:
         yield found
 
@@ -563,14 +563,14 @@ FILLERS = {
     "base64": base64.b64encode(bytes(range(256)) * 3).decode(),
     "tools": "Use a tool.",
 }
-TOOLS = [{"type": "function", "function": {"name": f"tool_{number}"}} for number in range(60)]
+MANY_TOOLS = [{"type": "function", "function": {"name": f"tool_{number}"}} for number in range(60)]
 
 
 def fill_prompt(engine: Target, kind: str, tokens: int) -> dict[str, Any]:
     """A request whose prompt has exactly that many tokens, as the engine itself counts them."""
     url = f"http://{engine.host}:{engine.port}/v1/chat/completions/input_tokens"
-    body: dict[str, Any] = {"model": "m", "max_tokens": 1} | ({"tools": TOOLS} if kind == "tools" else {})
-    words = 0
+    body: dict[str, Any] = {"model": "m", "max_tokens": 1} | ({"tools": MANY_TOOLS} if kind == "tools" else {})
+    words = missing = 0
     for _ in range(4):  # a word more is a token more, but for where two meet
         body["messages"] = [{"role": "user", "content": FILLERS[kind] + " a" * words}]
         answer = httpx.post(url, json=body, headers={"authorization": f"Bearer {engine.key}"}, timeout=120)
@@ -583,12 +583,13 @@ def fill_prompt(engine: Target, kind: str, tokens: int) -> dict[str, Any]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", FILLERS)
-async def test_prompts_are_taken_up_to_the_last_token_that_fits(wide_engine: Target, kind: str) -> None:
+async def test_prompts_are_taken_up_to_the_last_token_that_fits(request: pytest.FixtureRequest, kind: str) -> None:
     """Never by an estimate: one token less than the window leaves room for one of an answer."""
-    most = WIDE_WINDOW - 1
-    async with running_gateway(wide_engine) as gateway, httpx.AsyncClient(timeout=600) as http:
+    name, window = ("wide_engine", WIDE_WINDOW) if kind == "tools" else ("engine", WINDOW)
+    found, most = request.getfixturevalue(name), window - 1
+    async with running_gateway(found) as gateway, httpx.AsyncClient(timeout=600) as http:
         for tokens in (most - 1, most, most + 1, most + 2):
-            body = fill_prompt(wide_engine, kind, tokens)
+            body = fill_prompt(found, kind, tokens)
             answer = await http.post(f"http://127.0.0.1:{gateway.port}/v1/chat/completions", json=body)
             if tokens <= most:
                 assert answer.status_code == 200, answer.text
@@ -596,7 +597,7 @@ async def test_prompts_are_taken_up_to_the_last_token_that_fits(wide_engine: Tar
             else:
                 error = answer.json()["error"]
                 assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
-                assert {tokens, WIDE_WINDOW} <= {int(number) for number in re.findall(r"\d+", error["message"])}
+                assert {tokens, window} <= {int(number) for number in re.findall(r"\d+", error["message"])}
 
 
 @pytest.fixture(scope="module")
