@@ -40,6 +40,8 @@ pytestmark = pytest.mark.integration
 LEASE_PATH = "/apis/coordination.k8s.io/v1/namespaces/default/leases/covey-controller"
 MERGE = {"content-type": "application/merge-patch+json"}
 INSTANCE = ObjectKey("Instance", "default", "smollm2-0")
+# Kinds that go: where the API server still sees objects of one, it looks for a minute, then begins again.
+GONE_SECONDS = 240.0
 
 
 @pytest.fixture(autouse=True)
@@ -859,6 +861,7 @@ def test_etcd_that_comes_back_empty_stops_nothing_and_instances_are_adopted() ->
         asyncio.run(scenario(plane))
 
 
+@pytest.mark.timeout(900)
 def test_kinds_that_come_back_are_watched_again_and_wishes_are_done() -> None:
     """Deleted under a controller that runs: what ran has ended with them."""
 
@@ -867,20 +870,21 @@ def test_kinds_that_come_back_are_watched_again_and_wishes_are_done() -> None:
             await write_fleet(People(plane, store))
             await ready(control)
             crds = plane.kubectl("get", "crd", "-o", "name").split()
-            await asyncio.to_thread(plane.kubectl, "delete", *crds, "--timeout=50s")
-            await until(lambda: not store.sync.objects, 60)
-            await until(lambda: not store.is_synced or not control.routed(), 60)
+            await asyncio.to_thread(plane.kubectl, "delete", *crds, f"--timeout={GONE_SECONDS:.0f}s")
+            await until(lambda: not store.sync.objects, GONE_SECONDS)
+            await until(lambda: not store.is_synced or not control.routed(), GONE_SECONDS)
             await asyncio.to_thread(plane.apply_crds)
-            await until(lambda: node_key() in store.sync.objects, 60)
+            await until(lambda: node_key() in store.sync.objects, GONE_SECONDS)
             wishes = f"{model_yaml()}---\n{placement_yaml()}"
             await asyncio.to_thread(plane.kubectl, "apply", "--server-side", "-f", "-", text=wishes)
-            await until(lambda: placement_key() in store.sync.objects, 60)
+            await until(lambda: placement_key() in store.sync.objects, GONE_SECONDS)
             await ready(control)
 
     with own_plane() as plane:
         asyncio.run(scenario(plane))
 
 
+@pytest.mark.timeout(900)
 def test_crds_deleted_while_the_controller_runs_end_clean_and_are_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(plane: ControlPlane) -> None:
         async with running_kube_store(plane) as store, controller(store, FakeAgent("a")) as control:
@@ -888,7 +892,7 @@ def test_crds_deleted_while_the_controller_runs_end_clean_and_are_waited_for(cap
             await write_fleet(people)
             await ready(control)
             crds = plane.kubectl("get", "crd", "-o", "name").split()
-            await asyncio.to_thread(plane.kubectl, "delete", *crds, "--timeout=50s")
+            await asyncio.to_thread(plane.kubectl, "delete", *crds, f"--timeout={GONE_SECONDS:.0f}s")
             assert not control.routed() or not instances(store)
         async with running_kube_store(plane, leads=False) as store:
             await asyncio.sleep(4)

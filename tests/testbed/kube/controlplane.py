@@ -31,6 +31,8 @@ from testbed.kube.programs import component_command
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 CALL_SECONDS = 60.0
+# Deleting a kind waits for as long as the API server looks for its objects.
+KUBECTL_SECONDS = 300.0
 CRDS = Path(__file__).parents[3] / "manifests" / "crds"
 SERVICE_RANGE = "10.255.0.0/24"
 # What tests rely on: deletion of dependents and namespaces, default service accounts, aggregated roles.
@@ -175,7 +177,7 @@ class ControlPlane:
         # The discovery cache of a control plane that is gone is no help to the next one.
         environment = os.environ | {"HOME": str(self.folder), "KUBECACHEDIR": str(self.folder / "kubectl-cache")}
         answer = subprocess.run(
-            command, env=environment, input=text, capture_output=True, text=True, timeout=CALL_SECONDS, check=False
+            command, env=environment, input=text, capture_output=True, text=True, timeout=KUBECTL_SECONDS, check=False
         )
         if check:
             assert answer.returncode == 0, f"kubectl {' '.join(arguments)}:\n{answer.stdout}{answer.stderr}"
