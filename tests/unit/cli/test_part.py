@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -78,3 +79,25 @@ def test_part_that_has_run_is_started_again_for_ever(
             part.stop(signal.SIGKILL)
 
     asyncio.run(scenario())
+
+
+def test_part_that_can_not_be_started_for_a_moment_is_started_then(
+    lives: Path, lifeline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory or no process left: as a quick end of its own."""
+    lines: list[str] = []
+
+    async def scenario() -> None:
+        part = flaky(lives, lifeline, 60, 0, lambda _, line: lines.append(line))
+        monkeypatch.setattr(sys, "executable", str(lives))
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            group.create_task(part.run())
+            await asyncio.sleep(0.1)
+            monkeypatch.undo()
+            monkeypatch.setenv("PYTHONPATH", str(lives.parent))
+            await asyncio.sleep(3)
+            part.stop(signal.SIGKILL)
+
+    asyncio.run(scenario())
+    assert lines[0] == "ended with code 127; starting again in 0.2 s"
+    assert lives.read_text() == "x"

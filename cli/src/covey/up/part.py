@@ -26,6 +26,8 @@ QUICK_ENDS_LIMIT = 3
 # Two files of this size per part: enough for days of a quiet fleet, bounded for a noisy one.
 LOG_BYTES = 4 * 1024 * 1024
 LAST_LINES = 12
+# As shells number a program that can't be started.
+NOT_STARTED = 127
 
 
 class BoundedLog:
@@ -96,6 +98,9 @@ class Part:
             self._idle.clear()
             try:
                 self.exit_status = await self._run_once()
+            except OSError as error:  # no memory or no process left, maybe for a moment
+                self._log.write_line(f"it can't be started: {error}\n".encode())
+                self.exit_status = NOT_STARTED
             finally:
                 self._idle.set()
             if self._stopping.is_set():
