@@ -547,6 +547,24 @@ def test_stray_is_kept_and_routed_then_drained() -> None:
     assert "StrayInstances" not in {condition.type for condition in node.status.conditions}
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_was_deleted_while_its_node_was_silent_ends_when_the_node_is_back(others: int) -> None:
+    """Also when it was the last Placement: an empty store is no lost one to the leader that saw the deletion."""
+    story = fleet("a")
+    if others:
+        story.put(builders.placement("other", model="smollm2"))
+    story.agents["a"].paused = True
+    story.run(20)
+    story.remove(builders.placement())
+    story.run(120)
+    assert "smollm2-0" not in [each.metadata.name for each in story.instances()]
+    story.agents["a"].paused = False
+    story.run(30)
+    assert "smollm2-0" not in story.routed()
+    left = {each.name for each in story.agents["a"].members.values()}
+    assert left == ({"other-0"} if others else set())
+
+
 @pytest.mark.parametrize(("allow_empty", "kept"), [(False, 1), (True, 0)])
 def test_stray_is_never_drained_without_any_placement_unless_empty_is_meant(allow_empty: bool, kept: int) -> None:
     story = fleet("a")

@@ -31,6 +31,8 @@ NO_GATEWAY_SECONDS = 10.0
 # A new leader knows only the gateways it has heard. One that lost the last leader tries again 10 s apart at most, and
 # says at once what it has in flight.
 GATEWAYS_RETURN_SECONDS = 12.0
+# What comes back of a node that was silent is asked for here; of more, 15 minutes decide as of any stray.
+MAX_ENDED = 1024
 _HOLDS_REQUESTS = frozenset({MemberPhase.READY, MemberPhase.DRAINING})
 
 
@@ -91,6 +93,8 @@ def plan_drains(draft: Draft, strays: list[Sight]) -> None:
     draft.drains = drains
     for sight in draining:
         if why := why_ended(draft, sight):
+            if sight.unknown_since < float("inf"):
+                draft.ended = (*draft.ended, sight.id)[-MAX_ENDED:]
             draft.end_instance(sight, why)
             del draft.drains[sight.id]
 
