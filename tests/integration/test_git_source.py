@@ -510,6 +510,37 @@ def test_a_repository_beyond_the_bound_is_given_up(
     run(scenario())
 
 
+def test_a_clone_does_not_grow_by_every_commit_it_ever_fetched(
+    repository: Repository, server: GitServer, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git keeps what came by a filtered fetch for ever."""
+    monkeypatch.setattr(clone_module, "MAX_KEPT_BYTES", 1 << 20)
+    clone = clone_path(followed(server), state)
+
+    def size() -> int:
+        return sum(path.stat().st_size for path in clone.rglob("*") if path.is_file())
+
+    async def follow(store: FilesStore, number: int) -> None:
+        document = placement_yaml(replicas=number)
+        await applied(store, repository.push({"noise": os.urandom(300_000), "fleet/placement.yaml": document}))
+
+    async def scenario() -> None:
+        async with following(followed(server), state, head(repository)) as store:
+            for number in range(1, 9):
+                await follow(store, number)
+            assert size() < 2 << 20
+            assert await replicas(store) == 8
+            await store.apply_documents(model_yaml("other"), "other.yaml")
+            for number in range(1, 6):
+                repository.push({"noise": os.urandom(300_000), "fleet/placement.yaml": placement_yaml(replicas=number)})
+                async with asyncio.timeout(SOON_SECONDS):
+                    while await replicas(store) != number:
+                        await store.wait_changed(1)
+            assert set(await store.list_objects()) == BOTH | {model_key("other")}, "an edit that only the clone has"
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("damage", ["head", "objects", "everything"])
 def test_a_damaged_clone_is_made_anew(repository: Repository, server: GitServer, state: Path, damage: str) -> None:
     clone = clone_path(followed(server), state)

@@ -206,6 +206,26 @@ def test_controllers_go_on_when_their_tokens_are_replaced(plane: ControlPlane, f
     assert all(replica.part.is_running for replica in fleet.replicas.values())
 
 
+def test_agent_of_a_leader_that_alone_is_cut_off_follows_the_next_one(plane: ControlPlane, fleet: KubeFleet) -> None:
+    """Its token is dead: it can't renew its Lease, nor read who has it now."""
+    leader, term = fleet.wait_leader(), fleet.term()
+    name = next(name for name, replica in fleet.replicas.items() if replica is leader)
+    everybody = dict(fleet.service.backends)
+    fleet.service.backends = {leader.part.name: leader.fleet_port}
+    fleet.service.cut()
+    prove_it_leads(fleet)
+    fleet.service.backends = everybody
+    old = leader.token_file.read_text()
+    with serving_throughout(fleet):
+        fleet.expire_controller_token(name)
+        with plane.client(old) as client:
+            fleet.wait(lambda: client.get("/version").status_code == 401, "the old token is dead")
+        take_over(fleet, leader, term)
+        prove_it_leads(fleet)
+        fleet.renew_controller_token(name)
+        fleet.wait(lambda: leader.probe("/readyz") == 200, "the one that was cut off could lead again")
+
+
 def test_published_authority_is_put_right_when_the_leader_changes(fleet: KubeFleet) -> None:
     right = fleet.authority()
     assert right == fleet.authority("covey-system")

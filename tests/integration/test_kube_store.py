@@ -430,12 +430,13 @@ def test_somebody_elses_finalizer_keeps_an_instance_and_nothing_turns_in_circles
 
 
 @contextlib.contextmanager
-def no_instances_of(plane: ControlPlane, placement: str) -> Generator[None]:
+def no_instances_of(plane: ControlPlane, placement: str, operation: str = "CREATE") -> Generator[None]:
     """Somebody's admission policy."""
-    rule = {"apiGroups": ["covey.dev"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["instances"]}
+    rule = {"apiGroups": ["covey.dev"], "apiVersions": ["*"], "operations": [operation], "resources": ["instances"]}
+    seen = "object" if operation == "CREATE" else "oldObject"
     spec = {
         "matchConstraints": {"resourceRules": [rule]},
-        "validations": [{"expression": f"object.spec.placement != '{placement}'", "message": "house rule 7"}],
+        "validations": [{"expression": f"{seen}.spec.placement != '{placement}'", "message": "house rule 7"}],
     }
     binding = {"policyName": "house-rules", "validationActions": ["Deny"]}
     kind, version = "ValidatingAdmissionPolicy", "admissionregistration.k8s.io/v1"
@@ -469,6 +470,36 @@ def test_admission_policy_that_refuses_one_placement_stops_no_other(plane: Contr
                 stalled = (await people.read(placement_key("a-barred")))["status"]["conditions"]
                 assert [each["reason"] for each in stalled if each["type"] == "Stalled"] == ["WriteRefused"]
             await control.wait_routed(2)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("operation", ["UPDATE", "DELETE"])
+def test_admission_policy_that_holds_one_placements_instances_stops_no_other(
+    plane: ControlPlane, operation: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A policy answers 422, as a broken rule of the kind does."""
+
+    async def scenario() -> None:
+        agent = FakeAgent("a", total_bytes=64 * builders.GIB)
+        async with running_kube_store(plane) as store, controller(store, agent) as control:
+            people = People(plane, store)
+            await write_fleet(people)
+            await ready(control)
+            with no_instances_of(plane, "smollm2", operation):
+                await asyncio.sleep(3)
+                await people.apply(placement_yaml(replicas=0))
+                await until(lambda: any("house rule 7" in each.getMessage() for each in caplog.records))
+                before = len(control.routed())
+                await people.apply(placement_yaml("b"))
+                await control.wait_routed(before + 1)
+                assert INSTANCE in store.sync.objects
+                if operation == "UPDATE":
+                    stalled = (await people.read(placement_key()))["status"]["conditions"]
+                    assert [each["reason"] for each in stalled if each["type"] == "Stalled"] == ["WriteRefused"]
+            # Tried again 30 s later.
+            await until(lambda: INSTANCE not in store.sync.objects, 90)
+            assert len(control.routed()) == 1
 
     asyncio.run(scenario())
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from covey_api.messages import CertificateRole, ReportAnswer
 from covey_controller.fleet_api.server import Replicas
+from covey_controller.serving import listener as listener_module
 from covey_controller.serving.gate import gate_by_lead
 from covey_controller.serving.passing import Passing
 from covey_fleet_client.client import FleetClient
@@ -38,7 +39,11 @@ class Lead:
         self.is_mine = False
 
     def replicas(self) -> Replicas:
-        return Replicas(elsewhere=lambda: self.address, gate=lambda app: gate_by_lead(app, lambda: self.is_mine))
+        return Replicas(
+            elsewhere=lambda: self.address,
+            is_leading=lambda: self.is_mine,
+            gate=lambda app: gate_by_lead(app, lambda: self.is_mine),
+        )
 
 
 def address_of(rig: Rig) -> str:
@@ -118,6 +123,27 @@ async def test_connections_end_when_the_leader_changes_and_the_next_ones_meet_th
             for end in ends:
                 end.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
+
+
+async def test_leader_that_lost_its_lease_and_knows_no_other_lets_its_clients_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone can't reach the API server: who leads now, it never hears, and its clients would stay with it."""
+    monkeypatch.setattr(listener_module, "OTHER_LEADS_SECONDS", 1.5)
+    lead = Lead()
+    async with running_fleet(tmp_path, replicas=lead.replicas()) as one:
+        lead.is_mine = True
+        async with await join_through(one, one, tmp_path / "a") as client:
+            end = asyncio.ensure_future(read_to_end(client))
+            await eventually(lambda: len(one.board.readers) == 1)
+            lead.is_mine = False
+            await asyncio.sleep(0.5)
+            lead.is_mine = True
+            await asyncio.sleep(2)
+            assert not end.done(), "a lease that is taken again soon costs nobody anything"
+            lead.is_mine = False
+            async with asyncio.timeout(10):
+                assert (await end).kind is FleetErrorKind.UNREACHABLE
 
 
 async def read_to_end(client: FleetClient) -> FleetError:

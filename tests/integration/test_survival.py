@@ -158,6 +158,17 @@ def test_store_that_vanishes_under_a_living_controller_is_rebuilt(fleet: Running
     assert members(fleet) == before
 
 
+def test_parts_start_again_without_what_their_first_start_needed(fleet: RunningFleet) -> None:
+    before = members(fleet)
+    for name in ("controller/fleet.json", "agent/token", "gateway/token"):
+        (fleet.state / name).unlink()
+    for part in (AGENT, GATEWAY, CONTROLLER):
+        wait_part_again(fleet, part, kill_part(fleet, part))
+    with Traffic(fleet).flowing() as traffic:
+        wait_answered(traffic)
+    assert members(fleet) == before
+
+
 def test_paused_controller_that_wakes_undoes_nothing(fleet: RunningFleet) -> None:
     victim, survivor = least_restarted_first(fleet)
     with Traffic(fleet, workers=3).flowing() as traffic:

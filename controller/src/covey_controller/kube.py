@@ -143,6 +143,7 @@ class Replica:
                 pods=Pods(KubeReviewer(self._client), self._pod_namespaces),
                 names=listening.names,
                 elsewhere=listening.elsewhere,
+                is_leading=listening.is_leading,
                 gate=lambda app: gate_by_lead(app, listening.is_leading),
             ),
         )

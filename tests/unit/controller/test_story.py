@@ -3,7 +3,7 @@
 import pytest
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, MemberPhase
 from covey_api.messages import ModelState
-from covey_api.meta import MAX_NAME_LENGTH, RETRY_ANNOTATION, Condition
+from covey_api.meta import MAX_NAME_LENGTH, RETRY_ANNOTATION, Condition, ObjectMeta
 from covey_api.model import Model, ModelStatus
 from covey_api.node import Node, NodeReserve, NodeSpec, Taint
 from covey_api.placement import (
@@ -105,6 +105,23 @@ def test_deleted_placement_is_finished_when_nothing_of_it_runs() -> None:
     story.run(10)
     assert story.instances() == []
     assert placed.key not in story.objects
+
+
+def test_instance_of_a_node_that_was_removed_by_force_is_replaced() -> None:
+    """Its finalizer taken away by hand, its machine gone for good: nobody is there to fall silent."""
+    story = fleet("a", "b")
+    (lost,) = story.instances()
+    node = lost.spec.members[0].node
+    story.remove(Node(metadata=ObjectMeta(name=node)))
+    del story.agents[node]
+    story.restart_leader()
+    story.run(60)
+    assert [each.spec.instance_id for each in story.instances()] == [lost.spec.instance_id]
+    story.run(60)
+    (kept,) = story.instances()
+    assert kept.spec.instance_id != lost.spec.instance_id
+    assert kept.spec.members[0].node in story.agents
+    assert ready_condition(story).reason == ReadyReason.SERVING
 
 
 def test_drain_waits_for_requests_in_flight() -> None:
@@ -528,6 +545,24 @@ def test_stray_is_kept_and_routed_then_drained() -> None:
     story.run(10)
     node = next(o for o in story.objects.values() if isinstance(o, Node))
     assert "StrayInstances" not in {condition.type for condition in node.status.conditions}
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_was_deleted_while_its_node_was_silent_ends_when_the_node_is_back(others: int) -> None:
+    """Also when it was the last Placement: an empty store is no lost one to the leader that saw the deletion."""
+    story = fleet("a")
+    if others:
+        story.put(builders.placement("other", model="smollm2"))
+    story.agents["a"].paused = True
+    story.run(20)
+    story.remove(builders.placement())
+    story.run(120)
+    assert "smollm2-0" not in [each.metadata.name for each in story.instances()]
+    story.agents["a"].paused = False
+    story.run(30)
+    assert "smollm2-0" not in story.routed()
+    left = {each.name for each in story.agents["a"].members.values()}
+    assert left == ({"other-0"} if others else set())
 
 
 @pytest.mark.parametrize(("allow_empty", "kept"), [(False, 1), (True, 0)])

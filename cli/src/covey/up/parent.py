@@ -104,7 +104,8 @@ class Parent(PartGroup):
     def _fleet_arguments(self, part: str) -> list[str]:
         state = self._settings.state
         token = state / part / "token"
-        return ["--controller", self._fleet_url(), "--token-file", str(token), "--state", str(state)]
+        # As it was at first, and is ever since: the file may be gone by now.
+        return ["--controller", f"https://{self._fleet_listen}", "--token-file", str(token), "--state", str(state)]
 
     def _fleet_url(self) -> str:
         return str(json.loads((self._settings.state / "controller" / "fleet.json").read_text())["url"])

@@ -2,6 +2,8 @@
 
 The parent knows nothing of what a part does. A part that dies by a signal is started again at once; one that ends by
 itself right after its start three times in a row can't be helped by a fourth: that ends `covey up` with its last words.
+But not once it has run: what keeps it from starting (a full disk, say) may pass, and the end of `covey up` would be the
+end of every engine that serves meanwhile.
 """
 
 import asyncio
@@ -24,6 +26,8 @@ QUICK_ENDS_LIMIT = 3
 # Two files of this size per part: enough for days of a quiet fleet, bounded for a noisy one.
 LOG_BYTES = 4 * 1024 * 1024
 LAST_LINES = 12
+# As shells number a program that can't be started.
+NOT_STARTED = 127
 
 
 class BoundedLog:
@@ -87,22 +91,27 @@ class Part:
     async def run(self) -> None:
         """Keep it running until `stop`. CommandError when it can't be."""
         quick_ends = 0
+        has_settled = False
         delay_seconds = FIRST_DELAY_SECONDS
         while not self._stopping.is_set():
             started = time.monotonic()
             self._idle.clear()
             try:
                 self.exit_status = await self._run_once()
+            except OSError as error:  # no memory or no process left, maybe for a moment
+                self._log.write_line(f"it can't be started: {error}\n".encode())
+                self.exit_status = NOT_STARTED
             finally:
                 self._idle.set()
             if self._stopping.is_set():
                 break
             if time.monotonic() - started >= SETTLED_SECONDS:
-                quick_ends, delay_seconds = 0, 0.0
+                has_settled, delay_seconds = True, 0.0
             if self.exit_status >= 0:
                 quick_ends += 1
-            if quick_ends >= QUICK_ENDS_LIMIT:
+            if quick_ends >= QUICK_ENDS_LIMIT and not has_settled:
                 words = "\n".join(f"  {line}" for line in self._log.last)
+                self._log.close()
                 raise CommandError(f"the {self.name} ended right after its start, {quick_ends} times:\n{words}")
             when = f"in {delay_seconds:g} s" if delay_seconds else "now"
             self._on_line(self.name, f"ended {_describe(self.exit_status)}; starting again {when}")

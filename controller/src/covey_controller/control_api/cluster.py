@@ -90,6 +90,7 @@ async def serve_cluster_control(
                 on_listening=lambda: on_listening(int(bound.getsockname()[1])),
                 tls=tls.context,
                 elsewhere=elsewhere,
+                is_leading=is_leading,
             )
             watching.cancel()
     finally:

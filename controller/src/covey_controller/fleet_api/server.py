@@ -31,6 +31,7 @@ class Replicas:
     """Further names by which agents and gateways dial."""
     elsewhere: Callable[[], str | None] | None = None
     """`HOST:PORT` of the leader's fleet API; None to answer here."""
+    is_leading: Callable[[], bool] = lambda: False
     gate: Callable[[ASGIApp], ASGIApp] = lambda app: app
     """Answers instead of the app while nobody leads."""
 
@@ -68,6 +69,7 @@ async def serve_fleet(
                 on_listening=lambda: on_listening(url),
                 tls=tls.context,
                 elsewhere=replicas.elsewhere,
+                is_leading=replicas.is_leading,
             )
             watching.cancel()
     finally:

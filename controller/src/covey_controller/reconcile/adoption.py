@@ -2,7 +2,7 @@
 
 An empty store never stops a fleet (DESIGN §5). A stray is kept and routed, shown on its Node, and drained after
 `STRAY_SECONDS`; while the store holds no Placement at all it is never drained, unless the operator said that an empty
-source is meant.
+source is meant. What this very leader deleted while its node was silent isn't forgotten memory: it is drained at once.
 
 All this is for Instances with the seal that their assignment had (`seal.py`). What a node reports without it may be
 made up: the Node says so, and nothing else happens, for it may as well be a real one of an agent that knew no seals.
@@ -100,8 +100,12 @@ def _keep_stray(draft: Draft, instance: Instance) -> None:
     draft.stray_instances[instance_id] = instance
     if instance_id not in draft.strays:
         draft.strays[instance_id] = draft.now
+        is_ended = instance_id in draft.ended
+        why = (
+            "was deleted while it was silent: drained" if is_ended else "no Placement asks for: kept and routed for now"
+        )
         for node in {member.node: None for member in instance.spec.members}:
-            message = f"runs instance '{instance.metadata.name}', which no Placement asks for: kept and routed for now"
+            message = f"runs instance '{instance.metadata.name}', which {why}"
             draft.note(node_key(node), EventReason.STRAY_FOUND, message, warning=True)
 
 
@@ -111,7 +115,10 @@ def observe_strays(draft: Draft) -> list[Sight]:
     sights: list[Sight] = []
     for instance_id, instance in sorted(draft.stray_instances.items()):
         due = draft.strays[instance_id] + STRAY_SECONDS
-        if not may_drain or _is_of_another_version(draft, instance):
+        if draft.complete and instance_id in draft.ended:
+            spec = instance.spec.model_copy(update={"goal": InstanceGoal.DRAIN})
+            instance = instance.model_copy(update={"spec": spec})
+        elif not may_drain or _is_of_another_version(draft, instance):
             # The time runs only while somebody wishes for something: a store that is filled again has all of it.
             draft.strays[instance_id] = draft.now
         elif may_drain and draft.now >= due:

@@ -66,6 +66,7 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
         asks=dict(memory.asks),
         searches=dict(memory.searches),
         strays=dict(memory.strays),
+        ended=memory.ended,
         retries=dict(memory.retries),
         loads=dict(memory.loads),
         taken_names=taken_names(stored.values()),

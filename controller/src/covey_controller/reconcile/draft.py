@@ -75,6 +75,8 @@ class Draft:
     asks: dict[str, OpenAsk]
     searches: dict[ArtifactKey, Search]
     strays: dict[str, float]
+    ended: tuple[str, ...]
+    """As `Memory`'s."""
     retries: dict[ObjectKey, str]
     loads: dict[LoadKey, Load]
     taken_names: frozenset[ObjectKey]

@@ -14,7 +14,7 @@ Nothing is deleted or judged lost before the fleet has been seen whole (`complet
 """
 
 from covey_api.instance import InstanceGoal, MemberPhase
-from covey_api.messages import MemberGoal, Order
+from covey_api.messages import NODE_SILENCE_SECONDS, MemberGoal, Order
 from covey_api.reasons import EventReason
 from covey_planner.types import NodeState
 
@@ -31,6 +31,8 @@ NO_GATEWAY_SECONDS = 10.0
 # A new leader knows only the gateways it has heard. One that lost the last leader tries again 10 s apart at most, and
 # says at once what it has in flight.
 GATEWAYS_RETURN_SECONDS = 12.0
+# What comes back of a node that was silent is asked for here; of more, 15 minutes decide as of any stray.
+MAX_ENDED = 1024
 _HOLDS_REQUESTS = frozenset({MemberPhase.READY, MemberPhase.DRAINING})
 
 
@@ -43,18 +45,19 @@ def observe_losses(draft: Draft) -> None:
     demands = [gateway.demand for gateway in live_gateways(draft) if gateway.demand]
     shunned = {e.instance_id for demand in demands for e in demand.endpoints if e.unreachable}
     busy = {e.instance_id for demand in demands for e in demand.endpoints if e.in_flight > 0 and not e.unreachable}
-    silent = [sight for sight in draft.sights.values() if sight.unknown_since < float("inf")]
+    since = {sight.id: _silent_since(draft, sight) for sight in draft.sights.values()}
+    silent = [sight for sight in draft.sights.values() if since[sight.id] < float("inf")]
     ids = {sight.id for sight in silent}
     draft.unreachable = {each for each in draft.unreachable | shunned if each in ids}
     draft.lost = {each: when for each, when in draft.lost.items() if each in ids}
-    for sight in sorted(silent, key=lambda each: (each.unknown_since, each.id)):
+    for sight in sorted(silent, key=lambda each: (since[each.id], each.id)):
         if sight.id in draft.lost or sight.instance.spec.goal is not InstanceGoal.RUN:
             continue
         if sight.id in busy:  # nobody says when a request ends
             draft.wake_at(draft.now + LOSS_INTERVAL_SECONDS)
             continue
         due = max(
-            sight.unknown_since + NODE_GRACE_SECONDS,
+            since[sight.id] + NODE_GRACE_SECONDS,
             max(draft.lost.values(), default=float("-inf")) + LOSS_INTERVAL_SECONDS,
         )
         if draft.now < due:
@@ -63,6 +66,16 @@ def observe_losses(draft: Draft) -> None:
         draft.lost[sight.id] = draft.now
         message = f"its node has been silent for {int(NODE_GRACE_SECONDS)} s and no gateway has requests on it"
         draft.note(sight.instance.key, EventReason.LOST, message, warning=True)
+
+
+def _silent_since(draft: Draft, sight: Sight) -> float:
+    """When the first of its nodes fell silent; infinity while all of them speak.
+
+    A node that neither the store nor an agent knows (somebody removed it by force) has been silent all the time.
+    """
+    if any(member.node is None for member in sight.members):
+        return max(draft.world.led_since, draft.watching_since) + NODE_SILENCE_SECONDS
+    return sight.unknown_since
 
 
 def live_gateways(draft: Draft) -> list[GatewayView]:
@@ -80,6 +93,8 @@ def plan_drains(draft: Draft, strays: list[Sight]) -> None:
     draft.drains = drains
     for sight in draining:
         if why := why_ended(draft, sight):
+            if sight.unknown_since < float("inf"):
+                draft.ended = (*draft.ended, sight.id)[-MAX_ENDED:]
             draft.end_instance(sight, why)
             del draft.drains[sight.id]
 

@@ -127,6 +127,7 @@ def _remember(draft: Draft, assignments: Mapping[str, Assignments]) -> Memory:
         asks=draft.asks,
         searches=draft.searches,
         strays=draft.strays,
+        ended=draft.ended,
         retries={key: value for key, value in draft.retries.items() if key in placements},
         loads=draft.loads,
         revisions=draft.revisions,

@@ -38,6 +38,8 @@ DRAIN_SECONDS = 1.0
 _CUT_SECONDS = 0.5
 # How soon a change of leadership ends the connections of before; a client that lost its leader waits longer to redial.
 LOOK_SECONDS = 0.25
+# Who lost the lead and can't ask who has it now doesn't keep its clients: a lease lasts for so long.
+OTHER_LEADS_SECONDS = 15.0
 # Out of descriptors: who waits in the backlog is taken when some were closed.
 _PAUSE_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -55,10 +57,12 @@ async def serve(
     on_listening: Callable[[], None],
     tls: Callable[[], ssl.SSLContext] | None = None,
     elsewhere: Callable[[], str | None] | None = None,
+    is_leading: Callable[[], bool] = lambda: False,
 ) -> None:
     """Until cancelled. Then `closing` is set, at which the app's streams must end.
 
     `elsewhere` is the `HOST:PORT` to pass connections on to, None to answer them here. Without it nobody else leads.
+    `is_leading`: whether this process does, where others may.
     """
     bound.listen(BACKLOG)
     bound.setblocking(False)
@@ -67,7 +71,7 @@ async def serve(
         async with asyncio.TaskGroup() as group:
             group.create_task(listener.accept_for_ever(bound, group))
             if elsewhere is not None:
-                group.create_task(listener.watch_leadership(elsewhere))
+                group.create_task(listener.watch_leadership(elsewhere, is_leading))
             on_listening()
     finally:
         closing.set()
@@ -116,13 +120,18 @@ class _Listener:
             host = "" if bound.family is socket.AF_UNIX else str(address[0])
             group.create_task(self._begin(accepted, host))
 
-    async def watch_leadership(self, elsewhere: Callable[[], str | None]) -> None:
+    async def watch_leadership(self, elsewhere: Callable[[], str | None], is_leading: Callable[[], bool]) -> None:
         """End what was begun under another leadership: its clients dial again and meet the present one."""
+        led_at: float | None = None
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            address = elsewhere()
+            address, now = elsewhere(), self._loop.time()
             self._passing.end_except(address)
-            if address is not None:
+            if is_leading():
+                led_at = now
+            is_over = led_at is not None and now - led_at >= OTHER_LEADS_SECONDS
+            if address is not None or is_over:
+                led_at = None
                 for connection in list(self._state.connections):
                     connection.transport.abort()
 

@@ -42,6 +42,10 @@ class Branch:
         if tip.commit in self.line.ahead:
             self.line = await shorten_line(self.clone, self.line, tip.commit)
         elif tip.commit != self.line.remote:
+            # The remote has just answered, and nothing is here that it doesn't have.
+            if not self.line.ahead and not self.line.aside and await self.clone.is_overgrown():
+                self.line = EMPTY_LINE
+                await self.clone.begin_anew()
             self.line = await move_line(self.clone, self.line, await self.clone.fetch(tip))
         self.tip = tip
         if self._settings.pushes and self.line.ahead and tip.is_branch:
@@ -73,6 +77,8 @@ class Branch:
                 f"the source follows '{address.ref}', which is no branch, so there is nothing to add a commit to. "
                 "Start with a branch as REF"
             )
+        if not self.line.head:
+            return "the source is being fetched anew. Try again when `covey get source` shows its commit"
         if len(self.line.ahead) >= MAX_AHEAD and not self._settings.pushes:
             return (
                 f"at most {MAX_AHEAD} edits may wait to be pushed. Push them (see `covey get source`), or start with "

@@ -25,6 +25,8 @@ from covey_controller.stores.git.objects import Objects
 
 # Documents take at most 64 MiB; the rest is other files of a shared repository at one commit.
 MAX_CLONE_BYTES = 256 << 20
+# With what was fetched before. At least as much again as one commit may bring: it is fetched whole that seldom.
+MAX_KEPT_BYTES = 512 << 20
 REMOTE_REF, HEAD_REF, ASIDE_REFS = "refs/covey/remote", "refs/heads/covey", "refs/covey/aside/"
 _INCOMING_REF = "refs/covey/incoming"
 SIZE_POLL_SECONDS = 0.5
@@ -73,6 +75,15 @@ class Clone:
     async def renew(self) -> None:
         """Put the repository aside and begin an empty one."""
         await asyncio.to_thread(self._put_aside)
+        await self._configure()
+
+    async def is_overgrown(self) -> bool:
+        """Whether it holds more of what was fetched before than a fresh one costs."""
+        return await asyncio.to_thread(_size_of, self.folder) > MAX_KEPT_BYTES
+
+    async def begin_anew(self) -> None:
+        """An empty repository instead; what only this one has is lost."""
+        await asyncio.to_thread(_remove, self.folder)
         await self._configure()
 
     @property

@@ -25,7 +25,12 @@ class KubeError(Exception):
     @property
     def is_conflict(self) -> bool:
         """A precondition did not hold, or the object exists already."""
-        return self.status == HTTPStatus.CONFLICT
+        return self.status == HTTPStatus.CONFLICT and not self.is_denied
+
+    @property
+    def is_denied(self) -> bool:
+        """An admission policy (422 by default) or webhook (whatever status it chose) denied it: it stays denied."""
+        return any(words in self.message for words in ("denied request", "denied the request"))
 
     @property
     def is_unknown_field(self) -> bool:
@@ -34,13 +39,13 @@ class KubeError(Exception):
 
     @property
     def is_invalid(self) -> bool:
-        """The object breaks its schema or a rule; so does a JSON patch whose test does not hold."""
-        return self.status == HTTPStatus.UNPROCESSABLE_ENTITY
+        """The object breaks its schema or a rule of its kind; so does a JSON patch whose test does not hold."""
+        return self.status == HTTPStatus.UNPROCESSABLE_ENTITY and not self.is_denied
 
     @property
     def is_refusal(self) -> bool:
         """This object may not be written: an admission policy, a quota or a missing right says so."""
-        return self.is_invalid or self.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN)
+        return self.is_invalid or self.is_denied or self.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN)
 
 
 class KubeAway(KubeError):
@@ -75,5 +80,6 @@ def parse_refusal(call: str, status: int, content: bytes) -> KubeError:
     # What stands before an API server has numbers of its own, such as 520.
     known = {each.value: each.phrase for each in HTTPStatus}
     reason = refusal.reason or known.get(status, "Unknown").replace(" ", "")
+    error = KubeError(call, status, reason, refusal.message)
     is_away = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    return (KubeAway if is_away else KubeError)(call, status, reason, refusal.message)
+    return KubeAway(call, status, reason, refusal.message) if is_away and not error.is_denied else error

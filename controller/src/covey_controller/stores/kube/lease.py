@@ -151,18 +151,20 @@ class LeaseHolder:
                 return
             record, began = self._held(), observe_seconds()
             try:
-                self._record = await self._write(record, is_taken=False)
+                renewed = await self._write(record, is_taken=False)
             except KubeError as error:
-                if not error.is_conflict and not error.is_missing:
+                if self._lease is not lease or (not error.is_conflict and not error.is_missing):
                     raise
                 found = await self._read()
                 why = _why_lost(record, found)
                 if found is None or why:
-                    self.lose(f"{self._words} {why}")
+                    if self._lease is lease:
+                        self.lose(f"{self._words} {why}")
                     return
-                self._record = await self._write(replace(record, version=found.version), is_taken=False)
+                renewed = await self._write(replace(record, version=found.version), is_taken=False)
+            # An answer that comes after this holding was given up is no word about the one that was taken since.
             if self._lease is lease:
-                self._valid_until = began + GIVE_UP_SECONDS
+                self._record, self._valid_until = renewed, began + GIVE_UP_SECONDS
 
     def _begin(self, record: LeaseRecord, began: float) -> Lease:
         self._valid_until = began + GIVE_UP_SECONDS

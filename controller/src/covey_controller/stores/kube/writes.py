@@ -141,6 +141,8 @@ class ObjectWriter:
         try:
             await self._client.request("DELETE", object_path(key), body=body)
         except KubeError as error:
+            if error.is_refusal:
+                raise Refused(f"'{key}' can't be deleted: {error.message}") from error
             if not error.is_missing:
                 raise _conflict_or(error, key) from error
 
@@ -166,6 +168,8 @@ class ObjectWriter:
                     break
                 if error.is_conflict:
                     continue
+                if error.is_refusal:
+                    raise Refused(f"'{key}' can't be let go of: {error.message}") from error
                 raise
             if left:
                 self._sync.observe(KINDS[key.kind], raw)
