@@ -13,7 +13,7 @@ from covey_planner.choice import choose, explain_nodes
 from covey_planner.choice.links import LinkKind
 from covey_planner.choice.shapes import ShapeKind, choose_shape
 from covey_planner.text import WhyPlacement, render_refusals, render_why, why_data
-from covey_planner.types import Chosen, NodeState, NodeView, Pool, Wish
+from covey_planner.types import Barred, Chosen, NodeState, NodeView, Pool, Wish
 from kit.builders import geometry, instance
 from kit.planning import GIB, MIB, large_geometry, large_variant, node, variant, wish
 
@@ -133,7 +133,7 @@ def test_sliding_model_keeps_checkpoints(golden: Golden) -> None:
 
 
 def test_revision_that_failed_and_a_node_that_lost_its_pool(golden: Golden) -> None:
-    asked = wish(failed=frozenset({("barn", EngineName.LLAMA_SERVER)}))
+    asked = wish(failed=frozenset({Barred("barn", EngineName.LLAMA_SERVER)}))
     lost = stamp("smollm2-0", choose(asked, (node("attic"),), 1).chosen[0])
     nodes = (node("attic", pools=()), node("barn"))
     text = render_why(WhyPlacement(asked, 1, (lost,), nodes, explain_nodes(asked, nodes)))

@@ -123,6 +123,8 @@ class FakeAgent:
     front_port: int = 0
     """Of everything that is ready on it."""
     lanes: tuple[Lane, ...] = (builders.lane(),)
+    cards: dict[str, int] = field(default_factory=dict[str, int])
+    """Bytes by pool of what has memory of its own."""
     blobs: tuple[str, ...] = ()
     used: Callable[[Instance], int] = lambda _: 0
     """Host memory that an engine takes, in bytes."""
@@ -167,7 +169,12 @@ class FakeAgent:
             for each in sorted(self.members.values(), key=lambda each: each.instance_id)
         ]
         where = {"address": self.address, "machine": f"machine-{self.name}", "blobs": self.blobs}
-        return report(members, applied=self.applied, facts=facts(self.total_bytes), lanes=self.lanes, **where)
+        return report(members, applied=self.applied, facts=self._facts(), lanes=self.lanes, **where)
+
+    def _facts(self) -> NodeFacts:
+        known = facts(self.total_bytes)
+        cards = tuple(MemoryPool(name=name, total_bytes=count) for name, count in sorted(self.cards.items()))
+        return known.model_copy(update={"pools": (*known.pools, *cards)})
 
     def _usage(self, member: MemberReport) -> dict[str, int]:
         if not member.port or member.instance is None:

@@ -9,7 +9,8 @@ FAILED_ONCE: dict[int, str] = {
     17: "the same, and a node was over-committed by the doubles",
     19: "the same, and a healthy engine was stopped without a note",
     35: "a member adopted under another name was looked for under its old one (by the simulator's own rules)",
-    92: "the same",
+    75: "a replica that its agent refused for want of memory was tried on that lane for ever, and another had room",
+    92: "the same as 35",
     115: "a gateway whose stream broke as it was told to end went on for ever",
     136: "a leader that began while its store refused writes published no table: a dead engine stayed routed",
 }

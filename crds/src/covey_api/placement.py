@@ -165,12 +165,15 @@ class PlacementSpec(Message):
 
 
 class Failure(Message):
-    """One entry of the breaker's memory: this revision failed on this node."""
+    """One entry of the breaker's memory: this revision failed on this node with this engine."""
 
     node: Annotated[str, Field(max_length=63)]
     """The Node that it failed on."""
     engine: EngineName
     """The engine that failed."""
+    pool: Annotated[str, Field(max_length=63)] = ""
+    """The memory pool of the lane that its agent refused for want of memory: lanes that fill another one are still open
+    to this revision. Empty: it failed for another reason, and none of this engine's lanes is tried there."""
     revision: Annotated[str, Field(max_length=64)]
     """The revision that failed; another one is tried again."""
     cause: FailureCause

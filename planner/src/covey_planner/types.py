@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from covey_api.engines import ArtifactFormat, Compute, EngineName, KvCacheType, Lane
 from covey_api.instance import Costs, EngineOptions
@@ -68,6 +69,15 @@ class VariantView:
     """Whether some node offers an engine that can run it; while none does, nobody reads its header."""
 
 
+class Barred(NamedTuple):
+    """What a revision failed on: an engine of a node, or only its lanes that fill one pool."""
+
+    node: str
+    engine: EngineName
+    pool: str = ""
+    """The pool that its agent found too little in; empty: something else failed, and that on every lane."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What one Placement asks for, with the Model's and the Fleet's defaults filled in."""
@@ -80,8 +90,8 @@ class Wish:
     selector: Mapping[str, str]
     include: frozenset[str]
     exclude: frozenset[str]
-    failed: frozenset[tuple[str, EngineName]]
-    """(node, engine) on which this revision failed."""
+    failed: frozenset[Barred]
+    """Where this revision failed, and is not to be tried now."""
     context_tokens: int | None
     min_context_tokens: int | None
     model_context_tokens: int | None
@@ -92,6 +102,12 @@ class Wish:
     placed: Mapping[str, int] = field(default_factory=dict[str, int])
     """Instances of this Placement that each node runs already: new ones go elsewhere first."""
     tolerations: tuple[Toleration, ...] = ()
+
+    def is_barred(self, node: str, lane: Lane) -> bool:
+        """Whether this revision failed on this lane of this node."""
+        if not self.failed:
+            return False
+        return Barred(node, lane.engine) in self.failed or Barred(node, lane.engine, lane.pool) in self.failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,10 @@ class Controller:
     ) -> None:
         self.number = number
         loop = asyncio.get_running_loop()
+        self._now = loop.time
+        self._started_at = loop.time()
+        self._heard: dict[str, float] = {}
+        """By node: when its agent's last report was taken."""
 
         def utc_now() -> datetime:
             return EPOCH + timedelta(seconds=int(loop.time()))
@@ -148,7 +152,12 @@ class Controller:
                 answer = self.board.on_report(peer, Report.model_validate_json(body))
             except NameTaken:  # a boot that ended: nobody reads the answer
                 return b""
+            self._heard[peer] = self._now()
         return answer.model_dump_json(by_alias=True, exclude_none=True).encode()
+
+    def heard_at(self, node: str) -> float:
+        """When it last heard this node; at the earliest when it began to listen."""
+        return self._heard.get(node, self._started_at)
 
     def open_lines(self, peer: str, path: str) -> AsyncGenerator[bytes]:
         if path == "endpoints":

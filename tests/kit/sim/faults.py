@@ -232,14 +232,10 @@ async def take_memory(world: World, random: Random) -> None:
 
 
 async def lie(world: World, random: Random) -> None:
-    """A node's facts say less than there is, after its agent's next look. Readings are true.
-
-    Not more, as yet: an Instance that its node then refuses is tried there again and again, also where another lane has
-    room.
-    """
+    """A node's facts say less than there is, or far more, after its agent's next look. Readings are true."""
     machine = world.machines[random.choice(sorted(world.machines))]
     pool = random.choice(sorted(machine.pools))
-    machine.claim(pool, int(machine.pools[pool] * random.choice((0.3, 0.5, 0.6, 0.8))))
+    machine.claim(pool, int(machine.pools[pool] * random.choice((0.3, 0.6, 1.5, 4.0))))
     world.story.tell(machine.name, f"its facts say {machine.claimed[pool]} bytes of {pool}, not {machine.pools[pool]}")
     await world.kill_agent(machine.name)
     world.start_agent(machine.name)

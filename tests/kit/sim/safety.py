@@ -6,10 +6,10 @@ staleness ask for calm; the others hold at every moment.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from covey_api.engines import HOST_POOL
-from covey_api.instance import Instance
+from covey_api.instance import Instance, InstanceGoal, InstanceSpec
 from covey_api.messages import Order
 from covey_api.reasons import EventReason
 from covey_controller.reconcile.outcomes import Note
@@ -28,6 +28,8 @@ GATEWAY_CALM_SECONDS = 30.0
 EDIT_SECONDS = 15.0
 # A node is judged lost after a minute of silence: what silenced it ended at most this long ago.
 LOST_CALM_SECONDS = 30.0
+# How long a node may stay silent before what it runs is given up, by what is promised to users.
+NODE_GRACE_SECONDS = 60.0
 _STOP_REASONS = frozenset(
     {EventReason.DRAIN_STARTED, EventReason.DRAIN_ENDED, EventReason.ATTEMPT_STARTED, EventReason.FAILED}
 )
@@ -69,6 +71,8 @@ class Safety:
         self._notes: dict[str, dict[str, float]] = {}
         """By Instance name: when each reason was said, since it was made."""
         self._last_on_port: dict[int, Engine] = {}
+        self._stamps: dict[str, InstanceSpec] = {}
+        """By instanceId: as it was first seen."""
         self._known: set[str] = set()
         """instanceIds that a leader has stored."""
 
@@ -78,6 +82,7 @@ class Safety:
         """Memory, and one engine for each Instance. `instances`: as the leader saw them last, if there is news."""
         engines = [engine for machine in self._machines.values() for engine in machine.engines()]
         if instances is not None:
+            self._check_stamps(instances)
             self._check_places(instances, now)
             self.instances = instances
         alive: dict[str, int] = {}
@@ -103,6 +108,20 @@ class Safety:
                 # Of facts that lied the agent's look at what is free is the corrective; it knows of no reserve.
                 limit = size if machine.most_claimed[pool] > size else size - reserve
                 self._check_memory(machine, pool, limit, sum(each.taken[pool] for each in running), "engines that run")
+
+    def _check_stamps(self, instances: tuple[Instance, ...]) -> None:
+        """An id is one Instance's, for ever: whatever may change of it, what was stamped does not."""
+        seen: set[str] = set()
+        for instance in instances:
+            instance_id = instance.spec.instance_id
+            stamp = instance.spec.model_copy(update={"goal": InstanceGoal.RUN, "attempt": 1, "term": 0})
+            if instance_id in seen:
+                self._story.violate(f"two instances that are stored have the id {instance_id}")
+            if self._stamps.setdefault(instance_id, stamp) != stamp:
+                self._story.violate(
+                    f"{instance.metadata.name} is stamped otherwise than its id {instance_id} was before"
+                )
+            seen.add(instance_id)
 
     def _check_places(self, instances: tuple[Instance, ...], now: float) -> None:
         """Nothing new on a node that people have cordoned; what a node runs already may be adopted."""
@@ -156,7 +175,8 @@ class Safety:
     def forget_order(self, who: str) -> None:
         self._orders.pop(who, None)
 
-    def on_note(self, note: Note, now: float) -> None:
+    def on_note(self, note: Note, now: float, heard_at: Callable[[str], float]) -> None:
+        """`heard_at`: when the leader that says it last heard a node."""
         if note.key.kind != "Instance":
             return
         if note.reason in (EventReason.CREATED, EventReason.ADOPTED):
@@ -164,6 +184,8 @@ class Safety:
         self._notes.setdefault(note.key.name, {}).setdefault(note.reason, now)
         if note.reason == EventReason.LOST:
             self._check_lost(note, now)
+        if note.reason in (EventReason.LOST, EventReason.DELETED):
+            self._check_silence(note, now, heard_at)
         gone = re.match(r"placement '(\w+)' does not exist any more", note.message)
         if gone and note.reason == EventReason.DRAIN_STARTED:
             wished_at = self._people.wished_at.get(gone[1])
@@ -176,6 +198,20 @@ class Safety:
         for node in nodes:
             if self.calm.holds(now, LOST_CALM_SECONDS, node, f"agent {node}"):
                 self._story.violate(f"{note.key.name} is judged lost, and nothing is wrong with node {node}")
+
+    def _check_silence(self, note: Note, now: float, heard_at: Callable[[str], float]) -> None:
+        """What a node runs, or may run, is given up only after a grace in which it was not heard."""
+        for each in self.instances:
+            node = each.spec.members[0].node
+            if each.metadata.name != note.key.name or now - heard_at(node) >= NODE_GRACE_SECONDS:
+                continue
+            machine = self._machines[node]
+            ids = {engine.instance_id for engine in machine.engines()}
+            if note.reason == EventReason.LOST or each.spec.instance_id in ids:
+                seconds = f"{now - heard_at(node):.0f} s"
+                self._story.violate(
+                    f"{note.key.name} is given up, and node {node} was heard {seconds} ago: {note.message}"
+                )
 
     def on_stop(self, machine: Machine, keeper: Keeper, now: float) -> None:
         """An agent asks for the end of an engine."""

@@ -34,6 +34,8 @@ MIB = 2**20
 DEVICE_SHARE = 0.3
 # A leader publishes no table before it has seen its fleet whole.
 SEEN_WHOLE_SECONDS = FIRST_REPORTS_SECONDS + 2.0
+# From an agent's start until it has taken in what runs.
+ADOPTION_SECONDS = 3.0
 # A store that is taken away is noticed at the next look.
 LOOK_SECONDS = 6.0
 
@@ -149,13 +151,24 @@ class World:
         link = self.links.setdefault(name, Link(name))
         self.calm.end(f"agent {name}", "killed", self.now())
         self.story.tell(f"agent {name}", "starts")
-        self.agents[name] = Agent(
+        living = [keeper for keeper in machine.keepers.values() if machine.is_living(keeper)]
+        agent = self.agents[name] = Agent(
             machine,
             SimFleet(self.network, link),
             Random(f"{name} {self.random.random()}"),
             self._on_stop,
             self._on_agent,
         )
+        self.loop.call_later(ADOPTION_SECONDS, self._check_adopted, agent, living)
+
+    def _check_adopted(self, agent: Agent, living: list[Keeper]) -> None:
+        """What ran when it started is its own by now, whatever the controller says."""
+        machine, part = agent.machine, f"agent {agent.machine.name}"
+        if self.agents.get(machine.name) is not agent or not self.calm.holds(self.now(), ADOPTION_SECONDS, part):
+            return
+        for keeper in living:
+            if keeper.engine.is_alive and machine.is_living(keeper) and not keeper.is_claimed:
+                self.story.violate(f"{part} has not adopted {keeper.engine.instance_id}, which ran when it started")
 
     async def kill_agent(self, name: str) -> None:
         agent = self.agents.get(name)
@@ -254,7 +267,7 @@ class World:
 
     def _on_note(self, controller: Controller, note: Note) -> None:
         self.story.tell("controller", f"{note.key}: {note.reason}: {note.message}")
-        self.safety.on_note(note, self.now())
+        self.safety.on_note(note, self.now(), controller.heard_at)
 
     def _on_agent(self, agent: Agent) -> None:
         self.safety.on_order(f"agent {agent.machine.name}", agent.runtime.state.order, is_new=False)

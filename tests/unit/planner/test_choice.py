@@ -9,7 +9,7 @@ from covey_api.placement import Toleration, TolerationOperator
 from covey_api.reasons import RefusalReason
 from covey_planner.choice import choose, explain_nodes
 from covey_planner.text import render_refusals
-from covey_planner.types import Chosen, Decision, NodeState, NodeView, Pool, Refusal, Wish
+from covey_planner.types import Barred, Chosen, Decision, NodeState, NodeView, Pool, Refusal, Wish
 from kit.builders import artifact, geometry, lane
 from kit.planning import GIB, MIB, large_geometry, large_variant, node, taken_bytes, variant, wish
 
@@ -70,9 +70,15 @@ def test_nothing_is_chosen_when_nothing_is_asked_for() -> None:
         ),
         (
             node(),
-            wish(failed=frozenset({("a", EngineName.LLAMA_SERVER)})),
+            wish(failed=frozenset({Barred("a", EngineName.LLAMA_SERVER)})),
             RefusalReason.RECENT_FAILURE,
             "this revision failed on it with LlamaServer; annotate `covey.dev/retry` to try it again",
+        ),
+        (
+            node(),
+            wish(failed=frozenset({Barred("a", EngineName.LLAMA_SERVER, "Host")})),
+            RefusalReason.RECENT_FAILURE,
+            "this revision failed on it with LlamaServer in pool 'Host'; annotate `covey.dev/retry` to try it again",
         ),
         (
             node(pools=(Pool("Gpu", GIB, 0, 0),)),
@@ -109,6 +115,15 @@ def test_every_filter_refuses_with_its_reason(
     assert decision.counts == ((reason, 1),)
     assert (closest(decision).reason, closest(decision).message) == (reason, words)
     assert explain_nodes(asked, [refused]) == (decision.closest,)
+
+
+def test_refusal_for_want_of_memory_bars_lanes_of_one_pool_and_another_failure_the_engine() -> None:
+    pools = (Pool("Host", 8 * GIB, GIB, 0), Pool("Cuda0", 8 * GIB, 0, 0), Pool("Cuda1", 8 * GIB, 0, 0))
+    cards = tuple(lane(compute=Compute.CUDA, pool=pool) for pool in ("Cuda0", "Cuda1"))
+    here = node(lanes=(*cards, lane()), pools=pools)
+    for failed, pool in ((("Cuda0",), "Cuda1"), (("Cuda0", "Cuda1"), "Host"), (("Host",), "Cuda0"), (("",), None)):
+        asked = wish(failed=frozenset(Barred("a", EngineName.LLAMA_SERVER, each) for each in failed))
+        assert [chosen.lane.pool for chosen in choose(asked, [here], 1).chosen] == ([pool] if pool else [])
 
 
 def test_taint_is_tolerated_by_its_key_and_value_or_by_its_key_alone() -> None:

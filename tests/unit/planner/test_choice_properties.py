@@ -12,7 +12,7 @@ from covey_planner.choice.nodes import NOTHING_TAKEN, Miss, Offer, evaluate_node
 from covey_planner.choice.refusals import explain_miss, nearness
 from covey_planner.choice.ways import Question, pending_geometry
 from covey_planner.text import render_refusals
-from covey_planner.types import Chosen, Decision, NodeState, NodeView, Pool, VariantView, Wish
+from covey_planner.types import Barred, Chosen, Decision, NodeState, NodeView, Pool, VariantView, Wish
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.builders import artifact, geometry, lane
@@ -74,6 +74,11 @@ def variants() -> st.SearchStrategy[tuple[VariantView, ...]]:
     return lists.map(tuple)
 
 
+def barred() -> st.SearchStrategy[Barred]:
+    pools = st.sampled_from(["", "Host", "Vulkan0"])
+    return st.builds(Barred, st.sampled_from(NAMES), st.just(EngineName.LLAMA_SERVER), pools)
+
+
 @st.composite
 def wishes(draw: st.DrawFn) -> Wish:
     window = st.none() | st.integers(256, 200_000)
@@ -83,7 +88,7 @@ def wishes(draw: st.DrawFn) -> Wish:
         tolerations=draw(st.sampled_from([(), (Toleration(key="owner", value="ann"),)])),
         selector=draw(st.sampled_from([{}, {}, {"zone": "z1"}])),
         exclude=frozenset(draw(st.sets(st.sampled_from(NAMES), max_size=2))),
-        failed=frozenset((name, EngineName.LLAMA_SERVER) for name in draw(st.sets(st.sampled_from(NAMES), max_size=2))),
+        failed=frozenset(draw(st.sets(barred(), max_size=3))),
         context_tokens=draw(window),
         min_context_tokens=draw(window),
         model_context_tokens=draw(window),

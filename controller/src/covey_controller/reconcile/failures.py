@@ -1,23 +1,29 @@
 """The breaker: which revision failed on which node, why, and when it may be tried there again.
 
-Two memories. `Placement.status.failures` is what people and the planner see: one entry per node of the current
-revision, until a member is Ready there, the revision changes or somebody changes the annotation `covey.dev/retry`. The
-leader's `backoffs` say when the next try is due; a new leader has none and may try at once: one try, not a storm.
+Two memories. `Placement.status.failures` is what people and the planner see: one entry per engine of a node and the
+current revision, until a member is Ready there, the revision changes or somebody changes the annotation
+`covey.dev/retry`. The leader's `backoffs` say when the next try is due; a new leader has none and may try at once: one
+try, not a storm.
+
+An agent's refusal for want of memory says less: of the pool that the lane fills, and nothing of lanes that fill another
+one. Any other failure is the whole engine's: who would run on the CPU for ever, because a download broke off once?
 
 Restarts of a `Single` member are its agent's (phase Backoff); here a member is failed only when the agent gave up.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from covey_api.instance import InstanceGoal, MemberPhase
+from covey_api.instance import InstanceGoal, InstanceSpec, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.meta import RETRY_ANNOTATION
 from covey_api.placement import Failure, Placement
 from covey_api.reasons import EventReason, FailureCause
-from covey_planner.types import NodeState
+from covey_planner.types import Barred, NodeState
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import MemberSight, Sight
+from covey_controller.reconcile.wanted import barred_by
 from covey_controller.reconcile.world import Backoff, Spot
 
 # `Placement.status.failures` holds at most this many (its schema says so).
@@ -83,32 +89,62 @@ def _is_absent(member: MemberSight) -> bool:
 
 
 def plan_failures(draft: Draft, key: ObjectKey, placement: Placement, revision: str | None) -> tuple[Failure, ...]:
-    """The Placement's failures as they are now; each new one is noted once and lengthens its backoff."""
+    """The Placement's failures as they are now; each new one is noted once and lengthens its backoff.
+
+    What is ready takes back what was said of its own lane and revision only, and before what fails now is counted:
+    else a replica that is refused beside one that runs would be tried there again and again, without a wait.
+    """
     kept = {} if _is_retry_asked(draft, key, placement, revision) else _stored(placement, revision)
-    for sight in draft.sights_of(key):
-        spec = sight.instance.spec
+    sights = draft.sights_of(key)
+    for sight in sights:
         if sight.phase is MemberPhase.READY and sight.is_confirmed:
-            for member in spec.members:
-                kept.pop(member.node, None)
             draft.failed.pop(sight.id, None)
+            for barred in _lanes_of(sight.instance.spec) if sight.instance.spec.revision == revision else ():
+                kept.pop(barred, None)
+    for sight in sights:
+        spec = sight.instance.spec
         fault = fault_of(draft, sight) if spec.goal is InstanceGoal.RUN else None
         if fault is None:
             continue
+        barred = barred_of(spec, fault)
         if draft.failed.get(sight.id) != spec.attempt:
             draft.failed[sight.id] = spec.attempt
-            _count_failure(draft, Spot(key, spec.revision, fault.node), fault.cause)
+            _count_failure(draft, Spot(key, spec.revision, barred), fault.cause)
             message = f"attempt {spec.attempt} on node '{fault.node}' failed: {fault.cause}: {fault.message}"
             draft.note(sight.instance.key, EventReason.FAILED, message, warning=True)
         if spec.revision == revision:
-            kept[fault.node] = Failure(
-                node=fault.node, engine=spec.engine, revision=spec.revision, cause=fault.cause, message=fault.message
+            kept[barred] = Failure(
+                node=fault.node,
+                engine=spec.engine,
+                pool=barred.pool,
+                revision=spec.revision,
+                cause=fault.cause,
+                message=fault.message,
             )
-    return tuple(kept[node] for node in sorted(kept))[:MAX_FAILURES]
+    return tuple(kept[barred] for barred in sorted(kept))[:MAX_FAILURES]
 
 
-def _stored(placement: Placement, revision: str | None) -> dict[str, Failure]:
+def barred_of(spec: InstanceSpec, fault: Fault) -> Barred:
+    """What it says of its node: for want of memory, of lanes that fill the same pool; else of the whole engine."""
+    if fault.cause is not FailureCause.INSUFFICIENT_MEMORY:
+        return Barred(fault.node, spec.engine)
+    return Barred(fault.node, spec.engine, _pool_on(spec, fault.node))
+
+
+def _pool_on(spec: InstanceSpec, node: str) -> str:
+    """The pool that its lane fills there: the first that is stamped."""
+    return next((costs.pool for member in spec.members if member.node == node for costs in member.costs), "")
+
+
+def _lanes_of(spec: InstanceSpec) -> Iterator[Barred]:
+    for member in spec.members:
+        yield Barred(member.node, spec.engine)
+        yield Barred(member.node, spec.engine, _pool_on(spec, member.node))
+
+
+def _stored(placement: Placement, revision: str | None) -> dict[Barred, Failure]:
     stored = placement.status.failures
-    return {failure.node: failure for failure in stored if revision is None or failure.revision == revision}
+    return {barred_by(failure): failure for failure in stored if revision is None or failure.revision == revision}
 
 
 def _is_retry_asked(draft: Draft, key: ObjectKey, placement: Placement, revision: str | None) -> bool:
@@ -124,14 +160,16 @@ def _is_retry_asked(draft: Draft, key: ObjectKey, placement: Placement, revision
 
 
 def _count_failure(draft: Draft, spot: Spot, cause: FailureCause) -> None:
+    """While the revision fails anywhere its story goes on: in a large fleet its turn comes back late to each node."""
     last = draft.backoffs.get(spot)
-    count = last.count + 1 if last and draft.now < last.until + FORGET_SECONDS else 1
+    until = max((each.until for other, each in draft.backoffs.items() if other[:2] == spot[:2]), default=0.0)
+    count = last.count + 1 if last and draft.now < until + FORGET_SECONDS else 1
     first = PERSON_WAIT_SECONDS if cause in _NEEDS_A_PERSON else FIRST_WAIT_SECONDS
     wait = min(first * 2.0 ** min(count - 1, 16), MAX_WAIT_SECONDS)
     draft.backoffs[spot] = Backoff(count, draft.now + wait)
 
 
 def due_at(draft: Draft, spot: Spot) -> float:
-    """When this revision may be tried again on this node."""
+    """When this revision may be tried again there."""
     backoff = draft.backoffs.get(spot)
     return backoff.until if backoff else draft.now

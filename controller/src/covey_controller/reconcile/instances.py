@@ -3,7 +3,7 @@
 Order of decisions for one Placement:
 
 1. Who leaves by counting alone (`rollout`).
-2. Failed ones of the wished revision: a place elsewhere, else the next attempt where they are when it is due.
+2. Failed ones of the wished revision: a place elsewhere, else the next attempt where they are (`retrying`).
 3. Missing ones: placed by the planner, beside old ones where memory allows and their window does not shrink by it;
    else, one after the other, an old one makes room, and only if the new one then fits.
 4. What still has no place: what is of lower priority leaves, if the Placement asks for that (`preempting`).
@@ -12,22 +12,21 @@ A revision that fits nowhere, or whose Model is unknown, changes nothing that ru
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from covey_api.instance import Instance, InstanceGoal, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.model import Model
 from covey_api.placement import Placement, RolloutStrategy
-from covey_api.reasons import EventReason
 from covey_planner.choice import choose
 from covey_planner.types import Decision, Wish
 
 from covey_controller.reconcile.draft import Draft, Progressing
-from covey_controller.reconcile.failures import due_at, fault_of, plan_failures
+from covey_controller.reconcile.failures import fault_of, plan_failures
 from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.making import InstanceMaker, running_instances
 from covey_controller.reconcile.names import ordinal_of
 from covey_controller.reconcile.preempting import make_way
+from covey_controller.reconcile.retrying import choose_with_retries, retry_failed
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.rollout import (
     Replica,
@@ -38,7 +37,7 @@ from covey_controller.reconcile.rollout import (
     order_of_leaving,
 )
 from covey_controller.reconcile.wanted import failed_lanes, model_key, render_wish, wanted_replicas
-from covey_controller.reconcile.world import Revised, Spot
+from covey_controller.reconcile.world import Revised
 
 _UNSERVED = frozenset({MemberPhase.PENDING, MemberPhase.FETCHING, MemberPhase.STARTING, MemberPhase.STOPPED})
 
@@ -58,8 +57,8 @@ def plan_placement(draft: Draft, key: ObjectKey, placement: Placement) -> None:
     failed = failed_lanes(progressing.failures)
     wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key), draft.offered_engines())
     maker = InstanceMaker(draft, key, placement, model, revision)
-    replicas = _retry_failed(maker, wish, replicas)
-    _place_missing(maker, wish, replicas, progressing)
+    retry_failed(maker, wish, [replica.name for replica in replicas if replica.standing is Standing.FAILED])
+    _place_missing(maker, wish, observe_replicas(draft, key, revision), progressing)
 
 
 def _observe_revision(draft: Draft, key: ObjectKey, placement: Placement, model: Model) -> str:
@@ -110,37 +109,6 @@ def _leave(draft: Draft, key: ObjectKey, revision: str | None, wanted: int) -> l
     return [replica for replica in replicas if replica.name not in why]
 
 
-def _retry_failed(maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica]) -> list[Replica]:
-    """Move failed replicas of this revision elsewhere, else start their next attempt when it is due."""
-    draft = maker.draft
-    kept: list[Replica] = []
-    for replica in replicas:
-        if replica.standing is not Standing.FAILED:
-            kept.append(replica)
-            continue
-        sight = maker.sight(replica.name)
-        decision = choose(wish, draft.roster(), 1)
-        if decision.chosen and (created := maker.create(decision.chosen[0])) is not None:
-            draft.drain(sight, f"it failed; '{created.metadata.name}' takes its place on another node")
-            kept.append(_replica(draft, draft.sights[created.key], maker.revision))
-            continue
-        kept.append(replica)
-        _start_attempt(maker, sight)
-    return kept
-
-
-def _start_attempt(maker: InstanceMaker, sight: Sight) -> None:
-    draft, spec = maker.draft, sight.instance.spec
-    due = max(due_at(draft, Spot(maker.key, spec.revision, member.node)) for member in spec.members)
-    if draft.now < due:
-        draft.wake_at(due)
-        return
-    changed = spec.model_copy(update={"attempt": spec.attempt + 1, "term": max(spec.term, draft.world.term)})
-    draft.absent.pop(sight.id, None)
-    draft.update(sight.instance.model_copy(update={"spec": changed}))
-    draft.note(sight.instance.key, EventReason.ATTEMPT_STARTED, f"attempt {changed.attempt}: no other node takes it")
-
-
 def _place_missing(maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica], progressing: Progressing) -> None:
     """Create what is missing, or make room for it."""
     wanted = progressing.wanted
@@ -153,7 +121,7 @@ def _place_missing(maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica]
     count = count_creatable(replicas, wanted)
     if count == 0:
         return
-    decision = _choose_with_retries(maker, wish, count)
+    decision = choose_with_retries(maker, wish, count)
     progressing.decision = decision if len(decision.chosen) < count else None
     leaving = [*maker.draining(), *(maker.sight(old.name).instance for old in olds[:1])]
     if leaving and decision.pending is None and not _is_room_beside(maker, wish, leaving, decision):
@@ -163,18 +131,6 @@ def _place_missing(maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica]
         maker.create(chosen)
     if decision.pending is None and len(decision.chosen) < count and not leaving:
         progressing.makes_room = make_way(maker, wish)
-
-
-def _choose_with_retries(maker: InstanceMaker, wish: Wish, count: int) -> Decision:
-    """The planner's answer; where it leaves replicas without a place, nodes whose backoff is over are asked again."""
-    decision = choose(wish, maker.draft.roster(), count)
-    if decision.pending is not None or len(decision.chosen) == count or not wish.failed:
-        return decision
-    still = {(node, engine): due_at(maker.draft, Spot(maker.key, maker.revision, node)) for node, engine in wish.failed}
-    barred = frozenset(lane for lane, due in still.items() if due > maker.draft.now)
-    for lane in barred:
-        maker.draft.wake_at(still[lane])
-    return choose(replace(wish, failed=barred), maker.draft.roster(), count) if barred != wish.failed else decision
 
 
 def _is_room_beside(maker: InstanceMaker, wish: Wish, leaving: Sequence[Instance], decision: Decision) -> bool:

@@ -10,7 +10,7 @@ from covey_api.kinds import ObjectKey
 from covey_api.model import Model, Variant, VariantStatus
 from covey_api.placement import Failure, Placement
 from covey_api.units import parse_quantity
-from covey_planner.types import VariantView, Wish
+from covey_planner.types import Barred, VariantView, Wish
 
 
 def wanted_replicas(placement: Placement) -> int:
@@ -50,7 +50,7 @@ def render_wish(
     placement: Placement,
     model: Model,
     fleet: Fleet | None,
-    failed: Iterable[tuple[str, EngineName]],
+    failed: Iterable[Barred],
     running: Iterable[Instance],
     offered: Collection[EngineName] = tuple(EngineName),
 ) -> Wish:
@@ -80,5 +80,9 @@ def render_wish(
     )
 
 
-def failed_lanes(failures: Iterable[Failure]) -> frozenset[tuple[str, EngineName]]:
-    return frozenset((failure.node, failure.engine) for failure in failures)
+def failed_lanes(failures: Iterable[Failure]) -> frozenset[Barred]:
+    return frozenset(barred_by(failure) for failure in failures)
+
+
+def barred_by(failure: Failure) -> Barred:
+    return Barred(failure.node, failure.engine, failure.pool)

@@ -82,7 +82,8 @@ def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Ex
     text, data = _conditions(placement)
     text += _priority(placement)
     failures = "".join(
-        f"failed on node '{each.node}' ({each.engine}): {each.cause}: {each.message}\n"
+        f"failed on node '{each.node}' ({each.engine}{f', pool {each.pool!r}' if each.pool else ''}): {each.cause}: "
+        f"{each.message}\n"
         for each in placement.status.failures
     )
     return text + failures + render_why(why), data | why_data(why)

@@ -17,7 +17,7 @@ from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, O
 from covey_api.model import ModelSpec
 from covey_api.placement import PlacementSpec
 from covey_api.reasons import ReadyReason
-from covey_planner.types import Decision
+from covey_planner.types import Barred, Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How often one revision failed on one node in a row, and when it may be tried again."""
+    """How often a revision had failed in a row, this one included, and when it may be tried there again."""
 
     count: int
     until: float
@@ -75,7 +75,7 @@ class Spot(NamedTuple):
 
     placement: ObjectKey
     revision: str
-    node: str
+    barred: Barred
 
 
 class LoadKey(NamedTuple):

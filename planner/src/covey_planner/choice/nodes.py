@@ -90,11 +90,10 @@ def evaluate_node(question: Question, node: NodeView, taken: Taken) -> Offer | M
     if reason is not None:
         return Miss(reason, node)
     nearest: Miss | None = None
-    failed = question.wish.failed
     for way in question.ways:  # 3
         best: Offer | None = None
         for lane in node.lanes:
-            if lane.engine is not way.engine or (failed and (node.name, way.engine) in failed):
+            if lane.engine is not way.engine or question.wish.is_barred(node.name, lane):
                 continue
             if way.span.refusal:
                 nearest = nearest or Miss(RefusalReason.CONTEXT_TOO_SMALL, node, 0, way, lane)

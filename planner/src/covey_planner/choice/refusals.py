@@ -60,10 +60,15 @@ def _message(question: Question, miss: Miss) -> str:
         case RefusalReason.NO_USABLE_ENGINE:
             return question.blocked[1] if question.blocked else _no_engine(question, miss)
         case RefusalReason.RECENT_FAILURE:
-            engines = sorted(engine for node, engine in wish.failed if node == miss.node.name)
-            return f"this revision failed on it with {', '.join(engines)}; annotate `covey.dev/retry` to try it again"
+            return _failed(question, miss)
         case RefusalReason.INSUFFICIENT_MEMORY | RefusalReason.CONTEXT_TOO_SMALL:
             return _memory(question, miss)
+
+
+def _failed(question: Question, miss: Miss) -> str:
+    here = sorted(each for each in question.wish.failed if each.node == miss.node.name)
+    lanes = ", ".join(f"{each.engine} in pool '{each.pool}'" if each.pool else each.engine for each in here)
+    return f"this revision failed on it with {lanes}; annotate `covey.dev/retry` to try it again"
 
 
 def _not_selected(question: Question, miss: Miss) -> str:

@@ -53,7 +53,7 @@ class Search:
         self._taken: dict[str, Taken] = {}
         self._apart: dict[str, Offer | Miss] = {}
         wish = question.wish
-        for name in {*wish.include, *wish.exclude, *wish.placed, *(node for node, _ in wish.failed)}:
+        for name in {*wish.include, *wish.exclude, *wish.placed, *(each.node for each in wish.failed)}:
             self._ask(name)
 
     def _ask(self, name: str) -> None:

@@ -118,9 +118,10 @@ def _builds(question: Question, way: Way, nodes: Sequence[NodeView]) -> list[lis
     """Seats by build of the engine, each with the most memory first."""
     builds: dict[tuple[str, str], list[_Seat]] = {}
     for view in sorted(nodes, key=lambda each: each.name):
-        if filter_node(question, view, view.name) is not None or (view.name, way.engine) in question.wish.failed:
+        if filter_node(question, view, view.name) is not None:
             continue
-        lanes = [lane for lane in view.lanes if lane.engine is way.engine]
+        wish = question.wish
+        lanes = [lane for lane in view.lanes if lane.engine is way.engine and not wish.is_barred(view.name, lane)]
         if not lanes:
             continue
         lane = min(lanes, key=lambda each: (COMPUTE_ORDER[each.compute], each.pool))

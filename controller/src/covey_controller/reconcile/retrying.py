@@ -1,0 +1,120 @@
+"""What becomes of replicas whose attempt failed: another lane or node, or the next attempt where they are.
+
+A failed Instance holds its memory from its stamp, although nothing of it runs. So places are looked for as they are
+without it, and what it holds is given back (it leaves) where another place needs that, or where its stamp is more than
+its node has by the facts of now: such a stamp, made from facts that were wrong, never fits again.
+
+It must not try for ever in one place what another one has room for, and it must not go round without a wait:
+
+1. Lanes and nodes on which the revision has not failed are tried at once, each once.
+2. When its own lane is due again, others whose backoff is over come first, those that failed least often before all:
+   a preferred lane that always fails must not hide another one. Then its own.
+
+So each try after the first round waits for the backoff of the lane that failed last. What an agent found free decides
+no window: that is the ceiling's, from totals alone, and a program that takes memory for a minute would narrow a replica
+for good.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from covey_api.instance import InstanceSpec
+from covey_api.reasons import EventReason
+from covey_planner.choice import Roster, choose
+from covey_planner.types import Barred, Chosen, Decision, Wish
+
+from covey_controller.reconcile.draft import Draft
+from covey_controller.reconcile.failures import barred_of, due_at, fault_of
+from covey_controller.reconcile.fleet import Sight
+from covey_controller.reconcile.making import InstanceMaker
+from covey_controller.reconcile.world import Spot
+
+
+def retry_failed(maker: InstanceMaker, wish: Wish, names: Sequence[str]) -> None:
+    """Of this revision.
+
+    1. There is a place elsewhere: another Instance takes it, at once where there is room beside what this one holds,
+       else when this one is gone.
+    2. By the facts of now it does not fit its node: it leaves, and is placed anew.
+    3. Else its next attempt, when that is due.
+    """
+    draft = maker.draft
+    for name in names:
+        sight = maker.sight(name)
+        fault = fault_of(draft, sight)
+        if fault is None:
+            continue
+        own = Spot(maker.key, maker.revision, barred_of(sight.instance.spec, fault))
+        with draft.without(sight.instance) as roster:
+            place = _choose_elsewhere(maker, wish, own, roster)
+            fits = not sight.is_confirmed or _has_room(roster, sight.instance.spec)
+        if place is not None:  # 1
+            _move(maker, sight, place)
+        elif not fits:  # 2
+            draft.backoffs.pop(own, None)
+            draft.drain(sight, "it failed, and its node has less memory than it needs")
+        else:  # 3
+            _start_attempt(draft, sight, due_at(draft, own))
+
+
+def choose_with_retries(maker: InstanceMaker, wish: Wish, count: int) -> Decision:
+    """The planner's answer; where it leaves replicas without a place, lanes whose backoff is over are asked again."""
+    decision = choose(wish, maker.draft.roster(), count)
+    if decision.pending is not None or len(decision.chosen) == count or not wish.failed:
+        return decision
+    barred = _not_due(maker, wish)
+    return choose(replace(wish, failed=barred), maker.draft.roster(), count) if barred != wish.failed else decision
+
+
+def _choose_elsewhere(maker: InstanceMaker, wish: Wish, own: Spot, roster: Roster) -> Chosen | None:
+    """Without waits where it has not failed; else, when its own lane is due, where it has failed least often."""
+    chosen = choose(wish, roster, 1).chosen
+    if chosen or due_at(maker.draft, own) > maker.draft.now:
+        return next(iter(chosen), None)
+    backoffs = maker.draft.backoffs
+    due = wish.failed - _not_due(maker, wish) - {own.barred}
+    counts = {each: known.count if (known := backoffs.get(own._replace(barred=each))) else 0 for each in due}
+    for most in sorted(set(counts.values())):
+        asked = wish.failed - {each for each in due if counts[each] <= most}
+        if chosen := choose(replace(wish, failed=asked), roster, 1).chosen:
+            return chosen[0]
+    return None
+
+
+def _not_due(maker: InstanceMaker, wish: Wish) -> frozenset[Barred]:
+    due = {barred: due_at(maker.draft, Spot(maker.key, maker.revision, barred)) for barred in wish.failed}
+    barred = frozenset(each for each, when in due.items() if when > maker.draft.now)
+    for each in sorted(barred):
+        maker.draft.wake_at(due[each])
+    return barred
+
+
+def _has_room(roster: Roster, spec: InstanceSpec) -> bool:
+    """Whether what was stamped is there, by totals and reservations."""
+    for member in spec.members:
+        view = roster.view(member.node)
+        free = {pool.name: pool.unreserved_bytes for pool in view.pools} if view else {}
+        if any(member.bytes_in(costs.pool) > free.get(costs.pool, 0) for costs in member.costs):
+            return False
+    return True
+
+
+def _move(maker: InstanceMaker, sight: Sight, place: Chosen) -> None:
+    view = maker.draft.roster().view(place.node)
+    free = {pool.name: pool.unreserved_bytes for pool in view.pools} if view else {}
+    where = f"lane {place.lane.engine}/{place.lane.compute} of node '{place.node}'"
+    if any(costs.total_bytes > free.get(costs.pool, 0) for costs in place.costs):
+        maker.draft.drain(sight, f"it failed; {where} takes it when this one has left")
+    elif (created := maker.create(place)) is not None:
+        maker.draft.drain(sight, f"it failed; '{created.metadata.name}' takes its place on {where}")
+
+
+def _start_attempt(draft: Draft, sight: Sight, due: float) -> None:
+    spec = sight.instance.spec
+    if draft.now < due:
+        draft.wake_at(due)
+        return
+    changed = spec.model_copy(update={"attempt": spec.attempt + 1, "term": max(spec.term, draft.world.term)})
+    draft.absent.pop(sight.id, None)
+    draft.update(sight.instance.model_copy(update={"spec": changed}))
+    draft.note(sight.instance.key, EventReason.ATTEMPT_STARTED, f"attempt {changed.attempt}: no other place takes it")
