@@ -1,5 +1,6 @@
 """The command as a process: exit codes and words, with nothing running."""
 
+import fcntl
 import json
 import os
 import signal
@@ -147,3 +148,30 @@ def test_command_prints_its_version_and_help(tmp_path: Path) -> None:
     words = covey("--help", state=tmp_path).stdout
     assert "up" in words
     assert "..." not in words.partition("Commands:")[2], "a summary is cut off"
+
+
+def test_command_waits_out_a_controller_that_is_started_anew_and_never_takes_a_cluster_for_it(tmp_path: Path) -> None:
+    """Killed a moment ago; a kubeconfig is at hand, and what was asked here must not be done there."""
+    state = tmp_path / "covey"
+    state.mkdir()
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "config")}
+    environment.pop("COVEY_STATE", None)
+    cluster = {"name": "a", "cluster": {"server": "https://127.0.0.1:1"}}
+    context = {"name": "a", "context": {"cluster": "a", "user": "a"}}
+    named = {"clusters": [cluster], "contexts": [context], "users": [{"name": "a", "user": {}}], "current-context": "a"}
+    (tmp_path / "config").write_text(json.dumps({"apiVersion": "v1", "kind": "Config"} | named))
+    command = [sys.executable, "-m", "covey", "get", "placements"]
+
+    def ask() -> str:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False).stderr
+
+    (state / "up.json").write_text(json.dumps({"pid": "1", "source": "/fleet"}))
+    with (state / "up.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        words = ask()
+        assert "'covey up' is starting it. Try again in some seconds" in words
+        assert "using context" not in words
+        (state / "up.json").write_text(json.dumps({"pid": "1", "controller": "https://elsewhere"}))
+        assert "no Covey runs on this machine: using context 'a'" in ask()
+    (state / "up.json").write_text(json.dumps({"pid": "1", "source": "/fleet"}))
+    assert "no Covey runs on this machine: using context 'a'" in ask()
