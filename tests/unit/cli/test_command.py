@@ -182,8 +182,13 @@ def test_command_waits_out_a_controller_that_is_started_anew_and_never_takes_a_c
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "config")}
     environment.pop("COVEY_STATE", None)
     cluster = {"name": "a", "cluster": {"server": "https://127.0.0.1:1"}}
-    context = {"name": "a", "context": {"cluster": "a", "user": "a"}}
-    named = {"clusters": [cluster], "contexts": [context], "users": [{"name": "a", "user": {}}], "current-context": "a"}
+    context: dict[str, object] = {"name": "a", "context": {"cluster": "a", "user": "a"}}
+    named: dict[str, object] = {
+        "clusters": [cluster],
+        "contexts": [context],
+        "users": [{"name": "a", "user": {}}],
+        "current-context": "a",
+    }
     (tmp_path / "config").write_text(json.dumps({"apiVersion": "v1", "kind": "Config"} | named))
     command = [sys.executable, "-m", "covey", "get", "placements"]
 
