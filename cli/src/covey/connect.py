@@ -3,8 +3,8 @@
 The first of these that there is (a flag beats a variable):
 
 1. `--url`. 2. `--state`. 3. `--kubeconfig` or `--context`. 4. `COVEY_URL`.
-5. As `kubectl covey`: the kubeconfig. 6. `COVEY_STATE`. 7. The default state folder, when a controller answers there.
-8. The kubeconfig. 9. The default state folder, whose absence is then the error.
+5. As `kubectl covey`: the kubeconfig. 6. `COVEY_STATE`. 7. The default state folder, when a controller listens
+there or a `covey up` keeps one there. 8. The kubeconfig. 9. The default state folder, whose absence is then the error.
 
 What may surprise is said on standard error: that an answer comes from a cluster, or from here although a cluster was
 named by a variable.
@@ -23,7 +23,7 @@ from covey.connection import Connection
 from covey.control import Control, ControlApi, RemoteControl
 from covey.errors import CommandError, ExitCode
 from covey.kube.context import Context, has_kubeconfig, observe_context
-from covey.paths import STATE_VARIABLE, default_state_folder
+from covey.paths import STATE_VARIABLE, default_state_folder, is_kept_up
 
 URL_VARIABLE = "COVEY_URL"
 
@@ -82,7 +82,8 @@ def _choose_unnamed(where: Where) -> ControlApi | Context:
     control = Control(default_state_folder())
     if named:
         return control
-    if control.is_ready():
+    # A controller that is being started is meant no less: what was asked of this machine must not reach a cluster.
+    if control.is_there() or is_kept_up(control.state):
         if os.environ.get("KUBECONFIG"):
             _say(f"using the Covey of this machine ('{control.state}'), and not KUBECONFIG; --context names a cluster")
         return control

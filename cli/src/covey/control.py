@@ -19,7 +19,7 @@ from covey_api.meta import DEFAULT_NAMESPACE
 
 from covey.documents import Documents
 from covey.errors import CommandError, ExitCode
-from covey.paths import control_socket
+from covey.paths import control_socket, is_kept_up
 from covey.ports import JsonObject, Questions
 
 # The controller answers from memory; a write validates and fsyncs one set.
@@ -62,6 +62,16 @@ class ControlApi(Questions, ABC):
             return self._http.get("/readyz", timeout=2.0).status_code == HTTPStatus.OK
         except httpx.TransportError:
             return False
+
+    def is_there(self) -> bool:
+        """True if a controller listens, whether it leads yet or not."""
+        try:
+            self._http.get("/readyz", timeout=2.0)
+        except httpx.ConnectError:
+            return False
+        except httpx.TransportError:
+            return True  # it took the connection, and is slow or just ending
+        return True
 
     def list_objects(self, plural: str, namespace: str | None = None) -> list[JsonObject]:
         params = {"namespace": namespace} if namespace else {}
@@ -151,6 +161,11 @@ class Control(ControlApi):
         super().__init__(httpx.Client(transport=transport, base_url="http://covey", timeout=CALL_TIMEOUT_SECONDS), path)
 
     def explain_absence(self, error: Exception) -> str:
+        if is_kept_up(self.state):
+            return (
+                f"the controller of the Covey with the state folder '{self.state}' doesn't answer: 'covey up' is "
+                f"starting it. Try again in some seconds; else see '{self.state / 'log' / 'controller.log'}'."
+            )
         return (
             f"no Covey is running with the state folder '{self.state}' (nothing answers on its control socket). "
             "Start one with 'covey up DIR', or name another with --state (COVEY_STATE), --url (COVEY_URL) or --context."

@@ -13,6 +13,7 @@ from covey_api.node import Node
 from covey_api.registry import KINDS, WRITABLE_KINDS
 from covey_api.schema import JsonSchema, render_schema
 from covey_controller.stores.files.strict import fill_defaults
+from pydantic import ValidationError
 
 EXPORTED_KINDS = tuple(kind for name, kind in KINDS.items() if name in WRITABLE_KINDS)
 # What kubectl writes for itself.
@@ -63,10 +64,34 @@ def _render_document(kind: type[Kind], item: JsonObject, schema: JsonSchema) -> 
             written[field] = dict(sorted(pairs.items()))
     document: JsonObject = {"apiVersion": API_VERSION, "kind": kind.__name__, "metadata": written}
     properties: dict[str, JsonSchema] = schema["properties"]
-    spec = drop_defaults(item.get("spec", {}), properties["spec"])
+    spec = drop_defaults(_drop_known_defaults(kind, item), properties["spec"])
     if spec or "default" not in properties["spec"]:
         document["spec"] = spec
     return document
+
+
+def _drop_known_defaults(kind: type[Kind], item: JsonObject) -> JsonObject:
+    """The spec without what its type fills in, also in lists, where the schema names no defaults."""
+    spec: JsonObject = item.get("spec", {})
+    try:
+        parsed = cast("Any", kind.model_validate(item)).spec
+    except ValidationError:
+        return spec
+    if not _is_within(spec, parsed.to_wire()):
+        return spec  # of another version: nothing that only it knows may be lost
+    return parsed.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+
+
+def _is_within(part: Any, whole: Any) -> bool:
+    match part, whole:
+        case dict(), dict():
+            fields, others = cast("JsonObject", part), cast("JsonObject", whole)
+            return all(name in others and _is_within(fields[name], others[name]) for name in fields)
+        case list(), list():
+            entries, found = cast("list[Any]", part), cast("list[Any]", whole)
+            return len(entries) == len(found) and all(map(_is_within, entries, found))
+        case _:
+            return bool(part == whole)
 
 
 def _order(item: JsonObject) -> tuple[str, str]:

@@ -1,5 +1,7 @@
 """Where a fleet on this machine keeps its state, and how a command finds it."""
 
+import fcntl
+import json
 import os
 from pathlib import Path
 
@@ -19,3 +21,17 @@ def default_state_folder() -> Path:
 
 def control_socket(state: Path) -> Path:
     return state / "control.sock"
+
+
+def is_kept_up(state: Path) -> bool:
+    """Whether a `covey up` holds this state folder: its controller is there, or back in a moment."""
+    try:
+        if "source" not in json.loads((state / "up.json").read_text()):
+            return False  # a `covey join`: its controller is elsewhere
+        with (state / "up.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, ValueError, TypeError):
+        return False
+    return False  # it was killed, and left its record

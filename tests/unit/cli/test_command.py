@@ -1,5 +1,6 @@
 """The command as a process: exit codes and words, with nothing running."""
 
+import fcntl
 import json
 import os
 import signal
@@ -15,8 +16,8 @@ from pathlib import Path
 import pytest
 
 
-def covey(*arguments: str, state: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"COVEY_STATE": str(state)}
+def covey(*arguments: str, state: Path, key: str = "") -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"COVEY_STATE": str(state), "COVEY_API_KEY": key}
     command = [sys.executable, "-m", "covey", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -77,6 +78,31 @@ def test_chat_says_in_words_that_a_clusters_gateway_is_not_there(tmp_path: Path)
     assert result.returncode == 1
     assert "no gateway answers through the cluster: no endpoints available for service" in result.stderr
     assert "{" not in result.stderr
+
+
+def test_chat_says_where_its_key_comes_from_and_ends_the_line_of_an_answer_that_breaks_off(tmp_path: Path) -> None:
+    refusal = b'{"error":{"code":"invalid_api_key","message":"no key was sent"}}'
+    pieces = b'data: {"choices":[{"delta":{"content":"Hel"}}]}\n\ndata: {"error":{"message":"it broke"}}\n\n'
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            answer = pieces if self.headers["x-api-key"] else refusal
+            self.send_response(200 if self.headers["x-api-key"] else 401)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with HTTPServer(("127.0.0.1", 0), Gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        arguments = ("chat", "m", "hi", "--url", f"http://127.0.0.1:{server.server_port}")
+        refused = covey(*arguments, state=tmp_path)
+        broken = covey(*arguments, state=tmp_path, key="sk-covey-x")
+        server.shutdown()
+    assert refused.stdout == ""
+    assert "COVEY_API_KEY; `covey key create NAME` makes one" in refused.stderr
+    assert (broken.stdout, broken.returncode) == ("Hel\n", 1)
+    assert "it broke" in broken.stderr
 
 
 class SteeringSource(BaseHTTPRequestHandler):
@@ -147,3 +173,35 @@ def test_command_prints_its_version_and_help(tmp_path: Path) -> None:
     words = covey("--help", state=tmp_path).stdout
     assert "up" in words
     assert "..." not in words.partition("Commands:")[2], "a summary is cut off"
+
+
+def test_command_waits_out_a_controller_that_is_started_anew_and_never_takes_a_cluster_for_it(tmp_path: Path) -> None:
+    """Killed a moment ago; a kubeconfig is at hand, and what was asked here must not be done there."""
+    state = tmp_path / "covey"
+    state.mkdir()
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "config")}
+    environment.pop("COVEY_STATE", None)
+    cluster = {"name": "a", "cluster": {"server": "https://127.0.0.1:1"}}
+    context: dict[str, object] = {"name": "a", "context": {"cluster": "a", "user": "a"}}
+    named: dict[str, object] = {
+        "clusters": [cluster],
+        "contexts": [context],
+        "users": [{"name": "a", "user": {}}],
+        "current-context": "a",
+    }
+    (tmp_path / "config").write_text(json.dumps({"apiVersion": "v1", "kind": "Config"} | named))
+    command = [sys.executable, "-m", "covey", "get", "placements"]
+
+    def ask() -> str:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False).stderr
+
+    (state / "up.json").write_text(json.dumps({"pid": "1", "source": "/fleet"}))
+    with (state / "up.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        words = ask()
+        assert "'covey up' is starting it. Try again in some seconds" in words
+        assert "using context" not in words
+        (state / "up.json").write_text(json.dumps({"pid": "1", "controller": "https://elsewhere"}))
+        assert "no Covey runs on this machine: using context 'a'" in ask()
+    (state / "up.json").write_text(json.dumps({"pid": "1", "source": "/fleet"}))
+    assert "no Covey runs on this machine: using context 'a'" in ask()

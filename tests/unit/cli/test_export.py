@@ -143,6 +143,18 @@ def test_nothing_that_equals_a_default_is_exported() -> None:
     assert spec == {"modelRef": {"name": "m"}, "rollout": {"drainSeconds": 5}}
 
 
+def test_what_a_list_is_filled_with_is_not_exported() -> None:
+    variant = {"name": "q4", "format": "Gguf", "source": "file:///m.gguf", "engines": ["LlamaServer"]}
+    document: dict[str, Any] = {"apiVersion": API, "kind": "Model", "metadata": {"name": "m"}}
+    document |= {"spec": {"tasks": ["Chat"], "variants": [variant]}}
+    (written,) = parse(render_json(document))
+    (exported,) = render_documents(KINDS["Model"], [as_stored(written.object)])
+    assert exported["spec"]["variants"] == [variant]
+    later = as_stored(written.object)
+    later["spec"]["fieldOfALaterVersion"] = 1
+    assert render_documents(KINDS["Model"], [later])[0]["spec"]["fieldOfALaterVersion"] == 1
+
+
 def test_documents_are_sorted_and_what_nobody_wishes_for_is_left_out() -> None:
     (node,) = parse(f"apiVersion: {API}\nkind: Node\nmetadata: {{name: b}}\n")
     joined = as_stored(node.object)

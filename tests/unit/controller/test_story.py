@@ -244,6 +244,13 @@ def test_revision_that_fits_nowhere_leaves_the_old_one_serving() -> None:
     assert placement_status(story).closest_refusal.startswith("a: ContextTooSmall")
 
 
+def test_several_that_serve_meanwhile_are_told_in_the_plural() -> None:
+    story = fleet("a", replicas=2, context=ContextWish(tokens=1024))
+    story.put(builders.placement(replicas=2, context=ContextWish(tokens=900_000)))
+    story.run(5)
+    assert "'smollm2-0', 'smollm2-1' serve meanwhile; " in ready_condition(story).message
+
+
 def test_roll_never_gives_up_window_to_start_beside_the_old_one() -> None:
     """Without `tokens` the window is what fits: beside the old one it would be small for good."""
     story = fleet("a", total_bytes=4_200_000_000, concurrency=8)

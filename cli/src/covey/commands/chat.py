@@ -21,6 +21,8 @@ KEY_VARIABLE = "COVEY_API_KEY"
 # A cold model answers 503 at once; a running one may prefill a long prompt for minutes.
 READ_TIMEOUT_SECONDS = 600.0
 
+_KEY_HINT = f". Here it comes from {KEY_VARIABLE}; `covey key create NAME` makes one"
+
 ChatMessage = dict[str, str]
 
 
@@ -40,12 +42,15 @@ def chat(model: str, prompt: tuple[str, ...], gateway: str | None, max_tokens: i
         for text in _turns(prompt):
             messages.append({"role": "user", "content": text})
             answer = ""
-            for piece in _stream_answer(http, model, messages, max_tokens):
-                answer += piece
-                # Raw into a file or a pipe; on a terminal a model must not be able to steer it.
-                click.echo(escape_controls(piece) if sys.stdout.isatty() else piece, nl=False)
-                sys.stdout.flush()
-            click.echo()
+            try:
+                for piece in _stream_answer(http, model, messages, max_tokens):
+                    answer += piece
+                    # Raw into a file or a pipe; on a terminal a model must not be able to steer it.
+                    click.echo(escape_controls(piece) if sys.stdout.isatty() else piece, nl=False)
+                    sys.stdout.flush()
+            finally:
+                if answer:
+                    click.echo()  # also before the words of what broke it off
             messages.append({"role": "assistant", "content": answer})
 
 
@@ -103,7 +108,8 @@ def _stream_answer(
             if response.is_error:
                 response.read()
                 code = ExitCode.NOTHING_MATCHED if response.status_code == HTTPStatus.NOT_FOUND else ExitCode.FAILED
-                raise CommandError(_error_text(response.text, response.status_code), code)
+                words = _error_text(response.text, response.status_code)
+                raise CommandError(words + (_KEY_HINT if response.status_code == HTTPStatus.UNAUTHORIZED else ""), code)
             for line in response.iter_lines():
                 payload = line.removeprefix("data: ")
                 if payload == line or payload == "[DONE]":

@@ -167,7 +167,9 @@ def _describe_use(outcomes: list[Outcome], settings: Settings) -> list[str]:
     if not ready:
         return [*lines, "No model is ready. See: covey why placement/NAME", "", "Ctrl-C stops everything."]
     model = ready[0]
-    body = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Say hello."}}]}}'
+    # Bounded: a small model may ramble until its window is full.
+    asked = '"messages":[{"role":"user","content":"Say hello."}]'
+    body = f'{{"model":"{model}","stream":true,"max_tokens":64,{asked}}}'
     return [
         *lines,
         "",
@@ -176,7 +178,7 @@ def _describe_use(outcomes: list[Outcome], settings: Settings) -> list[str]:
         "from openai import OpenAI",
         f'client = OpenAI(base_url="{settings.gateway_url}/v1", api_key="unused-on-this-machine")',
         'messages = [{"role": "user", "content": "Say hello."}]',
-        f'for chunk in client.chat.completions.create(model="{model}", stream=True, messages=messages):',
+        f'for chunk in client.chat.completions.create(model="{model}", stream=True, max_tokens=64, messages=messages):',
         '    print(chunk.choices[0].delta.content or "", end="", flush=True)',
         "",
         "Ctrl-C stops everything.",

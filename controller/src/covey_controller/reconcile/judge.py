@@ -102,7 +102,7 @@ def _judge_short(
 ) -> Outcome:
     serving = f"{ready} of {progressing.wanted} replicas are ready"
     if olds:
-        serving = f"{serving} at the new revision, {_names(olds)} serves meanwhile"
+        serving = f"{serving} at the new revision, {_names(olds)} {'serves' if len(olds) == 1 else 'serve'} meanwhile"
     for sight in current:
         if fault := fault_of(draft, sight):
             detail = f"instance '{sight.instance.metadata.name}' failed on node '{fault.node}': {fault.cause}"

@@ -28,7 +28,7 @@ def render_fault(address: str, error: GitFault) -> str:
 
 
 def render_cause(error: GitFault) -> str:
-    return f"{error}. {_HINTS[error.fault]}".strip()
+    return f"{str(error).rstrip('.')}. {_HINTS[error.fault]}".strip()
 
 
 def render_line_notices(clone: Path, branch: str, ahead: int, aside: Collection[str], pushes: bool) -> list[str]:
