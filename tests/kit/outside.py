@@ -8,6 +8,7 @@ from covey_agent.performer import Outside
 from covey_agent.ports import (
     AgentError,
     Answer,
+    Effort,
     EngineExit,
     EngineProcess,
     EngineProgram,
@@ -63,6 +64,8 @@ class FakeFacts:
     def __init__(self) -> None:
         self.used_bytes: dict[int, int] = {}
         """By process id."""
+        self.efforts: dict[int, Effort | None] = {}
+        """By process id; of others: always the same."""
 
     async def observe_facts(self) -> NodeFacts:
         return FACTS
@@ -72,6 +75,9 @@ class FakeFacts:
 
     def observe_used_bytes(self, pid: int) -> int:
         return self.used_bytes.get(pid, 0)
+
+    def observe_effort(self, pid: int) -> Effort | None:
+        return self.efforts.get(pid, Effort(0.0, 0))
 
 
 class FakeKeepers:

@@ -82,6 +82,15 @@ class Engines(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What an engine's processes have done since their start: it grows while anything of them is at work."""
+
+    cpu_seconds: float
+    read_bytes: int
+    """From disks, also by way of mapped files; 0 where the system doesn't say."""
+
+
 class Facts(Protocol):
     """What this machine is; each call is bounded and never blocks serving."""
 
@@ -91,6 +100,10 @@ class Facts(Protocol):
 
     def observe_used_bytes(self, pid: int) -> int:
         """The most host memory that this engine had with its keeper and children; 0: not known."""
+        ...
+
+    def observe_effort(self, pid: int) -> Effort | None:
+        """Of this engine with its children; None: it is gone."""
         ...
 
 

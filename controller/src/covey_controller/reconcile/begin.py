@@ -67,6 +67,8 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
         searches=dict(memory.searches),
         strays=dict(memory.strays),
         retries=dict(memory.retries),
+        heard=memory.heard,
+        doubts=memory.doubts,
         loads=dict(memory.loads),
         taken_names=taken_names(stored.values()),
         unreadable=unreadable_placements(stored.values()),

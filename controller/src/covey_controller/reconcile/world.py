@@ -63,6 +63,17 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """Gateways see nothing come from one Instance."""
+
+    since: str
+    """Wall clock, as its agent is told."""
+    began: float
+    is_waited_for: bool
+    """Requests wait for it; False: nobody has asked it for long."""
+
+
+@dataclass(frozen=True, slots=True)
 class Backoff:
     """How often one revision failed on one node in a row, and when it may be tried again."""
 
@@ -175,6 +186,10 @@ class Memory:
     """By instanceId: since when nobody wishes for it."""
     retries: Mapping[ObjectKey, str] = field(default_factory=dict[ObjectKey, str])
     """The value of the retry annotation that was honoured last."""
+    heard: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By instanceId of what serves: the last byte that a gateway had of it, or when it was first seen to serve."""
+    doubts: Mapping[str, Doubt] = field(default_factory=dict[str, Doubt])
+    """By instanceId."""
     loads: Mapping[LoadKey, Load] = field(default_factory=dict[LoadKey, Load])
     """Engines that run, with what they took."""
     revisions: Mapping[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])

@@ -10,6 +10,9 @@ FitChecked     fits                     its keeper is started
 KeeperStarted  any                      it is the member's engine
 KeeperFailed   any                      as a crash
 Probed         the same engine          ready, or probed again
+Examined       generates                not doubted any more, until gateways doubt it anew
+               computes                 looked at again 5 s later, while it is doubted
+               dead                     has to end: overdue
 EngineExited   another engine, or none  nothing
                overdue                  given up: a wedge is never retried
                not to run any more      stopped, or the next attempt is started
@@ -39,6 +42,8 @@ from covey_agent.supervisor.events import (
     EngineFailed,
     EngineReady,
     Event,
+    Examined,
+    Finding,
     FitChecked,
     KeeperFailed,
     KeeperFound,
@@ -72,6 +77,8 @@ FIT_PATIENCE_SECONDS = 15.0
 FIT_AGAIN_SECONDS = 1.0
 # Between two probes of an engine that loads: an unready one refuses in a millisecond.
 PROBE_AGAIN_SECONDS = 0.2
+# Between two looks at a doubted engine that computes: it may stop any moment, and a look costs a few milliseconds.
+EXAMINE_AGAIN_SECONDS = 5.0
 
 # Trying again may help without anybody doing anything.
 _PASSING = frozenset({FailureCause.ARTIFACT_UNAVAILABLE, FailureCause.DISK_FULL})
@@ -136,6 +143,7 @@ def _change(
     | KeeperStarted
     | KeeperFailed
     | Probed
+    | Examined
     | KeeperReleased,
     now: float,
 ) -> MemberState:
@@ -169,6 +177,8 @@ def _change(
             return _crash(member, Failure(cause, message), now)
         case Probed(_, identity, is_ready):
             return _judge_probe(member, identity, is_ready, now)
+        case Examined():
+            return _judge_examination(member, event, now)
         case KeeperReleased():
             return replace(member, work=member.work - {Work.RELEASE})
     assert_never(event)
@@ -188,6 +198,22 @@ def _judge_probe(member: MemberState, identity: str, is_ready: bool, now: float)
         return member
     member = replace(member, work=member.work - {Work.PROBE})
     return replace(member, ready=True) if is_ready else replace(member, wait_until=now + PROBE_AGAIN_SECONDS)
+
+
+def _judge_examination(member: MemberState, event: Examined, now: float) -> MemberState:
+    """What was found of an engine that is being stopped, or is not this one, counts no more."""
+    if Work.EXAMINE not in member.work or member.keeper is None or member.keeper.identity != event.identity:
+        return member
+    member = replace(member, work=member.work - {Work.EXAMINE})
+    match event.finding:
+        case Finding.GENERATES:
+            return replace(member, dispelled=event.doubt)
+        case Finding.COMPUTES:
+            return replace(member, wait_until=now + EXAMINE_AGAIN_SECONDS)
+        case Finding.DEAD:
+            if not member.ready or Work.STOP in member.work:
+                return member
+            return replace(member, overdue=True, failure=Failure(FailureCause.WEDGED, event.message))
 
 
 def _judge_fit(member: MemberState, problem: str, now: float) -> MemberState:
@@ -226,11 +252,12 @@ def _apply_exit(state: State, event: EngineExited, now: float) -> tuple[State, t
     is_overdue = member.overdue
     member = replace(
         member,
-        work=member.work - {Work.STOP, Work.PROBE} | {Work.RELEASE},
+        work=member.work - {Work.STOP, Work.PROBE, Work.EXAMINE} | {Work.RELEASE},
         keeper=None,
         engine="",
         ready=False,
         overdue=False,
+        dispelled="",
         weights=None,
         program=None,
     )
