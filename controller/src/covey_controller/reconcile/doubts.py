@@ -5,7 +5,7 @@ computes for minutes from one that is dead: a gateway sees the same of both.
 
 | what live gateways see of a Ready Instance | its members are doubted |
 |---|---|
-| a request without a byte for `SILENT_SECONDS`, and nobody had one meanwhile | from then on, anew each `RENEW_SECONDS` |
+| a request without a byte for `SILENT_SECONDS`, nobody has one meanwhile | from then on, anew each `RENEW_SECONDS` |
 | no byte for `IDLE_SECONDS`, whatever is in flight | from then on, anew each `IDLE_SECONDS` |
 | anything else, or no gateway lives | not, and no longer |
 

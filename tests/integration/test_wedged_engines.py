@@ -1,0 +1,102 @@
+"""Engines that take requests and generate nothing, and engines that only compute for long: real processes and waits."""
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from agent_rig import A, AgentRig, assert_gone, running_rig
+from covey_agent.examining import ON_CPU, WATCH_SECONDS
+from covey_agent.supervisor.step import EXAMINE_AGAIN_SECONDS
+from covey_api.instance import MemberPhase
+from covey_api.messages import MemberReport
+from covey_api.reasons import FailureCause
+from kit.processes import assert_none_left, is_running, processes_of
+
+pytestmark = pytest.mark.timeout(300)
+
+Story = Callable[[AgentRig], Awaitable[None]]
+# From a doubt to its end, as the contract has it.
+FOUND_SECONDS = 30.0
+
+
+def run(folder: Path, story: Story, **knobs: str) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(200), running_rig(folder, **knobs) as rig:
+            await story(rig)
+            if rig.agent is not None:
+                assert await asyncio.to_thread(rig.kill, signal.SIGINT) == 0, rig.log.read_text()
+
+    asyncio.run(bounded())
+    assert_none_left(folder / "state")
+
+
+def url_of(member: MemberReport, path: str) -> str:
+    return f"http://127.0.0.1:{member.port}{path}"
+
+
+def test_engine_whose_http_lives_while_generation_is_dead_is_found_and_ended_with_its_whole_group(
+    tmp_path: Path,
+) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        member = await rig.wait_phase(MemberPhase.READY)
+        group = {process.pid for process in rig.engines()}
+        assert len(group) == 2, "the engine and its child"
+        began = time.monotonic()
+        rig.board.wish(rig.assign().changed(suspect_since="2026-01-01T00:00:00Z"))
+        async with httpx.AsyncClient() as client:
+            while time.monotonic() < began + WATCH_SECONDS + 5:
+                assert (await client.get(url_of(member, "/health"))).status_code == 200
+                await asyncio.sleep(0.2)
+        await rig.wait(lambda: rig.board.members[A].phase is not MemberPhase.READY, "it is found", FOUND_SECONDS)
+        assert time.monotonic() - began < FOUND_SECONDS
+        failed = await rig.wait_phase(MemberPhase.FAILED)
+        assert (failed.cause, failed.restarts, failed.port) == (FailureCause.WEDGED, 0, 0)
+        assert "did not complete the smallest request within 15 s" in failed.message
+        for pid in group:
+            assert_gone(pid)
+        record = json.loads((rig.members / A / "exit.json").read_text())
+        assert (record["status"], record["endedBy"]) == (-signal.SIGKILL, "Stop")
+        rig.board.wish(rig.assign(attempt=2))
+        await rig.wait_phase(MemberPhase.READY, attempt=2)
+
+    run(tmp_path, story, wedge_after="1", ignore_term="yes", fork="yes")
+
+
+def test_engine_that_computes_for_long_is_never_stopped_however_long_it_is_doubted(tmp_path: Path) -> None:
+    looks = 3
+
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        member = await rig.wait_phase(MemberPhase.READY)
+        key = rig.assign().key
+
+        async def ask() -> str:
+            async with httpx.AsyncClient(timeout=120) as client:
+                answer = await client.post(
+                    url_of(member, "/v1/chat/completions"),
+                    json={"stream": True},
+                    headers={"authorization": f"Bearer {key}"},
+                )
+                return answer.text
+
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(ask())
+            rig.board.wish(rig.assign().changed(suspect_since="2026-01-01T00:00:00Z"))
+            text = await asked
+        assert text.endswith("data: [DONE]\n\n")
+        # Idle now, and it answers: that is no wedge either.
+        await asyncio.sleep(WATCH_SECONDS + EXAMINE_AGAIN_SECONDS + 2)
+        assert rig.board.members[A] == member.model_copy(update={"used_bytes": rig.board.members[A].used_bytes})
+        assert is_running(member.pid)
+        assert len(processes_of(rig.members)) == 2
+
+    run(tmp_path, story, prefill=str(looks * (WATCH_SECONDS + EXAMINE_AGAIN_SECONDS)))
+    assert ON_CPU.probe_seconds < looks * (WATCH_SECONDS + EXAMINE_AGAIN_SECONDS)
