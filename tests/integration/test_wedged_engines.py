@@ -4,7 +4,9 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,10 +16,13 @@ from covey_agent.examining import ON_CPU, WATCH_SECONDS
 from covey_agent.supervisor.step import EXAMINE_AGAIN_SECONDS
 from covey_api.instance import MemberPhase
 from covey_api.messages import MemberReport
-from covey_api.reasons import FailureCause
-from kit.processes import assert_none_left, is_running, processes_of
+from covey_api.reasons import EventReason, FailureCause
+from kit.apart import Apart, running_apart
+from kit.fleet import wait_until
+from kit.gguf import Shape, build_model
+from kit.processes import assert_none_left, engine_double, is_running, processes_of
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 Story = Callable[[AgentRig], Awaitable[None]]
 # From a doubt to its end, as the contract has it.
@@ -70,7 +75,7 @@ def test_engine_whose_http_lives_while_generation_is_dead_is_found_and_ended_wit
 
 
 def test_engine_that_computes_for_long_is_never_stopped_however_long_it_is_doubted(tmp_path: Path) -> None:
-    looks = 3
+    looks = 2
 
     async def story(rig: AgentRig) -> None:
         rig.board.wish(rig.assign())
@@ -100,3 +105,63 @@ def test_engine_that_computes_for_long_is_never_stopped_however_long_it_is_doubt
 
     run(tmp_path, story, prefill=str(looks * (WATCH_SECONDS + EXAMINE_AGAIN_SECONDS)))
     assert ON_CPU.probe_seconds < looks * (WATCH_SECONDS + EXAMINE_AGAIN_SECONDS)
+
+
+@contextmanager
+def two_nodes() -> Generator[Apart]:
+    """A model on node 'a', whose engine generates for a probe and one request, and would fit on node 'b' as well."""
+    with running_apart() as fleet:
+        model = fleet.base / "model.gguf"
+        build_model(Shape()).write(model)
+        source = fleet.base / "fleet"
+        for node, knobs in (("a", {"wedge_after": "2", "fork": "yes"}), ("b", {})):
+            folder = fleet.base / f"engine-{node}"
+            folder.mkdir()
+            program = engine_double(folder, **knobs)
+            engines = [{"engine": "LlamaServer", "path": str(program)}]
+            write(source, "Node", node, {"engines": engines})
+            fleet.start_agent(name=f"agent-{node}", node=node)
+        fleet.start_gateway()
+        wait_until(lambda: len(fleet.objects("cnodes")) == 2, "both nodes are there")
+        variant = {"name": "v", "format": "Gguf", "source": f"file://{model}", "engines": ["LlamaServer"]}
+        write(source, "Model", "m", {"tasks": ["Chat"], "variants": [variant]})
+        write(source, "Placement", "m", {"modelRef": {"name": "m"}})
+        wait_until(lambda: place_of(fleet) == "a", f"it serves on 'a'\n{fleet.log('agent-a')}")
+        yield fleet
+
+
+def write(source: Path, kind: str, name: str, spec: object) -> None:
+    document = {"apiVersion": "covey.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+    (source / f"{kind}-{name}.yaml".lower()).write_text(json.dumps(document))
+
+
+def place_of(fleet: Apart) -> str:
+    """The node of the Instance that is Ready; empty while none is."""
+    ready = [each for each in fleet.objects("instances") if each.get("status", {}).get("phase") == "Ready"]
+    return ready[0]["spec"]["members"][0]["node"] if ready else ""
+
+
+def chat(fleet: Apart, seconds: float = 200) -> httpx.Response:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    return httpx.post(f"{fleet.gateway_url}/v1/chat/completions", json=body, timeout=seconds)
+
+
+def test_wedged_engine_is_doubted_found_told_of_and_replaced_on_another_node() -> None:
+    with two_nodes() as fleet, ThreadPoolExecutor(1) as pool:
+        assert chat(fleet).text.endswith("data: [DONE]\n\n")
+        wedged = processes_of(fleet.base / "agent-a" / "agent" / "members")
+        assert len(wedged) == 3, "keeper, engine and its child"
+        hanging = pool.submit(chat, fleet)
+        wait_until(lambda: place_of(fleet) == "b", f"it serves on 'b'\n{fleet.log('controller')}")
+        # The client hears of it in its stream, as of every engine that ends when no other one serves.
+        assert "upstream_unavailable" in hanging.result(30).text
+        assert chat(fleet).text.endswith("data: [DONE]\n\n")
+        assert not [process for process in wedged if is_running(process.pid)]
+        told = fleet.log("controller")
+        assert f"instance/m-0: {EventReason.DOUBTED}: " in told
+        words = f"attempt 1 on node 'a' failed: {FailureCause.WEDGED}: 'LlamaServer' lives"
+        assert f"instance/m-0: {EventReason.FAILED}: {words}" in told
+        assert told.index(EventReason.DOUBTED) < told.index(EventReason.FAILED)
+        why = fleet.covey("why", "placement/m").stdout
+        assert f"failed on node 'a' (LlamaServer): {FailureCause.WEDGED}: " in why
+        assert "a  no: RecentFailure" in why

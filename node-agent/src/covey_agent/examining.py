@@ -63,8 +63,8 @@ async def examine(
         return Finding.COMPUTES, "it computes"
     return Finding.DEAD, (
         f"'{assignment.instance.spec.engine}' lives, but gave gateways no byte, did not complete the smallest request "
-        f"within {patience.probe_seconds:.0f} s, and took no processor time meanwhile: what generates in it is dead. "
-        f"It was stopped. Its output: 'agent/members/{assignment.instance.spec.instance_id}/output.log' in the node's "
+        f"within {patience.probe_seconds:.0f} s, and did no work meanwhile: what generates in it is dead. "
+        f"It is stopped. Its output: 'agent/members/{assignment.instance.spec.instance_id}/output.log' in the node's "
         "state folder"
     )
 
