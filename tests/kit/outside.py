@@ -130,6 +130,7 @@ class FakeAdapter:
     def __init__(self) -> None:
         self.failure: Exception | None = None
         self.unready_probes = 0
+        self.progress: Callable[[], str | None] = lambda: None
 
     def render(
         self, program: EngineProgram, instance: Instance, weights: Path, folder: Path, port: int, key: str
@@ -141,6 +142,10 @@ class FakeAdapter:
     async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
         self.unready_probes -= 1
         return self.unready_probes < 0
+
+    async def observe_progress(self, port: int, key: str) -> str | None:
+        await asyncio.sleep(0)
+        return self.progress()
 
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
         return FailureCause.EXITED, f"exited with code {status}"

@@ -132,6 +132,11 @@ class EngineAdapter(Protocol):
         """True once the engine completed the smallest request of its task. One bounded try; never raises."""
         ...
 
+    async def observe_progress(self, port: int, key: str) -> str | None:
+        """What the engine says that it has computed so far: another text means that it moved. None: it says nothing,
+        or not while it computes. One bounded try; never raises."""
+        ...
+
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
         """Pure. Cause and words from exit status (negative: signal) and the last lines of output."""
         ...

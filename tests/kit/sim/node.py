@@ -59,6 +59,9 @@ class Adapter:
         engine.ready_told_at = engine.ready_told_at or self._machine.now()
         return True
 
+    async def observe_progress(self, port: int, key: str) -> str | None:
+        return None
+
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
         return (FailureCause.KILLED, "was killed") if status < 0 else (FailureCause.EXITED, f"exited with {status}")
 

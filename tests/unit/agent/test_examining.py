@@ -8,7 +8,14 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
-from covey_agent.examining import ON_ACCELERATOR, ON_CPU, READ_BYTES, WATCH_SECONDS, Patience, examine
+from covey_agent.examining import (
+    ACCELERATOR_PROBE_SECONDS,
+    CPU_PROBE_SECONDS,
+    WATCH_SECONDS,
+    WORKING_READ_BYTES,
+    WORKING_SHARE,
+    examine,
+)
 from covey_agent.facts.effort import observe_effort
 from covey_agent.ports import Effort, EngineProcess
 from covey_agent.supervisor.events import Finding
@@ -63,7 +70,7 @@ def share(cpu_share: float) -> Callable[[float], Effort]:
 
 
 def test_engine_that_computes_is_sent_no_request() -> None:
-    assert look(share(1.0), HangingAdapter()) == (Finding.COMPUTES, "it computes", WATCH_SECONDS, 0)
+    assert look(share(1.0), HangingAdapter()) == (Finding.COMPUTES, "Computes", WATCH_SECONDS, 0)
 
 
 def test_engine_that_is_idle_and_answers_generates() -> None:
@@ -72,14 +79,14 @@ def test_engine_that_is_idle_and_answers_generates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("compute", "patience", "noise"), [(Compute.CPU, ON_CPU, 0.04), (Compute.CUDA, ON_ACCELERATOR, 0.0005)]
+    ("compute", "probe_seconds"), [(Compute.CPU, CPU_PROBE_SECONDS), (Compute.METAL, ACCELERATOR_PROBE_SECONDS)]
 )
 def test_engine_that_neither_answers_nor_works_is_dead_though_it_takes_requests(
-    compute: Compute, patience: Patience, noise: float
+    compute: Compute, probe_seconds: float
 ) -> None:
-    finding, words, seconds, _ = look(share(noise), HangingAdapter(), compute)
-    assert (finding, seconds) == (Finding.DEAD, WATCH_SECONDS + patience.probe_seconds)
-    assert "did not complete the smallest request" in words
+    finding, words, seconds, _ = look(share(0.75 * WORKING_SHARE), HangingAdapter(), compute)
+    assert (finding, seconds) == (Finding.DEAD, WATCH_SECONDS + probe_seconds)
+    assert f"did not complete the smallest request within {probe_seconds:.0f} s" in words
 
 
 def test_dead_engine_on_a_cpu_is_found_within_thirty_seconds_of_the_doubt() -> None:
@@ -87,14 +94,25 @@ def test_dead_engine_on_a_cpu_is_found_within_thirty_seconds_of_the_doubt() -> N
     assert seconds <= 25.0, "the rest is the doubt's way to the agent"
 
 
-def test_engine_on_an_accelerator_survives_batches_in_which_the_processor_does_next_to_nothing() -> None:
-    """A batch of 30 s, and 0.1 s of work between two."""
-    finding, _, _, _ = look(lambda now: Effort(0.1 * (now // 30), 0), HangingAdapter(), Compute.METAL)
+@pytest.mark.parametrize("batch_seconds", [1.0, 10.0, 59.0])
+def test_engine_on_an_accelerator_whose_counters_move_between_batches_is_at_work(batch_seconds: float) -> None:
+    """The processor does nothing that counts."""
+    adapter = HangingAdapter()
+    adapter.progress = lambda: str(asyncio.get_running_loop().time() // batch_seconds)
+    finding, _, seconds, requests = look(share(0.001), adapter, Compute.METAL)
     assert finding is Finding.COMPUTES
+    assert (requests == 0) == (batch_seconds < WATCH_SECONDS), "a request only where nothing moved"
+    assert seconds <= WATCH_SECONDS + ACCELERATOR_PROBE_SECONDS
+
+
+def test_counters_that_can_be_read_and_stand_still_are_no_work() -> None:
+    adapter = HangingAdapter()
+    adapter.progress = lambda: "17"
+    assert look(share(0.0), adapter)[0] is Finding.DEAD
 
 
 def test_engine_whose_weights_come_back_from_a_disk_is_at_work() -> None:
-    assert look(lambda now: Effort(0.0, int(now) * READ_BYTES), HangingAdapter())[0] is Finding.COMPUTES
+    assert look(lambda now: Effort(0.0, int(now) * WORKING_READ_BYTES), HangingAdapter())[0] is Finding.COMPUTES
 
 
 def test_engine_that_begins_to_compute_while_it_is_asked_is_at_work() -> None:
