@@ -95,7 +95,7 @@ class MemberAssignment(Message):
     """Kept with the Instance, and reported with it."""
     suspect_since: Annotated[str, Field(max_length=64)] = ""
     """Since when gateways doubt that its engine generates, RFC 3339; empty: they don't. Another one asks for another
-    look."""
+    look; nobody compares it with a clock."""
 
 
 class AskKind(StrEnum):

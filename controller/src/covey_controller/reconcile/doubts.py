@@ -29,8 +29,8 @@ from covey_controller.reconcile.world import Doubt
 SILENT_SECONDS = 30.0
 # A probe this seldom costs nothing, and a dead engine is found before most who come back.
 IDLE_SECONDS = 600.0
-# A look takes its agent 20 s on a CPU and 60 s on an accelerator.
-RENEW_SECONDS = 60.0
+# A look takes its agent 20 s on a CPU and 120 s on an accelerator.
+RENEW_SECONDS = 120.0
 
 
 def is_silent(endpoint: EndpointDemand) -> bool:
