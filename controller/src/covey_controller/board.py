@@ -26,6 +26,7 @@ from covey_api.messages import (
     ReportAnswer,
 )
 from covey_api.meta import Message
+from covey_fleet_client.beats import next_beat
 
 from covey_controller.name_claims import NameClaims, NameTaken
 from covey_controller.ports import AgentSession, GatewaySession, Observed
@@ -48,10 +49,14 @@ _log = logging.getLogger(__name__)
 
 
 class FleetBoard:
-    """`Board` of the ports. `wake` is set when the loop has something to look at."""
+    """`Board` of the ports. `wake` is set when the loop has something to look at.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    `machine` as `observe_machine` says: keep-alives go out on its beats.
+    """
+
+    def __init__(self, clock: Callable[[], float], machine: str = "") -> None:
         self._clock = clock
+        self._machine = machine
         self._observed = Observed()
         self._term = 0
         self._serial = 0
@@ -209,7 +214,7 @@ class FleetBoard:
                 if snapshot is not None and snapshot.order != last:
                     last = snapshot.order
                     yield snapshot
-                elif not await _is_set(changed):
+                elif not await _is_set(changed, self._machine):
                     yield None
 
     async def watch_endpoints(self, gateway: str) -> AsyncGenerator[Endpoints | None]:
@@ -222,7 +227,7 @@ class FleetBoard:
                 if snapshot is not None and snapshot.order != last:
                     last = snapshot.order
                     yield snapshot
-                elif not await _is_set(changed):
+                elif not await _is_set(changed, self._machine):
                     yield None
 
     # Inside.
@@ -360,10 +365,11 @@ def _differ(before: Message, after: Message, names: tuple[str, ...]) -> bool:
     return any(old[name] is not new[name] and old[name] != new[name] for name in names)
 
 
-async def _is_set(changed: asyncio.Event) -> bool:
+async def _is_set(changed: asyncio.Event, machine: str) -> bool:
     """Wait for a change; False when it is time for a keep-alive."""
+    now = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(KEEPALIVE_SECONDS):
+        async with asyncio.timeout_at(next_beat(now, KEEPALIVE_SECONDS, machine)):
             await changed.wait()
     except TimeoutError:
         return False
