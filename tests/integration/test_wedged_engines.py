@@ -13,7 +13,7 @@ import httpx
 import pytest
 from agent_rig import A, AgentRig, assert_gone, running_rig
 from covey_agent.examining import CPU_PROBE_SECONDS, WATCH_SECONDS
-from covey_agent.supervisor.step import EXAMINE_AGAIN_SECONDS
+from covey_agent.supervisor.judging import EXAMINE_AGAIN_SECONDS
 from covey_api.instance import MemberPhase
 from covey_api.messages import MemberReport
 from covey_api.reasons import EventReason, FailureCause

@@ -12,8 +12,9 @@ from covey_agent.supervisor.events import (
     KeeperStarted,
     Ticked,
 )
+from covey_agent.supervisor.judging import EXAMINE_AGAIN_SECONDS
 from covey_agent.supervisor.kept import Kept
-from covey_agent.supervisor.step import EXAMINE_AGAIN_SECONDS, begin, step
+from covey_agent.supervisor.step import begin, step
 from covey_api.instance import MemberPhase
 from covey_api.messages import MemberGoal, Order
 from covey_api.reasons import FailureCause

@@ -43,7 +43,6 @@ from covey_agent.supervisor.events import (
     EngineReady,
     Event,
     Examined,
-    Finding,
     FitChecked,
     KeeperFailed,
     KeeperFound,
@@ -53,6 +52,7 @@ from covey_agent.supervisor.events import (
     Probed,
     Ticked,
 )
+from covey_agent.supervisor.judging import judge_examination, judge_fit, judge_probe
 from covey_agent.supervisor.kept import Kept
 from covey_agent.supervisor.snapshot import accept_snapshot
 from covey_agent.supervisor.state import (
@@ -72,13 +72,6 @@ FIRST_BACKOFF_SECONDS = 0.5
 # A fetch resumes by itself; these tries, up to a minute apart, outlast an outage of some four minutes.
 MAX_FETCH_FAILURES = 8
 LONGEST_FETCH_BACKOFF_SECONDS = 60.0
-# An engine that ended has given its memory back within seconds; who still doesn't fit then won't.
-FIT_PATIENCE_SECONDS = 15.0
-FIT_AGAIN_SECONDS = 1.0
-# Between two probes of an engine that loads: an unready one refuses in a millisecond.
-PROBE_AGAIN_SECONDS = 0.2
-# Between two looks at a doubted engine that computes: it may stop any moment, and a look costs a few milliseconds.
-EXAMINE_AGAIN_SECONDS = 5.0
 
 # Trying again may help without anybody doing anything.
 _PASSING = frozenset({FailureCause.ARTIFACT_UNAVAILABLE, FailureCause.DISK_FULL})
@@ -166,7 +159,7 @@ def _change(
         case EngineFailed(_, cause, message):
             return _fail_fetch(member, Work.ENGINE, Failure(cause, message), now)
         case FitChecked(_, problem):
-            return _judge_fit(member, problem, now)
+            return judge_fit(member, problem, now)
         case KeeperStarted(_, process):
             member = replace(member, work=member.work - {Work.LAUNCH})
             return _hold(member, process, process.identity == member.engine and member.ready, now)
@@ -176,9 +169,9 @@ def _change(
             member = replace(member, work=member.work - {Work.LAUNCH}, weights=None, program=None)
             return _crash(member, Failure(cause, message), now)
         case Probed(_, identity, is_ready):
-            return _judge_probe(member, identity, is_ready, now)
+            return judge_probe(member, identity, is_ready, now)
         case Examined():
-            return _judge_examination(member, event, now)
+            return judge_examination(member, event, now)
         case KeeperReleased():
             return replace(member, work=member.work - {Work.RELEASE})
     assert_never(event)
@@ -190,47 +183,6 @@ def _hold(member: MemberState, process: EngineProcess, is_ready: bool, now: floa
         return member
     return replace(
         member, keeper=process, engine=process.identity, ready=is_ready, started_at=now, wait_until=now, overdue=False
-    )
-
-
-def _judge_probe(member: MemberState, identity: str, is_ready: bool, now: float) -> MemberState:
-    if Work.PROBE not in member.work or member.keeper is None or member.keeper.identity != identity:
-        return member
-    member = replace(member, work=member.work - {Work.PROBE})
-    return replace(member, ready=True) if is_ready else replace(member, wait_until=now + PROBE_AGAIN_SECONDS)
-
-
-def _judge_examination(member: MemberState, event: Examined, now: float) -> MemberState:
-    """What was found of an engine that is being stopped, or is not this one, counts no more."""
-    if Work.EXAMINE not in member.work or member.keeper is None or member.keeper.identity != event.identity:
-        return member
-    member = replace(member, work=member.work - {Work.EXAMINE})
-    match event.finding:
-        case Finding.GENERATES:
-            return replace(member, dispelled=event.doubt)
-        case Finding.COMPUTES:
-            return replace(member, wait_until=now + EXAMINE_AGAIN_SECONDS)
-        case Finding.DEAD:
-            if not member.ready or Work.STOP in member.work:
-                return member
-            return replace(member, overdue=True, failure=Failure(FailureCause.WEDGED, event.message))
-
-
-def _judge_fit(member: MemberState, problem: str, now: float) -> MemberState:
-    if Work.FIT not in member.work:
-        return member
-    member = replace(member, work=member.work - {Work.FIT})
-    if not problem:
-        return replace(member, fits=True, fit_refused_since=None)
-    since = now if member.fit_refused_since is None else member.fit_refused_since
-    given_up = now - since >= FIT_PATIENCE_SECONDS
-    return replace(
-        member,
-        phase=MemberPhase.PENDING,
-        failure=Failure(FailureCause.INSUFFICIENT_MEMORY, problem),
-        given_up=given_up,
-        fit_refused_since=since,
-        wait_until=now + FIT_AGAIN_SECONDS,
     )
 
 
