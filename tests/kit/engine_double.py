@@ -14,10 +14,13 @@ come by environment, since the argv is the adapter's:
     DOUBLE_PRINT_BYTES   bytes printed at the start
     DOUBLE_ALLOCATE_MIB  memory that it holds
     DOUBLE_BREAK_STREAM  chunks of a stream after which it resets the connection
+    DOUBLE_WEDGE_AFTER   requests that generate; with the next one generation hangs for ever, and /health still answers
+    DOUBLE_PREFILL       seconds that it computes, at full load, before the first byte of a stream
     DOUBLE_FORK          any value: leaves a child in its process group that ignores SIGTERM
 """
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -31,6 +34,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 KNOBS = {name.removeprefix("DOUBLE_"): value for name, value in os.environ.items() if name.startswith("DOUBLE_")}
 
 
+def compute(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
 def flag(name: str) -> str:
     return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else ""
 
@@ -38,6 +47,7 @@ def flag(name: str) -> str:
 class Requests(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     key = ""
+    generated = itertools.count()
 
     def log_message(self, format: str, *args: object) -> None:
         print(format % args, flush=True)
@@ -59,7 +69,10 @@ class Requests(BaseHTTPRequestHandler):
         self.hang()
         if self.key and self.headers.get("Authorization") != f"Bearer {self.key}":
             self.answer(401, {"error": {"message": "Invalid API Key"}})
+        elif "WEDGE_AFTER" in KNOBS and next(self.generated) >= int(KNOBS["WEDGE_AFTER"]):
+            time.sleep(3600)
         elif request.get("stream"):
+            compute(float(KNOBS.get("PREFILL", "0")))
             self.stream()
         else:
             usage = {"prompt_tokens": 1, "completion_tokens": 1}

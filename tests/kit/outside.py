@@ -8,6 +8,7 @@ from covey_agent.performer import Outside
 from covey_agent.ports import (
     AgentError,
     Answer,
+    Effort,
     EngineExit,
     EngineProcess,
     EngineProgram,
@@ -63,6 +64,8 @@ class FakeFacts:
     def __init__(self) -> None:
         self.used_bytes: dict[int, int] = {}
         """By process id."""
+        self.efforts: dict[int, Effort | None] = {}
+        """By process id; of others: always the same."""
 
     async def observe_facts(self) -> NodeFacts:
         return FACTS
@@ -72,6 +75,9 @@ class FakeFacts:
 
     def observe_used_bytes(self, pid: int) -> int:
         return self.used_bytes.get(pid, 0)
+
+    def observe_effort(self, pid: int) -> Effort | None:
+        return self.efforts.get(pid, Effort(0.0, 0))
 
 
 class FakeKeepers:
@@ -124,6 +130,7 @@ class FakeAdapter:
     def __init__(self) -> None:
         self.failure: Exception | None = None
         self.unready_probes = 0
+        self.progress: Callable[[], str | None] = lambda: None
 
     def render(
         self, program: EngineProgram, instance: Instance, weights: Path, folder: Path, port: int, key: str
@@ -135,6 +142,10 @@ class FakeAdapter:
     async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
         self.unready_probes -= 1
         return self.unready_probes < 0
+
+    async def observe_progress(self, port: int, key: str) -> str | None:
+        await asyncio.sleep(0)
+        return self.progress()
 
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
         return FailureCause.EXITED, f"exited with code {status}"

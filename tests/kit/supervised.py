@@ -14,6 +14,7 @@ from covey_agent.supervisor.effects import (
     CheckFit,
     Effect,
     EnsureEngine,
+    Examine,
     FetchArtifact,
     FindKeeper,
     Forget,
@@ -30,6 +31,8 @@ from covey_agent.supervisor.events import (
     EngineExited,
     EngineReady,
     Event,
+    Examined,
+    Finding,
     FitChecked,
     KeeperFailed,
     KeeperFound,
@@ -53,9 +56,11 @@ BOOT = "boot"
 PROGRAM = EngineProgram(Path("/bin/llama-server"), {}, "1", "")
 
 
-def assign(key: str = "00000000000000aa", goal: MemberGoal = MemberGoal.SERVE, attempt: int = 1) -> MemberAssignment:
+def assign(
+    key: str = "00000000000000aa", goal: MemberGoal = MemberGoal.SERVE, attempt: int = 1, suspect_since: str = ""
+) -> MemberAssignment:
     instance: Instance = builders.instance(f"i{key[-2:]}-0", instance_id=key, attempt=attempt)
-    return MemberAssignment(instance=instance, member="0", goal=goal, key="secret")
+    return MemberAssignment(instance=instance, member="0", goal=goal, key="secret", suspect_since=suspect_since)
 
 
 def snapshot(*members: MemberAssignment, serial: int = 1, term: int = 1, complete: bool = True) -> AssignmentsReceived:
@@ -112,7 +117,7 @@ class World:
                 ]
             case _:
                 doubled = any(_is_same(one, effect) for one in self.pending)
-                assert not doubled or isinstance(effect, Probe), f"{effect} is under way already"
+                assert not doubled or isinstance(effect, Probe | Examine), f"{effect} is under way already"
                 if isinstance(effect, StartKeeper):
                     assert effect.instance_id not in self.living, "never two keepers for one member"
                     assert effect.instance_id not in self.unreleased, "the last keeper must be gone before the next"
@@ -143,6 +148,9 @@ class World:
                 self.send(KeeperStarted(key, self.living[key]))
             case Probe(key, _, process):
                 self.send(Probed(key, process.identity, well and self.living.get(key) == process))
+            case Examine(key, assignment, process):
+                finding = Finding.GENERATES if well and self.living.get(key) == process else Finding.DEAD
+                self.send(Examined(key, process.identity, assignment.suspect_since, finding, "nothing moves"))
             case StopKeeper(key, _):
                 if key in self.living:
                     self.stopped.append(key)

@@ -197,6 +197,10 @@ class FakeGateway:
     in_flight: dict[str, int] = field(default_factory=dict[str, int])
     unreachable: set[str] = field(default_factory=set[str])
     path_failures: dict[str, str] = field(default_factory=dict[str, str])
+    heard: dict[str, float] = field(default_factory=dict[str, float])
+    """By instanceId: how long ago its last byte came."""
+    silent: dict[str, float] = field(default_factory=dict[str, float])
+    """By instanceId: for how long a request on it has waited for a byte."""
     seen: float = 0.0
     stuck: bool = False
     dead: bool = False
@@ -214,6 +218,15 @@ class FakeGateway:
         endpoints += [
             EndpointDemand(instance_id=each, in_flight=0, unreachable=True, path_failure=words)
             for each, words in sorted(self.path_failures.items())
+        ]
+        endpoints += [
+            EndpointDemand(
+                instance_id=each,
+                in_flight=int(each in self.silent),
+                last_byte_seconds=self.heard.get(each),
+                oldest_silent_seconds=self.silent.get(each),
+            )
+            for each in sorted(self.heard.keys() | self.silent.keys())
         ]
         return Demand(gateway=self.name, address="http://127.0.0.1:1", applied=self.applied, endpoints=tuple(endpoints))
 

@@ -30,6 +30,7 @@ from covey_fleet_client.beats import next_beat
 
 from covey_controller.name_claims import NameClaims, NameTaken
 from covey_controller.ports import AgentSession, GatewaySession, Observed
+from covey_controller.reconcile.doubts import silent_ids
 from covey_controller.reconcile.fleet import routed_ids
 from covey_controller.reconcile.world import AgentView, GatewayView, Published
 
@@ -313,16 +314,16 @@ class FleetBoard:
         return _differ(before, report, _NEWS)
 
     def _weigh(self, demand: Demand | None) -> tuple[object, ...]:
-        """What of a demand decides anything: requests on what left the table, what can't be reached, and while
+        """What of a demand decides anything: requests on what left the table, what can't be reached, what is silent,
 
-        something drains the table applied.
+        and while something drains the table applied.
         """
         if demand is None:
             return ()
         routed = routed_ids(self._endpoints)
         leaving = tuple((e.instance_id, e.in_flight > 0) for e in demand.endpoints if e.instance_id not in routed)
         shunned = tuple((e.instance_id, e.path_failure) for e in demand.endpoints if e.unreachable or e.path_failure)
-        return (demand.applied if self._is_draining else None, leaving, shunned)
+        return (demand.applied if self._is_draining else None, leaving, shunned, silent_ids(demand))
 
     def forget_gateways(self) -> None:
         """Those that left long ago."""

@@ -94,6 +94,9 @@ class MemberAssignment(Message):
     """The engine's key for this Instance (HMAC of the fleet secret and the instanceId). On disk in 0600 files only."""
     seal: Seal = ""
     """Kept with the Instance, and reported with it."""
+    suspect_since: Annotated[str, Field(max_length=64)] = ""
+    """Since when gateways doubt that its engine generates, RFC 3339; empty: they don't. Another one asks for another
+    look; nobody compares it with a clock."""
 
 
 class AskKind(StrEnum):
@@ -312,6 +315,10 @@ class EndpointDemand(Message):
     in_flight: int
     unreachable: bool = False
     """This gateway set it aside: it refused, reset, or could not be reached."""
+    last_byte_seconds: float | None = None
+    """How long ago it last gave this gateway a byte; None: not since this gateway knows it."""
+    oldest_silent_seconds: float | None = None
+    """For how long the request in flight that waits longest has had no byte; None: none waits for one."""
     path_failure: Annotated[str, Field(max_length=256)] = ""
     """Why this gateway finds no way to its node, after several tries in a row; empty: it has one, or didn't try."""
 
@@ -327,7 +334,7 @@ class Demand(Message):
     """Where clients reach it: `http://127.0.0.1:52415`."""
     applied: Order | None = None
     endpoints: tuple[EndpointDemand, ...] = ()
-    """Every endpoint with requests in flight (also those that left the table) or set aside."""
+    """Every endpoint with requests in flight (also those that left the table), set aside, or heard of late."""
 
 
 class DemandAnswer(Message):

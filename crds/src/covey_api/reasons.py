@@ -126,6 +126,8 @@ class EventReason(StrEnum):
     """A failed Instance is tried again where it was."""
     LOST = "InstanceLost"
     """Its node has been silent beyond the grace: a replacement is placed."""
+    DOUBTED = "InstanceDoubted"
+    """Requests on it get no byte: its node looks whether the engine still generates."""
     DATA_PATH_CLOSED = "DataPathClosed"
     """A gateway can't reach what serves on a node; the message has the address and the ports to open."""
     DATA_PATH_OPENED = "DataPathOpened"
@@ -190,6 +192,8 @@ class FailureCause(StrEnum):
     """The agent did not report the member within the deadline."""
     KEEPER_LOST = "KeeperLost"
     """The keeper ended without an exit record."""
+    WEDGED = "Wedged"
+    """The engine's process lives, and nothing of it generates any more."""
 
 
 class ErrorCode(StrEnum):

@@ -71,9 +71,16 @@ class Delivery:
         """Whether a byte of the answer has come."""
         self._is_over = False
         self._heard_at = self._asked_at = pace.now()
+        self.last_byte_at: float | None = None
+
+    @property
+    def silent_since(self) -> float | None:
+        """Since when the engine owes a byte; None while it isn't its turn."""
+        return None if self._connection is None or self._pace.is_stalled() else self._heard_at
 
     def start(self, engines: Engines) -> None:
         self._engines = engines
+        self._traffic.follow(self.target, self)
         engines.connect(self.target, self)
 
     def abandon(self) -> None:
@@ -87,6 +94,7 @@ class Delivery:
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
+        self._traffic.unfollow(self.target, self)
         self._traffic.release(self.target, refused=refused)
 
     # What the connection tells.
@@ -122,7 +130,7 @@ class Delivery:
 
     def on_engine_head(self, status: int, content_type: bytes, retry_after_seconds: int | None) -> None:
         self._traffic.confirm(self.target)
-        self._heard_at = self._pace.now()
+        self._heard_at = self.last_byte_at = self._pace.now()
         model = self.ask.model.name
         if (request := self.ask.request) is not None:
             self._reply = choose_reply(status, content_type, retry_after_seconds, request, self.ask.teller, model)
@@ -133,7 +141,7 @@ class Delivery:
 
     def on_engine_body(self, piece: bytes) -> None:
         self._has_begun = True
-        self._heard_at = self._pace.now()
+        self._heard_at = self.last_byte_at = self._pace.now()
         taken = self._reply.take(piece)
         if isinstance(taken, Broken):
             if taken.told:

@@ -5,9 +5,10 @@ was applied stays in force until another one comes.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from email.utils import formatdate
+from typing import Protocol
 
 from covey_api.messages import EndpointDemand, ServedModel
 
@@ -28,6 +29,21 @@ from covey_gateway.wire.request import TASKS, Listing, Request
 
 _log = logging.getLogger(__name__)
 
+# An endpoint that gave its last byte this long ago is still told of: a few demands may be lost.
+HEARD_LATELY_SECONDS = 60.0
+
+
+class Awaiting(Protocol):
+    """A request at an endpoint, as far as its silence goes. Times are the clock's."""
+
+    @property
+    def last_byte_at(self) -> float | None: ...
+
+    @property
+    def silent_since(self) -> float | None:
+        """Since when the engine owes a byte; None while it owes none."""
+        ...
+
 
 class Traffic:
     """`clock` is monotonic."""
@@ -41,6 +57,7 @@ class Traffic:
         """The HTTP date, kept by the sweep."""
         self._clock = clock
         self._loads: dict[str, Load] = {}
+        self._awaiting: dict[str, list[Awaiting]] = {}
         self._instances: dict[str, str] = {}
         self._departed: set[str] = set()
         self._turn = 0
@@ -158,6 +175,17 @@ class Traffic:
             self._forget(target.id)
             self._on_news()
 
+    def follow(self, target: Target, request: Awaiting) -> None:
+        """Its silence counts until `unfollow`."""
+        self._awaiting.setdefault(target.id, []).append(request)
+
+    def unfollow(self, target: Target, request: Awaiting) -> None:
+        load, awaiting = self._loads[target.id], self._awaiting[target.id]
+        load.heard_at = _latest((load.heard_at, request.last_byte_at))
+        awaiting.remove(request)
+        if not awaiting:
+            del self._awaiting[target.id]
+
     def reserve_body(self, count: int) -> bool:
         """Room for that many bytes of a request's body, until they are given back."""
         if self._body_bytes + count > MAX_BODIES_BYTES:
@@ -169,20 +197,28 @@ class Traffic:
         self._body_bytes -= count
 
     def observe_demand(self) -> tuple[EndpointDemand, ...]:
-        """Every endpoint with requests in flight, set aside, or without a way to it, by instance."""
+        """Every endpoint with requests in flight, heard of late, set aside, or without a way to it, by instance."""
+        now = self._clock()
         found = {
             instance_id: EndpointDemand(instance_id=instance_id, in_flight=0, unreachable=True, path_failure=words)
             for instance_id, words in self._path_failures.items()
         }
         for id_, load in sorted(self._loads.items()):
-            if not load.in_flight and load.aside is None:
+            awaiting = self._awaiting.get(id_, ())
+            heard_at = _latest((load.heard_at, *(each.last_byte_at for each in awaiting)))
+            is_heard = heard_at is not None and now - heard_at < HEARD_LATELY_SECONDS
+            if not load.in_flight and load.aside is None and not is_heard:
                 continue
+            silences = [now - since for each in awaiting if (since := each.silent_since) is not None]
             instance_id = self._instances[id_]
             known = found.get(instance_id, EndpointDemand(instance_id=instance_id, in_flight=0))
+            ages = [known.last_byte_seconds] if heard_at is None else [known.last_byte_seconds, now - heard_at]
             found[instance_id] = known.model_copy(
                 update={
                     "in_flight": known.in_flight + load.in_flight,
                     "unreachable": known.unreachable or (load.aside is not None and id_ not in self._departed),
+                    "last_byte_seconds": min((each for each in ages if each is not None), default=None),
+                    "oldest_silent_seconds": _latest((known.oldest_silent_seconds, *silences)),
                 }
             )
         return tuple(found.values())
@@ -195,3 +231,7 @@ class Traffic:
         self._loads.pop(id_, None)
         self._departed.discard(id_)
         self._instances.pop(id_, None)
+
+
+def _latest(times: Iterable[float | None]) -> float | None:
+    return max((each for each in times if each is not None), default=None)

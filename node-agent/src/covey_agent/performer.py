@@ -13,6 +13,7 @@ from covey_api.messages import Progress
 from covey_api.reasons import FailureCause
 from covey_planner.fit.check import check_costs
 
+from covey_agent.examining import examine
 from covey_agent.exits import explain_exit
 from covey_agent.launching import choose_port, render_launch
 from covey_agent.ports import (
@@ -30,6 +31,7 @@ from covey_agent.ports import (
 from covey_agent.supervisor.effects import (
     CheckFit,
     EnsureEngine,
+    Examine,
     FetchArtifact,
     FindKeeper,
     Probe,
@@ -45,6 +47,8 @@ from covey_agent.supervisor.events import (
     EngineFailed,
     EngineReady,
     Event,
+    Examined,
+    Finding,
     FitChecked,
     KeeperFailed,
     KeeperFound,
@@ -123,6 +127,10 @@ class Performer:
                 adapter = outside.adapters[assignment.instance.spec.engine]
                 is_ready = await adapter.is_ready(assignment.instance, process.port, assignment.key)
                 return Probed(key, process.identity, is_ready)
+            case Examine(key, assignment, process):
+                adapter = outside.adapters[assignment.instance.spec.engine]
+                finding, words = await examine(adapter, outside.facts, assignment, process)
+                return Examined(key, process.identity, assignment.suspect_since, finding, words)
             case StopKeeper(key, grace_seconds):
                 await outside.keepers.stop(key, grace_seconds)
                 return None
@@ -182,6 +190,8 @@ def fail(effect: Slow, error: AgentError) -> Event | None:
             return KeeperFailed(key, error.cause, error.message)
         case Probe(_, _, process):
             return Probed(key, process.identity, False)
+        case Examine(_, assignment, process):
+            return Examined(key, process.identity, assignment.suspect_since, Finding.COMPUTES, error.message)
         case StopKeeper():
             logger.error("instance id '%s' could not be asked to stop: %s", key, error.message)
             return None

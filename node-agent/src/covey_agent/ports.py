@@ -82,6 +82,15 @@ class Engines(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What an engine's processes have done since their start: it grows while anything of them is at work."""
+
+    cpu_seconds: float
+    read_bytes: int
+    """From disks, also by way of mapped files; 0 where the system doesn't say."""
+
+
 class Facts(Protocol):
     """What this machine is; each call is bounded and never blocks serving."""
 
@@ -91,6 +100,10 @@ class Facts(Protocol):
 
     def observe_used_bytes(self, pid: int) -> int:
         """The most host memory that this engine had with its keeper and children; 0: not known."""
+        ...
+
+    def observe_effort(self, pid: int) -> Effort | None:
+        """Of this engine with its children; None: it is gone."""
         ...
 
 
@@ -117,6 +130,11 @@ class EngineAdapter(Protocol):
 
     async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
         """True once the engine completed the smallest request of its task. One bounded try; never raises."""
+        ...
+
+    async def observe_progress(self, port: int, key: str) -> str | None:
+        """What the engine says that it has computed so far: another text means that it moved. None: it says nothing,
+        or not while it computes. One bounded try; never raises."""
         ...
 
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:

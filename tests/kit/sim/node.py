@@ -13,7 +13,7 @@ from covey_agent.asks import Asks
 from covey_agent.kept_file import KeptFile
 from covey_agent.membership import Membership
 from covey_agent.performer import Outside
-from covey_agent.ports import AgentError, EngineProgram, Launch, OnTransfer, Transfer
+from covey_agent.ports import AgentError, Effort, EngineProgram, Launch, OnTransfer, Transfer
 from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter, Self
 from covey_agent.runtime import Runtime
@@ -58,6 +58,9 @@ class Adapter:
             return False
         engine.ready_told_at = engine.ready_told_at or self._machine.now()
         return True
+
+    async def observe_progress(self, port: int, key: str) -> str | None:
+        return None
 
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
         return (FailureCause.KILLED, "was killed") if status < 0 else (FailureCause.EXITED, f"exited with {status}")
@@ -124,6 +127,13 @@ class Facts:
 
     def observe_used_bytes(self, pid: int) -> int:
         return 0
+
+    def observe_effort(self, pid: int) -> Effort | None:
+        """An engine works while it has a request."""
+        engine = next((each for each in self._machine.ports.values() if each.pid == pid), None)
+        if engine is None or not engine.is_alive:
+            return None
+        return Effort(self._machine.now() if engine.in_flight else 0.0, 0)
 
 
 class SimKeptFile(KeptFile):

@@ -19,9 +19,9 @@ from covey_agent.reports import Reporter, Self, render_member
 from covey_agent.runtime import Runtime
 from covey_agent.single import AlreadyRunning, take_folder
 from covey_agent.supervisor.effects import StartKeeper
+from covey_agent.supervisor.judging import PROBE_AGAIN_SECONDS
 from covey_agent.supervisor.kept import Kept
 from covey_agent.supervisor.state import MemberState, State, keep_state, restore_state
-from covey_agent.supervisor.step import PROBE_AGAIN_SECONDS
 from covey_agent.surveys import Survey
 from covey_agent.whereabouts import Whereabouts
 from covey_api.instance import MemberPhase

@@ -2,8 +2,17 @@
 
 import pytest
 from covey_agent.supervisor.advance import next_due
-from covey_agent.supervisor.effects import CheckFit, Effect, FetchArtifact, StartKeeper, StopKeeper
-from covey_agent.supervisor.events import CloseAsked, EngineExited, Event, KeeperStarted, Ticked
+from covey_agent.supervisor.effects import CheckFit, Effect, Examine, FetchArtifact, StartKeeper, StopKeeper
+from covey_agent.supervisor.events import (
+    CloseAsked,
+    EngineExited,
+    Event,
+    Examined,
+    Finding,
+    KeeperStarted,
+    Ticked,
+)
+from covey_agent.supervisor.judging import EXAMINE_AGAIN_SECONDS
 from covey_agent.supervisor.kept import Kept
 from covey_agent.supervisor.step import begin, step
 from covey_api.instance import MemberPhase
@@ -111,6 +120,80 @@ def test_engine_without_a_token_in_time_is_stopped_and_never_retried() -> None:
     assert member.failure.cause is FailureCause.NOT_READY_IN_TIME
     assert "300 s" in member.failure.message
     assert world.starts == 1
+
+
+def test_doubted_engine_that_generates_is_looked_at_once_for_each_doubt() -> None:
+    world = ready_world()
+    world.send(snapshot(assign(suspect_since="12:00"), serial=2))
+    assert [type(effect).__name__ for effect in world.pending] == ["Examine"]
+    world.send(snapshot(assign(suspect_since="12:00"), serial=3))
+    assert len(world.pending) == 1
+    world.settle()
+    assert world.member().phase is MemberPhase.READY
+    world.send(snapshot(assign(suspect_since="12:00"), serial=4))
+    assert not world.pending
+    world.send(snapshot(assign(suspect_since="12:01"), serial=5))
+    assert [type(effect).__name__ for effect in world.pending] == ["Examine"]
+
+
+def test_doubted_engine_that_computes_is_looked_at_again_until_it_is_doubted_no_more() -> None:
+    world = ready_world()
+    world.send(snapshot(assign(suspect_since="12:00"), serial=2))
+    for _ in range(20):
+        look = world.pending.pop()
+        assert isinstance(look, Examine)
+        world.send(Examined(A, look.process.identity, "12:00", Finding.COMPUTES, ""))
+        assert not world.pending
+        assert next_due(world.state, world.now) == world.now + EXAMINE_AGAIN_SECONDS
+        world.now += EXAMINE_AGAIN_SECONDS
+        world.send(Ticked())
+    assert world.member().phase is MemberPhase.READY
+    world.send(Examined(A, world.living[A].identity, "12:00", Finding.COMPUTES, ""))
+    world.pending.clear()
+    world.send(snapshot(assign(), serial=3))
+    world.now += EXAMINE_AGAIN_SECONDS
+    world.send(Ticked())
+    assert not world.pending
+
+
+def test_wedged_engine_is_stopped_and_never_retried_in_its_attempt() -> None:
+    world = ready_world()
+    world.send(snapshot(assign(suspect_since="12:00"), serial=2))
+    world.end_pending(0, well=False)
+    assert world.member().phase is MemberPhase.DRAINING, "it leaves the table at once"
+    assert [type(effect).__name__ for effect in world.pending] == ["StopKeeper"]
+    world.settle()
+    assert world.member().phase is MemberPhase.FAILED
+    assert world.kept.members[0].failed is FailureCause.WEDGED
+    assert (world.starts, world.member().restarts) == (1, 0)
+    world.restart_agent()
+    world.settle()
+    assert world.starts == 1
+    world.send(snapshot(assign(attempt=2), serial=3))
+    world.settle()
+    assert (world.member().phase, world.starts) == (MemberPhase.READY, 2)
+
+
+def test_what_was_found_of_an_engine_that_ended_counts_no_more() -> None:
+    world = ready_world()
+    world.send(snapshot(assign(suspect_since="12:00"), serial=2))
+    look = world.pending.pop()
+    assert isinstance(look, Examine)
+    world.end_engine(A)
+    world.send(snapshot(assign(), serial=3))
+    world.settle()
+    world.send(Examined(A, look.process.identity, "12:00", Finding.DEAD, "nothing moves"))
+    world.settle()
+    assert (world.member().phase, world.starts) == (MemberPhase.READY, 2)
+
+
+def test_engine_that_drains_or_is_not_ready_is_not_looked_at() -> None:
+    world = ready_world()
+    world.send(snapshot(assign(goal=MemberGoal.DRAIN, suspect_since="12:00"), serial=2))
+    assert not world.pending
+    world = World()
+    world.send(snapshot(assign(suspect_since="12:00")))
+    assert [type(effect).__name__ for effect in world.pending] == ["FetchArtifact", "EnsureEngine"]
 
 
 def test_member_that_does_not_fit_is_looked_at_again_then_given_up() -> None:
@@ -400,7 +483,11 @@ def act(world: World, action: str, number: int) -> None:
             world.end_engine(key, FailureCause.KILLED if action == "crash" else None)
         case "snapshot":
             goals = (MemberGoal.SERVE, MemberGoal.DRAIN, MemberGoal.STOP)
-            members = [assign(A, goals[number % 3], 1 + number % 4), assign(B, goals[number // 3 % 3], 1 + number % 2)]
+            doubt = str(number % 7) if number % 2 else ""
+            members = [
+                assign(A, goals[number % 3], 1 + number % 4, doubt),
+                assign(B, goals[number // 3 % 3], 1 + number % 2, doubt),
+            ]
             world.send(snapshot(*members[: number % 3], serial=number, complete=number % 5 > 0))
         case "repeat" if world.history:
             event: Event = world.history[number % len(world.history)]

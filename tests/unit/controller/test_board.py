@@ -168,6 +168,22 @@ def test_loop_wakes_for_demands_that_end_a_drain_and_not_for_traffic(board: Flee
     assert board.wake.is_set()
 
 
+def test_loop_wakes_when_an_endpoint_falls_silent_and_when_it_is_heard_again(board: FleetBoard) -> None:
+    routed = "0" * 16
+    board.publish({}, table(routed))
+
+    def wakes(waited: float) -> bool:
+        told = EndpointDemand(instance_id=routed, in_flight=1, oldest_silent_seconds=waited)
+        board.wake.clear()
+        board.on_demand("g", Demand(gateway="g", address="http://127.0.0.1:1", endpoints=(told,)))
+        return board.wake.is_set()
+
+    wakes(1.0)
+    assert [wakes(waited) for waited in (5.0, 29.0, 33.0, 37.0, 600.0, 2.0, 6.0)] == [
+        *(False, False, True, False, False, True, False)
+    ]
+
+
 def test_serials_grow_only_with_content_and_terms_start_anew(board: FleetBoard) -> None:
     board.publish({"a": assignments()}, table("0" * 16))
     assert board.order == Order(term=3, serial=2)

@@ -1,11 +1,13 @@
 """What is in flight where, across failures and new tables."""
 
+from dataclasses import dataclass
+
 from covey_api.messages import EndpointDemand, ModelState, Order, ServedModel
 from covey_api.reasons import ErrorCode
 from covey_gateway.limits import MAX_BODIES_BYTES
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.table import Caller, RoutingTable, Target, build_table
-from covey_gateway.traffic import Traffic
+from covey_gateway.traffic import HEARD_LATELY_SECONDS, Traffic
 from covey_gateway.wire.errors import ApiError
 
 
@@ -14,6 +16,12 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@dataclass
+class Waiting:
+    last_byte_at: float | None = None
+    silent_since: float | None = None
 
 
 MODEL = ServedModel(namespace="default", name="m", state=ModelState.READY)
@@ -148,3 +156,42 @@ def test_held_bodies_are_bounded_together() -> None:
     assert not made.reserve_body(1)
     made.free_body(1)
     assert made.reserve_body(1)
+
+
+def test_demand_tells_the_age_of_the_last_byte_and_of_the_oldest_silent_request() -> None:
+    made, clock = traffic(target("a"))
+    first, second = Waiting(silent_since=0.0), Waiting(silent_since=20.0)
+    for waiting in (first, second):
+        made.follow(taken(made), waiting)
+    clock.now = 50.0
+    (told,) = made.observe_demand()
+    assert (told.in_flight, told.last_byte_seconds, told.oldest_silent_seconds) == (2, None, 50.0)
+    first.last_byte_at = first.silent_since = 45.0
+    (told,) = made.observe_demand()
+    assert (told.last_byte_seconds, told.oldest_silent_seconds) == (5.0, 30.0)
+    second.silent_since = None
+    (told,) = made.observe_demand()
+    assert told.oldest_silent_seconds == 5.0, "whose client is slow waits for nothing"
+
+
+def test_endpoint_that_was_heard_lately_is_told_of_though_nothing_is_in_flight() -> None:
+    made, clock = traffic(target("a"))
+    waiting, at = Waiting(last_byte_at=1.0, silent_since=1.0), taken(made)
+    made.follow(at, waiting)
+    made.unfollow(at, waiting)
+    made.release(at)
+    clock.now = 11.0
+    (told,) = made.observe_demand()
+    assert (told.in_flight, told.last_byte_seconds, told.oldest_silent_seconds) == (0, 10.0, None)
+    clock.now += HEARD_LATELY_SECONDS
+    assert made.observe_demand() == ()
+
+
+def test_ages_of_two_addresses_of_one_instance_are_those_that_matter_most() -> None:
+    made, clock = traffic(target("a", 1), target("a", 2))
+    one, other = Waiting(last_byte_at=30.0, silent_since=30.0), Waiting(silent_since=10.0)
+    made.follow(taken(made), one)
+    made.follow(taken(made), other)
+    clock.now = 40.0
+    (told,) = made.observe_demand()
+    assert (told.in_flight, told.last_byte_seconds, told.oldest_silent_seconds) == (2, 10.0, 30.0)

@@ -24,8 +24,10 @@ def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignme
     members: dict[str, list[MemberAssignment]] = {}
     for sight in sorted((*draft.sights.values(), *strays), key=lambda each: each.id):
         goal = member_goal(sight.instance, draft.drains.get(sight.id))
+        doubt = draft.doubts.get(sight.id)
         for member in sight.instance.spec.members:
             assignment = _assign_member(draft, sight.instance, member.name, goal, before.get((sight.id, member.name)))
+            assignment = assignment.changed(suspect_since=doubt.since if doubt else "")
             members.setdefault(member.node, []).append(assignment)
     asks: dict[str, list[Ask]] = {}
     for _, open_ask in sorted(draft.asks.items()):

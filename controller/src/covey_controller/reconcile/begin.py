@@ -68,6 +68,8 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
         strays=dict(memory.strays),
         ended=memory.ended,
         retries=dict(memory.retries),
+        heard=memory.heard,
+        doubts=memory.doubts,
         loads=dict(memory.loads),
         taken_names=taken_names(stored.values()),
         unreadable=unreadable_placements(stored.values()),

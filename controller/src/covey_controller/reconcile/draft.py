@@ -27,6 +27,7 @@ from covey_controller.reconcile.outcomes import Action, CreateInstance, DeleteOb
 from covey_controller.reconcile.world import (
     ArtifactKey,
     Backoff,
+    Doubt,
     Drain,
     Load,
     LoadKey,
@@ -78,6 +79,8 @@ class Draft:
     ended: tuple[str, ...]
     """As `Memory`'s."""
     retries: dict[ObjectKey, str]
+    heard: Mapping[str, float]
+    doubts: Mapping[str, Doubt]
     loads: dict[LoadKey, Load]
     taken_names: frozenset[ObjectKey]
     """Of Instances that are stored and not seen here: another version's, or let go of and kept by somebody else."""

@@ -7,7 +7,8 @@ Order of one plan:
 1. Nodes as they look now; whether the fleet has been seen whole (`complete`).
 2. Answers to asks, and what engines took, become Model status; Instances that only nodes know are adopted, or kept as
    strays.
-3. Only when complete: losses, then each Placement by its priority (who leaves, who comes), orphans, drains, deletions.
+3. Only when complete: losses, then each Placement by its priority (who leaves, who comes), orphans, drains, doubts,
+   deletions.
 4. Asks; assignments; the endpoints table (when complete); statuses.
 """
 
@@ -24,6 +25,7 @@ from covey_controller.reconcile.asks import plan_answers, plan_asks
 from covey_controller.reconcile.assignments import plan_assignments
 from covey_controller.reconcile.begin import begin_draft, expected_nodes
 from covey_controller.reconcile.calibrate import plan_calibrations
+from covey_controller.reconcile.doubts import observe_doubts
 from covey_controller.reconcile.draft import Draft, index_objects, node_key
 from covey_controller.reconcile.drains import observe_losses, plan_drains
 from covey_controller.reconcile.failures import observe_absence
@@ -60,6 +62,7 @@ def plan(world: World, now: float) -> Plan:
                 plan_placement(draft, key, placement)
         _drain_orphans(draft)
         plan_drains(draft, strays)
+        observe_doubts(draft)
         _finish_deletions(draft)
     plan_asks(draft)
     outcomes: dict[ObjectKey, Outcome] = {}
@@ -129,6 +132,8 @@ def _remember(draft: Draft, assignments: Mapping[str, Assignments]) -> Memory:
         strays=draft.strays,
         ended=draft.ended,
         retries={key: value for key, value in draft.retries.items() if key in placements},
+        heard=draft.heard,
+        doubts=draft.doubts,
         loads=draft.loads,
         revisions=draft.revisions,
         assignments=assignments,

@@ -63,6 +63,17 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """Gateways see nothing come from one Instance."""
+
+    since: str
+    """Wall clock, as its agent is told."""
+    began: float
+    is_waited_for: bool
+    """Requests wait for it; False: nobody has asked it for long."""
+
+
+@dataclass(frozen=True, slots=True)
 class Backoff:
     """How often a revision had failed in a row, this one included, and when it may be tried there again."""
 
@@ -177,6 +188,10 @@ class Memory:
     """instanceIds that were deleted while a node of theirs was silent, the last ones."""
     retries: Mapping[ObjectKey, str] = field(default_factory=dict[ObjectKey, str])
     """The value of the retry annotation that was honoured last."""
+    heard: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By instanceId of what serves: the last byte that a gateway had of it, or when it was first seen to serve."""
+    doubts: Mapping[str, Doubt] = field(default_factory=dict[str, Doubt])
+    """By instanceId."""
     loads: Mapping[LoadKey, Load] = field(default_factory=dict[LoadKey, Load])
     """Engines that run, with what they took."""
     revisions: Mapping[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])

@@ -40,6 +40,8 @@ class Load:
 
     in_flight: int = 0
     aside: Aside | None = None
+    heard_at: float | None = None
+    """When a request that is over had its last byte from it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ cause, be quoted) is the same for all, and is here. A class per engine was the a
 three methods, of which one would forget to leave a client's words out.
 """
 
+import asyncio
 import re
 import signal
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from covey_agent.engines.proof import is_proven
 from covey_agent.ports import EngineProgram, Launch
 
 KEY_FILE = "engine.key"
+# An engine may count between two batches only, and one takes long where the model is large for the machine.
+PROGRESS_SECONDS = 60.0
 # Longest line of output that is quoted in a message.
 _MAX_QUOTE = 300
 _ERROR_LINE = re.compile(r" E |error|failed|abort", re.IGNORECASE)
@@ -60,6 +63,14 @@ class Sign:
 
 
 @dataclass(frozen=True, slots=True)
+class Counters:
+    """A page of the engine's on which it counts its work. `pattern` finds what is counted."""
+
+    path: str
+    pattern: re.Pattern[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """One engine."""
 
@@ -70,6 +81,7 @@ class Description:
     """The first that is found counts."""
     clients_words: re.Pattern[str] | None = None
     """Lines that may hold words of a client's: they are no cause of an exit, and no status may show them."""
+    counters: Counters | None = None
 
 
 class Adapter:
@@ -87,6 +99,18 @@ class Adapter:
 
     async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
         return await is_proven(self._http, instance, port, key)
+
+    async def observe_progress(self, port: int, key: str) -> str | None:
+        counters = self._description.counters
+        if counters is None:
+            return None
+        url, headers = f"http://127.0.0.1:{port}{counters.path}", {"authorization": f"Bearer {key}"}
+        try:
+            async with asyncio.timeout(PROGRESS_SECONDS):
+                answer = await self._http.get(url, headers=headers, timeout=PROGRESS_SECONDS)
+        except (httpx.HTTPError, TimeoutError):
+            return None
+        return " ".join(counters.pattern.findall(answer.text)) or None
 
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
         if self._description.clients_words is not None:

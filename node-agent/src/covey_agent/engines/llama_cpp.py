@@ -1,9 +1,11 @@
 """The description of llama-cpp-python under our server (`servers.llama_cpp_server`): one sequence at a time."""
 
+import re
+
 from covey_api.engines import Compute, EngineName
 from covey_api.runtime import Switch
 
-from covey_agent.engines.adapter import Description, Start
+from covey_agent.engines.adapter import Counters, Description, Start
 from covey_agent.engines.python_engine import SIGNS, render_common
 from covey_agent.ports import Launch
 
@@ -18,4 +20,6 @@ def render(start: Start) -> Launch:
     )
 
 
-LLAMA_CPP = Description(EngineName.LLAMA_CPP, render, SIGNS)
+LLAMA_CPP = Description(
+    EngineName.LLAMA_CPP, render, SIGNS, counters=Counters("/metrics", re.compile(r"^covey_engine_work_total (\S+)"))
+)

@@ -18,7 +18,7 @@ from covey_api.reasons import FailureCause
 from covey_api.runtime import LlamaServerRuntime, Numa, ReasoningFormat, Speculation, Switch
 from covey_planner.fit.options import ASSUMED_ARGUMENTS
 
-from covey_agent.engines.adapter import Description, Sign, Start
+from covey_agent.engines.adapter import Counters, Description, Sign, Start
 from covey_agent.engines.features import require_features
 from covey_agent.ports import Launch
 
@@ -63,7 +63,7 @@ def render(start: Start) -> Launch:
         *(() if options.repack else ("--no-repack",)),
         *_TASKS[spec.task],
         *render_runtime(spec.runtime.llama_server),
-        *("--no-context-shift", "--offline", "--no-webui", "--no-slots"),
+        *("--no-context-shift", "--offline", "--no-webui", "--no-slots", "--metrics"),
     )
     require_features(launch.argv, start.program)
     return launch
@@ -123,4 +123,6 @@ LLAMA_SERVER = Description(
     ),
     # A refused request.
     clients_words=re.compile(r"^.*: got exception: .*\n?", re.MULTILINE),
+    # Told by the thread that generates, and by no other.
+    counters=Counters("/metrics", re.compile(r"^llamacpp:n_decode_total (\S+)", re.MULTILINE)),
 )

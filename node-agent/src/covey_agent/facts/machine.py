@@ -15,6 +15,7 @@ from covey_api.node import Device, MemoryPool, NodeFacts
 
 from covey_agent.engines.lanes import EngineDevice, device_pools
 from covey_agent.facts.devices import observe_amd, observe_nvidia
+from covey_agent.facts.effort import observe_effort
 from covey_agent.facts.host import (
     observe_cpu_cores,
     observe_cpu_model,
@@ -23,6 +24,7 @@ from covey_agent.facts.host import (
     observe_os_version,
 )
 from covey_agent.facts.usage import observe_used_bytes
+from covey_agent.ports import Effort
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,9 @@ class MachineFacts:
 
     def observe_used_bytes(self, pid: int) -> int:
         return observe_used_bytes(_ROOT, pid)
+
+    def observe_effort(self, pid: int) -> Effort | None:
+        return observe_effort(pid)
 
     async def _observe_devices(self) -> tuple[Device, ...]:
         return (*await observe_nvidia(shutil.which("nvidia-smi")), *observe_amd(_ROOT))

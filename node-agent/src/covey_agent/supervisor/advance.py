@@ -13,6 +13,7 @@ from covey_agent.supervisor.effects import (
     CheckFit,
     Effect,
     EnsureEngine,
+    Examine,
     FetchArtifact,
     Probe,
     StartKeeper,
@@ -52,7 +53,7 @@ def advance(state: State, member: MemberState, now: float) -> tuple[MemberState,
     2. A keeper lives:
        a. it has to end (goal Stop, the agent closes, another attempt is wished, overdue): stop it, once;
        b. it drains: serve what is in flight;
-       c. it is ready: serve;
+       c. it is ready: serve; look at it when gateways doubt that it generates;
        d. it had its time to become ready: it is overdue, and ends as in a;
        e. else probe it.
     3. A keeper is being started: wait, it can't be called back.
@@ -85,13 +86,17 @@ def _advance_living(
     if keeper.attempt != member.spec.attempt:  # 2a
         return _stop(replace(member, phase=MemberPhase.PENDING))
     if member.overdue:
-        return _stop(replace(member, phase=MemberPhase.STARTING))
+        return _stop(replace(member, phase=MemberPhase.DRAINING if member.ready else MemberPhase.STARTING))
     if member.goal is MemberGoal.STOP or state.closing:
         return _stop(replace(member, phase=MemberPhase.DRAINING))
     if member.goal is MemberGoal.DRAIN:  # 2b
         return replace(member, phase=MemberPhase.DRAINING), ()
     if member.ready:  # 2c
-        return replace(member, phase=MemberPhase.READY, failure=None, fetch_failures=0), ()
+        member = replace(member, phase=MemberPhase.READY, failure=None, fetch_failures=0)
+        if not member.is_doubted or Work.EXAMINE in member.work or now < member.wait_until:
+            return member, ()
+        look = Examine(member.instance_id, member.assignment, keeper)
+        return replace(member, work=member.work | {Work.EXAMINE}), (look,)
     if now >= member.started_at + member.spec.startup_seconds:  # 2d
         words = f"no token within `startupSeconds` ({member.spec.startup_seconds} s) of the engine's start"
         failure = Failure(FailureCause.NOT_READY_IN_TIME, words)

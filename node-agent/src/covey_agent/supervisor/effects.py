@@ -77,6 +77,15 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class Examine:
+    """Gateways doubt that it generates. Ends in Examined."""
+
+    instance_id: str
+    assignment: MemberAssignment
+    process: EngineProcess
+
+
+@dataclass(frozen=True, slots=True)
 class StopKeeper:
     """Ends in EngineExited."""
 
@@ -105,7 +114,7 @@ class Forget:
     instance_id: str
 
 
-Slow = FindKeeper | FetchArtifact | EnsureEngine | CheckFit | StartKeeper | Probe | StopKeeper | ReleaseKeeper
+Slow = FindKeeper | FetchArtifact | EnsureEngine | CheckFit | StartKeeper | Probe | Examine | StopKeeper | ReleaseKeeper
 """Carried out by a task of its own."""
 
 Effect = Keep | CancelWork | Forget | Slow

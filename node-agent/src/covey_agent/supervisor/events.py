@@ -1,6 +1,7 @@
 """What can happen to a member, in the past tense. The shell makes them; `step` is total over them, in any order."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from covey_api.messages import Assignments
@@ -93,6 +94,30 @@ class Probed:
     is_ready: bool
 
 
+class Finding(StrEnum):
+    """What a look at a doubted engine found."""
+
+    GENERATES = "Generates"
+    """It completed the smallest request."""
+    COMPUTES = "Computes"
+    """It didn't, but it is at work; or it has ended meanwhile, which another event tells."""
+    DEAD = "Dead"
+    """It didn't, and nothing of it moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A look at a doubted engine has ended."""
+
+    instance_id: str
+    identity: str
+    doubt: str
+    """`suspectSince` of the assignment by which it was looked at."""
+    finding: Finding
+    message: str
+    """What was found, in words."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineExited:
     """`cause` None: it ended because somebody asked it to."""
@@ -132,6 +157,7 @@ Event = (
     | KeeperStarted
     | KeeperFailed
     | Probed
+    | Examined
     | EngineExited
     | KeeperReleased
     | CloseAsked

@@ -23,6 +23,7 @@ class Work(StrEnum):
     FIT = "Fit"
     LAUNCH = "Launch"
     PROBE = "Probe"
+    EXAMINE = "Examine"
     STOP = "Stop"
     RELEASE = "Release"
 
@@ -57,7 +58,9 @@ class MemberState:
     wait_until: float = 0.0
     """Nothing is tried before: a backoff, the next probe, the next look at memory."""
     overdue: bool = False
-    """It didn't become ready in time, and has to end for it."""
+    """It didn't become ready in time, or is wedged, and has to end for it."""
+    dispelled: str = ""
+    """The doubt (`suspectSince`) in which it proved that it generates."""
     restarts: int = 0
     restarted_at: tuple[float, ...] = ()
 
@@ -79,6 +82,11 @@ class MemberState:
     def is_loading(self) -> bool:
         """An engine is on its way to the memory that it was promised."""
         return Work.LAUNCH in self.work or (self.keeper is not None and not self.ready)
+
+    @property
+    def is_doubted(self) -> bool:
+        """Gateways doubt that it generates, and it hasn't proven it since."""
+        return self.assignment.suspect_since not in ("", self.dispelled)
 
     @property
     def is_idle(self) -> bool:

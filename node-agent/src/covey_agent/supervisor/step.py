@@ -10,6 +10,9 @@ FitChecked     fits                     its keeper is started
 KeeperStarted  any                      it is the member's engine
 KeeperFailed   any                      as a crash
 Probed         the same engine          ready, or probed again
+Examined       generates                not doubted any more, until gateways doubt it anew
+               computes                 looked at again 5 s later, while it is doubted
+               dead                     has to end: overdue
 EngineExited   another engine, or none  nothing
                overdue                  given up: a wedge is never retried
                not to run any more      stopped, or the next attempt is started
@@ -39,6 +42,7 @@ from covey_agent.supervisor.events import (
     EngineFailed,
     EngineReady,
     Event,
+    Examined,
     FitChecked,
     KeeperFailed,
     KeeperFound,
@@ -48,6 +52,7 @@ from covey_agent.supervisor.events import (
     Probed,
     Ticked,
 )
+from covey_agent.supervisor.judging import judge_examination, judge_fit, judge_probe
 from covey_agent.supervisor.kept import Kept
 from covey_agent.supervisor.snapshot import accept_snapshot
 from covey_agent.supervisor.state import (
@@ -67,11 +72,6 @@ FIRST_BACKOFF_SECONDS = 0.5
 # A fetch resumes by itself; these tries, up to a minute apart, outlast an outage of some four minutes.
 MAX_FETCH_FAILURES = 8
 LONGEST_FETCH_BACKOFF_SECONDS = 60.0
-# An engine that ended has given its memory back within seconds; who still doesn't fit then won't.
-FIT_PATIENCE_SECONDS = 15.0
-FIT_AGAIN_SECONDS = 1.0
-# Between two probes of an engine that loads: an unready one refuses in a millisecond.
-PROBE_AGAIN_SECONDS = 0.2
 
 # Trying again may help without anybody doing anything.
 _PASSING = frozenset({FailureCause.ARTIFACT_UNAVAILABLE, FailureCause.DISK_FULL})
@@ -136,6 +136,7 @@ def _change(
     | KeeperStarted
     | KeeperFailed
     | Probed
+    | Examined
     | KeeperReleased,
     now: float,
 ) -> MemberState:
@@ -158,7 +159,7 @@ def _change(
         case EngineFailed(_, cause, message):
             return _fail_fetch(member, Work.ENGINE, Failure(cause, message), now)
         case FitChecked(_, problem):
-            return _judge_fit(member, problem, now)
+            return judge_fit(member, problem, now)
         case KeeperStarted(_, process):
             member = replace(member, work=member.work - {Work.LAUNCH})
             return _hold(member, process, process.identity == member.engine and member.ready, now)
@@ -168,7 +169,9 @@ def _change(
             member = replace(member, work=member.work - {Work.LAUNCH}, weights=None, program=None)
             return _crash(member, Failure(cause, message), now)
         case Probed(_, identity, is_ready):
-            return _judge_probe(member, identity, is_ready, now)
+            return judge_probe(member, identity, is_ready, now)
+        case Examined():
+            return judge_examination(member, event, now)
         case KeeperReleased():
             return replace(member, work=member.work - {Work.RELEASE})
     assert_never(event)
@@ -180,31 +183,6 @@ def _hold(member: MemberState, process: EngineProcess, is_ready: bool, now: floa
         return member
     return replace(
         member, keeper=process, engine=process.identity, ready=is_ready, started_at=now, wait_until=now, overdue=False
-    )
-
-
-def _judge_probe(member: MemberState, identity: str, is_ready: bool, now: float) -> MemberState:
-    if Work.PROBE not in member.work or member.keeper is None or member.keeper.identity != identity:
-        return member
-    member = replace(member, work=member.work - {Work.PROBE})
-    return replace(member, ready=True) if is_ready else replace(member, wait_until=now + PROBE_AGAIN_SECONDS)
-
-
-def _judge_fit(member: MemberState, problem: str, now: float) -> MemberState:
-    if Work.FIT not in member.work:
-        return member
-    member = replace(member, work=member.work - {Work.FIT})
-    if not problem:
-        return replace(member, fits=True, fit_refused_since=None)
-    since = now if member.fit_refused_since is None else member.fit_refused_since
-    given_up = now - since >= FIT_PATIENCE_SECONDS
-    return replace(
-        member,
-        phase=MemberPhase.PENDING,
-        failure=Failure(FailureCause.INSUFFICIENT_MEMORY, problem),
-        given_up=given_up,
-        fit_refused_since=since,
-        wait_until=now + FIT_AGAIN_SECONDS,
     )
 
 
@@ -226,11 +204,12 @@ def _apply_exit(state: State, event: EngineExited, now: float) -> tuple[State, t
     is_overdue = member.overdue
     member = replace(
         member,
-        work=member.work - {Work.STOP, Work.PROBE} | {Work.RELEASE},
+        work=member.work - {Work.STOP, Work.PROBE, Work.EXAMINE} | {Work.RELEASE},
         keeper=None,
         engine="",
         ready=False,
         overdue=False,
+        dispelled="",
         weights=None,
         program=None,
     )

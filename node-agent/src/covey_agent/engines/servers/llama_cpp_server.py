@@ -72,6 +72,7 @@ class LlamaCore:
         self._library: Any = None
         self._llama: Any = None
         self._turn = threading.Lock()
+        self._made_tokens = 0
 
     def load(self) -> None:
         settings = self._settings
@@ -122,6 +123,10 @@ class LlamaCore:
 
     def check_health(self) -> None:
         """It is loaded, or nobody would be answered."""
+
+    def count_work(self) -> int:
+        """Tokens in the context, which grow with each batch of a prompt, and all that were made before."""
+        return self._made_tokens + int(self._llama.n_tokens)
 
     def tokenize(self, text: str) -> list[int]:
         return list(self._llama.tokenize(text.encode(), add_bos=False, special=True))
@@ -190,6 +195,7 @@ class LlamaCore:
         answer.finish = "length"
         for token in tokens:
             answer.completion_tokens += 1
+            self._made_tokens += 1
             if self._library.llama_vocab_is_eog(vocabulary, token):
                 answer.finish = "stop"
                 break

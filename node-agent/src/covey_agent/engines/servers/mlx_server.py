@@ -141,6 +141,9 @@ class MlxCore:
         if not self._generator.generation_available():
             raise Refused(503, "unavailable_error", "the thread that generates has ended")
 
+    def count_work(self) -> None:
+        """mlx-lm tells a stream of each step of a prompt, so that a long one is never silent."""
+
     def tokenize(self, text: str) -> list[int]:
         return list(self._provider.tokenizer.encode(text, add_special_tokens=False))
 

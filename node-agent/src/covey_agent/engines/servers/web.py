@@ -57,6 +57,10 @@ class Core(Protocol):
         """Refused when no request can be answered."""
         ...
 
+    def count_work(self) -> int | None:
+        """Grows while anything is computed; None: it can't be counted."""
+        ...
+
     def tokenize(self, text: str) -> list[int]: ...
 
     def answer_chat(self, handler: "EngineHandler", body: Body) -> None:
@@ -119,6 +123,9 @@ class EngineHandler(BaseHTTPRequestHandler):
                 self.send_json(200, {"status": "ok"})
                 return
             self._check_key()
+            if self.path == "/metrics" and (work := self.engine_server.core.count_work()) is not None:
+                self.send_text(f"covey_engine_work_total {work}\n")
+                return
             if self.path != "/v1/models":
                 raise Refused(404, "not_found_error", "there is nothing at this path")
             self.send_json(200, {"object": "list", "data": [{"id": self.settings.name, "object": "model"}]})
@@ -170,9 +177,14 @@ class EngineHandler(BaseHTTPRequestHandler):
                 raise invalid(f"`{field}` is refused: what this engine loads is declared in the Model")
 
     def send_json(self, status: int, content: Mapping[str, object]) -> None:
-        data = json.dumps(content).encode()
+        self._send(status, "application/json", json.dumps(content).encode())
+
+    def send_text(self, text: str) -> None:
+        self._send(200, "text/plain; version=0.0.4", text.encode())
+
+    def _send(self, status: int, content_type: str, data: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
