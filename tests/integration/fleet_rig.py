@@ -57,6 +57,9 @@ class SteeredBoard:
         self.reports.append((node, report))
         return ReportAnswer(term=1, serial=self._serial)
 
+    def on_beat(self, node: str, report: Report) -> ReportAnswer | None:
+        return None
+
     def on_demand(self, gateway: str, demand: Demand) -> Order:
         self.demands.append((gateway, demand))
         return self.order

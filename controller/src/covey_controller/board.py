@@ -5,12 +5,16 @@ It owns the merging of reports and the orders of snapshots. It decides nothing: 
 Serials grow by one with each snapshot of whatever stream; content that didn't change gets none, so a quiet fleet has
 quiet streams. A reader that is slow gets the newest snapshot only. Rejected: a queue per reader (unbounded, or lossy in
 the wrong place) and a serial per stream (agents and gateways compare one order).
+
+Keep-alives of all streams come at the same moments, by one timer: a hundred lines in one wakeup cost a third of what
+they cost in a hundred.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from covey_api.messages import (
     KEEPALIVE_SECONDS,
@@ -46,6 +50,25 @@ _NEWS = tuple(name for name in Report.model_fields if name not in ("sequence", "
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
+class _Reader:
+    """One stream that waits for a change, or for its next sign of life."""
+
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    has_news: bool = False
+
+    def tell(self) -> None:
+        self.has_news = True
+        self.woken.set()
+
+    async def wait_news(self) -> bool:
+        """False when it is time for a keep-alive."""
+        await self.woken.wait()
+        self.woken.clear()
+        had_news, self.has_news = self.has_news, False
+        return had_news
+
+
 class FleetBoard:
     """`Board` of the ports. `wake` is set when the loop has something to look at."""
 
@@ -61,7 +84,9 @@ class FleetBoard:
         self._assignments: dict[str, Assignments] = {}
         self._endpoints: Endpoints | None = None
         self._is_draining = False
-        self._readers: dict[tuple[str, str], list[asyncio.Event]] = {}
+        self._readers: dict[tuple[str, str], list[_Reader]] = {}
+        self._next_beat: asyncio.TimerHandle | None = None
+        """While anybody reads."""
         self.wake = asyncio.Event()
 
     # What the loop does with it.
@@ -164,6 +189,19 @@ class FleetBoard:
         self._observe_term(merged)
         return self._answer()
 
+    def on_beat(self, node: str, report: Report) -> ReportAnswer | None:
+        """`on_report`, of a report that says no more than that the node lives. None, and nothing done, of any other.
+
+        The boot that has the name is never refused, so neither is this.
+        """
+        session = self._observed.agents.get(node)
+        known = session.report if session is not None else None
+        if known is None or report.full or not report.boot_id == known.boot_id == self._claims.holder(node):
+            return None
+        if any(each is not None for each in (report.facts, report.lanes, report.blobs, report.members)):
+            return None
+        return self.on_report(node, report)
+
     def on_demand(self, gateway: str, demand: Demand) -> Order:
         """Keep it; the loop wakes when a table was applied, or what drains or can't be reached changed."""
         now = self._clock()
@@ -198,7 +236,7 @@ class FleetBoard:
 
     async def _stream_assignments(self, node: str, boot: str) -> AsyncGenerator[Assignments | None]:
         session = self._observed.agents.setdefault(node, AgentSession(node))
-        with self._reading("node", node, session) as changed, self._streaming(node, boot):
+        with self._reading("node", node, session) as reader, self._streaming(node, boot):
             last: Order | None = None
             held = self._claims.holder(node)
             while not boot or self._claims.holder(node) in (held, boot):
@@ -208,44 +246,58 @@ class FleetBoard:
                 if snapshot is not None and snapshot.order != last:
                     last = snapshot.order
                     yield snapshot
-                elif not await _is_set(changed):
+                elif not await reader.wait_news():
                     yield None
 
     async def watch_endpoints(self, gateway: str) -> AsyncGenerator[Endpoints | None]:
         """The newest table now and after each change; None every `KEEPALIVE_SECONDS`."""
         session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
-        with self._reading("gateway", gateway, session) as changed:
+        with self._reading("gateway", gateway, session) as reader:
             last: Order | None = None
             while True:
                 snapshot = self._endpoints
                 if snapshot is not None and snapshot.order != last:
                     last = snapshot.order
                     yield snapshot
-                elif not await _is_set(changed):
+                elif not await reader.wait_news():
                     yield None
 
     # Inside.
 
     @contextmanager
-    def _reading(self, kind: str, name: str, session: AgentSession | GatewaySession) -> Generator[asyncio.Event]:
+    def _reading(self, kind: str, name: str, session: AgentSession | GatewaySession) -> Generator[_Reader]:
         """A stream is open: its session is connected until its last stream ends."""
-        changed = asyncio.Event()
+        reader = _Reader()
         readers = self._readers.setdefault((kind, name), [])
-        readers.append(changed)
+        readers.append(reader)
+        if self._next_beat is None:
+            self._await_beat()
         session.connected = True
         if isinstance(session, AgentSession):
             session.disconnected_at = None
         self.wake.set()
         try:
-            yield changed
+            yield reader
         finally:
-            readers.remove(changed)
+            readers.remove(reader)
             if not readers:
                 del self._readers[kind, name]
                 session.connected = False
                 if isinstance(session, AgentSession):
                     session.disconnected_at = self._clock()
                 self.wake.set()
+            if not self._readers and self._next_beat is not None:
+                self._next_beat.cancel()
+                self._next_beat = None
+
+    def _await_beat(self) -> None:
+        self._next_beat = asyncio.get_running_loop().call_later(KEEPALIVE_SECONDS, self._beat)
+
+    def _beat(self) -> None:
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.woken.set()
+        self._await_beat()
 
     @contextmanager
     def _streaming(self, node: str, boot: str) -> Generator[None]:
@@ -264,8 +316,8 @@ class FleetBoard:
     def _wake_readers(self, kind: str, name: str) -> None:
         for (reader_kind, reader_name), readers in self._readers.items():
             if reader_kind == kind and name in ("", reader_name):
-                for changed in readers:
-                    changed.set()
+                for reader in readers:
+                    reader.tell()
 
     def _next_serial(self) -> int:
         self._serial += 1
@@ -331,9 +383,9 @@ def merge_report(before: Report | None, report: Report) -> Report:
     """One agent boot's report with what it left out because it hadn't changed."""
     if before is None:
         return report
-    whole = {(member.instance_id, member.member): member for member in before.members or ()}
     members = before.members
     if report.members is not None:
+        whole = {(member.instance_id, member.member): member for member in before.members or ()}
         members = tuple(_with_instance(member, whole) for member in report.members)
     return report.model_copy(
         update={
@@ -357,14 +409,3 @@ def _differ(before: Message, after: Message, names: tuple[str, ...]) -> bool:
     """Whether any of these fields does; what is the very same object is not looked into."""
     old, new = before.__dict__, after.__dict__
     return any(old[name] is not new[name] and old[name] != new[name] for name in names)
-
-
-async def _is_set(changed: asyncio.Event) -> bool:
-    """Wait for a change; False when it is time for a keep-alive."""
-    try:
-        async with asyncio.timeout(KEEPALIVE_SECONDS):
-            await changed.wait()
-    except TimeoutError:
-        return False
-    changed.clear()
-    return True
