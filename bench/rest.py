@@ -70,6 +70,13 @@ async def running(log: Path, *command: str) -> AsyncGenerator[asyncio.subprocess
             await process.wait()
 
 
+async def wait_started(*paths: Path) -> None:
+    deadline = time.monotonic() + SETTLED_SECONDS
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline, "it must start"
+        await asyncio.sleep(LOOK_SECONDS / 10)
+
+
 async def wait_ready(state: Path, placements: int) -> None:
     """Every Placement is Ready, as the control API tells."""
     deadline = time.monotonic() + SETTLED_SECONDS
@@ -110,8 +117,7 @@ async def run(home: Path, placements: int, nodes: int) -> None:
     command += ["--fleet-listen", "127.0.0.1:0", "--metrics-listen", f"127.0.0.1:{port}"]
     async with running(home / "controller.log", *command) as controller:
         fleet = state / "controller" / "fleet.json"
-        while not (fleet.exists() and (state / "control.sock").exists()):
-            await asyncio.sleep(LOOK_SECONDS / 10)
+        await wait_started(fleet, state / "control.sock")
         names = [f"n{number:03d}" for number in range(nodes)]
         write_tokens(state, folder, names)
         url = json.loads(fleet.read_text())["url"]
@@ -142,7 +148,7 @@ def main() -> None:
     chosen = [int(each) for each in sys.argv[1:]]
     placements, nodes = (*chosen, *(PLACEMENTS, NODES)[len(chosen) :])
     # Unix sockets have short paths.
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="rest-") as home:  # noqa: S108
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="rest-") as home:
         asyncio.run(run(Path(home), placements, nodes))
 
 

@@ -5,34 +5,30 @@ It owns the merging of reports and the orders of snapshots. It decides nothing: 
 Serials grow by one with each snapshot of whatever stream; content that didn't change gets none, so a quiet fleet has
 quiet streams. A reader that is slow gets the newest snapshot only. Rejected: a queue per reader (unbounded, or lossy in
 the wrong place) and a serial per stream (agents and gateways compare one order).
-
-Keep-alives of all streams come at the same moments, by one timer: a hundred lines in one wakeup cost a third of what
-they cost in a hundred.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from covey_api.messages import (
-    KEEPALIVE_SECONDS,
     NODE_SILENCE_SECONDS,
     AskAnswer,
     Assignments,
     Demand,
     Endpoints,
     MemberGoal,
-    MemberReport,
     Order,
     Report,
     ReportAnswer,
 )
 from covey_api.meta import Message
 
+from covey_controller.merging import merge_report
 from covey_controller.name_claims import NameClaims, NameTaken
 from covey_controller.ports import AgentSession, GatewaySession, Observed
+from covey_controller.readers import Reader, Readers
 from covey_controller.reconcile.fleet import routed_ids
 from covey_controller.reconcile.world import AgentView, GatewayView, Published
 
@@ -50,25 +46,6 @@ _NEWS = tuple(name for name in Report.model_fields if name not in ("sequence", "
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, slots=True)
-class _Reader:
-    """One stream that waits for a change, or for its next sign of life."""
-
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
-    has_news: bool = False
-
-    def tell(self) -> None:
-        self.has_news = True
-        self.woken.set()
-
-    async def wait_news(self) -> bool:
-        """False when it is time for a keep-alive."""
-        await self.woken.wait()
-        self.woken.clear()
-        had_news, self.has_news = self.has_news, False
-        return had_news
-
-
 class FleetBoard:
     """`Board` of the ports. `wake` is set when the loop has something to look at."""
 
@@ -84,9 +61,7 @@ class FleetBoard:
         self._assignments: dict[str, Assignments] = {}
         self._endpoints: Endpoints | None = None
         self._is_draining = False
-        self._readers: dict[tuple[str, str], list[_Reader]] = {}
-        self._next_beat: asyncio.TimerHandle | None = None
-        """While anybody reads."""
+        self._readers = Readers()
         self.wake = asyncio.Event()
 
     # What the loop does with it.
@@ -108,7 +83,7 @@ class FleetBoard:
             before = self._assignments.get(node)
             if before is None or _differ(before, assignments[node], _ASSIGNED):
                 self._assignments[node] = assignments[node].model_copy(update={"serial": self._next_serial()})
-                self._wake_readers("node", node)
+                self._readers.wake("node", node)
         for node in self._assignments.keys() - assignments.keys():
             del self._assignments[node]
         self._is_draining = any(
@@ -117,7 +92,7 @@ class FleetBoard:
         before = self._endpoints
         if endpoints is not None and (before is None or _differ(before, endpoints, _ROUTED)):
             self._endpoints = endpoints.model_copy(update={"serial": self._next_serial()})
-            self._wake_readers("gateway", "")
+            self._readers.wake("gateway")
 
     @property
     def published(self) -> Published:
@@ -265,39 +240,21 @@ class FleetBoard:
     # Inside.
 
     @contextmanager
-    def _reading(self, kind: str, name: str, session: AgentSession | GatewaySession) -> Generator[_Reader]:
+    def _reading(self, kind: str, name: str, session: AgentSession | GatewaySession) -> Generator[Reader]:
         """A stream is open: its session is connected until its last stream ends."""
-        reader = _Reader()
-        readers = self._readers.setdefault((kind, name), [])
-        readers.append(reader)
-        if self._next_beat is None:
-            self._await_beat()
         session.connected = True
         if isinstance(session, AgentSession):
             session.disconnected_at = None
         self.wake.set()
         try:
-            yield reader
+            with self._readers.reading(kind, name) as reader:
+                yield reader
         finally:
-            readers.remove(reader)
-            if not readers:
-                del self._readers[kind, name]
+            if not self._readers.is_read(kind, name):
                 session.connected = False
                 if isinstance(session, AgentSession):
                     session.disconnected_at = self._clock()
                 self.wake.set()
-            if not self._readers and self._next_beat is not None:
-                self._next_beat.cancel()
-                self._next_beat = None
-
-    def _await_beat(self) -> None:
-        self._next_beat = asyncio.get_running_loop().call_later(KEEPALIVE_SECONDS, self._beat)
-
-    def _beat(self) -> None:
-        for readers in self._readers.values():
-            for reader in readers:
-                reader.woken.set()
-        self._await_beat()
 
     @contextmanager
     def _streaming(self, node: str, boot: str) -> Generator[None]:
@@ -312,12 +269,6 @@ class FleetBoard:
 
     def _is_holder_streaming(self, node: str) -> bool:
         return self._claims.holder(node) in self._boots.get(node, ())
-
-    def _wake_readers(self, kind: str, name: str) -> None:
-        for (reader_kind, reader_name), readers in self._readers.items():
-            if reader_kind == kind and name in ("", reader_name):
-                for reader in readers:
-                    reader.tell()
 
     def _next_serial(self) -> int:
         self._serial += 1
@@ -377,32 +328,6 @@ class FleetBoard:
         for name, session in list(self._observed.gateways.items()):
             if not session.connected and now - session.last_seen > FORGET_SECONDS:
                 del self._observed.gateways[name]
-
-
-def merge_report(before: Report | None, report: Report) -> Report:
-    """One agent boot's report with what it left out because it hadn't changed."""
-    if before is None:
-        return report
-    members = before.members
-    if report.members is not None:
-        whole = {(member.instance_id, member.member): member for member in before.members or ()}
-        members = tuple(_with_instance(member, whole) for member in report.members)
-    return report.model_copy(
-        update={
-            "facts": report.facts or before.facts,
-            "lanes": before.lanes if report.lanes is None else report.lanes,
-            "blobs": before.blobs if report.blobs is None else report.blobs,
-            "applied": report.applied or before.applied,
-            "members": members,
-        }
-    )
-
-
-def _with_instance(member: MemberReport, whole: Mapping[tuple[str, str], MemberReport]) -> MemberReport:
-    before = whole.get((member.instance_id, member.member))
-    if member.instance is not None or before is None:
-        return member
-    return member.model_copy(update={"instance": before.instance, "seal": before.seal})
 
 
 def _differ(before: Message, after: Message, names: tuple[str, ...]) -> bool:

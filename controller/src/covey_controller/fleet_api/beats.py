@@ -1,8 +1,8 @@
 """The reflex of the fleet API: reports that say nothing new, which in a fleet at rest are nearly all that is said.
 
-It answers what `FleetRoutes.report` would answer, by the same board, and nothing else: whoever isn't admitted, is wrong,
-or has news meets the routes. Rejected: to compare a body with the last one before it is decoded. Decoding is a fiftieth
-of what a call costs; tasks, routing and a response of two writes are most of it.
+It answers what `FleetRoutes.report` would answer, by the same board, and nothing else: who isn't admitted, is wrong or
+has news meets the routes. Rejected: to compare a body with the last one before it is decoded. To decode one takes two
+microseconds; tasks, routing and a response of two writes are what costs.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,7 @@ from typing import Any, cast
 from covey_api.messages import CertificateRole
 from starlette.types import Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 # Our own clients send heads of under 1 KiB at once.
@@ -142,15 +142,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _can_reflex(self) -> bool:
         """Nothing is under way on this connection, and the peer reads what it is sent."""
+        before, parser = cast("RequestResponseCycle | None", self.cycle), self.parser
         return (
             self._reflex is not None
             and self._peer is not None
-            and (self.cycle is None or self.cycle.response_complete)
+            and parser is not None
+            and (before is None or before.response_complete)
             and not self.flow.write_paused
             and not self.expect_100_continue
-            and self.parser.get_method() == b"POST"
-            and self.parser.should_keep_alive()
-            and not self.parser.should_upgrade()
+            and parser.get_method() == b"POST"
+            and parser.should_keep_alive()
+            and not parser.should_upgrade()
         )
 
     def _answer_by_reflex(self, body: bytes) -> bytes | None:
