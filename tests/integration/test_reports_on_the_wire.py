@@ -6,11 +6,20 @@ import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from covey_api.messages import CertificateRole
-from fleet_rig import Rig, report, running_fleet
+from integration.fleet_rig import Rig, report, running_fleet
 
+pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 ANSWER = {"term": 1, "serial": 1, "resend": False}
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """The loop that the controller runs on."""
+    return "asyncio", {"use_uvloop": True}
 
 
 @asynccontextmanager
