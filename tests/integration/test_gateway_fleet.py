@@ -15,8 +15,10 @@ from covey_controller.fleet_api.server import serve_fleet
 from covey_fleet_client.files import ensure_private_folder
 from covey_fleet_client.join import Admission
 from covey_fleet_client.tasks import flatten_errors
-from covey_gateway import fleet
+from covey_gateway import fleet, kept_table
 from covey_gateway.fleet import FleetLink
+from covey_gateway.kept_table import KeptTable
+from covey_gateway.routing.table import parse_endpoints
 from integration.fleet_rig import Rig, SteeredBoard, running_fleet
 from integration.gateway_rig import (
     DONE,
@@ -93,8 +95,10 @@ async def linked(folder: Path, url: str, token_text: str | None) -> AsyncGenerat
         token_file.write_text(token_text)
     async with running_gateway(is_routed=False) as gateway:
         admission = Admission(token_file)
-        link = FleetLink(gateway.traffic, gateway.apply, state, url, admission, "gw", "http://127.0.0.1:1", "")
-        link.load_saved()
+        kept = KeptTable(state)
+        if saved := kept.load():
+            gateway.apply(parse_endpoints(saved, ""))
+        link = FleetLink(gateway.traffic, gateway.apply, kept, url, admission, "gw", "http://127.0.0.1:1", "")
         running = asyncio.ensure_future(link.run())
         try:
             yield gateway
@@ -144,7 +148,7 @@ async def test_a_table_comes_down_is_kept_and_acknowledged(tmp_path: Path) -> No
 async def test_a_table_that_the_disk_refused_is_kept_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "SAVE_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(kept_table, "SAVE_AGAIN_SECONDS", 0.2)
     path = tmp_path / "state/gateway/table.json"
     (path / "in the way").mkdir(parents=True)
     path.parent.chmod(0o700)
@@ -270,8 +274,8 @@ async def test_a_gateway_that_was_never_let_in_ends_with_the_reason(tmp_path: Pa
         identifier, _, digest = (await new_token(rig)).split(".")
         (tmp_path / "token").write_text(f"{identifier}.{'A' * 43}.{digest}")
         admission = Admission(tmp_path / "token")
-        folder = tmp_path / "gateway"
-        link = FleetLink(gateway.traffic, gateway.apply, folder, rig.url, admission, "gw", "http://127.0.0.1:1", "")
+        kept = KeptTable(tmp_path / "gateway")
+        link = FleetLink(gateway.traffic, gateway.apply, kept, rig.url, admission, "gw", "http://127.0.0.1:1", "")
         with pytest.raises(ExceptionGroup) as caught:
             await link.run()
         assert "join token" in str(flatten_errors(caught.value)[0])

@@ -47,9 +47,12 @@ _log = logging.getLogger(__name__)
 
 
 class FleetBoard:
-    """`Board` of the ports. `wake` is set when the loop has something to look at."""
+    """`Board` of the ports. `wake` is set when the loop has something to look at.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    `machine` as `observe_machine` says: keep-alives go out on its beats.
+    """
+
+    def __init__(self, clock: Callable[[], float], machine: str = "") -> None:
         self._clock = clock
         self._observed = Observed()
         self._term = 0
@@ -61,7 +64,7 @@ class FleetBoard:
         self._assignments: dict[str, Assignments] = {}
         self._endpoints: Endpoints | None = None
         self._is_draining = False
-        self._readers = Readers()
+        self._readers = Readers(machine)
         self.wake = asyncio.Event()
 
     # What the loop does with it.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from covey_fleet_client.backoff import Backoff
+from covey_fleet_client.machine import observe_machine
 
 from covey_controller.addresses import render_address
 from covey_controller.board import FleetBoard
@@ -94,7 +95,7 @@ class Replica:
             authority=credentials.fleet_id,
         )
         self._store = store
-        board, history = FleetBoard(asyncio.get_running_loop().time), History()
+        board, history = FleetBoard(asyncio.get_running_loop().time, observe_machine()), History()
         surroundings = credentials.surround(self.metrics.record_turn)
         loop = ReconcileLoop(MeasuredStore(store, self.metrics), board, history, surroundings)
         self._view = lambda: observe_controller(loop, board, history, observe_watch(store))

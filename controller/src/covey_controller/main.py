@@ -17,6 +17,7 @@ from pathlib import Path
 import uvloop
 from covey_fleet_client.files import ensure_private_folder, write_private
 from covey_fleet_client.lifeline import watch_lifeline
+from covey_fleet_client.machine import observe_machine
 from covey_fleet_client.process import raise_file_limit, start_logging
 from covey_fleet_client.tasks import flatten_errors
 
@@ -147,7 +148,7 @@ async def run_files(options: Options, files: FilesOptions) -> None:
     credentials = await open_credentials(FilesVault(options.folder))
     parse = partial(parse_with_secrets, keys=files.keys)
     store = FilesStore(files.source, options.folder, parse, allow_empty=files.allow_empty)
-    board, history = FleetBoard(asyncio.get_running_loop().time), History()
+    board, history = FleetBoard(asyncio.get_running_loop().time, observe_machine()), History()
     metrics = ControllerMetrics(lambda: observe_controller(loop, board, history))
     surroundings = credentials.surround(metrics.record_turn, allow_empty=files.allow_empty)
     loop = ReconcileLoop(MeasuredStore(store, metrics), board, history, surroundings)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from covey_api.messages import KEEPALIVE_SECONDS
+from covey_fleet_client.beats import next_beat
 
 
 @dataclass(eq=False, slots=True)
@@ -35,7 +36,9 @@ class Reader:
 class Readers:
     """One event loop, no locks."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: str = "") -> None:
+        """Signs of life go out on the beats of this `machine`, as `observe_machine` says."""
+        self._machine = machine
         self._open: dict[tuple[str, str], list[Reader]] = {}
         self._next_beat: asyncio.TimerHandle | None = None
 
@@ -67,7 +70,8 @@ class Readers:
                     reader.tell()
 
     def _await_beat(self) -> None:
-        self._next_beat = asyncio.get_running_loop().call_later(KEEPALIVE_SECONDS, self._beat)
+        loop = asyncio.get_running_loop()
+        self._next_beat = loop.call_at(next_beat(loop.time(), KEEPALIVE_SECONDS, self._machine), self._beat)
 
     def _beat(self) -> None:
         for readers in self._open.values():

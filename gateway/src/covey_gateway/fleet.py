@@ -1,8 +1,7 @@
 """The gateway's end of the fleet API: tables come down, demand goes up. Serving never waits for either.
 
-A table is applied when its (term, serial) is above the highest this gateway has ever applied; that one is kept on disk
-and used at the next start, so a gateway serves with no controller there. The file is written beside the applying, not
-before it: a slow disk must not hold back a table.
+A table is applied when its (term, serial) is above the highest this gateway has ever applied; that one is kept for the
+next start (`kept_table`).
 """
 
 import asyncio
@@ -10,28 +9,26 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from covey_api.messages import REPORT_SECONDS, CertificateRole, Demand, DemandAnswer, Endpoints
 from covey_api.meta import Message
 from covey_fleet_client.backoff import LONGEST_DELAY_SECONDS, Backoff
+from covey_fleet_client.beats import next_beat
 from covey_fleet_client.client import FleetClient
 from covey_fleet_client.errors import FleetError, FleetErrorKind
-from covey_fleet_client.files import write_private
 from covey_fleet_client.identity import load_identity
 from covey_fleet_client.join import Admission, ensure_admitted
 from covey_fleet_client.tasks import flatten_errors, run_apart
 from pydantic import ValidationError
 
 from covey_gateway.failures import StartError
+from covey_gateway.kept_table import KeptTable
 from covey_gateway.routing.table import RoutingTable, parse_endpoints
 from covey_gateway.traffic import Traffic
 
 # Changes that come together are reported together; a drain waits no longer than a person notices.
 _MIN_REPORT_SECONDS = 0.05
-# How soon a disk that refused the table is tried again.
-SAVE_AGAIN_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +47,7 @@ class Fleet(Protocol):
 
 
 class FleetLink:
-    """`apply` puts a table into force; `folder` is the gateway's private folder, `address` where clients reach it.
+    """`apply` puts a table into force, `kept` keeps it; `address` is where clients reach this gateway.
 
     `machine`: as `observe_machine` says; None: no endpoint is on this machine.
     """
@@ -59,7 +56,7 @@ class FleetLink:
         self,
         traffic: Traffic,
         apply: Callable[[RoutingTable], None],
-        folder: Path,
+        kept: KeptTable,
         controller_url: str,
         admission: Admission,
         name: str,
@@ -68,8 +65,8 @@ class FleetLink:
     ) -> None:
         self._traffic = traffic
         self._apply = apply
-        self._folder = folder
-        self._path = folder / "table.json"
+        self._kept = kept
+        self._folder = kept.folder
         self._url = controller_url
         self._admission = admission
         self._is_refused = False
@@ -77,28 +74,14 @@ class FleetLink:
         self._address = address
         self._machine = machine
         self._is_due = asyncio.Event()
-        self._is_unsaved = asyncio.Event()
-        self._latest: Endpoints | None = None
         self._is_connected = False
         traffic.watch_news(self._is_due.set)
-
-    def load_saved(self) -> None:
-        """Route by the table that was in force when the gateway last ran, if it left one."""
-        try:
-            saved = Endpoints.model_validate_json(self._path.read_bytes())
-        except FileNotFoundError:
-            return
-        except (OSError, ValidationError) as error:
-            _log.warning("'%s' can't be used, the controller's table is waited for: %s", self._path, error)
-            return
-        self._put_in_force(saved)
-        _log.info("routing by the table of the last run until the controller sends one")
 
     async def run(self) -> None:
         """Join and stay connected, until cancelled. StartError when refused without ever having been in the fleet."""
         backoff = Backoff()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._save())
+            tasks.create_task(self._kept.run())
             while True:
                 await self._wait_after(await run_apart(self._follow(backoff)), backoff)
 
@@ -173,13 +156,9 @@ class FleetLink:
     def _take(self, snapshot: Endpoints) -> None:
         if not snapshot.order.is_after(self._traffic.table.order):
             return
-        self._put_in_force(snapshot)
-        self._is_unsaved.set()
-        self._is_due.set()
-
-    def _put_in_force(self, snapshot: Endpoints) -> None:
-        self._latest = snapshot
         self._apply(parse_endpoints(snapshot, self._machine))
+        self._kept.keep(snapshot)
+        self._is_due.set()
 
     async def _report_demand(self, fleet: Fleet) -> None:
         """Every `REPORT_SECONDS`, and at once when a table was applied or a departed endpoint has become idle."""
@@ -189,7 +168,7 @@ class FleetLink:
             reported_at = clock()
             await fleet.post("demand", self._observe_demand(), DemandAnswer)
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(reported_at + REPORT_SECONDS):
+                async with asyncio.timeout_at(next_beat(reported_at, REPORT_SECONDS, self._machine or "")):
                     await self._is_due.wait()
             if (rest_seconds := reported_at + _MIN_REPORT_SECONDS - clock()) > 0:
                 await asyncio.sleep(rest_seconds)
@@ -201,23 +180,3 @@ class FleetLink:
             applied=self._traffic.table.order if self._traffic.has_table else None,
             endpoints=self._traffic.observe_demand(),
         )
-
-    async def _save(self) -> None:
-        """The newest table to disk, whenever there is one. A full disk costs a start meanwhile, not this run."""
-        refusal = ""
-        while True:
-            await self._is_unsaved.wait()
-            self._is_unsaved.clear()
-            if self._latest is None:
-                continue
-            content = self._latest.model_dump_json(by_alias=True, exclude_none=True)
-            try:
-                await asyncio.to_thread(write_private, self._path, content)
-                refusal = ""
-            except OSError as error:
-                words = error.strerror or str(error)
-                if words != refusal:  # once, not at each try
-                    _log.error("the table can't be kept in '%s', it is tried again: %s", self._path, words)
-                refusal = words
-                self._is_unsaved.set()
-                await asyncio.sleep(SAVE_AGAIN_SECONDS)

@@ -14,21 +14,25 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 from covey_api.pod_names import render_covey_name
+from covey_fleet_client.files import ensure_private_folder
 from covey_fleet_client.lifeline import watch_lifeline
+from covey_fleet_client.machine import observe_machine
 from covey_fleet_client.process import raise_file_limit, start_logging
 from covey_fleet_client.tasks import flatten_errors
 
 from covey_gateway.failures import StartError
 from covey_gateway.fronts import Fronts
+from covey_gateway.kept_table import KeptTable
 from covey_gateway.limits import DRAIN_SECONDS, ORPHAN_DRAIN_SECONDS
 from covey_gateway.paths import Paths
 from covey_gateway.routing.access import choose_policy
-from covey_gateway.routing.table import RoutingTable
+from covey_gateway.routing.table import RoutingTable, parse_endpoints
 from covey_gateway.server import GatewayServer, bind_socket
 from covey_gateway.table import load_table
 from covey_gateway.traffic import Traffic
@@ -174,47 +178,58 @@ async def run_gateway(options: Options) -> None:
                     "none. Add one, listen on 127.0.0.1, or say `--insecure`."
                 )
             apply(table)
-        else:
-            link = _build_link(options, traffic, apply, bound)
-            background.append(tasks.create_task(link.run()))
-            background.append(tasks.create_task(paths.run()))
+        machine = None if options.remote else observe_machine()
+        kept = _open_state(options) if options.table is None else None
+        if kept is not None and (saved := kept.load()):
+            apply(parse_endpoints(saved, machine))
         await server.start(bound)
         _log.info("listening on %s", _render_address(bound))
+        if kept is not None:
+            # On a thread: TLS and an HTTP client take a moment to load, and clients are served meanwhile.
+            await asyncio.to_thread(import_module, "covey_gateway.fleet")
+            link = _build_link(options, traffic, apply, kept, bound, machine)
+            background.append(tasks.create_task(link.run()))
+            background.append(tasks.create_task(paths.run()))
         await stop.requested.wait()
         await server.drain(stop.drain_seconds)
         for task in background:
             task.cancel()
 
 
-def _build_link(
-    options: Options, traffic: Traffic, apply: Callable[[RoutingTable], None], bound: socket.socket
-) -> "FleetLink":
-    # TLS and an HTTP client are 15 MB that a gateway with a static table has no use for.
-    from covey_fleet_client.files import ensure_private_folder
-    from covey_fleet_client.identity import render_name
-    from covey_fleet_client.join import Admission
-    from covey_fleet_client.machine import observe_machine
-
-    from covey_gateway.fleet import FleetLink
-
+def _open_state(options: Options) -> KeptTable:
     folder = options.state / "gateway"
     try:
         ensure_private_folder(options.state)
         ensure_private_folder(folder)
     except OSError as error:
         raise StartError(f"the state folder can't be used: {error}") from None
-    link = FleetLink(
+    return KeptTable(folder)
+
+
+def _build_link(
+    options: Options,
+    traffic: Traffic,
+    apply: Callable[[RoutingTable], None],
+    kept: KeptTable,
+    bound: socket.socket,
+    machine: str | None,
+) -> "FleetLink":
+    # TLS and an HTTP client are 15 MB that a gateway with a static table has no use for.
+    from covey_fleet_client.identity import render_name
+    from covey_fleet_client.join import Admission
+
+    from covey_gateway.fleet import FleetLink
+
+    return FleetLink(
         traffic,
         apply,
-        folder,
+        kept,
         options.controller_url,
         Admission(options.token_file, options.authority_file),
         render_covey_name(options.name) if options.name else render_name(socket.gethostname()),
         _render_address(bound),
-        None if options.remote else observe_machine(),
+        machine,
     )
-    link.load_saved()
-    return link
 
 
 def _render_address(bound: socket.socket) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 from covey_api.engines import Lane
 from covey_api.messages import REPORT_SECONDS, MemberReport, Progress, Report, ReportAnswer
 from covey_api.node import NodeFacts
+from covey_fleet_client.beats import next_beat
 from covey_fleet_client.errors import FleetError
 
 from covey_agent.ports import Artifacts, Facts, Fleet
@@ -100,8 +101,9 @@ class Reporter:
             await self._wait()
 
     async def _wait(self) -> None:
+        now = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(REPORT_SECONDS):
+            async with asyncio.timeout_at(next_beat(now, REPORT_SECONDS, self._this.machine)):
                 await self._changed.wait()
         except TimeoutError:
             return

@@ -7,15 +7,16 @@ from contextlib import suppress
 
 from covey_api.engines import Lane
 from covey_api.node import NodeFacts, NodeSpec
+from covey_fleet_client.beats import next_beat
 
 from covey_agent.ports import Engines, Facts
 
 logger = logging.getLogger(__name__)
 
 # Lanes change when an engine was installed or a device came or went; looking is cheap, the probes keep what they saw.
-LANES_SECONDS = 5.0
+LANES_SECONDS = 8.0
 # Every so many looks at lanes, the facts too: a minute.
-LOOKS_PER_FACTS = 12
+LOOKS_PER_FACTS = 8
 # Both are bounded by themselves; this is for a file system that hangs.
 LOOK_SECONDS = 30.0
 
@@ -24,6 +25,7 @@ class Survey:
     """The newest look. None: not looked yet. `observe_spec` gives the Node's spec as last assigned.
 
     `spec_changed` is set when it is another: it says which engines are wished, so lanes are looked at anew.
+    `machine` as `observe_machine` says: it looks on its beats.
     """
 
     def __init__(
@@ -33,12 +35,14 @@ class Survey:
         observe_spec: Callable[[], NodeSpec],
         spec_changed: asyncio.Event,
         on_change: Callable[[], None],
+        machine: str,
     ) -> None:
         self._engines = engines
         self._facts = facts
         self._observe_spec = observe_spec
         self._spec_changed = spec_changed
         self._on_change = on_change
+        self._machine = machine
         self.lanes: tuple[Lane, ...] | None = None
         self.facts: NodeFacts | None = None
 
@@ -59,8 +63,9 @@ class Survey:
 
     async def _wait(self) -> None:
         """Until it is time to look again, or the Node's spec is another."""
+        now = asyncio.get_running_loop().time()
         with suppress(TimeoutError):
-            async with asyncio.timeout(LANES_SECONDS):
+            async with asyncio.timeout_at(next_beat(now, LANES_SECONDS, self._machine)):
                 await self._spec_changed.wait()
 
     async def _look(self, *, with_facts: bool) -> None:

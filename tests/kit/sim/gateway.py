@@ -13,9 +13,10 @@ from covey_fleet_client.backoff import Backoff
 from covey_fleet_client.join import Admission
 from covey_gateway.exchange import Exchange
 from covey_gateway.fleet import FleetLink
+from covey_gateway.kept_table import KeptTable
 from covey_gateway.limits import SWEEP_SECONDS
 from covey_gateway.routing.access import AccessPolicy
-from covey_gateway.routing.table import Caller, RoutingTable
+from covey_gateway.routing.table import Caller, RoutingTable, parse_endpoints
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 from covey_gateway.wire.head import RequestHead
@@ -36,7 +37,10 @@ class SimLink(FleetLink):
             engines.forget(traffic.apply_table(table))
             on_table()
 
-        super().__init__(traffic, apply, folder, "", Admission(), name, f"http://{name}", "")
+        kept = KeptTable(folder)
+        super().__init__(traffic, apply, kept, "", Admission(), name, f"http://{name}", "")
+        if saved := kept.load():
+            apply(parse_endpoints(saved, ""))
         self._fleet = fleet
 
     async def _connect(self, backoff: Backoff) -> None:
@@ -86,7 +90,6 @@ class Gateway:
         self.traffic = Traffic(AccessPolicy(needs_local_origin=False, needs_key=False), loop.time)
         self.engines = Engines(loop, self.process.spawn)
         self._link = SimLink(fleet, self.traffic, self.engines, folder, name, on_table)
-        self._link.load_saved()
 
     async def _run(self, process: Process) -> None:
         process.spawn(self._sweep())

@@ -67,7 +67,7 @@ class Running:
         self.kept_file = kept_file or KeptFile(folder)
         self.runtime = Runtime(world.outside, folder / "members", self.kept_file, "boot", self.changed.set)
         self.survey = Survey(
-            world.engines, world.facts, lambda: self.runtime.state.spec, self.runtime.spec_changed, self.changed.set
+            world.engines, world.facts, lambda: self.runtime.state.spec, self.runtime.spec_changed, self.changed.set, ""
         )
         this = Self("a", "boot", "0.1.0", "", Whereabouts("127.0.0.1", "", folder))
         self.reporter = Reporter(this, self.runtime, self.survey, world.artifacts, world.facts, self.changed)

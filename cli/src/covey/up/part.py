@@ -18,7 +18,7 @@ from covey.errors import CommandError
 
 FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 10.0
-# A part that lived this long has started properly: its next death begins a new series.
+# A part that lived this long has started properly: its next death begins a new series, and it is back without a delay.
 SETTLED_SECONDS = 5.0
 QUICK_ENDS_LIMIT = 3
 # Two files of this size per part: enough for days of a quiet fleet, bounded for a noisy one.
@@ -98,16 +98,17 @@ class Part:
             if self._stopping.is_set():
                 break
             if time.monotonic() - started >= SETTLED_SECONDS:
-                quick_ends, delay_seconds = 0, FIRST_DELAY_SECONDS
+                quick_ends, delay_seconds = 0, 0.0
             if self.exit_status >= 0:
                 quick_ends += 1
             if quick_ends >= QUICK_ENDS_LIMIT:
                 words = "\n".join(f"  {line}" for line in self._log.last)
                 raise CommandError(f"the {self.name} ended right after its start, {quick_ends} times:\n{words}")
-            self._on_line(self.name, f"ended {_describe(self.exit_status)}; starting again in {delay_seconds:g} s")
+            when = f"in {delay_seconds:g} s" if delay_seconds else "now"
+            self._on_line(self.name, f"ended {_describe(self.exit_status)}; starting again {when}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_seconds)
-            delay_seconds = min(delay_seconds * 2, LONGEST_DELAY_SECONDS)
+            delay_seconds = min(max(FIRST_DELAY_SECONDS, delay_seconds * 2), LONGEST_DELAY_SECONDS)
         self._log.close()
 
     async def _run_once(self) -> int:
