@@ -23,6 +23,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from covey_api.instance import Instance
+from covey_api.messages import REPORT_SECONDS
 from covey_api.placement import Placement
 from covey_controller.stores.kube.store import KubeStore
 from kit import builders
@@ -145,9 +146,12 @@ async def measure_steady(plane: ControlPlane, documents: list[str]) -> None:
             await asyncio.sleep(20)
             cpu, wall = cpu_of(process), time.perf_counter()
             await asyncio.sleep(IDLE_SECONDS)
+            cpu, wall = cpu_of(process) - cpu, time.perf_counter() - wall
+            reports = (NODES + 1) * wall / REPORT_SECONDS
             say(
                 "steady",
-                cpu_percent=round((cpu_of(process) - cpu) / (time.perf_counter() - wall) * 100, 1),
+                cpu_percent=round(cpu / wall * 100, 2),
+                cpu_ms_per_report=round(cpu / reports * 1000, 3),
                 rss_mib=round(process.memory_info().rss / MIB),
                 pss_mib=round(pss_bytes(process.pid) / MIB),
             )

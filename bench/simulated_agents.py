@@ -1,6 +1,7 @@
 """Agents of many nodes and a gateway in one process, over the fleet API: what they cost is not the controller's.
 
-They start no engine, and report as agents do: all of it when something changed, and in between that they live.
+They start no engine, and report as agents do: all of it when something changed, and in between that they live and how
+much memory is free.
 Usage: `simulated_agents.py URL FOLDER NAME…`; FOLDER holds `authorities.pem`, and a pod's token `NAME.token` for each
 and for the gateway `gateway`.
 """
@@ -14,7 +15,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from covey_api.messages import REPORT_SECONDS, Assignments, CertificateRole, DemandAnswer, Endpoints, ReportAnswer
+from covey_api.engines import HOST_POOL
+from covey_api.messages import (
+    REPORT_SECONDS,
+    Assignments,
+    CertificateRole,
+    DemandAnswer,
+    Endpoints,
+    PoolReading,
+    ReportAnswer,
+)
 from covey_fleet_client.client import FleetClient
 from covey_fleet_client.errors import FleetError
 from covey_fleet_client.identity import load_identity
@@ -65,7 +75,9 @@ class LiveAgent:
                 self._agent.follow(self._latest)
             found = self._agent.report()
             unchanged = {"full": False, "facts": None, "lanes": None, "blobs": None, "members": None}
-            message = found.model_copy(update={"sequence": sequence} | (unchanged if found == told else {}))
+            free = PoolReading(name=HOST_POOL, available_bytes=2**33 + sequence * 2**12)
+            spoken = {"sequence": sequence, "readings": (free,)}
+            message = found.model_copy(update=spoken | (unchanged if found == told else {}))
             answer = await self._fleet.post(f"nodes/{self._agent.name}/report", message, ReportAnswer)
             is_news, told = found != told, None if answer.resend else found
             if not is_news and not answer.resend:

@@ -37,6 +37,8 @@ class SteeredBoard:
 
     def __init__(self, padding_bytes: int = 0) -> None:
         self.reports: list[tuple[str, Report]] = []
+        self.beats: list[tuple[str, Report]] = []
+        """Reports without news that came whole in one read."""
         self.demands: list[tuple[str, Demand]] = []
         self.answers: list[tuple[str, AskAnswer]] = []
         self.readers: list[str] = []
@@ -55,6 +57,12 @@ class SteeredBoard:
 
     def on_report(self, node: str, report: Report) -> ReportAnswer:
         self.reports.append((node, report))
+        return ReportAnswer(term=1, serial=self._serial)
+
+    def on_beat(self, node: str, report: Report) -> ReportAnswer | None:
+        if report.full:
+            return None
+        self.beats.append((node, report))
         return ReportAnswer(term=1, serial=self._serial)
 
     def on_demand(self, gateway: str, demand: Demand) -> Order:

@@ -12,7 +12,6 @@ import pytest
 from covey_api.messages import CertificateRole, ReportAnswer
 from covey_controller.fleet_api.server import Replicas
 from covey_controller.serving import listener as listener_module
-from covey_controller.serving.gate import gate_by_lead
 from covey_controller.serving.passing import Passing
 from covey_fleet_client.client import FleetClient
 from covey_fleet_client.errors import FleetError, FleetErrorKind
@@ -39,11 +38,7 @@ class Lead:
         self.is_mine = False
 
     def replicas(self) -> Replicas:
-        return Replicas(
-            elsewhere=lambda: self.address,
-            is_leading=lambda: self.is_mine,
-            gate=lambda app: gate_by_lead(app, lambda: self.is_mine),
-        )
+        return Replicas(elsewhere=lambda: self.address, is_leading=lambda: self.is_mine)
 
 
 def address_of(rig: Rig) -> str:

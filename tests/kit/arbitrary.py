@@ -2,7 +2,7 @@
 
 from covey_api.instance import Instance, InstanceGoal, MemberPhase
 from covey_api.kinds import Kind
-from covey_api.messages import AskAnswer, Demand, EndpointDemand, Order
+from covey_api.messages import AskAnswer, Demand, EndpointDemand, MemberReport, Order, PoolReading, Progress, Report
 from covey_api.meta import ObjectMeta
 from covey_api.node import Node, NodeSpec
 from covey_api.placement import ContextWish, Rollout, RolloutStrategy
@@ -116,3 +116,32 @@ def arbitrary_worlds(draw: st.DrawFn) -> World:
         answers={"x": AskAnswer(id="x", error="?")},
         memory=Memory(complete=is_complete, planned_at=draw(st.sampled_from((None, 10.0, NOW - 1)))),
     )
+
+
+@st.composite
+def next_reports(draw: st.DrawFn, before: Report) -> Report:
+    """What an agent that said this may say next: little of it is new."""
+    members = tuple(_next_member(draw, each) for each in before.members or ())
+    changes: dict[str, object] = {
+        "sequence": before.sequence + draw(st.sampled_from((1, 1, 1, 0, -1))),
+        "full": draw(st.booleans()),
+        "applied": draw(st.just(before.applied) | orders),
+        "readings": (PoolReading(name="Host", available_bytes=draw(st.integers(0, 1 << 33))),),
+        "members": draw(st.sampled_from((before.members, None, members, members[1:]))),
+        "facts": draw(st.sampled_from((before.facts, None, worlds.facts(1 << 30)))),
+        "blobs": draw(st.sampled_from((before.blobs, ("d" * 64,)))),
+        "boot_id": draw(st.sampled_from((before.boot_id,) * 4 + ("another",))),
+    }
+    return before.model_copy(update=changes)
+
+
+def _next_member(draw: st.DrawFn, member: MemberReport) -> MemberReport:
+    progress = Progress(step="model", done_bytes=draw(st.integers(0, 10)), total_bytes=10)
+    changes: dict[str, object] = {
+        "phase": draw(st.sampled_from((member.phase, member.phase, *MemberPhase))),
+        "progress": draw(st.sampled_from((member.progress, progress))),
+        "port": draw(st.sampled_from((member.port, 40_001))),
+        "restarts": draw(st.sampled_from((member.restarts, member.restarts + 1))),
+        "instance": draw(st.sampled_from((member.instance, None))),
+    }
+    return member.model_copy(update=changes)

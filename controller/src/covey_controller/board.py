@@ -13,23 +13,22 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import contextmanager
 
 from covey_api.messages import (
-    KEEPALIVE_SECONDS,
     NODE_SILENCE_SECONDS,
     AskAnswer,
     Assignments,
     Demand,
     Endpoints,
     MemberGoal,
-    MemberReport,
     Order,
     Report,
     ReportAnswer,
 )
 from covey_api.meta import Message
-from covey_fleet_client.beats import next_beat
 
+from covey_controller.merging import merge_report
 from covey_controller.name_claims import NameClaims, NameTaken
 from covey_controller.ports import AgentSession, GatewaySession, Observed
+from covey_controller.readers import Reader, Readers
 from covey_controller.reconcile.doubts import silent_ids
 from covey_controller.reconcile.fleet import routed_ids
 from covey_controller.reconcile.world import AgentView, GatewayView, Published
@@ -56,7 +55,6 @@ class FleetBoard:
 
     def __init__(self, clock: Callable[[], float], machine: str = "") -> None:
         self._clock = clock
-        self._machine = machine
         self._observed = Observed()
         self._term = 0
         self._serial = 0
@@ -67,7 +65,7 @@ class FleetBoard:
         self._assignments: dict[str, Assignments] = {}
         self._endpoints: Endpoints | None = None
         self._is_draining = False
-        self._readers: dict[tuple[str, str], list[asyncio.Event]] = {}
+        self._readers = Readers(machine)
         self.wake = asyncio.Event()
 
     # What the loop does with it.
@@ -89,7 +87,7 @@ class FleetBoard:
             before = self._assignments.get(node)
             if before is None or _differ(before, assignments[node], _ASSIGNED):
                 self._assignments[node] = assignments[node].model_copy(update={"serial": self._next_serial()})
-                self._wake_readers("node", node)
+                self._readers.wake("node", node)
         for node in self._assignments.keys() - assignments.keys():
             del self._assignments[node]
         self._is_draining = any(
@@ -98,7 +96,7 @@ class FleetBoard:
         before = self._endpoints
         if endpoints is not None and (before is None or _differ(before, endpoints, _ROUTED)):
             self._endpoints = endpoints.model_copy(update={"serial": self._next_serial()})
-            self._wake_readers("gateway", "")
+            self._readers.wake("gateway")
 
     @property
     def published(self) -> Published:
@@ -170,6 +168,19 @@ class FleetBoard:
         self._observe_term(merged)
         return self._answer()
 
+    def on_beat(self, node: str, report: Report) -> ReportAnswer | None:
+        """`on_report`, of a report that says no more than that the node lives. None, and nothing done, of any other.
+
+        The boot that has the name is never refused, so neither is this.
+        """
+        session = self._observed.agents.get(node)
+        known = session.report if session is not None else None
+        if known is None or report.full or not report.boot_id == known.boot_id == self._claims.holder(node):
+            return None
+        if any(each is not None for each in (report.facts, report.lanes, report.blobs, report.members)):
+            return None
+        return self.on_report(node, report)
+
     def on_demand(self, gateway: str, demand: Demand) -> Order:
         """Keep it; the loop wakes when a table was applied, or what drains or can't be reached changed."""
         now = self._clock()
@@ -204,7 +215,7 @@ class FleetBoard:
 
     async def _stream_assignments(self, node: str, boot: str) -> AsyncGenerator[Assignments | None]:
         session = self._observed.agents.setdefault(node, AgentSession(node))
-        with self._reading("node", node, session) as changed, self._streaming(node, boot):
+        with self._reading("node", node, session) as reader, self._streaming(node, boot):
             last: Order | None = None
             held = self._claims.holder(node)
             while not boot or self._claims.holder(node) in (held, boot):
@@ -214,40 +225,36 @@ class FleetBoard:
                 if snapshot is not None and snapshot.order != last:
                     last = snapshot.order
                     yield snapshot
-                elif not await _is_set(changed, self._machine):
+                elif not await reader.wait_news():
                     yield None
 
     async def watch_endpoints(self, gateway: str) -> AsyncGenerator[Endpoints | None]:
         """The newest table now and after each change; None every `KEEPALIVE_SECONDS`."""
         session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
-        with self._reading("gateway", gateway, session) as changed:
+        with self._reading("gateway", gateway, session) as reader:
             last: Order | None = None
             while True:
                 snapshot = self._endpoints
                 if snapshot is not None and snapshot.order != last:
                     last = snapshot.order
                     yield snapshot
-                elif not await _is_set(changed, self._machine):
+                elif not await reader.wait_news():
                     yield None
 
     # Inside.
 
     @contextmanager
-    def _reading(self, kind: str, name: str, session: AgentSession | GatewaySession) -> Generator[asyncio.Event]:
+    def _reading(self, kind: str, name: str, session: AgentSession | GatewaySession) -> Generator[Reader]:
         """A stream is open: its session is connected until its last stream ends."""
-        changed = asyncio.Event()
-        readers = self._readers.setdefault((kind, name), [])
-        readers.append(changed)
         session.connected = True
         if isinstance(session, AgentSession):
             session.disconnected_at = None
         self.wake.set()
         try:
-            yield changed
+            with self._readers.reading(kind, name) as reader:
+                yield reader
         finally:
-            readers.remove(changed)
-            if not readers:
-                del self._readers[kind, name]
+            if not self._readers.is_read(kind, name):
                 session.connected = False
                 if isinstance(session, AgentSession):
                     session.disconnected_at = self._clock()
@@ -266,12 +273,6 @@ class FleetBoard:
 
     def _is_holder_streaming(self, node: str) -> bool:
         return self._claims.holder(node) in self._boots.get(node, ())
-
-    def _wake_readers(self, kind: str, name: str) -> None:
-        for (reader_kind, reader_name), readers in self._readers.items():
-            if reader_kind == kind and name in ("", reader_name):
-                for changed in readers:
-                    changed.set()
 
     def _next_serial(self) -> int:
         self._serial += 1
@@ -333,45 +334,7 @@ class FleetBoard:
                 del self._observed.gateways[name]
 
 
-def merge_report(before: Report | None, report: Report) -> Report:
-    """One agent boot's report with what it left out because it hadn't changed."""
-    if before is None:
-        return report
-    whole = {(member.instance_id, member.member): member for member in before.members or ()}
-    members = before.members
-    if report.members is not None:
-        members = tuple(_with_instance(member, whole) for member in report.members)
-    return report.model_copy(
-        update={
-            "facts": report.facts or before.facts,
-            "lanes": before.lanes if report.lanes is None else report.lanes,
-            "blobs": before.blobs if report.blobs is None else report.blobs,
-            "applied": report.applied or before.applied,
-            "members": members,
-        }
-    )
-
-
-def _with_instance(member: MemberReport, whole: Mapping[tuple[str, str], MemberReport]) -> MemberReport:
-    before = whole.get((member.instance_id, member.member))
-    if member.instance is not None or before is None:
-        return member
-    return member.model_copy(update={"instance": before.instance, "seal": before.seal})
-
-
 def _differ(before: Message, after: Message, names: tuple[str, ...]) -> bool:
     """Whether any of these fields does; what is the very same object is not looked into."""
     old, new = before.__dict__, after.__dict__
     return any(old[name] is not new[name] and old[name] != new[name] for name in names)
-
-
-async def _is_set(changed: asyncio.Event, machine: str) -> bool:
-    """Wait for a change; False when it is time for a keep-alive."""
-    now = asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout_at(next_beat(now, KEEPALIVE_SECONDS, machine)):
-            await changed.wait()
-    except TimeoutError:
-        return False
-    changed.clear()
-    return True

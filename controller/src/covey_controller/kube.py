@@ -33,7 +33,6 @@ from covey_controller.metrics.observing import observe_controller
 from covey_controller.metrics.server import serve_metrics
 from covey_controller.ports import LeaderAddress, VaultUnavailable
 from covey_controller.probes import STALE_SECONDS, serve_probes
-from covey_controller.serving.gate import gate_by_lead
 from covey_controller.serving.tls import is_wildcard, observe_addresses
 from covey_controller.stores.kube.client import KubeClient
 from covey_controller.stores.kube.credentials import InClusterLogin, KubeconfigLogin
@@ -144,7 +143,6 @@ class Replica:
                 names=listening.names,
                 elsewhere=listening.elsewhere,
                 is_leading=listening.is_leading,
-                gate=lambda app: gate_by_lead(app, listening.is_leading),
             ),
         )
 

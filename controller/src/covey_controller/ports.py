@@ -277,6 +277,11 @@ class Board(Protocol):
         """Merge a report and wake the loop when it matters. NameTaken of another machine than the node's."""
         ...
 
+    def on_beat(self, node: str, report: Report) -> ReportAnswer | None:
+        """`on_report` of one that leaves out all that didn't change, from whom the node is known by. None, and nothing
+        done, of any other."""
+        ...
+
     def on_demand(self, gateway: str, demand: Demand) -> Order: ...
 
     def on_answer(self, node: str, answer: AskAnswer) -> None:

@@ -148,8 +148,9 @@ class Controller:
             answer = DemandAnswer(term=order.term, serial=order.serial)
         else:
             assert path == f"nodes/{peer}/report", path
+            report = Report.model_validate_json(body)
             try:
-                answer = self.board.on_report(peer, Report.model_validate_json(body))
+                answer = self.board.on_beat(peer, report) or self.board.on_report(peer, report)
             except NameTaken:  # a boot that ended: nobody reads the answer
                 return b""
             self._heard[peer] = self._now()

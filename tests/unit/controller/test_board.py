@@ -269,6 +269,29 @@ def test_stream_gives_the_newest_then_changes_then_keepalives() -> None:
     run_virtual(story())
 
 
+def test_keep_alives_of_all_streams_come_together_and_in_time() -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        board = FleetBoard(loop.time)
+        came: list[float] = []
+
+        async def read(node: str) -> None:
+            async for snapshot in board.watch_assignments(node):
+                assert snapshot is None
+                came.append(loop.time())
+
+        async with asyncio.TaskGroup() as group:
+            reading = [group.create_task(read("a"))]
+            await asyncio.sleep(2)
+            reading.append(group.create_task(read("b")))
+            await asyncio.sleep(13.5)
+            assert came == [time for time in (5.0, 10.0, 15.0) for _ in reading]
+            for task in reading:
+                task.cancel()
+
+    run_virtual(story())
+
+
 def test_session_is_connected_while_any_stream_of_it_is_open() -> None:
     async def story() -> None:
         board = FleetBoard(asyncio.get_running_loop().time)

@@ -6,8 +6,7 @@ The board decides what wakes the loop, the plan when it is due; here both are he
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from covey_api.instance import MemberPhase
-from covey_api.messages import Demand, EndpointDemand, MemberReport, Order, PoolReading, Progress, Report
+from covey_api.messages import Demand, EndpointDemand, Order, Report
 from covey_controller.board import FleetBoard
 from covey_controller.name_claims import NameTaken
 from covey_controller.reconcile.fleet import next_silence
@@ -17,7 +16,7 @@ from covey_controller.reconcile.world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import builders, worlds
-from kit.arbitrary import NODES, NOW, arbitrary_worlds, orders
+from kit.arbitrary import NODES, NOW, arbitrary_worlds, next_reports
 
 GATEWAYS = ("g", "h")
 
@@ -97,35 +96,6 @@ class RestingLeader(worlds.Worldlet):
         assert (now_made.actions, now_made.statuses) == ((), ())
         assert (now_made.assignments, now_made.endpoints) == (self.made.assignments, self.made.endpoints)
         assert now_made.wake_at >= self.due_at(planned_at)
-
-
-@st.composite
-def next_reports(draw: st.DrawFn, before: Report) -> Report:
-    """What an agent that said this may say next: little of it is new."""
-    members = tuple(_next_member(draw, each) for each in before.members or ())
-    changes: dict[str, object] = {
-        "sequence": before.sequence + draw(st.sampled_from((1, 1, 1, 0, -1))),
-        "full": draw(st.booleans()),
-        "applied": draw(st.just(before.applied) | orders),
-        "readings": (PoolReading(name="Host", available_bytes=draw(st.integers(0, 1 << 33))),),
-        "members": draw(st.sampled_from((before.members, None, members, members[1:]))),
-        "facts": draw(st.sampled_from((before.facts, None, worlds.facts(1 << 30)))),
-        "blobs": draw(st.sampled_from((before.blobs, ("d" * 64,)))),
-        "boot_id": draw(st.sampled_from((before.boot_id,) * 4 + ("another",))),
-    }
-    return before.model_copy(update=changes)
-
-
-def _next_member(draw: st.DrawFn, member: MemberReport) -> MemberReport:
-    progress = Progress(step="model", done_bytes=draw(st.integers(0, 10)), total_bytes=10)
-    changes: dict[str, object] = {
-        "phase": draw(st.sampled_from((member.phase, member.phase, *MemberPhase))),
-        "progress": draw(st.sampled_from((member.progress, progress))),
-        "port": draw(st.sampled_from((member.port, 40_001))),
-        "restarts": draw(st.sampled_from((member.restarts, member.restarts + 1))),
-        "instance": draw(st.sampled_from((member.instance, None))),
-    }
-    return member.model_copy(update=changes)
 
 
 @st.composite

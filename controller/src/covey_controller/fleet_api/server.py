@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from starlette.types import ASGIApp
-
 from covey_controller.denials import Denials
 from covey_controller.fleet_api.app import build_fleet_app
+from covey_controller.fleet_api.beats import build_beat_reflex
 from covey_controller.fleet_api.pods import Pods
 from covey_controller.ports import Board
+from covey_controller.serving.gate import gate_by_lead
 from covey_controller.serving.listener import serve
 from covey_controller.serving.tls import ServerTls, bind_tcp, observe_names, render_url
 from covey_controller.tokens import Tokens
@@ -31,9 +31,8 @@ class Replicas:
     """Further names by which agents and gateways dial."""
     elsewhere: Callable[[], str | None] | None = None
     """`HOST:PORT` of the leader's fleet API; None to answer here."""
-    is_leading: Callable[[], bool] = lambda: False
-    gate: Callable[[ASGIApp], ASGIApp] = lambda app: app
-    """Answers instead of the app while nobody leads."""
+    is_leading: Callable[[], bool] | None = None
+    """While it says no, every call is answered 503; None: nobody else could lead."""
 
 
 ALONE = Replicas()
@@ -57,19 +56,22 @@ async def serve_fleet(
     """
     bound = await bind_tcp(host, port, "--fleet-listen")
     closing = asyncio.Event()
+    is_leading = replicas.is_leading or (lambda: True)
     try:
         tls = ServerTls(trust, (*observe_names(host), *replicas.names), folder / "server.pem", asks_certificate=True)
         url = render_url(bound)
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(tls.watch())
+            app = build_fleet_app(board, trust, tokens, denials, replicas.pods, closing)
             await serve(
-                replicas.gate(build_fleet_app(board, trust, tokens, denials, replicas.pods, closing)),
+                gate_by_lead(app, is_leading),
                 bound,
                 closing=closing,
                 on_listening=lambda: on_listening(url),
                 tls=tls.context,
                 elsewhere=replicas.elsewhere,
-                is_leading=replicas.is_leading,
+                is_leading=is_leading,
+                reflex=build_beat_reflex(board, denials, is_leading),
             )
             watching.cancel()
     finally:

@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 
 from covey_controller.serving.guests import Guests
 from covey_controller.serving.passing import Passing
-from covey_controller.serving.protocol import BoundedProtocol
+from covey_controller.serving.protocol import BoundedProtocol, Reflex
 
 # An agent and a gateway hold about three connections each: room for a thousand of them.
 MAX_CONNECTIONS = 4096
@@ -58,6 +58,7 @@ async def serve(
     tls: Callable[[], ssl.SSLContext] | None = None,
     elsewhere: Callable[[], str | None] | None = None,
     is_leading: Callable[[], bool] = lambda: False,
+    reflex: Reflex | None = None,
 ) -> None:
     """Until cancelled. Then `closing` is set, at which the app's streams must end.
 
@@ -66,7 +67,7 @@ async def serve(
     """
     bound.listen(BACKLOG)
     bound.setblocking(False)
-    listener = _Listener(app, tls, elsewhere)
+    listener = _Listener(app, tls, elsewhere, reflex)
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(listener.accept_for_ever(bound, group))
@@ -80,7 +81,11 @@ async def serve(
 
 class _Listener:
     def __init__(
-        self, app: ASGIApp, tls: Callable[[], ssl.SSLContext] | None, elsewhere: Callable[[], str | None] | None
+        self,
+        app: ASGIApp,
+        tls: Callable[[], ssl.SSLContext] | None,
+        elsewhere: Callable[[], str | None] | None,
+        reflex: Reflex | None,
     ) -> None:
         self._config = uvicorn.Config(
             app,
@@ -97,6 +102,7 @@ class _Listener:
         self._config.load()
         self._tls = tls
         self._elsewhere = elsewhere
+        self._reflex = reflex
         self._state = ServerState()
         self._loop = asyncio.get_running_loop()
         self._passing = Passing(MAX_CONNECTIONS)
@@ -172,7 +178,7 @@ class _Listener:
         is_served = False
         try:
             await self._loop.connect_accepted_socket(
-                lambda: BoundedProtocol(self._config, self._state, {}, self._loop).on_known(
+                lambda: BoundedProtocol(self._config, self._state, {}, self._loop, reflex=self._reflex).on_known(
                     lambda: self._guests.leave(guest)
                 ),
                 accepted,

@@ -3,6 +3,10 @@
 uvicorn limits neither the length of a request's head nor the time it may take, so a peer that sends a byte a minute
 would hold a connection for ever. And it gives an app no peer certificate and no way to cut a reader off that stopped
 reading; `scope["extensions"]["covey.connection"]` has both.
+
+What a large fleet at rest says is one call over and over. For it there is a reflex: an answer in the read that brought
+the whole call, without a task and without the app. It only ever says yes; whatever it doesn't answer the app gets as
+if nothing had been asked before.
 """
 
 import asyncio
@@ -14,7 +18,7 @@ from typing import Any, cast
 from covey_api.messages import CertificateRole
 from starlette.types import Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 # Our own clients send heads of under 1 KiB at once.
@@ -22,6 +26,7 @@ MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 10.0
 _EXTENSION = "covey.connection"
 _URI_PREFIX = "covey://"
+_REFLEX_HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\ncontent-type: application/json\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,10 @@ class Connection:
     """End the connection now; what the peer hasn't read is lost."""
 
 
+Reflex = Callable[[Peer, bytes, bytes], bytes | None]
+"""From who calls, URL and body of a POST to the JSON of a 200. None: the app answers, and nothing was done."""
+
+
 def connection_of(scope: Scope) -> Connection:
     return scope["extensions"][_EXTENSION]
 
@@ -55,8 +64,13 @@ class BoundedProtocol(HttpToolsProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        reflex: Reflex | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._reflex = reflex
+        self._held: bytes | None = None
+        """Body so far of a call that a reflex may answer; the app knows nothing of it yet."""
         self._in_head = True
         self._head_bytes = 0
         self._head_deadline: asyncio.TimerHandle | None = None
@@ -85,11 +99,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
-            if self._head_deadline is None:
-                self._await_head()
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
-            self.transport.abort()
+        if (held := self._take_held()) is not None:  # it didn't come whole
+            self._hand_over(held)
+        if self._in_head and self._head_bytes:
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.transport.abort()
+            elif self._head_deadline is None:
+                self._await_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -100,11 +117,62 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._head_arrived()
-        super().on_headers_complete()
+        if self._can_reflex():
+            self._held = b""
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self._held is not None:
+            self._held += body
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
         self._in_head = True
+        held = self._take_held()
+        content = self._answer_by_reflex(held) if held is not None else None
+        if content is not None:
+            self.transport.write(_REFLEX_HEAD % len(content) + content)
+            self.on_response_complete()
+            return
+        if held is not None:
+            self._hand_over(held)
+        super().on_message_complete()
+
+    def _can_reflex(self) -> bool:
+        """Nothing is under way on this connection, and the peer reads what it is sent."""
+        before, parser = cast("RequestResponseCycle | None", self.cycle), self.parser
+        return (
+            self._reflex is not None
+            and self._peer is not None
+            and parser is not None
+            and (before is None or before.response_complete)
+            and not self.flow.write_paused
+            and not self.expect_100_continue
+            and parser.get_method() == b"POST"
+            and parser.should_keep_alive()
+            and not parser.should_upgrade()
+        )
+
+    def _answer_by_reflex(self, body: bytes) -> bytes | None:
+        if self._reflex is None or self._peer is None:
+            return None
+        return self._reflex(self._peer, self.url, body)
+
+    @property
+    def _peer(self) -> Peer | None:
+        return self._connection.peer if self._connection is not None else None
+
+    def _take_held(self) -> bytes | None:
+        held, self._held = self._held, None
+        return held
+
+    def _hand_over(self, held: bytes) -> None:
+        """To the app, as if it came now."""
+        super().on_headers_complete()
+        if held:
+            super().on_body(held)
 
     def _await_head(self) -> None:
         self._head_deadline = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
