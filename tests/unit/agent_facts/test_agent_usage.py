@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from covey_agent.facts.usage import observe_used_bytes
+from covey_agent.facts import usage
+from covey_agent.facts.usage import Usage, observe_used_bytes
 
 MIB = 2**20
 
@@ -29,6 +30,25 @@ def test_peak_counts_with_the_shares_of_keeper_and_children(tmp_path: Path) -> N
 
 def test_process_that_is_gone_is_not_known(tmp_path: Path) -> None:
     assert observe_used_bytes(tmp_path, 11) == 0
+
+
+def test_engine_is_looked_at_as_a_whole_when_its_peak_has_grown_and_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = "Name:\tengine\nPPid:\t1\nVmHWM:\t  1000 kB\n"
+    write(tmp_path, 11, status, 5, "12 ")
+    write(tmp_path, 12, "Name:\tworker\nPPid:\t11\n", 300)
+    seen = Usage(tmp_path)
+    assert seen.observe_used_bytes(11) == 1300 * 1024
+    (tmp_path / "proc/12/smaps_rollup").write_text("Pss: 400 kB\n")
+    assert seen.observe_used_bytes(11) == 1300 * 1024
+    (tmp_path / "proc/11/status").write_text(status.replace("1000", "2000"))
+    assert seen.observe_used_bytes(11) == 2400 * 1024
+    (tmp_path / "proc/12/smaps_rollup").write_text("Pss: 500 kB\n")
+    monkeypatch.setattr(usage, "LOOK_SECONDS", 0.0)
+    assert seen.observe_used_bytes(11) == 2500 * 1024
+    (tmp_path / "proc/11/status").unlink()
+    assert seen.observe_used_bytes(11) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a peak")

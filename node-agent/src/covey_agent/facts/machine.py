@@ -23,7 +23,7 @@ from covey_agent.facts.host import (
     observe_memory_bytes,
     observe_os_version,
 )
-from covey_agent.facts.usage import observe_used_bytes
+from covey_agent.facts.usage import Usage
 from covey_agent.ports import Effort
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class MachineFacts:
     def __init__(self, cache: Path, engine_devices: Callable[[], tuple[EngineDevice, ...]]) -> None:
         self._cache = cache
         self._engine_devices = engine_devices
+        self._usage = Usage(_ROOT)
 
     async def observe_facts(self) -> NodeFacts:
         devices = await self._observe_devices()
@@ -55,7 +56,7 @@ class MachineFacts:
         )
 
     def observe_used_bytes(self, pid: int) -> int:
-        return observe_used_bytes(_ROOT, pid)
+        return self._usage.observe_used_bytes(pid)
 
     def observe_effort(self, pid: int) -> Effort | None:
         return observe_effort(pid)
