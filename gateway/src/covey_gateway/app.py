@@ -1,6 +1,7 @@
-"""Everything that isn't hot, as a FastAPI app on the same port: lists of models, health, and 404 for the rest.
+"""Everything that isn't hot, as a Starlette app on the same port: lists of models, health, and 404 for the rest.
 
 It answers from the same table as the relay. Its errors have the envelope of the path's format, whoever raises them.
+FastAPI in its place validates nothing here (no call has a body), and took a fifth of the gateway's start.
 """
 
 from collections.abc import Mapping
@@ -8,7 +9,10 @@ from typing import Any
 
 from covey_api.messages import ModelState, ServedModel
 from covey_api.reasons import ErrorCode
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from covey_gateway.routing.refusals import (
     refuse_declared,
@@ -29,66 +33,65 @@ _MEDIA_PATHS = ("/v1/audio/{rest:path}", "/v1/images/{rest:path}", "/v1/videos",
 _CHANGES = ("/api/create", "/api/push", "/api/copy", "/api/delete", "/api/blobs/{digest}")
 
 
-def build_app(traffic: Traffic) -> FastAPI:
-    # The relay's calls aren't in FastAPI's hands, so a page made from it would describe half of the API.
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
-
-    async def list_models(request: Request) -> dict[str, Any]:
+def build_app(traffic: Traffic) -> Starlette:
+    async def list_models(request: Request) -> Response:
         names = traffic.table.names_for(_caller(request))
         if "anthropic-version" in request.headers:
-            return render_page(traffic.list_models(_caller(request)))
-        return {"object": "list", "data": [_render_model(traffic, name, model) for name, model in names.items()]}
+            return JSONResponse(render_page(traffic.list_models(_caller(request))))
+        listed = [_render_model(traffic, name, model) for name, model in names.items()]
+        return JSONResponse({"object": "list", "data": listed})
 
-    async def read_model(request: Request, name: str) -> Any:
-        caller = _caller(request)
+    async def read_model(request: Request) -> Response:
+        caller, name = _caller(request), str(request.path_params["name"])
         model = traffic.table.resolve(caller, name)
         if model is None:
             return _render_error(request, refuse_unknown(name, traffic.table.names_for(caller)))
         if "anthropic-version" in request.headers:
-            return render_model(traffic.render_listing(name, model))
-        return _render_model(traffic, name, model)
+            return JSONResponse(render_model(traffic.render_listing(name, model)))
+        return JSONResponse(_render_model(traffic, name, model))
 
-    async def is_alive() -> dict[str, str]:
-        return {"status": "ok"}
+    async def is_alive(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
 
     async def is_ready(request: Request) -> Response:
         if traffic.is_ready:
-            return Response(b'{"status":"ok"}', media_type="application/json")
+            return JSONResponse({"status": "ok"})
         if traffic.has_table:
             message = "there is no access key, and this gateway serves nobody without: `covey key create` makes one"
         else:
             message = "no routing table was applied yet: the controller was not reached, and none is on disk"
         return _render_error(request, ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=1))
 
-    async def list_tags(request: Request) -> dict[str, Any]:
-        return render_tags(traffic.list_models(_caller(request)))
+    async def list_tags(request: Request) -> Response:
+        return JSONResponse(render_tags(traffic.list_models(_caller(request))))
 
-    async def list_running(request: Request) -> dict[str, Any]:
-        return render_running(traffic.list_models(_caller(request)))
+    async def list_running(request: Request) -> Response:
+        return JSONResponse(render_running(traffic.list_models(_caller(request))))
 
-    async def tell_version() -> dict[str, str]:
-        return {"version": VERSION}
+    async def tell_version(_: Request) -> Response:
+        return JSONResponse({"version": VERSION})
 
-    async def tell_running() -> Response:
+    async def tell_running(_: Request) -> Response:
         return Response("Ollama is running", media_type="text/plain")
 
-    app.add_api_route("/v1/models", list_models)
-    app.add_api_route("/v1/models/{name:path}", read_model)
+    routes = [
+        Route("/v1/models", list_models, methods=["GET"]),
+        Route("/v1/models/{name:path}", read_model, methods=["GET"]),
+        *(Route(path, _explain_media, methods=_METHODS) for path in _MEDIA_PATHS),
+        Route("/healthz", is_alive, methods=["GET"]),
+        Route("/readyz", is_ready, methods=["GET"]),
+    ]
     for root in ("", "/ollama"):
-        app.add_api_route(f"{root}/api/tags", list_tags)
-        app.add_api_route(f"{root}/api/ps", list_running)
-        app.add_api_route(f"{root}/api/version", tell_version)
-        app.add_api_route(root or "/", tell_running, methods=["GET", "HEAD"])
-    for path in _MEDIA_PATHS:
-        app.add_api_route(path, _explain_media, methods=_METHODS)
-    for path in _CHANGES:
-        for root in ("", "/ollama"):
-            app.add_api_route(f"{root}{path}", _explain_change, methods=_METHODS)
-    app.add_api_route("/healthz", is_alive)
-    app.add_api_route("/readyz", is_ready)
-    app.add_exception_handler(404, _explain_path)
-    app.add_exception_handler(405, _explain_method)
-    app.add_exception_handler(Exception, _explain_bug)
+        routes += [
+            Route(f"{root}/api/tags", list_tags, methods=["GET"]),
+            Route(f"{root}/api/ps", list_running, methods=["GET"]),
+            Route(f"{root}/api/version", tell_version, methods=["GET"]),
+            Route(root or "/", tell_running, methods=["GET"]),
+            *(Route(f"{root}{path}", _explain_change, methods=_METHODS) for path in _CHANGES),
+        ]
+    explained = {404: _explain_path, 405: _explain_method, Exception: _explain_bug}
+    app = Starlette(routes=routes, exception_handlers=explained)
+    app.router.redirect_slashes = False
     return app
 
 
