@@ -73,13 +73,15 @@ def observe_memory_bytes(root: Path) -> tuple[int, int]:
         names = ("memory.max", "memory.current", "inactive_file")
         if not (folder / names[0]).exists():
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        limit, used = (_read(folder / name).strip() for name in names[:2])
-        reclaimable = _statistic(folder, names[2])
-        if limit.isdigit() and int(limit) < _NO_LIMIT_BYTES:
-            total_bytes = min(total_bytes, int(limit))
-            if used.isdigit():
-                # Page cache of the group counts as used, and is given back before anything is killed.
-                available_bytes = min(available_bytes, int(limit) - int(used) + reclaimable)
+        limit = _read(folder / names[0]).strip()
+        if not limit.isdigit() or int(limit) >= _NO_LIMIT_BYTES:
+            continue
+        total_bytes = min(total_bytes, int(limit))
+        used = _read(folder / names[1]).strip()
+        if used.isdigit():
+            # Page cache of the group counts as used, and is given back before anything is killed.
+            reclaimable = _statistic(folder, names[2])
+            available_bytes = min(available_bytes, int(limit) - int(used) + reclaimable)
     return total_bytes, max(0, min(available_bytes, total_bytes))
 
 
