@@ -56,6 +56,9 @@ class WishBoard(SteeredBoard):
             self._dead_boots.add(self.last.boot_id)
         self.members = {}
 
+    def on_beat(self, node: str, report: Report) -> ReportAnswer | None:
+        """Every report goes by the route, which keeps it."""
+
     def wish(self, *members: MemberAssignment, complete: bool = True) -> None:
         self.wishes, self.is_complete = members, complete
         self.publish()

@@ -60,7 +60,7 @@ class SteeredBoard:
         return ReportAnswer(term=1, serial=self._serial)
 
     def on_beat(self, node: str, report: Report) -> ReportAnswer | None:
-        if report.full:
+        if report.full or report.members is not None:
             return None
         self.beats.append((node, report))
         return ReportAnswer(term=1, serial=self._serial)
