@@ -581,15 +581,12 @@ def fill_prompt(engine: Target, kind: str, tokens: int) -> dict[str, Any]:
     raise AssertionError(f"{missing} tokens are missing of {tokens}")
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", FILLERS)
-async def test_prompts_are_taken_up_to_the_last_token_that_fits(request: pytest.FixtureRequest, kind: str) -> None:
+async def check_last_token(engine: Target, window: int, kind: str) -> None:
     """Never by an estimate: one token less than the window leaves room for one of an answer."""
-    name, window = ("wide_engine", WIDE_WINDOW) if kind == "tools" else ("engine", WINDOW)
-    found, most = request.getfixturevalue(name), window - 1
-    async with running_gateway(found) as gateway, httpx.AsyncClient(timeout=600) as http:
+    most = window - 1
+    async with running_gateway(engine) as gateway, httpx.AsyncClient(timeout=600) as http:
         for tokens in (most - 1, most, most + 1, most + 2):
-            body = fill_prompt(found, kind, tokens)
+            body = fill_prompt(engine, kind, tokens)
             answer = await http.post(f"http://127.0.0.1:{gateway.port}/v1/chat/completions", json=body)
             if tokens <= most:
                 assert answer.status_code == 200, answer.text
@@ -598,6 +595,17 @@ async def test_prompts_are_taken_up_to_the_last_token_that_fits(request: pytest.
                 error = answer.json()["error"]
                 assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
                 assert {tokens, window} <= {int(number) for number in re.findall(r"\d+", error["message"])}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", [each for each in FILLERS if each != "tools"])
+async def test_prompts_are_taken_up_to_the_last_token_that_fits(engine: Target, kind: str) -> None:
+    await check_last_token(engine, WINDOW, kind)
+
+
+@pytest.mark.timeout(900)
+async def test_sixty_tools_are_taken_up_to_the_last_token_that_fits(wide_engine: Target) -> None:
+    await check_last_token(wide_engine, WIDE_WINDOW, "tools")
 
 
 @pytest.fixture(scope="module")
