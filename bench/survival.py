@@ -47,7 +47,7 @@ BOUNDS = {
     "controller restart to converged": 5.0,
     "gateway kill to answered": 1.0,
     "CPU of all parts at rest": 3.0,
-    # What the CPU comes from; it says less of the machine. The bound is the test's (`test_rest`).
+    # What the CPU comes from; it says less of the machine. The bound is the test's (`test_parts_at_rest`).
     "wakeups of all parts at rest": 12.0,
     "PSS of all parts at rest": 350.0,
 }
