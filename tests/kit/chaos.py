@@ -100,8 +100,10 @@ class Chaos:
                 if one.began <= fault.ended + TEARDOWN_SECONDS
                 and fault.began <= one.ended <= fault.ended + NOTICE_SECONDS
             ]
-            # What the gateway's socket still took while the process ended was in flight on it too.
-            count = len(struck) if fault.victim == GATEWAY and fault.at_risk else fault.at_risk
+            # What the gateway's socket still took while the process ended was in flight on it too, and so was what came
+            # to any victim between the count and its end.
+            late = sum(one.began >= fault.began for one in struck) if fault.what == "kill" else 0
+            count = len(struck) if fault.victim == GATEWAY and fault.at_risk else fault.at_risk + late
             for one in sorted(struck, key=lambda one: one.ended)[:count]:
                 lost.remove(one)
         return lost
