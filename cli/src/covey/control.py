@@ -24,10 +24,10 @@ from covey.ports import JsonObject, Questions
 
 # The controller answers from memory; a write validates and fsyncs one set.
 CALL_TIMEOUT_SECONDS = 30.0
-# A watch has a line every 5 s; three missing ones mean that the controller is gone.
-# Who asks while the controller starts waits this long at most, in all five seconds.
+# Who asks while the controller starts waits for it: five seconds in all.
 STARTING_TRIES = 11
 STARTING_PAUSE_SECONDS = 0.5
+# A watch has a line every 5 s; three missing ones mean that the controller is gone.
 WATCH_SILENCE_SECONDS = 15.0
 TOKEN_HEADER = "X-Covey-Token"  # noqa: S105 - the name of a header
 TOKEN_VARIABLE = "COVEY_CONTROL_TOKEN"  # noqa: S105 - the name of a variable

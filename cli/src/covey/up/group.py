@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,9 @@ from covey.up.part import Part
 # Gateway and agent get this long; the whole stop stays below 15 s.
 PARTS_STOP_SECONDS = 11.0
 SWEEP_SECONDS = 10.0
+# Looks of commands at the lock are over in microseconds; a parent holds it for as long as it lives.
+_LOCK_TRIES = 10
+_LOCK_PAUSE_SECONDS = 0.02
 
 
 class Held(Protocol):
@@ -54,16 +58,26 @@ def hold_state_folder(settings: Held) -> Generator[bool]:
     ensure_private_folder(settings.state)
     record_path = settings.state / "up.json"
     with (settings.state / "up.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AlreadyRunning(_read_record(record_path)) from None
+        if not _takes_lock(lock.fileno()):
+            raise AlreadyRunning(_read_record(record_path))
         was_killed = record_path.exists()
         write_private(record_path, json.dumps({"pid": str(os.getpid())} | settings.record))
         try:
             yield was_killed
         finally:
             record_path.unlink(missing_ok=True)
+
+
+def _takes_lock(descriptor: int) -> bool:
+    """False when another parent holds it. A command that looks whether one does holds it for some microseconds."""
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE_SECONDS)
+        else:
+            return True
+    return False
 
 
 def _read_record(path: Path) -> dict[str, str]:
