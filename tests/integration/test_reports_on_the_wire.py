@@ -93,3 +93,13 @@ async def test_silence_after_a_reflex_ends_no_connection_that_is_used_again(tmp_
             assert await read_answer(reader) == ANSWER
             await asyncio.sleep(11)
         assert [each.sequence for _, each in rig.board.beats] == [1, 2]
+
+
+async def test_body_that_is_no_http_is_refused_once_and_reaches_nobody(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path) as rig, asyncio.timeout(30), connected(rig) as (reader, writer):
+        head = b"POST /fleet/v1/nodes/a/report HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"zz\r\n")
+        said = await reader.read()
+        assert said.startswith(b"HTTP/1.1 400 ")
+        assert said.count(b"HTTP/1.1 ") == 1
+        assert rig.board.beats == rig.board.reports == []

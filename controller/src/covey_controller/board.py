@@ -315,9 +315,10 @@ class FleetBoard:
         return _differ(before, report, _NEWS)
 
     def _weigh(self, demand: Demand | None) -> tuple[object, ...]:
-        """What of a demand decides anything: requests on what left the table, what can't be reached, what is silent,
+        """What of a demand decides anything.
 
-        and while something drains the table applied.
+        Requests on what left the table, what can't be reached, what is silent; while something drains, the table
+        applied.
         """
         if demand is None:
             return ()

@@ -178,8 +178,8 @@ async def run_gateway(options: Options) -> None:
                     "none. Add one, listen on 127.0.0.1, or say `--insecure`."
                 )
             apply(table)
-        machine = None if options.remote else observe_machine()
         kept = _open_state(options) if options.table is None else None
+        machine = None if options.remote or kept is None else observe_machine()
         if kept is not None and (saved := kept.load()):
             apply(parse_endpoints(saved, machine))
         await server.start(bound)

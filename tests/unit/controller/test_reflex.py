@@ -7,7 +7,7 @@ import pytest
 from covey_api.messages import CertificateRole, Report
 from covey_controller.board import FleetBoard
 from covey_controller.denials import Denials
-from covey_controller.fleet_api.beats import build_beat_reflex
+from covey_controller.fleet_api.reflex import build_beat_reflex
 from covey_controller.merging import merge_report
 from covey_controller.name_claims import NameTaken
 from covey_controller.serving.answers import render_message

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from covey_controller.denials import Denials
 from covey_controller.fleet_api.app import build_fleet_app
-from covey_controller.fleet_api.beats import build_beat_reflex
 from covey_controller.fleet_api.pods import Pods
+from covey_controller.fleet_api.reflex import build_beat_reflex
 from covey_controller.ports import Board
 from covey_controller.serving.gate import gate_by_lead
 from covey_controller.serving.listener import serve

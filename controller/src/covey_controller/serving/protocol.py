@@ -100,7 +100,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if (held := self._take_held()) is not None:  # it didn't come whole
+        held = self._take_held()
+        if held is not None and not self.transport.is_closing():  # it didn't come whole, and may still
             self._hand_over(held)
         if self._in_head and self._head_bytes:
             if self._head_bytes > MAX_HEAD_BYTES:
