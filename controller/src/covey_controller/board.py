@@ -317,15 +317,15 @@ class FleetBoard:
     def _weigh(self, demand: Demand | None) -> tuple[object, ...]:
         """What of a demand decides anything.
 
-        Requests on what left the table, what can't be reached, what is silent; while something drains, the table
-        applied.
+        Requests on what left the table, what can't be reached, what is silent, whom an earlier table names; while
+        something drains, the table applied.
         """
         if demand is None:
             return ()
         routed = routed_ids(self._endpoints)
         leaving = tuple((e.instance_id, e.in_flight > 0) for e in demand.endpoints if e.instance_id not in routed)
         shunned = tuple((e.instance_id, e.path_failure) for e in demand.endpoints if e.unreachable or e.path_failure)
-        return (demand.applied if self._is_draining else None, leaving, shunned, silent_ids(demand))
+        return (demand.applied if self._is_draining else None, leaving, shunned, silent_ids(demand), demand.nodes)
 
     def forget_gateways(self) -> None:
         """Those that left long ago."""

@@ -335,6 +335,8 @@ class Demand(Message):
     applied: Order | None = None
     endpoints: tuple[EndpointDemand, ...] = ()
     """Every endpoint with requests in flight (also those that left the table), set aside, or heard of late."""
+    nodes: tuple[str, ...] = ()
+    """Nodes of the table's endpoints while that table is an earlier leader's: whom a lost store can't name."""
 
 
 class DemandAnswer(Message):
