@@ -299,7 +299,9 @@ class Worldlet:
             led_since=self.led_since,
             objects=tuple(self.objects.values()),
             agents=tuple(AgentView(a.name, a.seen, a.report()) for a in self.agents.values() if a.seen >= 0),
-            gateways=tuple(GatewayView(g.name, g.seen, not g.dead, g.demand(self.term)) for g in self.gateways.values()),
+            gateways=tuple(
+                GatewayView(g.name, g.seen, not g.dead, g.demand(self.term)) for g in self.gateways.values()
+            ),
             answers=self.answers,
             published=self.published,
             memory=self.memory,
