@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from covey_api.messages import (
     NODE_SILENCE_SECONDS,
+    Ask,
     AskAnswer,
     Assignments,
     Demand,
@@ -27,6 +28,7 @@ from covey_api.meta import Message
 
 from covey_controller.merging import merge_report
 from covey_controller.name_claims import NameClaims, NameTaken
+from covey_controller.open_asks import OpenAsks
 from covey_controller.ports import AgentSession, GatewaySession, Observed
 from covey_controller.readers import Reader, Readers
 from covey_controller.reconcile.doubts import silent_ids
@@ -66,6 +68,7 @@ class FleetBoard:
         self._endpoints: Endpoints | None = None
         self._is_draining = False
         self._readers = Readers(machine)
+        self._asks = OpenAsks()
         self.wake = asyncio.Event()
 
     # What the loop does with it.
@@ -134,6 +137,18 @@ class FleetBoard:
         for ask_id in ids:
             self._observed.answers.pop(ask_id, None)
 
+    # What the control API does with it.
+
+    async def ask(self, node: str, ask: Ask) -> AskAnswer:
+        """What the node answers. TimeoutError after the ask's own time, TooManyAsks."""
+        answered = self._asks.open(node, ask)
+        try:
+            self._readers.wake("node", node)
+            async with asyncio.timeout(ask.expires_seconds):
+                return await answered
+        finally:
+            self._asks.close(node, ask.id)
+
     # What the fleet API does with it.
 
     @property
@@ -196,6 +211,8 @@ class FleetBoard:
 
     def on_answer(self, node: str, answer: AskAnswer) -> None:
         """Keep the answer of an ask that is open on this node; others are dropped."""
+        if self._asks.take(node, answer):
+            return
         assignments = self._assignments.get(node)
         is_open = assignments is not None and any(ask.id == answer.id for ask in assignments.asks)
         if is_open and len(self._observed.answers) < MAX_ANSWERS:
@@ -217,14 +234,15 @@ class FleetBoard:
         session = self._observed.agents.setdefault(node, AgentSession(node))
         with self._reading("node", node, session) as reader, self._streaming(node, boot):
             last: Order | None = None
+            told: set[str] = set()
             held = self._claims.holder(node)
             while not boot or self._claims.holder(node) in (held, boot):
                 if self._claims.holder(node) == boot:
                     held = boot
-                snapshot = self._assignments.get(node)
-                if snapshot is not None and snapshot.order != last:
-                    last = snapshot.order
-                    yield snapshot
+                snapshot, asks = self._assignments.get(node), self._asks.of(node)
+                if snapshot is not None and (snapshot.order != last or any(ask.id not in told for ask in asks)):
+                    last, told = snapshot.order, {ask.id for ask in asks}
+                    yield snapshot.model_copy(update={"asks": (*snapshot.asks, *asks)}) if asks else snapshot
                 elif not await reader.wait_news():
                     yield None
 
