@@ -197,8 +197,8 @@ def _mlx_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspa
         weights_bytes=geometry.weights_bytes,
         floor_bytes=mlx.process_bytes(geometry),
         graph_bytes=mlx.graph_bytes(geometry, options),
-        # The copy of one slot's cache comes and goes with a request, as scores do.
-        mask_bytes_per_cell=mlx.score_bytes_per_cell(geometry, lane, options) + per_cell,
+        # When one more joins, the caches of all that run are copied into one of the new size: both are there.
+        mask_bytes_per_cell=mlx.score_bytes_per_cell(geometry, lane, options) + options.slots * per_cell,
         host_cache_bytes=options.host_cache_mib * 2**20,
         workspace_bytes=workspace_bytes,
         full_bytes_per_cell=per_cell,
