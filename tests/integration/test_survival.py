@@ -158,6 +158,19 @@ def test_store_that_vanishes_under_a_living_controller_is_rebuilt(fleet: Running
     assert members(fleet) == before
 
 
+def test_lost_fleet_secret_is_told_and_engines_get_keys_that_gateways_have(fleet: RunningFleet) -> None:
+    before = {each.engine_pid for each in members(fleet)}
+    (fleet.state / "controller" / "fleet.secret").unlink()
+    kill_part(fleet, CONTROLLER)
+
+    def is_served_anew() -> bool:
+        return not before & {each.engine_pid for each in members(fleet)} and fleet.ask(max_tokens=1).status_code == 200
+
+    wait_until(is_served_anew, "new engines answer", 300)
+    assert "'fleet.secret' of this fleet is gone and is made anew" in log_of(fleet, "controller")
+    wait_converged(fleet, 2)
+
+
 def test_parts_start_again_without_what_their_first_start_needed(fleet: RunningFleet) -> None:
     before = members(fleet)
     for name in ("controller/fleet.json", "agent/token", "gateway/token"):

@@ -57,10 +57,14 @@ PROGRAM = EngineProgram(Path("/bin/llama-server"), {}, "1", "")
 
 
 def assign(
-    key: str = "00000000000000aa", goal: MemberGoal = MemberGoal.SERVE, attempt: int = 1, suspect_since: str = ""
+    key: str = "00000000000000aa",
+    goal: MemberGoal = MemberGoal.SERVE,
+    attempt: int = 1,
+    suspect_since: str = "",
+    engine_key: str = "k",
 ) -> MemberAssignment:
     instance: Instance = builders.instance(f"i{key[-2:]}-0", instance_id=key, attempt=attempt)
-    return MemberAssignment(instance=instance, member="0", goal=goal, key="secret", suspect_since=suspect_since)
+    return MemberAssignment(instance=instance, member="0", goal=goal, key=engine_key, suspect_since=suspect_since)
 
 
 def snapshot(*members: MemberAssignment, serial: int = 1, term: int = 1, complete: bool = True) -> AssignmentsReceived:

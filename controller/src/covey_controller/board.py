@@ -41,6 +41,10 @@ FORGET_SECONDS = 600.0
 MAX_ANSWERS = 1024
 # How far above its own a leader believes terms: a start a second for eleven days.
 MAX_TERM_LEAP = 1_000_000
+# How often one peer is believed that others lead, in so many seconds. Each time this leadership ends: whoever says so
+# again and again makes it up, and no drain would ever come to its end.
+MAX_LEAPS = 3
+LEAPS_SECONDS = 600.0
 
 _ASSIGNED = tuple(name for name in Assignments.model_fields if name != "serial")
 _ROUTED = tuple(name for name in Endpoints.model_fields if name != "serial")
@@ -60,7 +64,9 @@ class FleetBoard:
         self._observed = Observed()
         self._term = 0
         self._serial = 0
-        self._is_leap_said = False
+        self._disbelieved: set[str] = set()
+        self._leaps: dict[str, list[float]] = {}
+        """When each peer was believed that there is a higher term, lately."""
         self._claims = NameClaims()
         self._boots: dict[str, list[str]] = {}
         """Of agents whose streams are open, by node."""
@@ -180,7 +186,7 @@ class FleetBoard:
         if session.report is None or self._is_news(session.report, merged):
             self.wake.set()
         session.report = merged
-        self._observe_term(merged)
+        self._observe_term(f"node '{node}'", merged)
         return self._answer()
 
     def on_beat(self, node: str, report: Report) -> ReportAnswer | None:
@@ -206,7 +212,7 @@ class FleetBoard:
         before, session.demand, session.last_seen = session.demand, demand, now
         if before != demand and self._weigh(before) != self._weigh(demand):
             self.wake.set()
-        self._observe_order(demand.applied)
+        self._observe_order(f"gateway '{gateway}'", demand.applied)
         return self.order
 
     def on_answer(self, node: str, answer: AskAnswer) -> None:
@@ -299,13 +305,13 @@ class FleetBoard:
     def _answer(self, *, resend: bool = False) -> ReportAnswer:
         return ReportAnswer(term=self._term, serial=self._serial, resend=resend)
 
-    def _observe_term(self, report: Report) -> None:
-        self._observe_order(report.applied)
+    def _observe_term(self, peer: str, report: Report) -> None:
+        self._observe_order(peer, report.applied)
         for member in report.members or ():
             if member.instance is not None:
-                self._hear_term(member.instance.spec.term)
+                self._hear_term(peer, member.instance.spec.term)
 
-    def _observe_order(self, applied: Order | None) -> None:
+    def _observe_order(self, peer: str, applied: Order | None) -> None:
         """The highest term that anybody acts on. A serial of this term that was never given out is somebody else's:
 
         a store that was lost counts terms anew, and whoever has seen the old ones would wait for ever. It counts as a
@@ -314,17 +320,30 @@ class FleetBoard:
         if applied is None:
             return
         is_foreign = applied.term == self._term and applied.serial > self._serial
-        self._hear_term(applied.term + 1 if is_foreign else applied.term)
+        self._hear_term(peer, applied.term + 1 if is_foreign else applied.term)
 
-    def _hear_term(self, term: int) -> None:
+    def _hear_term(self, peer: str, term: int) -> None:
         """A leap that no count of leaders explains is a lie: believed once, it would use up all terms there are."""
+        if term <= max(self._term, self._observed.highest_term):
+            return
         if term > self._term + MAX_TERM_LEAP:
-            if not self._is_leap_said:
-                _log.error("a term of %d was reported, far above this one (%d): it is not believed", term, self._term)
-            self._is_leap_said = True
-        elif term > self._observed.highest_term:
-            self._observed.highest_term = term
-            self.wake.set()
+            self._disbelieve(peer, f"a term of {term}, far above this one ({self._term})")
+            return
+        now = self._clock()
+        leaps = [at for at in self._leaps.get(peer, ()) if now - at < LEAPS_SECONDS]
+        if len(leaps) >= MAX_LEAPS:
+            self._disbelieve(peer, f"ever higher terms, {MAX_LEAPS} within {LEAPS_SECONDS:.0f} s, that nobody led with")
+            return
+        self._leaps[peer] = [*leaps, now]
+        _log.warning("%s has seen a term of %d, above this one (%d)", peer, term, self._term)
+        self._observed.highest_term = term
+        self.wake.set()
+
+    def _disbelieve(self, peer: str, words: str) -> None:
+        """Said once of each peer."""
+        if peer not in self._disbelieved and len(self._disbelieved) < MAX_ANSWERS:
+            self._disbelieved.add(peer)
+            _log.error("%s reports %s: it is not believed", peer, words)
 
     def _is_news(self, before: Report, report: Report) -> bool:
         """Whether anything differs that a plan may depend on; the order applied matters to what drains alone."""

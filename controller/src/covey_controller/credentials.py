@@ -19,9 +19,14 @@ from covey_controller.ports import Conflict, Vault, VaultUnavailable
 from covey_controller.seal import seal_instance
 from covey_controller.tokens import Tokens
 from covey_controller.trust import RELOAD_SECONDS, Trust, ensure_fleet_secret, hold_fleet_secret, open_trust
+from covey_controller.vault import AUTHORITY_CERTIFICATES, FLEET_SECRET
 
 # One read of a small object. Whoever starts where the identity is gone waits longer than this before it makes another.
 WATCH_SECONDS = 2.0
+_CONSEQUENCES = {
+    FLEET_SECRET: "every engine that runs is stopped and started with a new key",
+    AUTHORITY_CERTIFICATES: "agents and gateways must join anew; under `covey up` a restart of it does that",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -87,7 +92,19 @@ class Credentials:
 
 async def open_credentials(vault: Vault) -> Credentials:
     """Made where there are none yet. ValueError if a document can't be read, VaultUnavailable if the vault can't."""
+    await _tell_losses(vault)
     trust = await open_trust(vault, time.time())
     tokens = Tokens(vault, lambda: trust.current.digest)
     await tokens.check()
     return Credentials(vault, trust, tokens, await open_denials(vault), await ensure_fleet_secret(vault))
+
+
+async def _tell_losses(vault: Vault) -> None:
+    """What is made anew though the fleet is not: nobody should learn of that from its consequences."""
+    is_there = {name: await vault.read(name) is not None for name in _CONSEQUENCES}
+    if any(is_there.values()):
+        for name, words in _CONSEQUENCES.items():
+            if not is_there[name]:
+                _log.error(
+                    "'%s' of this fleet is gone and is made anew: %s. A backup of it is put back by hand", name, words
+                )

@@ -190,6 +190,6 @@ async def ensure_fleet_secret(vault: Vault) -> bytes:
     if len(secret) != _SECRET_BYTES:
         raise ValueError(
             f"'{FLEET_SECRET}' must hold {2 * _SECRET_BYTES} hex digits; it doesn't. Restore it, or remove it: "
-            "then engines get new keys as they are replaced, and an emptied store adopts nothing that runs already."
+            "then every engine that runs is started anew with a new key, and an emptied store adopts none of them."
         )
     return secret

@@ -36,6 +36,13 @@ Seal = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 """Made by the controller over what identifies an Instance. Empty: from a version that knew none."""
 
 
+# A lie that is larger would be a number that the stores, or their clients, can't hold.
+Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Attempt = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Seconds = Annotated[float, Field(ge=0, le=2**53 - 1, allow_inf_nan=False)]
+
+
 def render_front_name(instance_id: str, attempt: int) -> str:
     """What a gateway asks a keeper's TLS front for (SNI): one attempt of one Instance. It never resolves."""
     return f"a{attempt}.{instance_id}.covey.invalid"
@@ -49,8 +56,9 @@ class CertificateRole(StrEnum):
 class Order(Message):
     """Position of a snapshot: compare `(term, serial)`."""
 
-    term: int
-    serial: int
+    term: Annotated[int, Field(ge=-1, le=2**53 - 1)]
+    """-1: before every other one."""
+    serial: Annotated[int, Field(ge=-1, le=2**53 - 1)]
 
     def is_after(self, other: "Order") -> bool:
         return (self.term, self.serial) > (other.term, other.serial)
@@ -165,9 +173,9 @@ class Progress(Message):
 
     step: Annotated[str, Field(max_length=64)]
     """`model`, `engine`, `load`."""
-    done_bytes: int = 0
-    total_bytes: int = 0
-    bytes_per_second: int = 0
+    done_bytes: Count = 0
+    total_bytes: Count = 0
+    bytes_per_second: Count = 0
 
 
 class MemberReport(Message):
@@ -178,18 +186,18 @@ class MemberReport(Message):
     name: str
     """The Instance's name."""
     member: str
-    attempt: int
+    attempt: Attempt
     phase: MemberPhase
-    port: int = 0
+    port: Port = 0
     """The engine's port on loopback, while there is one."""
-    front_port: int = 0
+    front_port: Port = 0
     """Of its keeper's TLS front, at the node's `address`; 0: it has none."""
-    pid: int = 0
-    used_bytes: int = 0
+    pid: Count = 0
+    used_bytes: Count = 0
     """The most host memory that its keeper and engine had resident so far, in whole MiB; 0: not known."""
     cause: FailureCause | None = None
     message: Annotated[str, Field(max_length=1024)] = ""
-    restarts: int = 0
+    restarts: Count = 0
     progress: Progress | None = None
     instance: Instance | None = None
     """Whole, in a full report: a controller whose store is empty adopts it."""
@@ -199,7 +207,7 @@ class MemberReport(Message):
 
 class PoolReading(Message):
     name: str
-    available_bytes: int
+    available_bytes: Count
 
 
 class Report(Message):
@@ -211,7 +219,7 @@ class Report(Message):
 
     boot_id: str
     """Random per agent process."""
-    sequence: int
+    sequence: Count
     version: str
     full: bool
     applied: Order | None = None
@@ -317,12 +325,12 @@ class Endpoints(Message):
 
 class EndpointDemand(Message):
     instance_id: str
-    in_flight: int
+    in_flight: Count
     unreachable: bool = False
     """This gateway set it aside: it refused, reset, or could not be reached."""
-    last_byte_seconds: float | None = None
+    last_byte_seconds: Seconds | None = None
     """How long ago it last gave this gateway a byte; None: not since this gateway knows it."""
-    oldest_silent_seconds: float | None = None
+    oldest_silent_seconds: Seconds | None = None
     """For how long the request in flight that waits longest has had no byte; None: none waits for one."""
     path_failure: Annotated[str, Field(max_length=256)] = ""
     """Why this gateway finds no way to its node, after several tries in a row; empty: it has one, or didn't try."""

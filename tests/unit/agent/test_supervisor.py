@@ -328,6 +328,21 @@ def test_higher_attempt_ends_the_running_one_and_starts_anew() -> None:
     assert world.member().phase is MemberPhase.READY
 
 
+def test_engine_whose_key_is_another_one_now_ends_and_starts_with_it_once() -> None:
+    world = ready_world()
+    world.send(snapshot(assign(engine_key="new"), serial=2, complete=False))
+    assert world.member().phase is MemberPhase.READY
+    world.send(snapshot(assign(engine_key="new"), serial=3))
+    assert world.member().phase is MemberPhase.PENDING
+    world.settle()
+    assert world.stopped == [A]
+    assert world.member().phase is MemberPhase.READY
+    assert (world.member().restarts, world.member().spec.attempt) == (0, 1)
+    world.send(snapshot(assign(engine_key="new"), serial=4))
+    world.settle()
+    assert world.stopped == [A]
+
+
 def test_higher_attempt_lifts_a_failure() -> None:
     world = ready_world()
     world.end_engine(A, FailureCause.MISSING_LIBRARY)

@@ -568,6 +568,17 @@ def test_lost_store_goes_on_without_a_node_that_stays_away() -> None:
     assert len(story.routed()) >= 1
 
 
+@pytest.mark.parametrize("lie", [{"attempt": 2**31 - 1}, {"attempt": 70_000, "phase": MemberPhase.FAILED}])
+def test_number_that_a_node_makes_up_stops_nothing_and_is_not_taken_over(lie: dict[str, object]) -> None:
+    story = fleet("a", "b", replicas=2)
+    liar = story.agents["b"]
+    liar.deaf = True
+    liar.members = {key: each.model_copy(update=lie) for key, each in liar.members.items()}
+    story.run(20)
+    assert all(each.spec.attempt < 100 for each in story.instances())
+    assert "smollm2-0" in story.routed()
+
+
 def test_lost_store_and_a_node_that_reports_late_ends_with_what_is_wished() -> None:
     story = fleet("a", "b", replicas=1)
     home = story.instances()[0].spec.members[0].node

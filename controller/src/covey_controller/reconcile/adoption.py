@@ -24,6 +24,8 @@ from covey_controller.reconcile.names import lowest_free_name
 
 # Long enough to put a lost file back, short enough that forgotten memory is found the same day.
 STRAY_SECONDS = 15 * 60.0
+# How far above its own count a store believes attempts: a node that lies may not use up the numbers there are.
+MAX_ATTEMPT_LEAP = 10_000
 # The length that Instances' names may have, which is what namespaces may have too.
 _NAME = re.compile(rf"(?=.{{1,{Instance.MAX_NAME_LENGTH}}}$){NAME_PATTERN.removeprefix('^')}")
 
@@ -142,6 +144,6 @@ def _catch_up_attempts(draft: Draft) -> None:
     for sight in list(draft.sights.values()):
         attempt = max((m.report.attempt for m in sight.members if m.report), default=0)
         spec = sight.instance.spec
-        if attempt > spec.attempt:
+        if spec.attempt < attempt <= spec.attempt + MAX_ATTEMPT_LEAP:
             changed = spec.model_copy(update={"attempt": attempt, "term": max(spec.term, draft.world.term)})
             draft.update(sight.instance.model_copy(update={"spec": changed}))

@@ -129,8 +129,11 @@ def front_of(sight: Sight) -> tuple[str, int] | None:
 
 
 def _parse_stored(url: str) -> tuple[str, int] | None:
-    stored = urlsplit(url)
-    return (stored.hostname, stored.port) if stored.hostname and stored.port else None
+    try:
+        stored = urlsplit(url)
+        return (stored.hostname, stored.port) if stored.hostname and stored.port else None
+    except ValueError:  # an earlier version stored whatever a node said
+        return None
 
 
 def refused_aliases(models: dict[ObjectKey, Model]) -> dict[ObjectKey, dict[str, str]]:

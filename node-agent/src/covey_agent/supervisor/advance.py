@@ -51,7 +51,7 @@ def advance(state: State, member: MemberState, now: float) -> tuple[MemberState,
 
     1. What runs isn't known yet, or the last keeper isn't gone yet: wait.
     2. A keeper lives:
-       a. it has to end (goal Stop, the agent closes, another attempt is wished, overdue): stop it, once;
+       a. it has to end (goal Stop, the agent closes, another attempt or key is wished, overdue): stop it, once;
        b. it drains: serve what is in flight;
        c. it is ready: serve; look at it when gateways doubt that it generates;
        d. it had its time to become ready: it is overdue, and ends as in a;
@@ -83,7 +83,7 @@ def advance(state: State, member: MemberState, now: float) -> tuple[MemberState,
 def _advance_living(
     state: State, member: MemberState, keeper: EngineProcess, now: float
 ) -> tuple[MemberState, tuple[Effect, ...]]:
-    if keeper.attempt != member.spec.attempt:  # 2a
+    if keeper.attempt != member.spec.attempt or member.is_rekeyed:  # 2a
         return _stop(replace(member, phase=MemberPhase.PENDING))
     if member.overdue:
         return _stop(replace(member, phase=MemberPhase.DRAINING if member.ready else MemberPhase.STARTING))
@@ -134,7 +134,8 @@ def _advance_towards_start(state: State, member: MemberState) -> tuple[MemberSta
         effect = CheckFit(key, member.member.costs, around.promised_bytes)
         return replace(member, work=member.work | {Work.FIT}), (effect,)
     effect = StartKeeper(key, member.assignment, member.weights, member.program)  # 9
-    started = replace(member, phase=MemberPhase.STARTING, fits=False, work=member.work | {Work.LAUNCH})
+    work = member.work | {Work.LAUNCH}
+    started = replace(member, phase=MemberPhase.STARTING, fits=False, work=work, is_rekeyed=False)
     return started, (effect,)
 
 

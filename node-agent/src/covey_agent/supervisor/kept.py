@@ -15,6 +15,8 @@ class KeptMember(Message):
     """Identity of the engine that runs as far as this agent knows."""
     ready: bool = False
     """That engine has generated a token."""
+    is_rekeyed: bool = False
+    """That engine was started with another key than the assignment's."""
     failed: FailureCause | None = None
     message: str = ""
     restarts: int = 0

@@ -6,13 +6,15 @@
 - A member that a complete snapshot doesn't name becomes a stray: it runs on and is reported whole; the controller,
   which may have lost its store, decides. Only what has ended already is forgotten (in `step`).
 - Within an attempt a goal only moves forward; an attempt only grows.
+- An engine whose key is another one now (the fleet's secret was lost and made anew) is of no use to anybody: it ends,
+  and is started with the new one.
 """
 
 from dataclasses import replace
 
 from covey_api.messages import Assignments, MemberAssignment, MemberGoal
 
-from covey_agent.supervisor.state import MemberState, State
+from covey_agent.supervisor.state import MemberState, State, Work
 
 _PROGRESS = {MemberGoal.SERVE: 0, MemberGoal.DRAIN: 1, MemberGoal.STOP: 2}
 
@@ -59,4 +61,6 @@ def accept_wish(member: MemberState, assignment: MemberAssignment) -> MemberStat
     if attempt < member.spec.attempt:
         return replace(member, assigned=True)
     goal = max(member.goal, assignment.goal, key=_PROGRESS.__getitem__)
-    return replace(member, assignment=assignment, goal=goal, assigned=True)
+    has_engine = member.keeper is not None or Work.LAUNCH in member.work
+    is_rekeyed = member.is_rekeyed or (has_engine and assignment.key != member.assignment.key)
+    return replace(member, assignment=assignment, goal=goal, assigned=True, is_rekeyed=is_rekeyed)

@@ -59,6 +59,8 @@ class MemberState:
     """Nothing is tried before: a backoff, the next probe, the next look at memory."""
     overdue: bool = False
     """It didn't become ready in time, or is wedged, and has to end for it."""
+    is_rekeyed: bool = False
+    """Its engine was started with another key than it has now: gateways can't use it, and it has to end."""
     dispelled: str = ""
     """The doubt (`suspectSince`) in which it proved that it generates."""
     restarts: int = 0
@@ -155,6 +157,7 @@ def _keep_member(member: MemberState) -> KeptMember:
         assigned=member.assigned,
         engine=member.engine,
         ready=member.ready,
+        is_rekeyed=member.is_rekeyed,
         failed=failure.cause if failure else None,
         message=failure.message if failure else "",
         restarts=member.restarts,
@@ -186,6 +189,7 @@ def _restore_member(kept: KeptMember, is_same_boot: bool) -> MemberState:
         work=frozenset({Work.FIND}),
         engine=kept.engine,
         ready=kept.ready,
+        is_rekeyed=kept.is_rekeyed,
         restarts=kept.restarts,
         restarted_at=kept.restarted_at if is_same_boot else (),
     )

@@ -200,7 +200,7 @@ def _apply_exit(state: State, event: EngineExited, now: float) -> tuple[State, t
     member = state.members.get(event.instance_id)
     if member is None or member.keeper is None or member.keeper.identity != event.identity:
         return state, ()
-    is_superseded = member.keeper.attempt != member.spec.attempt
+    is_superseded = member.keeper.attempt != member.spec.attempt or member.is_rekeyed
     is_overdue = member.overdue
     member = replace(
         member,
@@ -209,6 +209,7 @@ def _apply_exit(state: State, event: EngineExited, now: float) -> tuple[State, t
         engine="",
         ready=False,
         overdue=False,
+        is_rekeyed=False,
         dispelled="",
         weights=None,
         program=None,

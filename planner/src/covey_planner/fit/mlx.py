@@ -1,8 +1,8 @@
 """What mlx-lm's server takes, as a function of the window: the whole is in one pool, since MLX has one kind of memory.
 
 Numbers of `servers.mlx_server` with its stamped options: a cache for each slot in the checkpoint's own type, a copy of
-all of them while one more joins those that run, one prefill step in the graph. On a processor attention is not fused: its
-scores are there for a step by the window, in 32 bits.
+all of them while one more joins those that run, one prefill step in the graph. On a processor attention is not fused:
+its scores are there for a step by the window, in 32 bits.
 """
 
 from covey_api.engines import Compute, KvCacheType, Lane
