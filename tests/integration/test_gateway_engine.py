@@ -165,6 +165,28 @@ async def test_a_client_that_leaves_frees_its_slot_within_a_second(engine: RealE
         assert gateway.in_flight == 0
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_request_that_is_cancelled_by_its_id_frees_its_slot_within_a_second(
+    engine: RealEngine, is_stream: bool
+) -> None:
+    async with (
+        running_gateway(engine.target) as gateway,
+        connected(gateway) as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.port}") as canceller,
+    ):
+        asking = {"messages": user("Count."), "max_tokens": 900, "ignore_eos": True, "stream": is_stream}
+        await client.ask("x-request-id: long-one", **asking)
+        await engine.wait_busy_slots(1, timeout_seconds=20)
+        answer = await canceller.post("/v1/cancel/long-one")
+        await engine.wait_busy_slots(0, timeout_seconds=1)
+        assert (answer.status_code, answer.json()["cancelled"]) == (200, 1)
+        told = await client.read_answer()
+        assert told.headers["x-request-id"] == "long-one"
+        error = told.events[-1]["error"] if is_stream else told.error
+        assert error["code"] == "request_cancelled"
+        assert gateway.in_flight == 0
+
+
 async def test_the_engines_own_way_with_requests_cannot_be_reached(engine: RealEngine) -> None:
     async with sdk(engine) as (client, _):
         for name in ("id_slot", "cache_prompt", "n_predict", "lora"):

@@ -16,7 +16,7 @@ from covey_api.reasons import ErrorCode
 
 from covey_gateway.delivery import Ask, Delivery
 from covey_gateway.limits import MAX_BODY_BYTES, SILENCE_SECONDS
-from covey_gateway.routing.refusals import refuse_too_large
+from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
@@ -177,6 +177,7 @@ class Exchange:
         if isinstance(model, ApiError):
             self.fail(model)
             return
+        self._traffic.cancels.follow(self._request_id, caller, self)
         self._wants_stream = request.wants_stream
         self._written_at = self._client.now()
         self._ask = Ask(model, request, request.make_teller(model.name))
@@ -275,9 +276,14 @@ class Exchange:
         """Nobody waits for it any more: give everything back, end what an engine still does for it."""
         self.is_over = True
         self._free_body()
+        self._traffic.cancels.unfollow(self._request_id, self)
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
             delivery.abandon()
+
+    def cancel(self) -> None:
+        _log.info("request %s was cancelled by its id", self._request_id)
+        self.fail(refuse_cancelled())
 
     # Time and backpressure.
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from covey_api.messages import EndpointDemand, ServedModel
 
+from covey_gateway.cancels import Cancels
 from covey_gateway.limits import MAX_BODIES_BYTES
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.choose import Load, NoneFree, choose_target, set_aside
@@ -55,6 +56,7 @@ class Traffic:
         """Whether a table was applied."""
         self.date = b""
         """The HTTP date, kept by the sweep."""
+        self.cancels = Cancels()
         self._clock = clock
         self._loads: dict[str, Load] = {}
         self._awaiting: dict[str, list[Awaiting]] = {}
