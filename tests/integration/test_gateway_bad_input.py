@@ -154,22 +154,17 @@ async def test_every_refusal_has_its_status_in_the_formats_own_envelope(call: st
     ],
 )
 @pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("data:image/png;base64,AAAA", "takes text only"),
-        ("http://127.0.0.1:9/secret.png", "must be a data URL"),
-        ("https://example.com/cat.png", "must be a data URL"),
-        ("file:///etc/passwd", "must be a data URL"),
-    ],
+    "url",
+    ["data:image/png;base64,AAAA", "http://127.0.0.1:9/secret.png", "https://example.com/x", "file:///etc/passwd"],
 )
 async def test_an_image_for_a_model_of_text_is_refused_and_no_url_is_fetched(
-    path: str, body: dict[str, Any], url: str, words: str
+    path: str, body: dict[str, Any], url: str
 ) -> None:
     async with ScriptedEngine() as engine, running_gateway(engine.target()) as gateway:
         content = json.dumps({"model": "m"} | body).replace('"U"', json.dumps(url)).encode()
         answer = await post(gateway, path, content)
         assert (answer.status, engine.calls) == (400, [])
-        assert words in answer.content["error"]["message"]
+        assert "takes text only" in answer.content["error"]["message"]
 
 
 async def test_an_image_reaches_a_model_that_takes_images() -> None:

@@ -8,6 +8,7 @@ the client of a stream has waited for `SILENCE_SECONDS`: then the head is sent, 
 alive, as often as it is silent so long. A request whose endpoint failed before a byte goes elsewhere once.
 """
 
+import asyncio
 import logging
 import secrets
 from typing import Protocol
@@ -15,6 +16,7 @@ from typing import Protocol
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.delivery import Ask, Delivery
+from covey_gateway.images import Images
 from covey_gateway.limits import MAX_BODY_BYTES, SILENCE_SECONDS
 from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large
 from covey_gateway.routing.table import Caller
@@ -60,6 +62,7 @@ class Exchange:
         client: Client,
         traffic: Traffic,
         engines: Engines,
+        images: Images,
         head: RequestHead | None,
         admitted: Caller | ApiError,
         *,
@@ -72,6 +75,8 @@ class Exchange:
         self._client = client
         self._traffic = traffic
         self._engines = engines
+        self._images = images
+        self._gathering: asyncio.Task[None] | None = None
         self._is_chunked = is_chunked
         self._awaits_continue = head is not None and head.expects_continue
         self._request_id = choose_request_id(head)
@@ -181,7 +186,25 @@ class Exchange:
         self._wants_stream = request.wants_stream
         self._written_at = self._client.now()
         self._ask = Ask(model, request, request.make_teller(model.name))
+        if request.media:
+            self._gathering = self._images.gather(request, self)
+        else:
+            self._deliver(self._ask)
+
+    def take_images(self, found: Request | ApiError) -> None:
+        """All are in the request now, or one is not to be had."""
+        if self._ask is None or self.is_over:
+            return
+        if isinstance(found, ApiError):
+            self.fail(found)
+            return
+        self._ask.request = found
         self._deliver(self._ask)
+
+    def reserve(self, count: int) -> bool:
+        is_free = not self.is_over and self._traffic.reserve_body(count)
+        self._reserved_bytes += count if is_free else 0
+        return is_free
 
     def _deliver(self, ask: Ask, excluded: str | None = None) -> None:
         target = self._traffic.take(ask.model, excluded)
@@ -277,6 +300,8 @@ class Exchange:
         self.is_over = True
         self._free_body()
         self._traffic.cancels.unfollow(self._request_id, self)
+        if self._gathering is not None:
+            self._gathering.cancel()
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
             delivery.abandon()

@@ -84,7 +84,7 @@ class FleetLink:
         self._machine = machine
         self._is_due = asyncio.Event()
         self._is_connected = False
-        self._fleet: Fleet | None = None
+        self._connected_fleet: Fleet | None = None
         traffic.watch_news(self._is_due.set)
         traffic.cancels.pass_on = self._pass_on
 
@@ -147,19 +147,19 @@ class FleetLink:
 
     async def serve(self, fleet: Fleet, backoff: Backoff) -> None:
         """Follow tables and report demand over one connection; ends by FleetError only."""
-        self._fleet = fleet
+        self._connected_fleet = fleet
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_endpoints(fleet, backoff))
                 tasks.create_task(self._report_demand(fleet))
         finally:
-            self._fleet = None
+            self._connected_fleet = None
 
     async def _pass_on(self, cancel: Cancel) -> int:
-        if self._fleet is None:
+        if self._connected_fleet is None:
             raise NotPassedOn("the controller is not reached")
         try:
-            return (await self._fleet.post("cancel", cancel, CancelAnswer)).gateways
+            return (await self._connected_fleet.post("cancel", cancel, CancelAnswer)).gateways
         except FleetError as error:
             raise NotPassedOn(error.message) from None
 

@@ -233,12 +233,14 @@ def _render_result(block: _Block, place: str) -> dict[str, Any]:
 
 def _read_image(block: _Block, place: str) -> str:
     source = block.source or {}
+    kind, data = source.get("media_type"), source.get("data")
     if source.get("type") == "base64":
-        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
-    else:
-        url = str(source.get("url", ""))
-    ensure(check_image_url(url, f"{place}.source"))
-    return url
+        if not isinstance(kind, str) or not isinstance(data, str):
+            raise Refused(invalid_request(f"`{place}.source` must have `media_type` and `data`", "messages"))
+        return f"data:{kind};base64,{data}"
+    url = source.get("url")
+    ensure(check_image_url(url if isinstance(url, str) else None, f"{place}.source"))
+    return str(url)
 
 
 def _render_tools(fields: Fields) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Joining again always, also when nothing was changed, costs a microsecond and closes a gap: two parsers that read a
 repeated or escaped key differently. Of `messages` only roles and kinds of content are looked at; parts are read where
-there are any, since an image's URL must never reach an engine that would fetch it.
+there are any. Whether the model takes images, and whether their URLs are fetched, is asked once it is known (`media`).
 """
 
 from typing import Any
@@ -160,11 +160,8 @@ def _check_message(message: _Message, index: int) -> str | ApiError:
 
 
 def check_image_url(url: str | None, place: str) -> ApiError | None:
-    """Only what is in the request itself: a URL would be fetched from where this server can reach, for anybody."""
-    if url is not None and url[:11].lower() == "data:image/":
-        return None
-    words = f"`{place}` must be a data URL (`data:image/png;base64,…`); nothing is fetched here: send the image itself"
-    return invalid_request(words, "messages")
+    """That there is one. Which, is looked at in what an engine gets (`media`), if the model takes images."""
+    return None if url else invalid_request(f"`{place}` must have an image's URL", "messages")
 
 
 def read_stream_options(fields: Fields, wants_stream: bool) -> msgspec.Raw | ApiError | None:
