@@ -213,3 +213,58 @@ async def test_an_engine_that_counts_no_tokens_is_told_as_that() -> None:
         answer = await post(gateway, spoken.path, json.dumps({"model": "m"} | spoken.body).encode())
         assert answer.status == 501
         assert "doesn't count tokens" in spoken.read(answer.content)
+
+
+PASSING = ALL.model_copy(update={"passes_unknown_fields": True})
+THAT_PASS = ["chat", "completions", "responses", "messages"]
+
+
+@pytest.mark.parametrize("call", THAT_PASS)
+async def test_a_field_in_no_list_reaches_the_engine_only_of_a_model_that_passes_it(call: str) -> None:
+    spoken = CALLS[call]
+    body = json.dumps({"model": "m", "nonsense": {"a": 1}} | spoken.body).encode()
+    async with ScriptedEngine() as engine, running_gateway() as gateway:
+        gateway.route(engine.target(), models=(ALL,))
+        refused = await post(gateway, spoken.path, body)
+        assert (refused.status, engine.calls) == (400, [])
+        assert "`nonsense` is no field" in spoken.read(refused.content)
+        gateway.route(engine.target(), models=(PASSING,))
+        await post(gateway, spoken.path, body)
+        assert engine.calls[0].content["nonsense"] == {"a": 1}
+
+
+@pytest.mark.parametrize("call", THAT_PASS)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id_slot": 0},
+        {"nonsense": 1, "cache_prompt": False},
+        {"grammar": "root ::= x"},
+        {"slot_id": 1},
+        {"min_p": "high"},
+        {"json_schema": {"type": "string", "pattern": "a?" * 40}},
+        {"reasoning_format": "unheard-of"},
+    ],
+)
+async def test_what_could_hurt_others_is_refused_also_of_a_model_that_passes_unknown_fields(
+    call: str, fields: dict[str, Any]
+) -> None:
+    async with ScriptedEngine() as engine, running_gateway() as gateway:
+        gateway.route(engine.target(), models=(PASSING,))
+        answer = await post(gateway, CALLS[call].path, json.dumps({"model": "m"} | fields | CALLS[call].body).encode())
+        assert (answer.status, engine.calls) == (400, [])
+        assert list(fields)[-1] in CALLS[call].read(answer.content)
+
+
+async def test_what_a_format_says_itself_wins_over_a_passed_field() -> None:
+    async with ScriptedEngine() as engine, running_gateway() as gateway:
+        gateway.route(engine.target(), models=(PASSING,))
+        extra = {"stream_options": {"include_usage": False}, "return_progress": False, "min_p": 0.5, "n": 2}
+        refused = await post(
+            gateway, "/v1/messages", json.dumps({"model": "m"} | extra | CALLS["messages"].body).encode()
+        )
+        assert "`n` is not taken" in read_anthropic(refused.content)
+        del extra["n"]
+        await post(gateway, "/v1/messages", json.dumps({"model": "m"} | extra | CALLS["messages"].body).encode())
+        sent = engine.calls[0].content
+        assert (sent["stream_options"], sent["min_p"], sent["max_tokens"]) == ({"include_usage": True}, 0.5, 1)

@@ -13,9 +13,9 @@ from covey_api.reasons import ErrorCode
 from covey_gateway.limits import MAX_SCHEMA_BYTES
 from covey_gateway.wire.body import (
     Fields,
+    Unknown,
     check_kinds,
     decode_object,
-    find_unknown,
     first_byte,
     is_object,
     read_count,
@@ -23,6 +23,7 @@ from covey_gateway.wire.body import (
     read_model,
     read_struct,
     read_value,
+    take_unknown,
 )
 from covey_gateway.wire.errors import ApiError, invalid_request
 from covey_gateway.wire.openai.answer import ChatAnswer
@@ -71,16 +72,16 @@ def parse_chat(body: bytes) -> Request | ApiError:
     fields = decode_object(body, CHAT_FIELDS)
     if isinstance(fields, ApiError):
         return fields
-    error, unknown = find_unknown(fields, CHAT_FIELDS, REFUSED, "chat completions")
-    if error is not None:
-        return error
+    unknown = take_unknown(fields, CHAT_FIELDS, REFUSED, "chat completions")
+    if isinstance(unknown, ApiError):
+        return unknown
     model = read_model(fields)
     if isinstance(model, ApiError):
         return model
     return _parse_fields(fields, model, unknown)
 
 
-def _parse_fields(fields: Fields, model: str, unknown: ApiError | None) -> Request | ApiError:
+def _parse_fields(fields: Fields, model: str, unknown: Unknown) -> Request | ApiError:
     if (error := check_kinds(fields, CHAT_KINDS) or _check_enums(fields)) is not None:
         return error
     media = check_messages(fields.get("messages"))
@@ -101,8 +102,15 @@ def _parse_fields(fields: Fields, model: str, unknown: ApiError | None) -> Reque
     sent.update((name, value) for name, value in fields.items() if name not in READ)
     if options is not None:
         sent["stream_options"] = options
+    sent |= unknown.fields
     make_teller = PassedChat if wants_stream else ChatAnswer
-    return Request(Call.CHAT, model, sent, make_teller, wants_stream, max_tokens, media, unknown=unknown)
+    return Request(Call.CHAT, model, sent, make_teller, wants_stream, max_tokens, media, unknown=unknown.error)
+
+
+def check_passed(unknown: Unknown) -> Fields | ApiError:
+    """What another format doesn't know and chat completions may: it is what it must be there."""
+    fields = unknown.fields
+    return check_kinds(fields, CHAT_KINDS) or _check_enums(fields) or check_schemas(fields, SCHEMAS) or fields
 
 
 def _check_enums(fields: Fields) -> ApiError | None:

@@ -14,7 +14,6 @@ from covey_gateway.wire.body import (
     Fields,
     check_kinds,
     decode_object,
-    find_unknown,
     first_byte,
     is_array,
     is_empty,
@@ -22,10 +21,11 @@ from covey_gateway.wire.body import (
     read_count,
     read_flag,
     read_model,
+    take_unknown,
 )
 from covey_gateway.wire.chunks import count, count_within
 from covey_gateway.wire.errors import ApiError, ensure, invalid_request, refusing
-from covey_gateway.wire.openai.chat import check_schemas, read_stream_options
+from covey_gateway.wire.openai.chat import check_passed, check_schemas, read_stream_options
 from covey_gateway.wire.openai.errors import engine_failed, render_error_event, translate_event_error
 from covey_gateway.wire.openai.fields import CHAT_KINDS, REFUSED, TEXT_FIELDS
 from covey_gateway.wire.request import WITH_USAGE, Call, Request, Teller
@@ -48,8 +48,7 @@ _KINDS = CHAT_KINDS | {"logprobs": "number"}
 def parse_completion(body: bytes) -> Request | ApiError:
     fields = ensure(decode_object(body, _DECODED))
     _drop_defaults(fields)
-    error, unknown = find_unknown(fields, TEXT_FIELDS, _REFUSED, "completions")
-    ensure(error)
+    unknown = ensure(take_unknown(fields, TEXT_FIELDS, _REFUSED, "completions"))
     ensure(check_kinds(fields, _KINDS))
     model, wants_stream = ensure(read_model(fields)), ensure(read_flag(fields, "stream"))
     max_tokens, n = ensure(read_count(fields, "max_tokens", 0)), ensure(read_count(fields, "n")) or 1
@@ -57,12 +56,12 @@ def parse_completion(body: bytes) -> Request | ApiError:
     options = ensure(read_stream_options(fields, wants_stream))
     with_usage = options is not None and b"true" in bytes(options)
     sent: dict[str, Any] = {name: value for name, value in fields.items() if name not in _READ}
-    sent["stream_options"] = WITH_USAGE
+    sent |= {"stream_options": WITH_USAGE, **ensure(check_passed(unknown))}
 
     def make_teller(name: str) -> Teller:
         return TextStream(name, n, with_usage) if wants_stream else TextAnswer(name, n)
 
-    return Request(Call.COMPLETION, model, sent, make_teller, wants_stream, max_tokens, unknown=unknown)
+    return Request(Call.COMPLETION, model, sent, make_teller, wants_stream, max_tokens, unknown=unknown.error)
 
 
 def _drop_defaults(fields: Fields) -> None:
