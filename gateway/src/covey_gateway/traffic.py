@@ -181,6 +181,10 @@ class Traffic:
         """Its silence counts until `unfollow`."""
         self._awaiting.setdefault(target.id, []).append(request)
 
+    def has_turn(self, target: Target, request: Awaiting) -> bool:
+        """Whether a slot is free for it, as far as this gateway's own requests go: fewer are before it than slots."""
+        return request in self._awaiting.get(target.id, [])[: target.slots]
+
     def unfollow(self, target: Target, request: Awaiting) -> None:
         load, awaiting = self._loads[target.id], self._awaiting[target.id]
         load.heard_at = _latest((load.heard_at, request.last_byte_at))
