@@ -92,6 +92,16 @@ def build_app(traffic: Traffic) -> Starlette:
     async def tell_version(_: Request) -> Response:
         return JSONResponse({"version": VERSION})
 
+    async def document(_: Request) -> Response:
+        from covey_gateway.openapi import render_document  # it is large, and most gateways are never asked
+
+        return Response(render_document(), media_type="application/json")
+
+    async def show_document(_: Request) -> Response:
+        from covey_gateway.openapi import render_page
+
+        return Response(render_page(), media_type="text/html")
+
     async def tell_running(_: Request) -> Response:
         return Response("Ollama is running", media_type="text/plain")
 
@@ -102,6 +112,8 @@ def build_app(traffic: Traffic) -> Starlette:
         Route("/v1/cancel/{id:path}", cancel, methods=["POST"]),
         Route("/healthz", is_alive, methods=["GET"]),
         Route("/readyz", is_ready, methods=["GET"]),
+        Route("/openapi.json", document, methods=["GET"]),
+        Route("/docs", show_document, methods=["GET"]),
     ]
     for root in ("", "/ollama"):
         routes += [

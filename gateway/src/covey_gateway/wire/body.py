@@ -142,6 +142,23 @@ def check_kinds(fields: Fields, kinds: Mapping[str, str]) -> ApiError | None:
     return None
 
 
+# Of more the engine says what is wrong: numbers of two bytes are objects of thirty-two.
+_MOST_TEXTS_BYTES = 8 * 1024 * 1024
+_INPUTS = msgspec.json.Decoder(str | list[str | int | list[int]])
+
+
+def check_texts(fields: Fields, name: str) -> ApiError | None:
+    """A text or several, or such of tokens, and not nothing."""
+    raw = fields.get(name)
+    if raw is None or first_byte(raw) not in (b'"', b"[") or is_empty(raw):
+        words = f"`{name}` must be a string, or an array of strings or of tokens, and not empty"
+        return invalid_request(words, name)
+    if memoryview(raw).nbytes > _MOST_TEXTS_BYTES:
+        return None
+    found = read_struct(raw, name, _INPUTS)
+    return found if isinstance(found, ApiError) else None
+
+
 def first_byte(raw: msgspec.Raw) -> bytes:
     return bytes(memoryview(raw)[:1])
 

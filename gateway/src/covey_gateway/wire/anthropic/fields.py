@@ -66,4 +66,5 @@ KINDS = {
     "output_config": "object",
     "output_format": "object",
     "metadata": "object",
+    "stream": "boolean",
 }

@@ -35,8 +35,8 @@ from covey_gateway.wire.request import WITH_USAGE, Call, Request
 
 PATH = "/v1/chat/completions"
 
-_STREAM_OPTIONS = frozenset(("include_usage", "include_obfuscation", "continuous_usage_stats"))
-_ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
+STREAM_OPTIONS = frozenset(("include_usage", "include_obfuscation", "continuous_usage_stats"))
+ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 _TEXT_PARTS = frozenset(("text", "refusal"))
 _ANY = msgspec.json.Decoder()
 
@@ -140,8 +140,8 @@ def check_messages(raw: msgspec.Raw | None) -> str | ApiError:
 
 
 def _check_message(message: _Message, index: int) -> str | ApiError:
-    if message.role not in _ROLES:
-        listed = ", ".join(f"'{role}'" for role in sorted(_ROLES))
+    if message.role not in ROLES:
+        listed = ", ".join(f"'{role}'" for role in sorted(ROLES))
         words = f"`messages[{index}].role` must be one of {listed}; got '{message.role[:64]}'"
         return invalid_request(words, "messages")
     first = first_byte(message.content)
@@ -184,7 +184,7 @@ def read_stream_options(fields: Fields, wants_stream: bool) -> msgspec.Raw | Api
     if not wants_stream:
         return invalid_request("`stream_options` is only taken when `stream` is true", "stream_options")
     for name, value in options.items():
-        if name not in _STREAM_OPTIONS:
+        if name not in STREAM_OPTIONS:
             words = f"`stream_options.{name[:64]}` is not taken"
             return ApiError(400, ErrorCode.UNSUPPORTED_FIELD, words, "stream_options")
         if not isinstance(value, bool | None):
