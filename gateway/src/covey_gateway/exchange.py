@@ -23,7 +23,7 @@ from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 from covey_gateway.wire.errors import ApiError
-from covey_gateway.wire.formats import HOT_PATHS, OPENAI, choose_format
+from covey_gateway.wire.formats import HOT_PATHS, choose_format
 from covey_gateway.wire.head import RequestHead
 from covey_gateway.wire.http import CONTINUE, LAST_CHUNK, render_answer, render_chunk, render_stream_head
 from covey_gateway.wire.request import Parsed, Question, Request
@@ -68,8 +68,12 @@ class Exchange:
         *,
         keeps_alive: bool,
         is_chunked: bool,
+        path: bytes = b"",
     ) -> None:
-        """`head` is None when it could not be read. `is_chunked`: the client understands chunks (HTTP/1.1)."""
+        """`head` is None when it could not be read; `path` says then whose envelope the refusal has.
+
+        `is_chunked`: the client understands chunks (HTTP/1.1).
+        """
         self.keeps_alive = keeps_alive
         self.is_over = False
         self._client = client
@@ -95,7 +99,7 @@ class Exchange:
         self._was_elsewhere = False
         self._wants_stream = False
         self._written_at = client.now()
-        self._format, self._parse = OPENAI, None
+        self._format, self._parse = choose_format(path), None
         if head is not None:
             self._format, self._parse = HOT_PATHS.get(head.path) or (choose_format(head.path), None)
         if head is not None and head.content_length > MAX_BODY_BYTES:

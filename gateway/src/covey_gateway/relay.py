@@ -65,8 +65,10 @@ class Relay(ClientConnection):
                 self._images,
                 head if isinstance(head, RequestHead) else None,
                 admitted,
-                keeps_alive=version == "1.1" and self.parser.should_keep_alive(),
+                # Of a head that is refused nobody knows where its request ends.
+                keeps_alive=isinstance(head, RequestHead) and version == "1.1" and self.parser.should_keep_alive(),
                 is_chunked=version == "1.1",
+                path=self._path,
             )
         )
 
