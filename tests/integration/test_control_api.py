@@ -18,10 +18,11 @@ import pytest
 import yaml
 from covey_api.access_key import AccessKey
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.messages import CertificateRole, Demand, Order
+from covey_api.messages import AskAnswer, Assignments, CertificateRole, Demand, Order
 from covey_api.meta import ObjectMeta
-from covey_api.node import Node
-from covey_controller.board import FORGET_SECONDS
+from covey_api.node import Node, NodeSpec
+from covey_controller.board import FORGET_SECONDS, FleetBoard
+from covey_controller.control_api import telling
 from covey_controller.control_api.server import MAX_PATH_BYTES, serve_control
 from covey_controller.denials import Denials
 from covey_controller.ports import Applied, Event, GatewaySession, InvalidSet, SourceError, SourceState
@@ -130,6 +131,7 @@ class Rig:
     http: httpx.AsyncClient
     explainer: ListedObjects
     source: WrittenDocuments
+    board: FleetBoard
     denials: Denials
     server: "asyncio.Task[None]"
     ready: list[bool] = field(default_factory=lambda: [True])
@@ -145,7 +147,7 @@ async def running_control(folder: Path) -> AsyncGenerator[Rig]:
     path = folder / "s" / "control.sock"
     tokens, trust = tokens_in(folder), trust_in(folder, time.time())
     denials = denials_in(folder)
-    explainer, source = ListedObjects(), WrittenDocuments()
+    explainer, source, board = ListedObjects(), WrittenDocuments(), FleetBoard(time.monotonic)
     ready = [True]
     listening = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -153,6 +155,7 @@ async def running_control(folder: Path) -> AsyncGenerator[Rig]:
             serve_control(
                 path,
                 explainer,
+                board,
                 source,
                 tokens,
                 trust,
@@ -164,7 +167,7 @@ async def running_control(folder: Path) -> AsyncGenerator[Rig]:
         await listening.wait()
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(transport=transport, base_url="http://control", timeout=20) as http:
-            yield Rig(path, http, explainer, source, denials, server, ready)
+            yield Rig(path, http, explainer, source, board, denials, server, ready)
         server.cancel()
 
 
@@ -172,7 +175,54 @@ def error_of(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["reason"]
 
 
+async def answer_asks(board: FleetBoard, node: str, text: str) -> None:
+    """As the node's agent: every line of its stream that brings asks is answered."""
+    async for snapshot in board.watch_assignments(node):
+        for ask in snapshot.asks if snapshot is not None else ():
+            board.on_answer(node, AskAnswer(id=ask.id, text=f"{text} of {ask.instance_id}"))
+
+
 # Reading
+
+
+async def test_logs_are_asked_of_each_node_and_one_that_is_silent_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "TELL_SECONDS", 0.5)
+    async with running_control(tmp_path) as rig:
+        mine = builders.instance("smollm2-0", instance_id="00000000000000aa", node="a")
+        other = builders.instance("smollm2-1", instance_id="00000000000000bb", node="b")
+        rig.explainer.put(builders.placement("smollm2"), builders.model(), mine, other, builders.instance("else-0"))
+        rig.board.begin(1)
+        rig.board.publish(
+            {name: Assignments(term=1, serial=0, complete=True, node=name, spec=NodeSpec()) for name in "ab"}, None
+        )
+        order = rig.board.order
+        agent = asyncio.ensure_future(answer_asks(rig.board, "a", "output"))
+        items = (await rig.get(SMOLLM2.format("logs")))["items"]
+        assert [(each["instance"], each["node"], each["text"]) for each in items] == [
+            ("default/smollm2-0", "a", "output of 00000000000000aa"),
+            ("default/smollm2-1", "b", ""),
+        ]
+        assert "node 'b' did not answer within" in items[1]["error"]
+        assert "agent/members/00000000000000bb/output.log" in items[1]["error"]
+        again = await rig.get("/api/v1/capture/instances/default/smollm2-0")
+        assert [each["text"] for each in again["items"]] == ["output of 00000000000000aa"]
+        assert rig.board.order == order
+        refused = await rig.http.get("/api/v1/logs/models/default/smollm2")
+        assert error_of(refused) == (400, "BadRequest")
+        agent.cancel()
+
+
+async def test_open_questions_of_one_node_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "TELL_SECONDS", 2.0)
+    async with running_control(tmp_path) as rig:
+        rig.explainer.put(builders.instance("smollm2-0"))
+        path = "/api/v1/logs/instances/default/smollm2-0"
+        answers = await asyncio.gather(*(rig.get(path) for _ in range(20)))
+        errors = [each["items"][0]["error"] for each in answers]
+        assert sum("questions open" in error for error in errors) == 4
+        assert sum("did not answer" in error for error in errors) == 16
 
 
 async def test_objects_are_listed_by_plural_and_namespace(tmp_path: Path) -> None:
@@ -490,6 +540,7 @@ async def _serve_alone(path: Path, folder: Path) -> None:
     await serve_control(
         path,
         ListedObjects(),
+        FleetBoard(time.monotonic),
         WrittenDocuments(),
         tokens,
         trust,

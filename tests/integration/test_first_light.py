@@ -112,6 +112,69 @@ def test_no_secret_is_on_a_command_line_and_private_files_are_private(fleet: Run
         assert (fleet.state / name).stat().st_mode & 0o077 == 0, name
 
 
+def test_what_an_engine_prints_is_shown_by_instance_and_by_placement(fleet: RunningFleet) -> None:
+    shown = fleet.covey("logs", "smollm2-0").stdout.splitlines()
+    assert any("listening" in line for line in shown)
+    assert fleet.covey("logs", "instance/smollm2-0", "--tail", "2").stdout.splitlines()[-1:] == shown[-1:]
+    prefixed = fleet.covey("logs", "placement/smollm2").stdout.splitlines()
+    assert [line.removeprefix("[smollm2-0] ") for line in prefixed] == shown
+    assert all(line.startswith("[smollm2-0] ") for line in prefixed)
+    missing = fleet.covey("logs", "smollm2-7", check=False)
+    assert missing.returncode == 3
+    assert "smollm2-7" in missing.stderr
+    refused = fleet.covey("logs", "model/smollm2", check=False)
+    assert refused.returncode == 1
+    assert "only an Instance or a Placement has engines" in refused.stderr
+
+
+def test_followed_log_shows_what_comes_and_nothing_twice(fleet: RunningFleet) -> None:
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "covey",
+        "logs",
+        "--state",
+        str(fleet.state),
+        "-f",
+        "--tail",
+        "0",
+        "smollm2-0",
+    ]
+    following = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert following.stdout is not None
+        time.sleep(3)
+        for _ in range(2):
+            httpx.post(f"{fleet.url}/v1/chat/completions", json=fleet.chat(), timeout=600).raise_for_status()
+        seen = [following.stdout.readline() for _ in range(3)]
+        assert all(seen)
+    finally:
+        following.send_signal(signal.SIGINT)
+        rest = following.communicate(timeout=60)[0]
+    everything = [*seen, *rest.splitlines(keepends=True)]
+    whole = fleet.covey("logs", "smollm2-0").stdout
+    assert "".join(everything) in whole
+
+
+def test_capture_has_transitions_processes_metrics_and_output_and_no_key(fleet: RunningFleet) -> None:
+    target = fleet.state.parent / "capture.txt"
+    fleet.covey("capture", "placement/smollm2", "-o", str(target))
+    text = target.read_text()
+    transitions = text.partition("# transitions")[2].partition("# processes")[0]
+    phases = re.findall(r"attempt 1: (\w+), goal Serve", transitions)
+    assert phases[0] in ("Pending", "Fetching")
+    assert phases[-1] == "Ready"
+    processes = text.partition("# processes")[2].partition("# metrics")[0]
+    assert "llama-server" in processes
+    assert "keeper.py" in processes
+    assert "thread" in processes or not sys.platform.startswith("linux")
+    assert "llamacpp:" in text.partition("# metrics")[2].partition("# output")[0]
+    assert "listening" in text.partition("# output")[2]
+    assignments = json.loads((fleet.state / "agent" / "assignments.json").read_text())
+    assert all(member["assignment"]["key"] not in text for member in assignments["members"])
+
+
 def test_engine_refuses_a_caller_without_its_key(fleet: RunningFleet) -> None:
     endpoint = fleet.instances()["smollm2-0"]["status"]["endpoint"]
     assert httpx.post(f"{endpoint}/v1/chat/completions", json=fleet.chat(), timeout=30).status_code == 401

@@ -245,6 +245,24 @@ async def test_the_link_comes_back_after_the_controller_does(tmp_path: Path) -> 
         await asyncio.gather(again, return_exceptions=True)
 
 
+async def test_nodes_of_an_earlier_leaders_table_are_named_until_there_is_one_of_this_leader(tmp_path: Path) -> None:
+    """A leader whose store was lost knows of no other fleet than this (ADR 5)."""
+    board = TableBoard()
+    async with ScriptedEngine() as engine:
+        board.serve(engine)
+        async with running_fleet(tmp_path / "c", board) as rig, linked(tmp_path, rig.url, await new_token(rig)):
+            await eventually(lambda: board.applied == board.order and board.demands[-1][1].nodes == ())
+            await eventually(lambda: (tmp_path / "state/gateway/table.json").exists())
+            rig.server.cancel()
+            await asyncio.gather(rig.server, return_exceptions=True)
+            board.term, board.demands = 0, []  # no table of this one is taken
+            again = asyncio.ensure_future(serve_again(rig))
+            await eventually(lambda: bool(board.demands), 20)
+            assert board.demands[0][1].nodes == ("a",)
+            again.cancel()
+            await asyncio.gather(again, return_exceptions=True)
+
+
 class SilentBoard(SteeredBoard):
     """A leader that has no table yet."""
 

@@ -14,7 +14,7 @@ from testbed.kube.controlplane import ControlPlane, local_address
 pytestmark = [pytest.mark.integration]
 
 OPERATOR = "covey-cli-operator"
-READ_RULES = [{"apiGroups": ["covey.dev"], "resources": ["placements"], "verbs": ["get"]}]
+READ_RULES = [{"apiGroups": ["covey.dev"], "resources": ["placements", "instancelogs"], "verbs": ["get"]}]
 TOKEN_RULES = [{"apiGroups": ["covey.dev"], "resources": ["jointokens"], "verbs": ["create"]}]
 
 
@@ -39,6 +39,14 @@ def served(control_plane: ControlPlane) -> Iterator[tuple[Shell, KubeFleet]]:
         fleet.wish()
         fleet.wait_ready()
         yield admin, fleet
+
+
+def test_logs_and_captures_come_from_the_node(served: tuple[Shell, KubeFleet]) -> None:
+    admin, _ = served
+    assert admin.done("logs", "instance/smollm2-0").strip()
+    captured = admin.done("capture", "placement/smollm2")
+    assert "on node 'n1'" in captured
+    assert "Ready, goal Serve" in captured
 
 
 def test_why_and_plan_are_the_leaders_words(served: tuple[Shell, KubeFleet]) -> None:

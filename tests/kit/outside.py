@@ -147,6 +147,12 @@ class FakeAdapter:
         await asyncio.sleep(0)
         return self.progress()
 
+    async def read_metrics(self, port: int, key: str) -> str | None:
+        return None
+
+    def blank(self, output: str) -> str:
+        return output
+
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
         return FailureCause.EXITED, f"exited with code {status}"
 

@@ -194,6 +194,8 @@ class FakeGateway:
     name: str = "g"
     applied: Order | None = None
     routed: frozenset[str] = frozenset()
+    nodes: tuple[str, ...] = ()
+    """Of the table it has."""
     in_flight: dict[str, int] = field(default_factory=dict[str, int])
     unreachable: set[str] = field(default_factory=set[str])
     path_failures: dict[str, str] = field(default_factory=dict[str, str])
@@ -211,8 +213,10 @@ class FakeGateway:
         if is_newer and not self.stuck:
             self.applied = table.order
             self.routed = frozenset(each.instance_id for each in table.endpoints)
+            self.nodes = tuple(sorted({each.node for each in table.endpoints}))
 
-    def demand(self) -> Demand:
+    def demand(self, term: int | None = None) -> Demand:
+        """What it tells a leader of this term; None: it hasn't heard of any."""
         endpoints = [EndpointDemand(instance_id=each, in_flight=n) for each, n in sorted(self.in_flight.items())]
         endpoints += [EndpointDemand(instance_id=e, in_flight=0, unreachable=True) for e in sorted(self.unreachable)]
         endpoints += [
@@ -228,7 +232,14 @@ class FakeGateway:
             )
             for each in sorted(self.heard.keys() | self.silent.keys())
         ]
-        return Demand(gateway=self.name, address="http://127.0.0.1:1", applied=self.applied, endpoints=tuple(endpoints))
+        is_foreign = self.applied is not None and self.applied.term != term
+        return Demand(
+            gateway=self.name,
+            address="http://127.0.0.1:1",
+            applied=self.applied,
+            endpoints=tuple(endpoints),
+            nodes=self.nodes if is_foreign else (),
+        )
 
 
 @dataclass(slots=True)
@@ -288,7 +299,9 @@ class Worldlet:
             led_since=self.led_since,
             objects=tuple(self.objects.values()),
             agents=tuple(AgentView(a.name, a.seen, a.report()) for a in self.agents.values() if a.seen >= 0),
-            gateways=tuple(GatewayView(g.name, g.seen, not g.dead, g.demand()) for g in self.gateways.values()),
+            gateways=tuple(
+                GatewayView(g.name, g.seen, not g.dead, g.demand(self.term)) for g in self.gateways.values()
+            ),
             answers=self.answers,
             published=self.published,
             memory=self.memory,

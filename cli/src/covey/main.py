@@ -24,6 +24,8 @@ COMMANDS = {
     "delete": "covey.commands.objects:delete",
     "wait": "covey.commands.objects:wait",
     "export": "covey.commands.export:export",
+    "logs": "covey.commands.logs:logs",
+    "capture": "covey.commands.logs:capture",
     "chat": "covey.commands.chat:chat",
     "key": "covey.commands.secrets:key",
     "token": "covey.commands.secrets:token",

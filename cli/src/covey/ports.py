@@ -68,6 +68,18 @@ class Questions(ABC):
     def get_progress(self, plural: str, namespace: str, name: str) -> JsonObject:
         return self.call("GET", f"/api/v1/progress/{plural}/{namespace or '-'}/{name}")
 
+    def read_logs(self, plural: str, namespace: str, name: str) -> list[JsonObject]:
+        """`{instance, instanceId, member, node, text, error}` of each engine: its last output."""
+        return self._ask_nodes("logs", plural, namespace, name)
+
+    def capture(self, plural: str, namespace: str, name: str) -> list[JsonObject]:
+        """As `read_logs`: all that each engine's node can tell of it."""
+        return self._ask_nodes("capture", plural, namespace, name)
+
+    def _ask_nodes(self, what: str, plural: str, namespace: str, name: str) -> list[JsonObject]:
+        answer = self.call("GET", f"/api/v1/{what}/{plural}/{namespace or '-'}/{name}")
+        return cast(list[JsonObject], answer["items"])
+
     def get_source(self) -> JsonObject:
         return self.call("GET", "/api/v1/source")
 

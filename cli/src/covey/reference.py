@@ -11,6 +11,7 @@ from covey.main import cli
 EXAMPLES = {
     "agent": "covey agent --controller https://controller:52414 --token-file token --state /var/lib/covey",
     "apply": "covey apply -f models/",
+    "capture": "covey capture instance/smollm2-0 -o capture.txt",
     "chat": "covey chat smollm2 'Say hello.'",
     "controller": "covey controller --source fleet/ --state /var/lib/covey",
     "delete": "covey delete placement/smollm2",
@@ -23,6 +24,7 @@ EXAMPLES = {
     "join": "COVEY_TOKEN=… covey join https://controller:52414",
     "key create": "covey key create laptop --expiry 2027-01-31T00:00:00Z",
     "key delete": "covey key delete laptop",
+    "logs": "covey logs -f placement/smollm2",
     "plan": "covey plan -f models/",
     "token create": "kubectl covey token create --role machine",
     "up": "covey up examples/01-one-model --wait",

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from covey_api.messages import (
     NODE_SILENCE_SECONDS,
+    Ask,
     AskAnswer,
     Assignments,
     Cancel,
@@ -29,6 +30,7 @@ from covey_api.meta import Message
 from covey_controller.cancels import Cancels, render_line
 from covey_controller.merging import merge_report
 from covey_controller.name_claims import NameClaims, NameTaken
+from covey_controller.open_asks import OpenAsks
 from covey_controller.ports import AgentSession, GatewaySession, Observed
 from covey_controller.readers import Reader, Readers
 from covey_controller.reconcile.doubts import silent_ids
@@ -69,6 +71,7 @@ class FleetBoard:
         self._is_draining = False
         self._readers = Readers(machine)
         self._cancels = Cancels()
+        self._asks = OpenAsks()
         self.wake = asyncio.Event()
 
     # What the loop does with it.
@@ -136,6 +139,18 @@ class FleetBoard:
         """These have been used; they are dropped."""
         for ask_id in ids:
             self._observed.answers.pop(ask_id, None)
+
+    # What the control API does with it.
+
+    async def ask(self, node: str, ask: Ask) -> AskAnswer:
+        """What the node answers. TimeoutError after the ask's own time, TooManyAsks."""
+        answered = self._asks.open(node, ask)
+        try:
+            self._readers.wake("node", node)
+            async with asyncio.timeout(ask.expires_seconds):
+                return await answered
+        finally:
+            self._asks.close(node, ask.id)
 
     # What the fleet API does with it.
 
@@ -205,6 +220,8 @@ class FleetBoard:
 
     def on_answer(self, node: str, answer: AskAnswer) -> None:
         """Keep the answer of an ask that is open on this node; others are dropped."""
+        if self._asks.take(node, answer):
+            return
         assignments = self._assignments.get(node)
         is_open = assignments is not None and any(ask.id == answer.id for ask in assignments.asks)
         if is_open and len(self._observed.answers) < MAX_ANSWERS:
@@ -226,14 +243,15 @@ class FleetBoard:
         session = self._observed.agents.setdefault(node, AgentSession(node))
         with self._reading("node", node, session) as reader, self._streaming(node, boot):
             last: Order | None = None
+            told: set[str] = set()
             held = self._claims.holder(node)
             while not boot or self._claims.holder(node) in (held, boot):
                 if self._claims.holder(node) == boot:
                     held = boot
-                snapshot = self._assignments.get(node)
-                if snapshot is not None and snapshot.order != last:
-                    last = snapshot.order
-                    yield snapshot
+                snapshot, asks = self._assignments.get(node), self._asks.of(node)
+                if snapshot is not None and (snapshot.order != last or any(ask.id not in told for ask in asks)):
+                    last, told = snapshot.order, {ask.id for ask in asks}
+                    yield snapshot.model_copy(update={"asks": (*snapshot.asks, *asks)}) if asks else snapshot
                 elif not await reader.wait_news():
                     yield None
 
@@ -330,15 +348,15 @@ class FleetBoard:
     def _weigh(self, demand: Demand | None) -> tuple[object, ...]:
         """What of a demand decides anything.
 
-        Requests on what left the table, what can't be reached, what is silent; while something drains, the table
-        applied.
+        Requests on what left the table, what can't be reached, what is silent, whom an earlier table names; while
+        something drains, the table applied.
         """
         if demand is None:
             return ()
         routed = routed_ids(self._endpoints)
         leaving = tuple((e.instance_id, e.in_flight > 0) for e in demand.endpoints if e.instance_id not in routed)
         shunned = tuple((e.instance_id, e.path_failure) for e in demand.endpoints if e.unreachable or e.path_failure)
-        return (demand.applied if self._is_draining else None, leaving, shunned, silent_ids(demand))
+        return (demand.applied if self._is_draining else None, leaving, shunned, silent_ids(demand), demand.nodes)
 
     def forget_gateways(self) -> None:
         """Those that left long ago."""

@@ -106,7 +106,7 @@ class Replica:
             group.create_task(store.run())
             group.create_task(credentials.watch())
             group.create_task(self._serve_fleet(board, credentials, fleet, host, port))
-            group.create_task(self._serve_control(HistoryExplainer(history, board), credentials, control))
+            group.create_task(self._serve_control(history, board, credentials, control))
             group.create_task(self._publish(credentials, loop))
             # The lease says where both APIs listen.
             await self._fleet_port
@@ -147,10 +147,16 @@ class Replica:
         )
 
     async def _serve_control(
-        self, explainer: HistoryExplainer, credentials: Credentials, listening: "Listening"
+        self, history: History, board: FleetBoard, credentials: Credentials, listening: "Listening"
     ) -> None:
-        is_ready = listening.is_ready
-        routes = KnowledgeRoutes(explainer, credentials.tokens, credentials.trust, credentials.denials, is_ready)
+        routes = KnowledgeRoutes(
+            HistoryExplainer(history, board),
+            board,
+            credentials.tokens,
+            credentials.trust,
+            credentials.denials,
+            listening.is_ready,
+        )
         access = ControlAccess(KubeReviewer(self._client), time.monotonic)
         await serve_cluster_control(
             build_cluster_app(routes, access),

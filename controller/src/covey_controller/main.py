@@ -167,6 +167,7 @@ async def run_files(options: Options, files: FilesOptions) -> None:
         serve_control,
         options.state / "control.sock",
         HistoryExplainer(history, board),
+        board,
         store,
         credentials.tokens,
         credentials.trust,

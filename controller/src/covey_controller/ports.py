@@ -12,7 +12,17 @@ from typing import Any, Protocol, TypeVar
 
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.messages import AskAnswer, Assignments, Cancel, Demand, Endpoints, Order, Report, ReportAnswer
+from covey_api.messages import (
+    Ask,
+    AskAnswer,
+    Assignments,
+    Cancel,
+    Demand,
+    Endpoints,
+    Order,
+    Report,
+    ReportAnswer,
+)
 from covey_api.meta import Status
 from covey_api.node import Node
 from covey_api.placement import Placement
@@ -299,6 +309,14 @@ class Board(Protocol):
         ...
 
     def watch_endpoints(self, gateway: str) -> AsyncIterator[Endpoints | None]: ...
+
+
+class Asker(Protocol):
+    """For the control API: questions that only a node can answer."""
+
+    async def ask(self, node: str, ask: Ask) -> AskAnswer:
+        """TimeoutError after the ask's own time; TooManyAsks."""
+        ...
 
 
 class Explainer(Protocol):

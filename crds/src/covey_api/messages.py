@@ -101,7 +101,11 @@ class MemberAssignment(Message):
 
 class AskKind(StrEnum):
     HEADER = "Header"
+    """What an artifact is: its files' digests, and the geometry that its header tells."""
     LOGS = "Logs"
+    """The last output of a member's engine."""
+    CAPTURE = "Capture"
+    """All that its node can tell of a member: transitions, processes, metrics, output."""
 
 
 class Ask(Message):
@@ -115,7 +119,7 @@ class Ask(Message):
     sha256: str = ""
     """`Header`: the digest that the Model demands, if any."""
     instance_id: str = ""
-    """`Logs`: whose last lines."""
+    """`Logs`, `Capture`: of whose member."""
 
 
 class AskAnswer(Message):
@@ -126,6 +130,7 @@ class AskAnswer(Message):
     artifact: ResolvedArtifact | None = None
     geometry: Geometry | None = None
     text: Annotated[str, Field(max_length=262_144)] = ""
+    """`Logs`, `Capture`."""
 
 
 class RefusedGateway(Message):
@@ -359,6 +364,8 @@ class Demand(Message):
     applied: Order | None = None
     endpoints: tuple[EndpointDemand, ...] = ()
     """Every endpoint with requests in flight (also those that left the table), set aside, or heard of late."""
+    nodes: tuple[str, ...] = ()
+    """Nodes of the table's endpoints while that table is an earlier leader's: whom a lost store can't name."""
 
 
 class DemandAnswer(Message):

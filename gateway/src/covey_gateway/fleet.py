@@ -85,6 +85,8 @@ class FleetLink:
         self._is_due = asyncio.Event()
         self._is_connected = False
         self._connected_fleet: Fleet | None = None
+        self._leader_term: int | None = None
+        """Of the leader that is connected, once it has answered."""
         traffic.watch_news(self._is_due.set)
         traffic.cancels.pass_on = self._pass_on
 
@@ -147,6 +149,7 @@ class FleetLink:
 
     async def serve(self, fleet: Fleet, backoff: Backoff) -> None:
         """Follow tables and report demand over one connection; ends by FleetError only."""
+        self._leader_term = None
         self._connected_fleet = fleet
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -191,7 +194,10 @@ class FleetLink:
         while True:
             self._is_due.clear()
             reported_at = clock()
-            await fleet.post("demand", self._observe_demand(), DemandAnswer)
+            answer = await fleet.post("demand", self._observe_demand(), DemandAnswer)
+            if answer.term != self._leader_term:
+                self._leader_term = answer.term
+                self._is_due.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(next_beat(reported_at, REPORT_SECONDS, self._machine or "")):
                     await self._is_due.wait()
@@ -199,9 +205,12 @@ class FleetLink:
                 await asyncio.sleep(rest_seconds)
 
     def _observe_demand(self) -> Demand:
+        table = self._traffic.table if self._traffic.has_table else None
+        is_foreign = table is not None and table.order.term != self._leader_term
         return Demand(
             gateway=self._name,
             address=self._address,
-            applied=self._traffic.table.order if self._traffic.has_table else None,
+            applied=table.order if table is not None else None,
             endpoints=self._traffic.observe_demand(),
+            nodes=self._traffic.observe_nodes() if is_foreign else (),
         )

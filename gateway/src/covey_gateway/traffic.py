@@ -229,6 +229,11 @@ class Traffic:
             )
         return tuple(found.values())
 
+    def observe_nodes(self) -> tuple[str, ...]:
+        """Names of the nodes that the table routes to, sorted."""
+        nodes = {target.node for targets in self.table.targets.values() for target in targets}
+        return tuple(sorted(nodes - {""}))
+
     def set_date(self, now: float) -> None:
         """`now` is wall time, in seconds since the epoch."""
         self.date = formatdate(now, usegmt=True).encode()

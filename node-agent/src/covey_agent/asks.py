@@ -10,11 +10,10 @@ from collections import OrderedDict
 from typing import assert_never
 
 from covey_api.messages import MAX_ASKS, Ask, AskAnswer, AskKind
-from covey_api.reasons import FailureCause
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 
-from covey_agent.ports import AgentError, Artifacts, Fleet, Keepers
-from covey_agent.runtime import Runtime
+from covey_agent.capturing import Captures
+from covey_agent.ports import AgentError, Artifacts, Fleet
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +25,16 @@ MAX_REMEMBERED = 256
 MAX_OPEN = 2 * MAX_ASKS
 # An answer that didn't reach the controller is brought again after this.
 DELIVERY_AGAIN_SECONDS = 1.0
-LOG_BYTES = 128 * 1024
 MAX_ERROR = 1024
 
 
 class Asks:
     """Use `receive` for each snapshot's asks while `run` runs."""
 
-    def __init__(self, node: str, runtime: Runtime, artifacts: Artifacts, keepers: Keepers) -> None:
+    def __init__(self, node: str, artifacts: Artifacts, captures: Captures) -> None:
         self._node = node
-        self._runtime = runtime
         self._artifacts = artifacts
-        self._keepers = keepers
+        self._captures = captures
         self._open: set[str] = set()
         self._answered: OrderedDict[str, None] = OrderedDict()
         self._waiting: asyncio.Queue[Ask] = asyncio.Queue(MAX_OPEN)
@@ -75,18 +72,15 @@ class Asks:
                     artifact, geometry = await self._artifacts.read_header(ask.source, ask.sha256)
                     return AskAnswer(id=ask.id, artifact=artifact, geometry=geometry)
                 case AskKind.LOGS:
-                    return AskAnswer(id=ask.id, text=await self._read_log(ask.instance_id))
+                    return AskAnswer(id=ask.id, text=await self._captures.read_log(ask.instance_id))
+                case AskKind.CAPTURE:
+                    return AskAnswer(id=ask.id, text=await self._captures.capture(ask.instance_id))
             assert_never(ask.kind)
         except AgentError as error:
             return AskAnswer(id=ask.id, error=error.message[:MAX_ERROR])
         except Exception as error:
             logger.exception("ask '%s' (%s) failed unexpectedly", ask.id, ask.kind)
             return AskAnswer(id=ask.id, error=f"unexpected {type(error).__name__}: {error}"[:MAX_ERROR])
-
-    async def _read_log(self, instance_id: str) -> str:
-        if instance_id not in self._runtime.state.members:  # also: an id is a folder's name, and must be one of ours
-            raise AgentError(FailureCause.EXITED, f"no member of instance id '{instance_id}' is on node '{self._node}'")
-        return await self._keepers.read_tail(instance_id, LOG_BYTES)
 
     async def _deliver(self, fleet: Fleet, answer: AskAnswer) -> None:
         while True:

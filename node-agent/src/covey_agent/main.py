@@ -29,6 +29,7 @@ from covey_agent.artifacts.index import observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.asks import Asks
+from covey_agent.capturing import Captures
 from covey_agent.engines.adapter import Adapter
 from covey_agent.engines.descriptions import DESCRIPTIONS
 from covey_agent.engines.provision import NodeEngines, open_engines
@@ -38,6 +39,7 @@ from covey_agent.kept_file import KeptFile, observe_boot_id
 from covey_agent.membership import Membership
 from covey_agent.options import Options, parse_options
 from covey_agent.performer import Outside
+from covey_agent.recorder import Recorder
 from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter, Self
 from covey_agent.runtime import Runtime
@@ -82,26 +84,28 @@ async def run_agent(options: Options, folder: Path) -> int:
         whereabouts = Whereabouts(options.address, options.controller, folder)
         outside, engines = await open_outside(stack, options, folder, whereabouts)
         changed = asyncio.Event()
-        runtime = Runtime(outside, folder / "members", KeptFile(folder), observe_boot_id(), changed.set)
+        members, boot_id = folder / "members", observe_boot_id()
+        recorder = Recorder(members, boot_id)
+        runtime = Runtime(outside, members, KeptFile(folder), boot_id, changed.set, recorder.observe)
         machine = observe_machine()
         survey = Survey(engines, outside.facts, lambda: runtime.state.spec, runtime.spec_changed, changed.set, machine)
         this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts)
         reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed)
-        asks = Asks(node, runtime, outside.artifacts, outside.keepers)
+        asks = Asks(node, outside.artifacts, Captures(node, runtime, outside, members))
         membership = Membership(node, runtime, reporter, asks, RefusedFile(folder), secrets.SystemRandom().random)
         with suppress(TimeoutError):  # an engine that is started before it is known listens on every address
             async with asyncio.timeout(ADDRESS_SECONDS):
                 await whereabouts.find()
         logger.info("agent of node '%s' runs; state in '%s'", node, folder)
         async with asyncio.TaskGroup() as group:
-            members = group.create_task(runtime.run())
+            running = group.create_task(runtime.run())
             others = [
                 group.create_task(survey.run()),
                 group.create_task(whereabouts.find()),
                 group.create_task(membership.run(folder, options.controller, options.admission)),
             ]
-            status = await end(runtime, members, await wait_for_end(options.lifeline))
-            for task in (members, *others):
+            status = await end(runtime, running, await wait_for_end(options.lifeline))
+            for task in (running, *others):
                 task.cancel()
         return status
 

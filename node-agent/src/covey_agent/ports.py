@@ -137,6 +137,14 @@ class EngineAdapter(Protocol):
         or not while it computes. One bounded try; never raises."""
         ...
 
+    async def read_metrics(self, port: int, key: str) -> str | None:
+        """The engine's own page of metrics; None: it has none, or doesn't answer. One bounded try; never raises."""
+        ...
+
+    def blank(self, output: str) -> str:
+        """Pure. Its output without the lines that may hold a client's words."""
+        ...
+
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
         """Pure. Cause and words from exit status (negative: signal) and the last lines of output."""
         ...

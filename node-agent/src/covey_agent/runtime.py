@@ -37,10 +37,19 @@ KEEP_AGAIN_SECONDS = 1.0
 
 
 class Runtime:
-    """`members`: the folder of members. `on_change` is called after each step that changed what is reported."""
+    """`members`: the folder of members. `on_change` is called after each step that changed what is reported.
+
+    `record` is told of each step: the states before and after it, and its time.
+    """
 
     def __init__(
-        self, outside: Outside, members: Path, kept_file: KeptFile, boot_id: str, on_change: Callable[[], None]
+        self,
+        outside: Outside,
+        members: Path,
+        kept_file: KeptFile,
+        boot_id: str,
+        on_change: Callable[[], None],
+        record: Callable[[State, State, float], None] = lambda before, after, now: None,
     ) -> None:
         self._keepers = outside.keepers
         self._members = members
@@ -48,6 +57,7 @@ class Runtime:
         self._kept_file = kept_file
         self._boot_id = boot_id
         self._on_change = on_change
+        self._record = record
         self._events: asyncio.Queue[Event] = asyncio.Queue(MAX_WAITING_EVENTS)
         self._cancellable: dict[str, set[asyncio.Task[None]]] = {}
         self._unkept: Kept | None = None
@@ -81,6 +91,7 @@ class Runtime:
         self._sweep()
         loop = asyncio.get_running_loop()
         now = loop.time()
+        self._record(State(), self.state, now)
         async with asyncio.TaskGroup() as group:
             self._begin_all(group, effects)
             while not self.state.is_closed:
@@ -88,6 +99,7 @@ class Runtime:
                 before, now = self.state, loop.time()
                 self.state, effects = step(before, event, now)
                 log_transitions(before, self.state)
+                self._record(before, self.state, now)
                 if self.state.spec != before.spec:
                     self.spec_changed.set()
                 self._begin_all(group, effects)

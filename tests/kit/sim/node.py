@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 from covey_agent.asks import Asks
+from covey_agent.capturing import Captures
 from covey_agent.kept_file import KeptFile
 from covey_agent.membership import Membership
 from covey_agent.performer import Outside
@@ -61,6 +62,12 @@ class Adapter:
 
     async def observe_progress(self, port: int, key: str) -> str | None:
         return None
+
+    async def read_metrics(self, port: int, key: str) -> str | None:
+        return None
+
+    def blank(self, output: str) -> str:
+        return output
 
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
         return (FailureCause.KILLED, "was killed") if status < 0 else (FailureCause.EXITED, f"exited with {status}")
@@ -172,7 +179,8 @@ class Agent:
             machine.name, f"{random.getrandbits(64):016x}", "0.1.0", "", Whereabouts("127.0.0.1", "", machine.folder)
         )
         reporter = Reporter(this, self.runtime, self._survey, artifacts, facts, self._changed)
-        asks = Asks(machine.name, self.runtime, artifacts, keepers)
+        captures = Captures(machine.name, self.runtime, outside, machine.folder / "members")
+        asks = Asks(machine.name, artifacts, captures)
         refused = RefusedFile(machine.folder)
         self._membership = Membership(machine.name, self.runtime, reporter, asks, refused, random.random)
         self._fleet = fleet

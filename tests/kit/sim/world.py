@@ -13,7 +13,7 @@ from typing import Any
 from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
-from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
+from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS, LOST_STORE_SECONDS
 from covey_controller.reconcile.outcomes import Note
 from covey_controller.stores.files.store import store_paths
 from covey_gateway.routing.table import RoutingTable
@@ -34,6 +34,7 @@ MIB = 2**20
 DEVICE_SHARE = 0.3
 # A leader publishes no table before it has seen its fleet whole.
 SEEN_WHOLE_SECONDS = FIRST_REPORTS_SECONDS + 2.0
+LOST_SEEN_WHOLE_SECONDS = LOST_STORE_SECONDS + 2.0
 # From an agent's start until it has taken in what runs.
 ADOPTION_SECONDS = 3.0
 # A store that is taken away is noticed at the next look.
@@ -99,6 +100,8 @@ class World:
 
     def start_controller(self) -> None:
         self.leaders += 1
+        is_lost = not store_paths(self.source, self.folder / "controller")[0].exists()
+        seconds = LOST_SEEN_WHOLE_SECONDS if is_lost else SEEN_WHOLE_SECONDS
         self.controller = Controller(
             self.source,
             self.folder / "controller",
@@ -109,7 +112,7 @@ class World:
             self.leaders,
         )
         self.network.controller = self.controller
-        self.calm.end("controller", "killed", self.now() + SEEN_WHOLE_SECONDS)
+        self.calm.end("controller", "killed", self.now() + seconds)
         self.story.tell("controller", "starts")
 
     async def kill_controller(self) -> None:
@@ -209,7 +212,7 @@ class World:
         for ending in ("", "-wal", "-shm"):
             path.with_name(path.name + ending).unlink(missing_ok=True)
         if self.controller is not None:
-            self.calm.end("controller", "store", self.now() + LOOK_SECONDS + SEEN_WHOLE_SECONDS)
+            self.calm.end("controller", "store", self.now() + LOOK_SECONDS + LOST_SEEN_WHOLE_SECONDS)
         self.story.tell("people", "delete the store's file")
 
     def back_up_store(self) -> Path | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from covey_agent.asks import Asks
+from covey_agent.capturing import Captures
 from covey_agent.exits import explain_exit
 from covey_agent.kept_file import KeptFile
 from covey_agent.launching import render_launch
@@ -71,7 +72,8 @@ class Running:
         )
         this = Self("a", "boot", "0.1.0", "", Whereabouts("127.0.0.1", "", folder))
         self.reporter = Reporter(this, self.runtime, self.survey, world.artifacts, world.facts, self.changed)
-        self.asks = Asks("a", self.runtime, world.artifacts, world.keepers)
+        captures = Captures("a", self.runtime, world.outside, folder / "members")
+        self.asks = Asks("a", world.artifacts, captures)
         self.membership = Membership("a", self.runtime, self.reporter, self.asks, RefusedFile(folder), lambda: 0.0)
 
     async def receive(self, *members: MemberAssignment, serial: int = 1) -> None:

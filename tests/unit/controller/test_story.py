@@ -16,7 +16,7 @@ from covey_api.placement import (
     Toleration,
 )
 from covey_api.reasons import EventReason, FailureCause, NodeReason, ReadyReason, RefusalReason
-from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS
+from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS, LOST_STORE_SECONDS, UNKNOWN_FLEET_SECONDS
 from covey_controller.reconcile.outcomes import UpdateInstance
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.status import join_names
@@ -519,6 +519,53 @@ def test_lost_store_is_rebuilt_from_source_and_agents() -> None:
     assert all(i.spec.term == 2 for i in story.instances())
     assert all(len(agent.started) == 1 for agent in story.agents.values())
     assert story.routed() == ["smollm2-0", "smollm2-1"]
+
+
+@pytest.mark.parametrize("back_after", [0, 4, 8, 11])
+def test_lost_store_leaves_no_table_without_a_healthy_node_that_dials_again_late(back_after: int) -> None:
+    story = fleet("a", "b", replicas=2)
+    late = story.agents["b"]
+    late.paused, late.seen = True, -1.0
+    story.lose_store()
+    for second in range(20):
+        if second == back_after:
+            late.paused = False
+        story.step()
+        assert story.published.endpoints is None or story.routed() == ["smollm2-0", "smollm2-1"]
+    assert story.published.endpoints is not None
+    assert all(len(agent.started) == 1 for agent in story.agents.values())
+
+
+@pytest.mark.parametrize("gateways", [{}, {"g": FakeGateway()}])
+def test_lost_store_waits_for_late_nodes_also_where_no_gateway_names_them(gateways: dict[str, FakeGateway]) -> None:
+    story = fleet("a", "b", replicas=2)
+    late = story.agents["b"]
+    late.paused, late.seen = True, -1.0
+    story.gateways = gateways
+    story.lose_store()
+    story.run(8)
+    assert story.published.endpoints is None
+    late.paused = False
+    story.run(10)
+    assert story.routed() == ["smollm2-0", "smollm2-1"]
+    assert all(len(agent.started) == 1 for agent in story.agents.values())
+
+
+def test_lost_store_whose_whole_fleet_has_reported_is_not_waited_for() -> None:
+    story = fleet("a", "b", replicas=2)
+    story.lose_store()
+    story.run(UNKNOWN_FLEET_SECONDS + 1)
+    assert story.routed() == ["smollm2-0", "smollm2-1"]
+
+
+def test_lost_store_goes_on_without_a_node_that_stays_away() -> None:
+    story = fleet("a", "b", replicas=2)
+    gone = story.agents["b"]
+    gone.paused, gone.seen = True, -1.0
+    story.lose_store()
+    story.run(LOST_STORE_SECONDS + 5)
+    assert story.published.endpoints is not None
+    assert len(story.routed()) >= 1
 
 
 def test_lost_store_and_a_node_that_reports_late_ends_with_what_is_wished() -> None:

@@ -15,7 +15,7 @@ from covey_controller.control_api.messages import AccessKeyBody, ApplyBody, Dele
 from covey_controller.control_api.objects import list_objects, parse_key, parse_plural, watch_objects
 from covey_controller.control_api.routes import KnowledgeRoutes, key_of
 from covey_controller.denials import Denials
-from covey_controller.ports import Explainer, Source
+from covey_controller.ports import Asker, Explainer, Source
 from covey_controller.serving.answers import ApiError, ApiReason, error_renderers, read_message
 from covey_controller.serving.lines import LineStream
 from covey_controller.tokens import Tokens
@@ -28,6 +28,7 @@ class ControlRoutes(KnowledgeRoutes):
     def __init__(
         self,
         explainer: Explainer,
+        asker: Asker,
         source: Source,
         tokens: Tokens,
         trust: Trust,
@@ -35,7 +36,7 @@ class ControlRoutes(KnowledgeRoutes):
         is_ready: Callable[[], bool],
         closing: asyncio.Event,
     ) -> None:
-        super().__init__(explainer, tokens, trust, denials, is_ready)
+        super().__init__(explainer, asker, tokens, trust, denials, is_ready)
         self._source = source
         self._closing = closing
 
@@ -90,6 +91,7 @@ class ControlRoutes(KnowledgeRoutes):
 
 def build_control_app(
     explainer: Explainer,
+    asker: Asker,
     source: Source,
     tokens: Tokens,
     trust: Trust,
@@ -97,7 +99,7 @@ def build_control_app(
     is_ready: Callable[[], bool],
     closing: asyncio.Event,
 ) -> Starlette:
-    routes = ControlRoutes(explainer, source, tokens, trust, denials, is_ready, closing)
+    routes = ControlRoutes(explainer, asker, source, tokens, trust, denials, is_ready, closing)
     one = "{plural}/{namespace}/{name}"
     return Starlette(
         routes=[
@@ -112,6 +114,8 @@ def build_control_app(
             Route(f"{PREFIX}/why/{one}", routes.why),
             Route(f"{PREFIX}/events/{one}", routes.events),
             Route(f"{PREFIX}/progress/{one}", routes.progress),
+            Route(f"{PREFIX}/logs/{one}", routes.logs),
+            Route(f"{PREFIX}/capture/{one}", routes.capture),
             Route(f"{PREFIX}/source", routes.source),
             Route(f"{PREFIX}/source/refresh", routes.refresh_source, methods=["POST"]),
             Route(f"{PREFIX}/gateways", routes.gateways),

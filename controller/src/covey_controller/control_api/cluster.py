@@ -55,6 +55,8 @@ def build_cluster_app(routes: KnowledgeRoutes, access: ControlAccess) -> Starlet
             Route("/readyz", routes.readyz),
             read(f"why/{one}", routes.why),
             read(f"progress/{one}", routes.progress),
+            Route(f"{PREFIX}/logs/{one}", access.guard(routes.logs, _tell_access)),
+            Route(f"{PREFIX}/capture/{one}", access.guard(routes.capture, _tell_access)),
             read("gateways", routes.gateways),
             write("gateways/{name}", routes.delete_gateway, Access("delete", "gateways"), "DELETE"),
             write("plan", routes.plan, Access("get", "placements")),
@@ -102,6 +104,11 @@ def _read_access(request: Request) -> Access:
     if "plural" not in request.path_params:
         return Access("get", "placements")
     return Access("get", "placements", key_of(request).namespace)
+
+
+def _tell_access(request: Request) -> Access:
+    """As of pods' logs: who may read objects may not therefore read what programs print."""
+    return Access("get", "instancelogs", key_of(request).namespace)
 
 
 async def _refuse_objects(request: Request) -> Response:

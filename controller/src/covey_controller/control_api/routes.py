@@ -1,4 +1,4 @@
-"""Routes of what only the controller knows, in both modes: why, plan, progress, gateways, tokens, the authority."""
+"""Routes of what only the controller knows, in both modes: why, plan, logs, gateways, tokens, the authority."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.messages import MAX_BODY_BYTES, CertificateRole, Order
+from covey_api.messages import MAX_BODY_BYTES, AskKind, CertificateRole, Order
 from cryptography.hazmat.primitives.hashes import SHA256
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,8 +16,9 @@ from covey_controller.board import FORGET_SECONDS
 from covey_controller.control_api.edits import explain_refusals
 from covey_controller.control_api.messages import DocumentsBody, TokenBody
 from covey_controller.control_api.objects import parse_key
+from covey_controller.control_api.telling import tell
 from covey_controller.denials import Denials
-from covey_controller.ports import Conflict, Explainer, GatewaySession, VaultUnavailable
+from covey_controller.ports import Asker, Conflict, Explainer, GatewaySession, VaultUnavailable
 from covey_controller.serving.answers import ApiError, ApiReason, read_message, unavailable
 from covey_controller.stores.files.documents import parse_objects
 from covey_controller.tokens import Tokens
@@ -26,9 +27,16 @@ from covey_controller.trust import Trust
 
 class KnowledgeRoutes:
     def __init__(
-        self, explainer: Explainer, tokens: Tokens, trust: Trust, denials: Denials, is_ready: Callable[[], bool]
+        self,
+        explainer: Explainer,
+        asker: Asker,
+        tokens: Tokens,
+        trust: Trust,
+        denials: Denials,
+        is_ready: Callable[[], bool],
     ) -> None:
         self.explainer = explainer
+        self._asker = asker
         self._tokens = tokens
         self._trust = trust
         self._denials = denials
@@ -59,6 +67,16 @@ class KnowledgeRoutes:
         key = key_of(request)
         self.find(key)
         return JSONResponse(self.explainer.progress(key))
+
+    async def logs(self, request: Request) -> Response:
+        return await self._tell(AskKind.LOGS, request)
+
+    async def capture(self, request: Request) -> Response:
+        return await self._tell(AskKind.CAPTURE, request)
+
+    async def _tell(self, kind: AskKind, request: Request) -> Response:
+        item = self.find(key_of(request))
+        return JSONResponse({"items": await tell(self.explainer, self._asker, kind, item)})
 
     async def gateways(self, _: Request) -> Response:
         """All that a certificate lets in, those that are connected first; whoever was removed isn't one.

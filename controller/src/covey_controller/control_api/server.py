@@ -16,7 +16,7 @@ from covey_fleet_client.files import ensure_private_folder
 
 from covey_controller.control_api.app import build_control_app
 from covey_controller.denials import Denials
-from covey_controller.ports import Explainer, Source
+from covey_controller.ports import Asker, Explainer, Source
 from covey_controller.serving.listener import ListenFailed, serve
 from covey_controller.tokens import Tokens
 from covey_controller.trust import Trust
@@ -31,6 +31,7 @@ _OTHERS_MASK = 0o177
 async def serve_control(
     path: Path,
     explainer: Explainer,
+    asker: Asker,
     source: Source,
     tokens: Tokens,
     trust: Trust,
@@ -44,7 +45,7 @@ async def serve_control(
     made = os.lstat(path)
     closing = asyncio.Event()
     try:
-        app = build_control_app(explainer, source, tokens, trust, denials, is_ready, closing)
+        app = build_control_app(explainer, asker, source, tokens, trust, denials, is_ready, closing)
         await serve(app, bound, closing=closing, on_listening=on_listening)
     finally:
         bound.close()

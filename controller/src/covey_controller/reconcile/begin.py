@@ -24,8 +24,10 @@ from covey_controller.reconcile.world import Memory, World
 
 # How long known nodes may take to report to a new leader before it goes on without them.
 FIRST_REPORTS_SECONDS = 10.0
-# With no node known the store is new, or was lost: whoever runs already is back within this.
+# With no node known the store is new, or was lost: whoever is quick is there within this.
 UNKNOWN_FLEET_SECONDS = 3.0
+# Of a lost store's fleet, whoever will come back has dialled again within this (`LONGEST_DELAY_SECONDS`) and reported.
+LOST_STORE_SECONDS = 15.0
 # No sign of life of the leader itself for this long: it was paused, and heard nobody meanwhile.
 PAUSE_SECONDS = 10.0
 
@@ -98,20 +100,38 @@ def stay_awake(memory: Memory, now: float) -> Memory:
 def _is_complete(draft: Draft, expected: frozenset[str] | None) -> bool:
     """Whether enough of the fleet has been seen to decide about what runs.
 
-    1. `FIRST_REPORTS_SECONDS` have passed: yes, whoever is missing.
-    2. Nodes were known: when each has reported whole.
-    3. None was known: when somebody has reported and `UNKNOWN_FLEET_SECONDS` have passed.
+    1. Nodes were known: when each has reported whole, or `FIRST_REPORTS_SECONDS` have passed.
+    2. None was known, and nobody recalls an earlier leader: when somebody has reported and `UNKNOWN_FLEET_SECONDS` have
+       passed, or `FIRST_REPORTS_SECONDS`.
+    3. None was known, and somebody does: the store was lost. Each node must have reported that gateways route to; where
+       none says to whom, or one stays away, when `LOST_STORE_SECONDS` have passed.
     """
-    led_since, now = draft.world.led_since, draft.now
-    draft.wake_at(led_since + FIRST_REPORTS_SECONDS)
-    if now >= led_since + FIRST_REPORTS_SECONDS:
+    reported = frozenset(n.name for n in draft.nodes.values() if n.report is not None and n.report.members is not None)
+    if known := expected_nodes(draft, expected):
+        return known <= reported or _has_led_for(draft, FIRST_REPORTS_SECONDS)
+    is_lost = _is_recalled(draft.world)
+    if _has_led_for(draft, LOST_STORE_SECONDS if is_lost else FIRST_REPORTS_SECONDS):
         return True
-    reported = {n.name for n in draft.nodes.values() if n.report is not None and n.report.members is not None}
-    known = expected_nodes(draft, expected)
-    if known:
-        return known <= reported
-    draft.wake_at(led_since + UNKNOWN_FLEET_SECONDS)
-    return bool(reported) and now >= led_since + UNKNOWN_FLEET_SECONDS
+    routed = frozenset(node for each in draft.world.gateways if each.demand for node in each.demand.nodes)
+    is_seen = bool(routed) and routed <= reported if is_lost else bool(reported)
+    return _has_led_for(draft, UNKNOWN_FLEET_SECONDS) and is_seen
+
+
+def _has_led_for(draft: Draft, seconds: float) -> bool:
+    until = draft.world.led_since + seconds
+    if draft.now < until:
+        draft.wake_at(until)
+    return draft.now >= until
+
+
+def _is_recalled(world: World) -> bool:
+    """Whether anybody knows of an earlier leader: nothing is started and no table published before `complete`."""
+    reports = [agent.report for agent in world.agents if agent.report is not None]
+    return (
+        any(gateway.demand is not None and gateway.demand.applied is not None for gateway in world.gateways)
+        or any(report.members for report in reports)
+        or any(report.applied is not None and report.applied.term != world.term for report in reports)
+    )
 
 
 def expected_nodes(draft: Draft, expected: frozenset[str] | None) -> frozenset[str]:

@@ -44,6 +44,8 @@ class Target:
     confirmed: bool
     engine: str = ""
     """Its program, as the Instance says; empty: nobody knows."""
+    node: str = ""
+    """Where it runs; empty: nobody knows."""
     front: Front | None = None
     """The way there; None: `host` and `port` are on this machine, or anybody's."""
     no_way: str = ""
@@ -148,6 +150,7 @@ def parse_endpoint(endpoint: Endpoint, machine: str | None) -> Target:
         context_tokens=endpoint.context_tokens,
         confirmed=endpoint.confirmed,
         engine=endpoint.engine,
+        node=endpoint.node,
         front=front,
         no_way=no_way,
         timeouts=endpoint.timeouts,

@@ -102,19 +102,25 @@ class Adapter:
 
     async def observe_progress(self, port: int, key: str) -> str | None:
         counters = self._description.counters
+        page = await self.read_metrics(port, key)
+        return " ".join(counters.pattern.findall(page)) or None if counters and page else None
+
+    async def read_metrics(self, port: int, key: str) -> str | None:
+        counters = self._description.counters
         if counters is None:
             return None
         url, headers = f"http://127.0.0.1:{port}{counters.path}", {"authorization": f"Bearer {key}"}
         try:
             async with asyncio.timeout(PROGRESS_SECONDS):
-                answer = await self._http.get(url, headers=headers, timeout=PROGRESS_SECONDS)
+                return (await self._http.get(url, headers=headers, timeout=PROGRESS_SECONDS)).text
         except (httpx.HTTPError, TimeoutError):
             return None
-        return " ".join(counters.pattern.findall(answer.text)) or None
+
+    def blank(self, output: str) -> str:
+        return self._description.clients_words.sub("", output) if self._description.clients_words else output
 
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
-        if self._description.clients_words is not None:
-            tail = self._description.clients_words.sub("", tail)
+        tail = self.blank(tail)
         if missing := explain_missing_library("the engine", tail):
             return FailureCause.MISSING_LIBRARY, missing
         words = f"{render_status(status)}{quote_last_error(tail)}"
