@@ -25,6 +25,7 @@ from covey_controller.trust import ensure_authority
 from covey_fleet_client.files import ensure_private_folder, write_private
 from covey_fleet_client.identity import load_identity
 from covey_gateway.fronts import Fronts
+from covey_gateway.images import Images
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.table import Front, Target, build_table
 from covey_gateway.server import GatewayServer, bind_socket
@@ -75,7 +76,8 @@ async def serve_gateway(engine_port: int, front_port: int, identity: Path) -> No
     traffic.apply_table(build_table(Order(term=0, serial=0), [model], [target], []))
     bound = bind_socket("127.0.0.1", 0)
     async with asyncio.TaskGroup() as tasks:
-        server = GatewayServer(traffic, Engines(loop, tasks.create_task, Fronts(identity)))
+        images = Images(tasks.create_task)
+        server = GatewayServer(traffic, Engines(loop, tasks.create_task, Fronts(identity)), images)
         await server.start(bound)
         print(f"listening on http://127.0.0.1:{bound.getsockname()[1]}", file=sys.stderr, flush=True)
         await server.sweep()

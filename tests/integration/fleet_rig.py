@@ -13,6 +13,7 @@ from covey_api.messages import (
     AskAnswer,
     AskKind,
     Assignments,
+    Cancel,
     CertificateRole,
     Demand,
     Endpoints,
@@ -68,6 +69,9 @@ class SteeredBoard:
     def on_demand(self, gateway: str, demand: Demand) -> Order:
         self.demands.append((gateway, demand))
         return self.order
+
+    def on_cancel(self, gateway: str, cancel: Cancel) -> int:
+        return 0
 
     def on_answer(self, node: str, answer: AskAnswer) -> None:
         self.answers.append((node, answer))

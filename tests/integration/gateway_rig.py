@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from covey_api.messages import ClientKey, ModelState, Order, ServedModel
 from covey_gateway.fronts import Fronts
+from covey_gateway.images import Images
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.table import RoutingTable, Target, build_table, parse_key
 from covey_gateway.server import GatewayServer, bind_socket
@@ -176,6 +177,7 @@ async def running_gateway(
     is_routed: bool = True,
     send_bytes: int = 0,
     fronts: Fronts | None = None,
+    make_images: Callable[..., Images] = Images,
 ) -> AsyncGenerator[Gateway]:
     """Routes model `m` to the targets, unless `is_routed` is false: then it has no table yet.
 
@@ -188,7 +190,7 @@ async def running_gateway(
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)  # each connection inherits it
     async with asyncio.TaskGroup() as tasks:
         engines = Engines(loop, tasks.create_task, fronts)
-        server = GatewayServer(traffic, engines)
+        server = GatewayServer(traffic, engines, make_images(tasks.create_task))
         gateway = Gateway(traffic, engines, server, bound.getsockname()[1])
         if is_routed:
             gateway.route(*targets)

@@ -547,6 +547,61 @@ async def test_a_placements_own_deadline_ends_an_answer_and_is_named(field: str,
         assert f"`{to_camel(field)}` (20 s)" in answer.error["message"]
 
 
+async def hold_the_first(call: Call) -> None:
+    if call.content["messages"][0]["content"] == "first":
+        await hold(call)
+    else:
+        await say_nothing(call)
+
+
+async def test_what_waits_for_a_slot_has_a_deadline_of_its_own_and_uses_up_no_other() -> None:
+    timeouts = RequestTimeouts(queue_seconds=100, first_token_seconds=40, between_tokens_seconds=1000)
+    async with (
+        ScriptedEngine(hold_the_first) as engine,
+        running_gateway(replace(engine.target(slots=1), timeouts=timeouts)) as gateway,
+        connected(gateway) as first,
+        connected(gateway) as second,
+        connected(gateway) as third,
+    ):
+        await first.ask(stream=True, messages=[{"role": "user", "content": "first"}])
+        await first.read_head()
+        await second.ask()
+        await eventually(lambda: gateway.in_flight == 2)
+        await third.ask()
+        await eventually(lambda: gateway.in_flight == 3)
+        gateway.pass_time(99)
+        assert gateway.in_flight == 3
+        first.leave()
+        await eventually(lambda: gateway.in_flight == 2)
+        gateway.pass_time(0)  # the second one's turn is noticed
+        gateway.pass_time(39)
+        assert gateway.in_flight == 2
+        gateway.pass_time(41)
+        answer = await second.read_answer()
+        assert (answer.status, answer.error["code"]) == (504, "upstream_timeout")
+        assert "`firstTokenSeconds` (40 s)" in answer.error["message"]
+        assert gateway.in_flight == 1
+
+
+async def test_what_had_no_slot_for_too_long_is_told_that() -> None:
+    timeouts = RequestTimeouts(queue_seconds=100, first_token_seconds=1000, between_tokens_seconds=1000)
+    async with (
+        ScriptedEngine(hold_the_first) as engine,
+        running_gateway(replace(engine.target(slots=1), timeouts=timeouts)) as gateway,
+        connected(gateway) as first,
+        connected(gateway) as second,
+    ):
+        await first.ask(stream=True, messages=[{"role": "user", "content": "first"}])
+        await first.read_head()
+        await second.ask(stream=True)
+        await eventually(lambda: len(engine.calls) == 2)
+        gateway.pass_time(101)
+        error = (await second.read_answer()).error
+        assert error["code"] == "upstream_timeout"
+        assert "`queueSeconds` (100 s)" in error["message"]
+        assert gateway.in_flight == 1
+
+
 async def test_a_client_that_takes_nothing_pauses_the_engine_and_ends_after_a_while() -> None:
     written = 0
 

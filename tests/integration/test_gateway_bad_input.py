@@ -1,5 +1,6 @@
 """What no format can take, sent to every format: the right status, in the envelope of that format."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +8,8 @@ from typing import Any
 
 import pytest
 from covey_api.messages import ModelState, ServedModel
-from integration.gateway_rig import Answer, Call, Gateway, ScriptedEngine, connected, running_gateway
+from covey_gateway.limits import BODY_SILENCE_SECONDS, HEAD_SECONDS, MAX_BODIES_BYTES
+from integration.gateway_rig import Answer, Call, Gateway, ScriptedEngine, connected, eventually, running_gateway
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
@@ -154,22 +156,17 @@ async def test_every_refusal_has_its_status_in_the_formats_own_envelope(call: st
     ],
 )
 @pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("data:image/png;base64,AAAA", "takes text only"),
-        ("http://127.0.0.1:9/secret.png", "must be a data URL"),
-        ("https://example.com/cat.png", "must be a data URL"),
-        ("file:///etc/passwd", "must be a data URL"),
-    ],
+    "url",
+    ["data:image/png;base64,AAAA", "http://127.0.0.1:9/secret.png", "https://example.com/x", "file:///etc/passwd"],
 )
 async def test_an_image_for_a_model_of_text_is_refused_and_no_url_is_fetched(
-    path: str, body: dict[str, Any], url: str, words: str
+    path: str, body: dict[str, Any], url: str
 ) -> None:
     async with ScriptedEngine() as engine, running_gateway(engine.target()) as gateway:
         content = json.dumps({"model": "m"} | body).replace('"U"', json.dumps(url)).encode()
         answer = await post(gateway, path, content)
         assert (answer.status, engine.calls) == (400, [])
-        assert words in answer.content["error"]["message"]
+        assert "takes text only" in answer.content["error"]["message"]
 
 
 async def test_an_image_reaches_a_model_that_takes_images() -> None:
@@ -218,3 +215,140 @@ async def test_an_engine_that_counts_no_tokens_is_told_as_that() -> None:
         answer = await post(gateway, spoken.path, json.dumps({"model": "m"} | spoken.body).encode())
         assert answer.status == 501
         assert "doesn't count tokens" in spoken.read(answer.content)
+
+
+PASSING = ALL.model_copy(update={"passes_unknown_fields": True})
+THAT_PASS = ["chat", "completions", "responses", "messages"]
+
+
+@pytest.mark.parametrize("call", THAT_PASS)
+async def test_a_field_in_no_list_reaches_the_engine_only_of_a_model_that_passes_it(call: str) -> None:
+    spoken = CALLS[call]
+    body = json.dumps({"model": "m", "nonsense": {"a": 1}} | spoken.body).encode()
+    async with ScriptedEngine() as engine, running_gateway() as gateway:
+        gateway.route(engine.target(), models=(ALL,))
+        refused = await post(gateway, spoken.path, body)
+        assert (refused.status, engine.calls) == (400, [])
+        assert "`nonsense` is no field" in spoken.read(refused.content)
+        gateway.route(engine.target(), models=(PASSING,))
+        await post(gateway, spoken.path, body)
+        assert engine.calls[0].content["nonsense"] == {"a": 1}
+
+
+@pytest.mark.parametrize("call", THAT_PASS)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id_slot": 0},
+        {"nonsense": 1, "cache_prompt": False},
+        {"grammar": "root ::= x"},
+        {"slot_id": 1},
+        {"min_p": "high"},
+        {"json_schema": {"type": "string", "pattern": "a?" * 40}},
+        {"reasoning_format": "unheard-of"},
+    ],
+)
+async def test_what_could_hurt_others_is_refused_also_of_a_model_that_passes_unknown_fields(
+    call: str, fields: dict[str, Any]
+) -> None:
+    async with ScriptedEngine() as engine, running_gateway() as gateway:
+        gateway.route(engine.target(), models=(PASSING,))
+        answer = await post(gateway, CALLS[call].path, json.dumps({"model": "m"} | fields | CALLS[call].body).encode())
+        assert (answer.status, engine.calls) == (400, [])
+        assert list(fields)[-1] in CALLS[call].read(answer.content)
+
+
+async def test_what_a_format_says_itself_wins_over_a_passed_field() -> None:
+    async with ScriptedEngine() as engine, running_gateway() as gateway:
+        gateway.route(engine.target(), models=(PASSING,))
+        extra = {"stream_options": {"include_usage": False}, "return_progress": False, "min_p": 0.5, "n": 2}
+        refused = await post(
+            gateway, "/v1/messages", json.dumps({"model": "m"} | extra | CALLS["messages"].body).encode()
+        )
+        assert "`n` is not taken" in read_anthropic(refused.content)
+        del extra["n"]
+        await post(gateway, "/v1/messages", json.dumps({"model": "m"} | extra | CALLS["messages"].body).encode())
+        sent = engine.calls[0].content
+        assert (sent["stream_options"], sent["min_p"], sent["max_tokens"]) == ({"include_usage": True}, 0.5, 1)
+
+
+HEADS = {
+    "both lengths": (400, b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
+    "two lengths": (400, b"content-length: 3\r\ncontent-length: 4\r\n\r\nabcd"),
+    "a folded line": (400, b"x: a\r\n folded\r\ncontent-length: 2\r\n\r\n{}"),
+    "an unknown coding": (400, b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
+    "no size of a chunk": (400, b"transfer-encoding: chunked\r\n\r\nzz\r\n"),
+    "a chunk that is longer than it says": (400, b"transfer-encoding: chunked\r\n\r\n3\r\nabcdef\r\n0\r\n\r\n"),
+    "a trailer that would be a header": (400, b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nhost: a\r\n\r\n"),
+    "a hundred and one headers": (431, b"x: y\r\n" * 101 + b"content-length: 2\r\n\r\n{}"),
+    "a long header": (431, b"x: " + b"y" * 100_000 + b"\r\ncontent-length: 2\r\n\r\n{}"),
+}
+
+
+@pytest.mark.parametrize("call", ["chat", "responses", "messages", "ollama chat", "ollama generate"])
+async def test_a_request_that_smuggles_is_refused_in_the_envelope_of_its_path(call: str) -> None:
+    spoken = CALLS[call]
+    async with ScriptedEngine() as engine, running_gateway() as gateway:
+        gateway.route(engine.target(), models=(ALL,))
+        for name, (status, rest) in HEADS.items():
+            async with connected(gateway) as client:
+                await client.send(f"POST {spoken.path} HTTP/1.1\r\nhost: localhost\r\n".encode() + rest)
+                answer = await client.read_answer()
+                assert (answer.status, name) == (status, name)
+                assert spoken.read(answer.content), name
+                assert await client.is_closed() or name.startswith("a trailer"), name
+        assert engine.calls == []
+
+
+@pytest.mark.parametrize("call", ["chat", "messages", "ollama chat"])
+async def test_a_slow_sender_is_told_in_the_envelope_of_its_path(call: str) -> None:
+    spoken = CALLS[call]
+    start = f"POST {spoken.path} HTTP/1.1\r\nhost: localhost\r\n".encode()
+    async with running_gateway() as gateway:
+        for part, seconds in ((start, HEAD_SECONDS), (start + b"content-length: 9\r\n\r\n{", BODY_SILENCE_SECONDS)):
+            async with connected(gateway) as client:
+                await client.send(part)
+                await asyncio.sleep(0.1)
+                gateway.pass_time(seconds + 1)
+                answer = await client.read_answer()
+                assert answer.status == 408
+                assert spoken.read(answer.content)
+
+
+@pytest.mark.parametrize("call", ["chat", "messages", "ollama chat"])
+async def test_a_body_of_100_mb_in_chunks_is_refused_when_it_is_too_long_and_costs_no_more(call: str) -> None:
+    spoken = CALLS[call]
+    head = f"POST {spoken.path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with running_gateway() as gateway, connected(gateway) as client:
+        reading = asyncio.ensure_future(client.read_answer())
+        client.writer.write(head.encode())
+        piece = b"%x\r\n%b\r\n" % (1_000_000, b" " * 1_000_000)
+        sent = 0
+        while not reading.done() and sent < 100_000_000:
+            client.writer.write(piece)
+            sent += 1_000_000
+            try:
+                await client.writer.drain()
+            except ConnectionError:
+                break
+        answer = await reading
+        assert answer.status == 413
+        assert spoken.read(answer.content)
+        assert gateway.traffic.reserve_body(MAX_BODIES_BYTES)  # nothing of it is held
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_closes_its_half_is_gone(stream: bool) -> None:
+    async def hang(call: Call) -> None:
+        await call.wait_gone()
+
+    async with (
+        ScriptedEngine(hang) as engine,
+        running_gateway(engine.target()) as gateway,
+        connected(gateway) as client,
+    ):
+        await client.ask(stream=stream)
+        await eventually(lambda: len(engine.calls) == 1)
+        client.writer.write_eof()
+        await eventually(lambda: engine.open_connections == 0)
+        assert gateway.in_flight == 0

@@ -14,7 +14,7 @@ import openai
 import pytest
 from covey_gateway.routing.table import Target
 from integration.engine_rig import KEY, started_engine
-from integration.gateway_rig import Gateway, asked, connected, running_gateway
+from integration.gateway_rig import MODEL, Gateway, asked, connected, running_gateway
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
@@ -165,6 +165,28 @@ async def test_a_client_that_leaves_frees_its_slot_within_a_second(engine: RealE
         assert gateway.in_flight == 0
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_request_that_is_cancelled_by_its_id_frees_its_slot_within_a_second(
+    engine: RealEngine, is_stream: bool
+) -> None:
+    async with (
+        running_gateway(engine.target) as gateway,
+        connected(gateway) as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.port}") as canceller,
+    ):
+        asking = {"messages": user("Count."), "max_tokens": 900, "ignore_eos": True, "stream": is_stream}
+        await client.ask("x-request-id: long-one", **asking)
+        await engine.wait_busy_slots(1, timeout_seconds=20)
+        answer = await canceller.post("/v1/cancel/long-one")
+        await engine.wait_busy_slots(0, timeout_seconds=1)
+        assert (answer.status_code, answer.json()["cancelled"]) == (200, 1)
+        told = await client.read_answer()
+        assert told.headers["x-request-id"] == "long-one"
+        error = told.events[-1]["error"] if is_stream else told.error
+        assert error["code"] == "request_cancelled"
+        assert gateway.in_flight == 0
+
+
 async def test_the_engines_own_way_with_requests_cannot_be_reached(engine: RealEngine) -> None:
     async with sdk(engine) as (client, _):
         for name in ("id_slot", "cache_prompt", "n_predict", "lora"):
@@ -174,6 +196,31 @@ async def test_the_engines_own_way_with_requests_cannot_be_reached(engine: RealE
         with pytest.raises(openai.NotFoundError):
             await complete(client, model="other")
         assert [model.id async for model in client.models.list()] == ["m"]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+
+
+async def test_what_an_engine_fails_at_though_the_request_is_to_blame_is_400(engine: RealEngine) -> None:
+    """An image for a model that was declared to see and has no eyes; a prompt of no text; a format of nothing."""
+    async with sdk(engine) as (_, gateway):
+        gateway.route(engine.target, models=(MODEL.model_copy(update={"tasks": ("Chat", "Vision")}),))
+        bad: list[dict[str, Any]] = [
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            {"reasoning_format": "unheard-of"},
+            {"messages": [{"role": "tool", "content": "x"}, {"role": "function", "content": None}]},
+            {"response_format": {"type": "unheard-of"}},
+            {"json_schema": {"type": "unheard-of"}},
+            {"n": 10_000},
+            {"samplers": [{}]},
+            {"logit_bias": {"x": "y"}},
+            {"stop": [""] * 4, "top_logprobs": -1, "logprobs": True},
+        ]
+        found = [(fields, await asked(gateway, **({"max_tokens": 1} | fields))) for fields in bad]
+        wrong = [(fields, answer) for fields, answer in found if answer.status not in (200, 400)]
+        assert wrong == []
+        assert [answer.status for _, answer in found[:2]] == [400, 400]
+        assert (await asked(gateway, max_tokens=1)).status == 200
 
 
 async def test_more_requests_than_slots_are_all_answered(engine: RealEngine) -> None:

@@ -85,7 +85,7 @@ class TableBoard(SteeredBoard):
 
 
 @asynccontextmanager
-async def linked(folder: Path, url: str, token_text: str | None) -> AsyncGenerator[Gateway]:
+async def linked(folder: Path, url: str, token_text: str | None, name: str = "gw") -> AsyncGenerator[Gateway]:
     """A gateway with a fleet link; its state is in `folder`."""
     state = folder / "state" / "gateway"
     ensure_private_folder(state.parent)
@@ -98,7 +98,7 @@ async def linked(folder: Path, url: str, token_text: str | None) -> AsyncGenerat
         kept = KeptTable(state)
         if saved := kept.load():
             gateway.apply(parse_endpoints(saved, ""))
-        link = FleetLink(gateway.traffic, gateway.apply, kept, url, admission, "gw", "http://127.0.0.1:1", "")
+        link = FleetLink(gateway.traffic, gateway.apply, kept, url, admission, name, "http://127.0.0.1:1", "")
         running = asyncio.ensure_future(link.run())
         try:
             yield gateway

@@ -7,8 +7,6 @@ import asyncio
 import base64
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +18,7 @@ import ollama
 import openai
 import pytest
 from covey_gateway.routing.table import Target
-from integration.engine_rig import KEY, started_engine
+from integration.engine_rig import started_engine
 from integration.gateway_rig import (
     DONE,
     LAST_CHUNK,
@@ -33,7 +31,7 @@ from integration.gateway_rig import (
     running_gateway,
     token,
 )
-from kit.cache import shared_cache
+from integration.node_rig import install_sdks, run_script
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
@@ -367,31 +365,6 @@ async def test_schemas_bind_the_answer_in_every_format(engine: Target) -> None:
             assert isinstance(json.loads(found or "")["ok"], bool)
 
 
-async def test_a_translated_answer_is_the_engines_own_event_by_event(engine: Target) -> None:
-    """But for what the engine leaves out: input tokens at the end, numbers and indexes of Responses."""
-    messages = {"model": "m", "messages": USER, "max_tokens": 8, "stream": True, "temperature": 0}
-    responses = {"model": "m", "input": "Say hello.", "max_output_tokens": 8, "stream": True, "temperature": 0}
-    async with running_gateway(engine) as gateway, httpx.AsyncClient(timeout=60) as client:
-
-        async def ask(base: str, path: str, body: Any) -> list[dict[str, Any]]:
-            answer = await client.post(base + path, json=body, headers={"authorization": f"Bearer {KEY}"})
-            assert answer.status_code == 200
-            return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-
-        own, ours = f"http://127.0.0.1:{engine.port}", f"http://127.0.0.1:{gateway.port}"
-        native, translated = [await ask(base, "/v1/messages", messages) for base in (own, ours)]
-        assert [event["type"] for event in translated] == [event["type"] for event in native]
-        for found, expected in zip(translated, native, strict=True):
-            for name in ("index", "content_block", "delta"):
-                assert found.get(name) == expected.get(name)
-        native, translated = [await ask(base, "/v1/responses", responses) for base in (own, ours)]
-        # The engine calls an answer that met its limit completed; OpenAI and the gateway call it incomplete.
-        assert [event["type"] for event in translated[:-1]] == [event["type"] for event in native[:-1]]
-        assert (native[-1]["type"], translated[-1]["type"]) == ("response.completed", "response.incomplete")
-        for found, expected in zip(translated[:-1], native[:-1], strict=True):
-            assert (found.get("delta"), found.get("text")) == (expected.get("delta"), expected.get("text"))
-
-
 async def test_request_ids_come_back(engine: Target) -> None:
     async with clients(engine) as sdk:
         headers = {"x-request-id": "my-own-id"}
@@ -442,6 +415,9 @@ def call_delta(index: int, **delta: Any) -> bytes:
     return chunk(token("", **one))
 
 
+ROLE = chunk(token("", delta={"role": "assistant", "content": None}))
+
+
 async def call_tools(call: Call) -> None:
     """Two calls at once; words when one's result is there."""
     if call.content["messages"][-1]["role"] == "tool":
@@ -449,6 +425,7 @@ async def call_tools(call: Call) -> None:
         return
     await call.write(
         STREAM_HEAD,
+        ROLE,
         call_delta(0, id="call_a", type="function", function={"name": "get_weather", "arguments": ""}),
         call_delta(0, function={"arguments": '{"city":'}),
         call_delta(0, function={"arguments": '"Paris"}'}),
@@ -552,9 +529,6 @@ async def test_ollama_parses_the_arguments_of_calls() -> None:
 
 # The same SDKs in JavaScript
 
-NODE_SDKS = ("openai@7.59.0", "@anthropic-ai/sdk@1.14.0", "ollama@0.6.4")
-
-
 # What fills a prompt, and how tokens of it come: several bytes each, several to a letter, long runs, tools.
 FILLERS = {
     "chinese": "模型在桌子下面的机器上运行。" * 40,
@@ -611,32 +585,12 @@ async def test_sixty_tools_are_taken_up_to_the_last_token_that_fits(wide_engine:
 @pytest.fixture(scope="module")
 def node_folder() -> Path:
     """Where the SDKs are installed; once for all runs of these tests."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("this machine has no Node")
-    folder = shared_cache() / "node-sdks"
-    if not (folder / "whole").is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "package.json").write_text('{"private":true}')
-        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *NODE_SDKS]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
-        (folder / "whole").touch()
-    return folder
+    return install_sdks()
 
 
 async def test_the_sdks_in_javascript_read_the_same(engine: Target, node_folder: Path) -> None:
-    script = Path(__file__).with_name("node_sdks.mjs")
     async with running_gateway(engine) as gateway:
-        process = await asyncio.create_subprocess_exec(
-            "node",
-            str(script),
-            f"http://127.0.0.1:{gateway.port}",
-            cwd=node_folder,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        output, words = await asyncio.wait_for(process.communicate(), 120)
-        assert process.returncode == 0, words.decode()[-2000:]
-    found = json.loads(output)
+        found = await run_script("node_sdks.mjs", node_folder, f"http://127.0.0.1:{gateway.port}")
     text = found["chat"]["text"]
     assert text
     assert {found[name]["text"] for name in ("stream", "response", "responseStream", "ollama")} == {text}

@@ -17,6 +17,7 @@ from covey_api.messages import (
     Ask,
     AskAnswer,
     Assignments,
+    Cancel,
     Demand,
     Endpoints,
     MemberGoal,
@@ -26,6 +27,7 @@ from covey_api.messages import (
 )
 from covey_api.meta import Message
 
+from covey_controller.cancels import Cancels, render_line
 from covey_controller.merging import merge_report
 from covey_controller.name_claims import NameClaims, NameTaken
 from covey_controller.open_asks import OpenAsks
@@ -74,6 +76,7 @@ class FleetBoard:
         self._endpoints: Endpoints | None = None
         self._is_draining = False
         self._readers = Readers(machine)
+        self._cancels = Cancels()
         self._asks = OpenAsks()
         self.wake = asyncio.Event()
 
@@ -215,6 +218,12 @@ class FleetBoard:
         self._observe_order(f"gateway '{gateway}'", demand.applied)
         return self.order
 
+    def on_cancel(self, gateway: str, cancel: Cancel) -> int:
+        """Tell all other gateways that are connected; how many these are."""
+        self._cancels.add(gateway, cancel)
+        self._readers.wake("gateway")
+        return sum(each.connected for each in self._observed.gateways.values() if each.name != gateway)
+
     def on_answer(self, node: str, answer: AskAnswer) -> None:
         """Keep the answer of an ask that is open on this node; others are dropped."""
         if self._asks.take(node, answer):
@@ -253,13 +262,17 @@ class FleetBoard:
                     yield None
 
     async def watch_endpoints(self, gateway: str) -> AsyncGenerator[Endpoints | None]:
-        """The newest table now and after each change; None every `KEEPALIVE_SECONDS`."""
+        """The newest table now and after each change, cancels as they come; None every `KEEPALIVE_SECONDS`."""
         session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
         with self._reading("gateway", gateway, session) as reader:
             last: Order | None = None
+            told = self._cancels.newest
             while True:
                 snapshot = self._endpoints
-                if snapshot is not None and snapshot.order != last:
+                cancels, told = self._cancels.after(told, gateway), self._cancels.newest
+                if cancels:
+                    yield render_line(cancels)
+                elif snapshot is not None and snapshot.order != last:
                     last = snapshot.order
                     yield snapshot
                 elif not await reader.wait_news():

@@ -12,7 +12,17 @@ from typing import Any, Protocol, TypeVar
 
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, Order, Report, ReportAnswer
+from covey_api.messages import (
+    Ask,
+    AskAnswer,
+    Assignments,
+    Cancel,
+    Demand,
+    Endpoints,
+    Order,
+    Report,
+    ReportAnswer,
+)
 from covey_api.meta import Status
 from covey_api.node import Node
 from covey_api.placement import Placement
@@ -283,6 +293,10 @@ class Board(Protocol):
         ...
 
     def on_demand(self, gateway: str, demand: Demand) -> Order: ...
+
+    def on_cancel(self, gateway: str, cancel: Cancel) -> int:
+        """Tell all other gateways that are connected; how many these are."""
+        ...
 
     def on_answer(self, node: str, answer: AskAnswer) -> None:
         """Keep the answer of an ask that is open; others are dropped."""

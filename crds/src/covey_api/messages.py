@@ -309,14 +309,38 @@ class ClientKey(Message):
     expiry: str | None = None
 
 
+MAX_REQUEST_ID = 128
+
+
+class Cancel(Message):
+    """`POST cancel`, gateway to controller, and from there to all others: end this request wherever it is.
+
+    What ended by then is nobody's concern; a gateway that isn't connected doesn't hear of it.
+    """
+
+    id: Annotated[str, Field(pattern=rf"^[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID}}}$")]
+    """As the client named the request, in `x-request-id`, or was told."""
+    key: Annotated[str, Field(max_length=128)] = ""
+    """`namespace/name` of the AccessKey that wants it; empty: no key was sent. Only its own requests are ended."""
+
+
+class CancelAnswer(Message):
+    gateways: int
+    """How many others were told."""
+
+
 class Endpoints(Message):
-    """Everything a gateway routes by, whole. A line of `GET endpoints`. An endpoint that drains has left the list."""
+    """Everything a gateway routes by, whole. A line of `GET endpoints`. An endpoint that drains has left the list.
+
+    A line with `cancels` is no table, and its order is before every other: gateways that know none ignore it.
+    """
 
     term: int
     serial: int
     models: tuple[ServedModel, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
     keys: tuple[ClientKey, ...] = ()
+    cancels: tuple[Cancel, ...] = ()
 
     @property
     def order(self) -> Order:

@@ -120,8 +120,10 @@ class RequestTimeouts(Message):
 
     connect_seconds: Annotated[int, Field(ge=1, le=60)] = 5
     """Until the engine takes a connection; another instance is tried then."""
+    queue_seconds: Annotated[int, Field(ge=1, le=86_400)] = 600
+    """Until a slot is free for it: as long as this gateway has as many earlier requests there as there are slots."""
     first_token_seconds: Annotated[int, Field(ge=5, le=86_400)] = 600
-    """From the request's sending to the first byte of an answer: waiting for a slot and reading a long prompt."""
+    """From then to the first byte of an answer: reading the prompt. What waits behind others doesn't count."""
     between_tokens_seconds: Annotated[int, Field(ge=5, le=86_400)] = 300
     """Between two bytes of an answer that began. Waiting for the client doesn't count."""
     total_seconds: Annotated[int, Field(ge=0, le=604_800)] = 0

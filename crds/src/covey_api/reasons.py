@@ -216,3 +216,4 @@ class ErrorCode(StrEnum):
     UPSTREAM_ENDED = "upstream_ended"
     UPSTREAM_TIMEOUT = "upstream_timeout"
     OVERLOADED = "overloaded"
+    REQUEST_CANCELLED = "request_cancelled"

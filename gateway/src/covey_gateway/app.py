@@ -7,25 +7,29 @@ FastAPI in its place validates nothing here (no call has a body), and took a fif
 from collections.abc import Mapping
 from typing import Any
 
-from covey_api.messages import ModelState, ServedModel
+from covey_api.messages import Cancel, ModelState, ServedModel
 from covey_api.reasons import ErrorCode
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from covey_gateway.cancels import NotPassedOn
+from covey_gateway.routing.access import is_operator
 from covey_gateway.routing.refusals import (
     refuse_declared,
     refuse_media_call,
     refuse_method,
+    refuse_no_request,
     refuse_path,
     refuse_unknown,
 )
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
 from covey_gateway.wire.anthropic.models import render_model, render_page
-from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.errors import ApiError, invalid_request
 from covey_gateway.wire.formats import ANTHROPIC, choose_format
+from covey_gateway.wire.head import is_request_id
 from covey_gateway.wire.ollama.catalog import VERSION, render_running, render_tags
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -68,8 +72,35 @@ def build_app(traffic: Traffic) -> Starlette:
     async def list_running(request: Request) -> Response:
         return JSONResponse(render_running(traffic.list_models(_caller(request))))
 
+    async def cancel(request: Request) -> Response:
+        """1. It is here. 2. Other gateways are told. 3. There are none, or they can't be told."""
+        caller, id_ = _caller(request), str(request.path_params["id"])
+        if not is_request_id(id_):
+            return _render_error(request, invalid_request("a request's id has 1 to 128 of `A-Z a-z 0-9 . _ : -`"))
+        wish = Cancel(id=id_, key=caller.key)
+        ended = traffic.cancels.end(wish, by_operator=is_operator(traffic.policy, caller))
+        try:
+            told = 0 if ended else await traffic.cancels.pass_on(wish)
+        except NotPassedOn as error:
+            message = f"no request of yours with the id '{id_}' is at this gateway, and others can't be asked: {error}"
+            return _render_error(request, ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=1))
+        if not ended and not told:
+            return _render_error(request, refuse_no_request(id_))
+        content = {"id": id_, "object": "request.cancellation", "cancelled": ended, "gateways_told": told}
+        return JSONResponse(content, 200 if ended else 202)
+
     async def tell_version(_: Request) -> Response:
         return JSONResponse({"version": VERSION})
+
+    async def document(_: Request) -> Response:
+        from covey_gateway.openapi import render_document  # it is large, and most gateways are never asked
+
+        return Response(render_document(), media_type="application/json")
+
+    async def show_document(_: Request) -> Response:
+        from covey_gateway.openapi import render_page
+
+        return Response(render_page(), media_type="text/html")
 
     async def tell_running(_: Request) -> Response:
         return Response("Ollama is running", media_type="text/plain")
@@ -78,8 +109,11 @@ def build_app(traffic: Traffic) -> Starlette:
         Route("/v1/models", list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", read_model, methods=["GET"]),
         *(Route(path, _explain_media, methods=_METHODS) for path in _MEDIA_PATHS),
+        Route("/v1/cancel/{id:path}", cancel, methods=["POST"]),
         Route("/healthz", is_alive, methods=["GET"]),
         Route("/readyz", is_ready, methods=["GET"]),
+        Route("/openapi.json", document, methods=["GET"]),
+        Route("/docs", show_document, methods=["GET"]),
     ]
     for root in ("", "/ollama"):
         routes += [

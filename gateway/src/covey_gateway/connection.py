@@ -34,9 +34,9 @@ from covey_gateway.limits import (
 from covey_gateway.routing.refusals import refuse_method, refuse_slow
 from covey_gateway.traffic import Traffic
 from covey_gateway.wire.errors import ApiError, invalid_request
+from covey_gateway.wire.formats import choose_format
 from covey_gateway.wire.head import MAX_HEAD_BYTES
 from covey_gateway.wire.http import render_answer
-from covey_gateway.wire.openai.errors import render_envelope
 
 _log = logging.getLogger(__name__)
 
@@ -141,6 +141,11 @@ class ClientConnection(HttpToolsProtocol):
                 message = f"a request head must have at most {MAX_HEAD_BYTES} bytes"
                 self.refuse_input(ApiError(431, ErrorCode.INVALID_REQUEST, message))
 
+    @property
+    def _path(self) -> bytes:
+        """Of the request that is read, or of the one before; empty before the first."""
+        return (self.url or b"").partition(b"?")[0]
+
     def _feed_held(self) -> None:
         if not self._held or self._is_deaf or self._is_answer_due():
             return
@@ -175,7 +180,7 @@ class ClientConnection(HttpToolsProtocol):
         elif self._phase is _Phase.BODY:
             self.transport.close()
         elif self._answering is None:
-            content = render_envelope(error)
+            content = choose_format(self._path).render_envelope(error)
             self.write(
                 render_answer(
                     error.status,

@@ -71,6 +71,8 @@ class Delivery:
         """Whether a byte of the answer has come."""
         self._is_over = False
         self._heard_at = self._asked_at = pace.now()
+        self._turn_at: float | None = None
+        """When a slot was free for it; None: it waits behind others."""
         self.last_byte_at: float | None = None
 
     @property
@@ -105,6 +107,7 @@ class Delivery:
             return
         self._connection = connection
         self._heard_at = self._asked_at = self._pace.now()
+        self._look_for_turn(self._asked_at)
         target, request = self.target, self.ask.request
         if request is None:
             raise AssertionError("a request that an engine answered is sent again")
@@ -180,14 +183,22 @@ class Delivery:
         if self._connection is None or self._pace.is_stalled():
             return
         timeouts = self.target.timeouts
+        self._look_for_turn(now)
         if self._has_begun:
             since, limit = self._heard_at, timeouts.between_tokens_seconds
             words = "was silent in its answer for `betweenTokensSeconds`"
+        elif self._turn_at is None:
+            since, limit = self._asked_at, timeouts.queue_seconds
+            words = "had no slot free for the request within `queueSeconds`"
         else:
-            since, limit = self._asked_at, timeouts.first_token_seconds
+            since, limit = self._turn_at, timeouts.first_token_seconds
             words = "began no answer for `firstTokenSeconds`"
         if now - since <= limit and timeouts.total_seconds and now - self._asked_at > timeouts.total_seconds:
             since, limit = self._asked_at, timeouts.total_seconds
             words = "has not ended its answer after `totalSeconds`"
         if now - since > limit:
             self._sender.fail(ApiError(504, ErrorCode.UPSTREAM_TIMEOUT, f"the engine {words} ({limit} s)"))
+
+    def _look_for_turn(self, now: float) -> None:
+        if self._turn_at is None and self._traffic.has_turn(self.target, self):
+            self._turn_at = now

@@ -8,6 +8,7 @@ the client of a stream has waited for `SILENCE_SECONDS`: then the head is sent, 
 alive, as often as it is silent so long. A request whose endpoint failed before a byte goes elsewhere once.
 """
 
+import asyncio
 import logging
 import secrets
 from typing import Protocol
@@ -15,13 +16,14 @@ from typing import Protocol
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.delivery import Ask, Delivery
+from covey_gateway.images import Images
 from covey_gateway.limits import MAX_BODY_BYTES, SILENCE_SECONDS
-from covey_gateway.routing.refusals import refuse_too_large
+from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 from covey_gateway.wire.errors import ApiError
-from covey_gateway.wire.formats import HOT_PATHS, OPENAI, choose_format
+from covey_gateway.wire.formats import HOT_PATHS, choose_format
 from covey_gateway.wire.head import RequestHead
 from covey_gateway.wire.http import CONTINUE, LAST_CHUNK, render_answer, render_chunk, render_stream_head
 from covey_gateway.wire.request import Parsed, Question, Request
@@ -60,18 +62,25 @@ class Exchange:
         client: Client,
         traffic: Traffic,
         engines: Engines,
+        images: Images,
         head: RequestHead | None,
         admitted: Caller | ApiError,
         *,
         keeps_alive: bool,
         is_chunked: bool,
+        path: bytes = b"",
     ) -> None:
-        """`head` is None when it could not be read. `is_chunked`: the client understands chunks (HTTP/1.1)."""
+        """`head` is None when it could not be read; `path` says then whose envelope the refusal has.
+
+        `is_chunked`: the client understands chunks (HTTP/1.1).
+        """
         self.keeps_alive = keeps_alive
         self.is_over = False
         self._client = client
         self._traffic = traffic
         self._engines = engines
+        self._images = images
+        self._gathering: asyncio.Task[None] | None = None
         self._is_chunked = is_chunked
         self._awaits_continue = head is not None and head.expects_continue
         self._request_id = choose_request_id(head)
@@ -90,7 +99,7 @@ class Exchange:
         self._was_elsewhere = False
         self._wants_stream = False
         self._written_at = client.now()
-        self._format, self._parse = OPENAI, None
+        self._format, self._parse = choose_format(path), None
         if head is not None:
             self._format, self._parse = HOT_PATHS.get(head.path) or (choose_format(head.path), None)
         if head is not None and head.content_length > MAX_BODY_BYTES:
@@ -177,10 +186,29 @@ class Exchange:
         if isinstance(model, ApiError):
             self.fail(model)
             return
+        self._traffic.cancels.follow(self._request_id, caller, self)
         self._wants_stream = request.wants_stream
         self._written_at = self._client.now()
         self._ask = Ask(model, request, request.make_teller(model.name))
+        if request.media:
+            self._gathering = self._images.gather(request, self)
+        else:
+            self._deliver(self._ask)
+
+    def take_images(self, found: Request | ApiError) -> None:
+        """All are in the request now, or one is not to be had."""
+        if self._ask is None or self.is_over:
+            return
+        if isinstance(found, ApiError):
+            self.fail(found)
+            return
+        self._ask.request = found
         self._deliver(self._ask)
+
+    def reserve(self, count: int) -> bool:
+        is_free = not self.is_over and self._traffic.reserve_body(count)
+        self._reserved_bytes += count if is_free else 0
+        return is_free
 
     def _deliver(self, ask: Ask, excluded: str | None = None) -> None:
         target = self._traffic.take(ask.model, excluded)
@@ -275,9 +303,16 @@ class Exchange:
         """Nobody waits for it any more: give everything back, end what an engine still does for it."""
         self.is_over = True
         self._free_body()
+        self._traffic.cancels.unfollow(self._request_id, self)
+        if self._gathering is not None:
+            self._gathering.cancel()
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
             delivery.abandon()
+
+    def cancel(self) -> None:
+        _log.info("request %s was cancelled by its id", self._request_id)
+        self.fail(refuse_cancelled())
 
     # Time and backpressure.
 

@@ -11,7 +11,15 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Protocol, TypeVar
 
-from covey_api.messages import REPORT_SECONDS, CertificateRole, Demand, DemandAnswer, Endpoints
+from covey_api.messages import (
+    REPORT_SECONDS,
+    Cancel,
+    CancelAnswer,
+    CertificateRole,
+    Demand,
+    DemandAnswer,
+    Endpoints,
+)
 from covey_api.meta import Message
 from covey_fleet_client.backoff import LONGEST_DELAY_SECONDS, Backoff
 from covey_fleet_client.beats import next_beat
@@ -22,6 +30,7 @@ from covey_fleet_client.join import Admission, ensure_admitted
 from covey_fleet_client.tasks import flatten_errors, run_apart
 from pydantic import ValidationError
 
+from covey_gateway.cancels import NotPassedOn
 from covey_gateway.failures import StartError
 from covey_gateway.kept_table import KeptTable
 from covey_gateway.routing.table import RoutingTable, parse_endpoints
@@ -75,9 +84,11 @@ class FleetLink:
         self._machine = machine
         self._is_due = asyncio.Event()
         self._is_connected = False
+        self._connected_fleet: Fleet | None = None
         self._leader_term: int | None = None
         """Of the leader that is connected, once it has answered."""
         traffic.watch_news(self._is_due.set)
+        traffic.cancels.pass_on = self._pass_on
 
     async def run(self) -> None:
         """Join and stay connected, until cancelled. StartError when refused without ever having been in the fleet."""
@@ -139,9 +150,21 @@ class FleetLink:
     async def serve(self, fleet: Fleet, backoff: Backoff) -> None:
         """Follow tables and report demand over one connection; ends by FleetError only."""
         self._leader_term = None
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch_endpoints(fleet, backoff))
-            tasks.create_task(self._report_demand(fleet))
+        self._connected_fleet = fleet
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch_endpoints(fleet, backoff))
+                tasks.create_task(self._report_demand(fleet))
+        finally:
+            self._connected_fleet = None
+
+    async def _pass_on(self, cancel: Cancel) -> int:
+        if self._connected_fleet is None:
+            raise NotPassedOn("the controller is not reached")
+        try:
+            return (await self._connected_fleet.post("cancel", cancel, CancelAnswer)).gateways
+        except FleetError as error:
+            raise NotPassedOn(error.message) from None
 
     async def _watch_endpoints(self, fleet: Fleet, backoff: Backoff) -> None:
         async with aclosing(fleet.stream("endpoints")) as lines:
@@ -157,6 +180,8 @@ class FleetLink:
                     _log.error("a table of the controller can't be read and is ignored: %s", error)
 
     def _take(self, snapshot: Endpoints) -> None:
+        for cancel in snapshot.cancels:
+            self._traffic.cancels.end(cancel)
         if not snapshot.order.is_after(self._traffic.table.order):
             return
         self._apply(parse_endpoints(snapshot, self._machine))

@@ -28,6 +28,7 @@ from covey_fleet_client.tasks import flatten_errors
 
 from covey_gateway.failures import StartError
 from covey_gateway.fronts import Fronts
+from covey_gateway.images import Images
 from covey_gateway.kept_table import KeptTable
 from covey_gateway.limits import DRAIN_SECONDS, ORPHAN_DRAIN_SECONDS
 from covey_gateway.paths import Paths
@@ -63,6 +64,7 @@ class Options:
     name: str
     state: Path
     lifeline: int | None
+    image_hosts: tuple[str, ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,6 +101,12 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         action="store_true",
         help="reach every engine by its node's front, as if none were here",
     )
+    parser.add_argument(
+        "--image-host",
+        action="append",
+        metavar="HOST",
+        help="fetch images from HOST, HOST:PORT, *.DOMAIN or *; repeatable (default: COVEY_IMAGE_HOSTS, or nowhere)",
+    )
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe ends")
     read = parser.parse_args(arguments)
     host, colon, port = str(read.listen).rpartition(":")
@@ -116,6 +124,7 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         name=read.name,
         state=read.state or _default_state(),
         lifeline=read.lifeline,
+        image_hosts=tuple(read.image_host or os.environ.get("COVEY_IMAGE_HOSTS", "").split()),
     )
 
 
@@ -155,7 +164,7 @@ async def run_gateway(options: Options) -> None:
     async with asyncio.TaskGroup() as tasks:
         fronts = Fronts(options.state / "gateway") if options.table is None else None
         engines = Engines(loop, tasks.create_task, fronts)
-        server = GatewayServer(traffic, engines)
+        server = GatewayServer(traffic, engines, Images(tasks.create_task, options.image_hosts))
         paths = Paths(engines, traffic, loop.time)
 
         def apply(table: RoutingTable) -> None:

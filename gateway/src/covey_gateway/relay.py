@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 
 from covey_gateway.connection import ClientConnection
 from covey_gateway.exchange import Exchange, choose_request_id
+from covey_gateway.images import Images
 from covey_gateway.limits import MAX_REFUSED
 from covey_gateway.routing.access import admit
 from covey_gateway.routing.refusals import refuse_method
@@ -26,9 +27,16 @@ from covey_gateway.wire.head import RequestHead, parse_head
 
 class Relay(ClientConnection):
     def __init__(
-        self, config: Config, state: ServerState, traffic: Traffic, engines: Engines, max_connections: int
+        self,
+        config: Config,
+        state: ServerState,
+        traffic: Traffic,
+        engines: Engines,
+        images: Images,
+        max_connections: int,
     ) -> None:
         super().__init__(config, state, traffic)
+        self._images = images
         self._engines = engines
         self._max_connections = max_connections
 
@@ -54,10 +62,13 @@ class Relay(ClientConnection):
                 self,
                 self.traffic,
                 self._engines,
+                self._images,
                 head if isinstance(head, RequestHead) else None,
                 admitted,
-                keeps_alive=version == "1.1" and self.parser.should_keep_alive(),
+                # Of a head that is refused nobody knows where its request ends.
+                keeps_alive=isinstance(head, RequestHead) and version == "1.1" and self.parser.should_keep_alive(),
                 is_chunked=version == "1.1",
+                path=self._path,
             )
         )
 

@@ -14,7 +14,7 @@ from covey_gateway.limits import MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_REFUSAL_
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.errors import engine_failed, translate_event_error, translate_refusal
 from covey_gateway.wire.request import STREAMED, Call, Request, Teller
-from covey_gateway.wire.sse import EventBuffer, EventTooLong, split_data, split_events
+from covey_gateway.wire.sse import DONE, EventBuffer, EventTooLong, split_data, split_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ class _Events:
         self._model = model
         self._teller = teller
         self._events = EventBuffer()
+        self._has_begun = False
 
     def take(self, piece: bytes) -> bytes | ApiError | Broken:
         try:
@@ -87,6 +88,10 @@ class _Events:
             return _too_long(self._model)
         if not events:
             return b""
+        if not self._has_begun:
+            self._has_begun = any(data != DONE for data in split_data(events))
+            if self._events.is_done and not self._has_begun:
+                return engine_failed(self._model, "it ended its answer without a word of one")
         return self._take_each(events) if self.is_stream and b'"error"' in events else self._teller.take(events)
 
     def _take_each(self, events: bytes) -> bytes | ApiError | Broken:

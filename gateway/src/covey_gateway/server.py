@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from covey_gateway.app import build_app
 from covey_gateway.connection import ClientConnection
 from covey_gateway.failures import StartError
+from covey_gateway.images import Images
 from covey_gateway.limits import MAX_CONNECTIONS, MAX_REFUSED, RESERVED_FILES, SWEEP_SECONDS
 from covey_gateway.relay import Relay
 from covey_gateway.traffic import Traffic
@@ -64,8 +65,9 @@ def choose_max_connections(files: int) -> int:
 
 
 class GatewayServer:
-    def __init__(self, traffic: Traffic, engines: Engines) -> None:
+    def __init__(self, traffic: Traffic, engines: Engines, images: Images) -> None:
         self._traffic = traffic
+        self._images = images
         self._engines = engines
         self._state = ServerState()
         # The server header and the access log would only cost; proxy headers are believed from nobody.
@@ -93,7 +95,7 @@ class GatewayServer:
         if self._is_resting:  # the date is as old as the sweep's last look
             self.check_deadlines(time.time(), asyncio.get_running_loop().time())
         self._accepted.set()
-        return Relay(self._config, self._state, self._traffic, self._engines, most)
+        return Relay(self._config, self._state, self._traffic, self._engines, self._images, most)
 
     async def sweep(self) -> None:
         """Check all deadlines, again and again, until cancelled. Without a connection there are none, and it rests."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from covey_api.messages import EndpointDemand, ServedModel
 
+from covey_gateway.cancels import Cancels
 from covey_gateway.limits import MAX_BODIES_BYTES
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.choose import Load, NoneFree, choose_target, set_aside
@@ -55,6 +56,7 @@ class Traffic:
         """Whether a table was applied."""
         self.date = b""
         """The HTTP date, kept by the sweep."""
+        self.cancels = Cancels()
         self._clock = clock
         self._loads: dict[str, Load] = {}
         self._awaiting: dict[str, list[Awaiting]] = {}
@@ -178,6 +180,10 @@ class Traffic:
     def follow(self, target: Target, request: Awaiting) -> None:
         """Its silence counts until `unfollow`."""
         self._awaiting.setdefault(target.id, []).append(request)
+
+    def has_turn(self, target: Target, request: Awaiting) -> bool:
+        """Whether a slot is free for it, as far as this gateway's own requests go: fewer are before it than slots."""
+        return request in self._awaiting.get(target.id, [])[: target.slots]
 
     def unfollow(self, target: Target, request: Awaiting) -> None:
         load, awaiting = self._loads[target.id], self._awaiting[target.id]

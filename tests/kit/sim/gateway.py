@@ -13,6 +13,7 @@ from covey_fleet_client.backoff import Backoff
 from covey_fleet_client.join import Admission
 from covey_gateway.exchange import Exchange
 from covey_gateway.fleet import FleetLink
+from covey_gateway.images import Images
 from covey_gateway.kept_table import KeptTable
 from covey_gateway.limits import SWEEP_SECONDS
 from covey_gateway.routing.access import AccessPolicy
@@ -105,7 +106,16 @@ class Gateway:
         body = json.dumps(
             {"model": request.model, "stream": wants_stream, "messages": [{"role": "user", "content": "hi"}]}
         ).encode()
-        exchange = Exchange(request, self.traffic, self.engines, HEAD, Caller(), keeps_alive=True, is_chunked=True)
+        exchange = Exchange(
+            request,
+            self.traffic,
+            self.engines,
+            Images(asyncio.create_task),
+            HEAD,
+            Caller(),
+            keeps_alive=True,
+            is_chunked=True,
+        )
         exchange.begin()
         exchange.take_body(body)
         exchange.complete_body()

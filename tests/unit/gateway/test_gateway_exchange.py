@@ -4,6 +4,7 @@ import asyncio
 import tracemalloc
 
 from covey_gateway.exchange import Exchange
+from covey_gateway.images import Images
 from covey_gateway.routing.access import choose_policy
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
@@ -40,7 +41,8 @@ async def _send_tiny_chunks() -> None:
     engines = Engines(asyncio.get_running_loop(), asyncio.create_task)
     head = parse_head(b"POST", b"/v1/chat/completions", "1.1", [(b"host", b"localhost")])
     assert isinstance(head, RequestHead)
-    exchange = Exchange(client, traffic, engines, head, Caller(), keeps_alive=True, is_chunked=True)
+    images = Images(asyncio.create_task)
+    exchange = Exchange(client, traffic, engines, images, head, Caller(), keeps_alive=True, is_chunked=True)
     exchange.begin()
     chunks = 200_000
     tracemalloc.start()

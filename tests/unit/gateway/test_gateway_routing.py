@@ -328,20 +328,20 @@ def test_a_deleted_key_of_ours_is_refused_also_where_none_is_needed() -> None:
 
 
 def test_a_key_of_ours_is_checked_on_loopback_too() -> None:
-    assert admitted(LOOPBACK, head(SECRET)) == Caller("team", can_cross=False)
+    assert admitted(LOOPBACK, head(SECRET)) == Caller("team", can_cross=False, key="team/k")
     assert status_of(admitted(LOOPBACK, head("sk-covey-wrong"))) == 401
 
 
 def test_elsewhere_a_key_is_needed_and_host_and_origin_are_free() -> None:
     found = admitted(OPEN, head(SECRET, host=b"llm.example", origin=b"https://chat.example"))
-    assert found == Caller("team", can_cross=False)
+    assert found == Caller("team", can_cross=False, key="team/k")
     for credential in (None, "", "x", "sk-covey-wrong", SECRET + "x"):
         assert status_of(admitted(OPEN, head(credential, host=b"llm.example"))) == 401
     assert status_of(admitted(OPEN, head(SECRET), keys=False)) == 401
 
 
 def test_an_expired_key_is_refused() -> None:
-    assert admitted(OPEN, head(SECRET), "2027-01-15T08:00:01Z") == Caller("team", can_cross=False)
+    assert admitted(OPEN, head(SECRET), "2027-01-15T08:00:01Z") == Caller("team", can_cross=False, key="team/k")
     assert status_of(admitted(OPEN, head(SECRET), "2027-01-15T08:00:00Z")) == 401
     assert status_of(admitted(OPEN, head(SECRET), "soon")) == 401
 

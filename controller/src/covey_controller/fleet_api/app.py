@@ -13,6 +13,8 @@ from covey_api.messages import (
     MAX_BODY_BYTES,
     AskAnswer,
     Assignments,
+    Cancel,
+    CancelAnswer,
     Demand,
     DemandAnswer,
     JoinRequest,
@@ -121,6 +123,11 @@ class FleetRoutes:
         order = self._board.on_demand(peer.name, demand)
         return render_message(DemandAnswer(term=order.term, serial=order.serial))
 
+    async def cancel(self, request: Request) -> Response:
+        peer = self._admission.admit_gateway(request)
+        cancel = await self._read(request, Cancel, MAX_BODY_BYTES)
+        return render_message(CancelAnswer(gateways=self._board.on_cancel(peer.name, cancel)))
+
     async def _read(self, request: Request, kind: type[T], max_bytes: int) -> T:
         """The body of a peer that is still admitted when it has come whole: it may have been removed meanwhile."""
         message = await read_message(request, kind, max_bytes)
@@ -153,6 +160,7 @@ def build_fleet_app(
             Route(f"{FLEET_PREFIX}/nodes/{{node}}/asks/{{ask}}", routes.answer, methods=["PUT"]),
             Route(f"{FLEET_PREFIX}/endpoints", routes.endpoints),
             Route(f"{FLEET_PREFIX}/demand", routes.demand, methods=["POST"]),
+            Route(f"{FLEET_PREFIX}/cancel", routes.cancel, methods=["POST"]),
         ],
         exception_handlers=error_renderers(),
     )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from covey_api.access_key import KEY_PREFIX
+from covey_api.messages import Cancel
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.routing.table import Caller, Key
@@ -57,6 +58,16 @@ def admit(policy: AccessPolicy, head: RequestHead, keys: Mapping[bytes, Key], no
     return Caller()
 
 
+def is_operator(policy: AccessPolicy, caller: Caller) -> bool:
+    """Whether who asks without a key is at this machine: nobody else reaches a gateway that listens on loopback."""
+    return policy.needs_local_origin and not caller.key
+
+
+def may_cancel(cancel: Cancel, owner: Caller) -> bool:
+    """A request is its key's to end; one without a key is whoever's that knows its id and has none either."""
+    return cancel.key == owner.key
+
+
 def _check_origin(head: RequestHead) -> ApiError | None:
     host = None if head.host is None else head.host.decode("latin-1")
     if host is not None and not is_local_authority(host):
@@ -78,7 +89,7 @@ def _check_key(credential: str | None, keys: Mapping[bytes, Key], now: float) ->
         return _no_key("the key that was sent is not known here; `covey key create` makes one")
     if key.expires_at is not None and now >= key.expires_at:
         return _no_key(f"the key '{key.namespace}/{key.name}' has expired; `covey key create` makes another")
-    return Caller(key.namespace, can_cross=False)
+    return Caller(key.namespace, can_cross=False, key=f"{key.namespace}/{key.name}")
 
 
 def _no_key(message: str) -> ApiError:

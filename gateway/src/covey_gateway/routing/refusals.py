@@ -85,6 +85,15 @@ def refuse_none_free(model: ServedModel, found: NoneFree) -> ApiError:
     return ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=found.retry_after_seconds)
 
 
+def refuse_cancelled() -> ApiError:
+    return ApiError(410, ErrorCode.REQUEST_CANCELLED, "the request was cancelled by its id")
+
+
+def refuse_no_request(id_: str) -> ApiError:
+    message = f"no request of yours with the id '{id_}' is under way; ids are in each answer's `x-request-id`"
+    return ApiError(404, ErrorCode.NOT_FOUND, message)
+
+
 def refuse_too_large(limit_bytes: int) -> ApiError:
     message = f"a request body must have at most {limit_bytes} bytes"
     return ApiError(413, ErrorCode.REQUEST_TOO_LARGE, message)

@@ -71,6 +71,8 @@ class Caller:
     namespace: str = DEFAULT_NAMESPACE
     can_cross: bool = True
     """Whether `namespace/name` of another namespace is theirs to ask for."""
+    key: str = ""
+    """`namespace/name` of the key that was sent; empty: none, or one that isn't ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import codecs
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeGuard
 
@@ -101,28 +102,31 @@ def refuse_field(name: str, refused: Mapping[str, str], known: Iterable[str], ca
     return ApiError(400, ErrorCode.UNSUPPORTED_FIELD, words, shown)
 
 
-def check_fields(fields: Fields, known: Collection[str], refused: Mapping[str, str], call: str) -> ApiError | None:
-    """The first field that isn't known."""
-    for name in fields:
-        if name not in known:
-            return refuse_field(name, refused, known, call)
-    return None
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """What of a request nobody here knows, and why it is refused unless the model passes that."""
+
+    fields: Fields
+    error: ApiError | None
 
 
-def find_unknown(
-    fields: Fields, known: Collection[str], refused: Mapping[str, str], call: str
-) -> tuple[ApiError | None, ApiError | None]:
-    """1. Why the request is refused whatever the model says. 2. Why it is unless the model passes unknown fields.
+def take_unknown(fields: Fields, known: Collection[str], refused: Mapping[str, str], call: str) -> Unknown | ApiError:
+    """The fields that aren't known, out of `fields`. ApiError: the request is refused whatever the model says.
 
     The fields of a large body with an unknown name are that name alone, so it is refused at once.
     """
-    unknown: ApiError | None = None
     for name in fields:
         if name in refused or (name not in known and "model" not in fields):
-            return refuse_field(name, refused, known, call), None
-        if unknown is None and name not in known:
-            unknown = refuse_field(name, refused, known, call)
-    return None, unknown
+            return refuse_field(name, refused, known, call)
+    names = [name for name in fields if name not in known]
+    error = refuse_field(names[0], refused, known, call) if names else None
+    return Unknown({name: fields.pop(name) for name in names}, error)
+
+
+def check_fields(fields: Fields, known: Collection[str], refused: Mapping[str, str], call: str) -> ApiError | None:
+    """The same where no model passes what isn't known."""
+    unknown = take_unknown(fields, known, refused, call)
+    return unknown if isinstance(unknown, ApiError) else unknown.error
 
 
 def check_kinds(fields: Fields, kinds: Mapping[str, str]) -> ApiError | None:
@@ -136,6 +140,23 @@ def check_kinds(fields: Fields, kinds: Mapping[str, str]) -> ApiError | None:
         if first not in starts:
             return invalid_request(f"`{name}` must be {words}", name)
     return None
+
+
+# Of more the engine says what is wrong: numbers of two bytes are objects of thirty-two.
+_MOST_TEXTS_BYTES = 8 * 1024 * 1024
+_INPUTS = msgspec.json.Decoder(str | list[str | int | list[int]])
+
+
+def check_texts(fields: Fields, name: str) -> ApiError | None:
+    """A text or several, or such of tokens, and not nothing."""
+    raw = fields.get(name)
+    if raw is None or first_byte(raw) not in (b'"', b"[") or is_empty(raw):
+        words = f"`{name}` must be a string, or an array of strings or of tokens, and not empty"
+        return invalid_request(words, name)
+    if memoryview(raw).nbytes > _MOST_TEXTS_BYTES:
+        return None
+    found = read_struct(raw, name, _INPUTS)
+    return found if isinstance(found, ApiError) else None
 
 
 def first_byte(raw: msgspec.Raw) -> bytes:

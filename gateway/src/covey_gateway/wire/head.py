@@ -73,6 +73,10 @@ def parse_head(
     )
 
 
+def is_request_id(text: str) -> bool:
+    return text.isascii() and _REQUEST_ID.fullmatch(text.encode()) is not None
+
+
 def _find_credential(headers: dict[bytes, bytes]) -> str | None:
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer" and (token := token.strip()):

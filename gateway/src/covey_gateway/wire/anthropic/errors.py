@@ -12,6 +12,7 @@ _TYPES = {
     404: "not_found_error",
     405: "invalid_request_error",
     408: "invalid_request_error",
+    410: "invalid_request_error",
     413: "request_too_large",
     429: "rate_limit_error",
     431: "invalid_request_error",

@@ -1,5 +1,7 @@
 """Which fields of a Messages request are read, which mean nothing here, and which are refused by name."""
 
+from covey_gateway.wire.openai import fields as openai
+
 _READ = frozenset(
     (
         "max_tokens",
@@ -38,22 +40,15 @@ _IGNORED = frozenset(
 
 MESSAGES_FIELDS = _READ | _IGNORED
 
-REFUSED = {
+REFUSED = openai.REFUSED | {
+    "n": "an answer has one choice here",
     "compaction": "prompts are never cut here; too long a one is refused with both numbers",
     "fallbacks": "another model is another request",
     "fallback_credit_token": "another model is another request",
     "thread": "nothing is kept here; send the whole conversation in `messages`",
     "container": "there are no containers here; send the tools that you run yourself in `tools`",
     "mcp_servers": "MCP servers are the client's to call; send their tools in `tools`",
-    "id_slot": "slots are the gateway's and the engine's to choose",
-    "cache_prompt": "the prompt cache is shared by all clients of the engine",
-    "n_predict": "use `max_tokens`",
-    "lora": "what the engine loads is declared in the Model",
-    "adapters": "what the engine loads is declared in the Model",
-    "draft_model": "what the engine loads is declared in the Model",
     "chat_template": "the template is the Model's",
-    "priority": "the order of requests is the gateway's to choose",
-    "kv_transfer_params": "the prompt cache is shared by all clients of the engine",
     "stop": "use `stop_sequences`",
     "max_completion_tokens": "use `max_tokens`",
     "response_format": "use `output_config.format`",
@@ -71,4 +66,5 @@ KINDS = {
     "output_config": "object",
     "output_format": "object",
     "metadata": "object",
+    "stream": "boolean",
 }

@@ -15,16 +15,17 @@ from covey_gateway.wire.anthropic.answer import StreamedMessage, WholeCount, Who
 from covey_gateway.wire.anthropic.fields import KINDS, MESSAGES_FIELDS, REFUSED
 from covey_gateway.wire.body import (
     Fields,
-    check_fields,
+    Unknown,
     check_kinds,
     decode_object,
     read_count,
     read_flag,
     read_model,
     read_struct,
+    take_unknown,
 )
 from covey_gateway.wire.errors import ApiError, Refused, ensure, invalid_request, refusing
-from covey_gateway.wire.openai.chat import check_image_url, check_schemas
+from covey_gateway.wire.openai.chat import check_image_url, check_passed, check_schemas
 from covey_gateway.wire.request import WITH_USAGE, Call, Request, Teller
 
 MESSAGES_PATH = "/v1/messages"
@@ -93,7 +94,7 @@ _STOPS = msgspec.json.Decoder(list[str])
 
 @refusing
 def parse_messages(body: bytes) -> Request | ApiError:
-    fields = _open(body)
+    fields, unknown = _open(body)
     model, wants_stream = ensure(read_model(fields)), ensure(read_flag(fields, "stream"))
     max_tokens = ensure(read_count(fields, "max_tokens"))
     if max_tokens is None:
@@ -104,24 +105,36 @@ def parse_messages(body: bytes) -> Request | ApiError:
     def make_teller(name: str) -> Teller:
         return StreamedMessage(name, bound) if wants_stream else WholeMessage(name)
 
-    return Request(Call.CHAT, model, sent, make_teller, wants_stream, max_tokens, media, wants_progress=wants_stream)
+    return Request(
+        Call.CHAT,
+        model,
+        ensure(check_passed(unknown)) | sent,
+        make_teller,
+        wants_stream,
+        max_tokens,
+        media,
+        unknown=unknown.error,
+        wants_progress=wants_stream,
+    )
 
 
 @refusing
 def parse_count(body: bytes) -> Request | ApiError:
     """`count_tokens`: the same prompt, counted by the engine that would take it."""
-    fields = _open(body)
+    fields, unknown = _open(body)
+    if unknown.error is not None:
+        return unknown.error
     model = ensure(read_model(fields))
     sent, media = _render(fields)
     kept = {name: sent[name] for name in ("messages", "tools", "chat_template_kwargs") if name in sent}
     return Request(Call.COUNT, model, kept, WholeCount, media=media)
 
 
-def _open(body: bytes) -> Fields:
+def _open(body: bytes) -> tuple[Fields, Unknown]:
     fields = ensure(decode_object(body, MESSAGES_FIELDS))
-    ensure(check_fields(fields, MESSAGES_FIELDS, REFUSED, "messages"))
+    unknown = ensure(take_unknown(fields, MESSAGES_FIELDS, REFUSED, "messages"))
     ensure(check_kinds(fields, KINDS))
-    return fields
+    return fields, unknown
 
 
 def _render(fields: Fields) -> tuple[dict[str, Any], str]:
@@ -233,12 +246,14 @@ def _render_result(block: _Block, place: str) -> dict[str, Any]:
 
 def _read_image(block: _Block, place: str) -> str:
     source = block.source or {}
+    kind, data = source.get("media_type"), source.get("data")
     if source.get("type") == "base64":
-        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
-    else:
-        url = str(source.get("url", ""))
-    ensure(check_image_url(url, f"{place}.source"))
-    return url
+        if not isinstance(kind, str) or not isinstance(data, str):
+            raise Refused(invalid_request(f"`{place}.source` must have `media_type` and `data`", "messages"))
+        return f"data:{kind};base64,{data}"
+    url = source.get("url")
+    ensure(check_image_url(url if isinstance(url, str) else None, f"{place}.source"))
+    return str(url)
 
 
 def _render_tools(fields: Fields) -> dict[str, Any]:

@@ -28,6 +28,12 @@ KINDS = {
     "prompt": "string",
     "system": "string",
     "suffix": "string",
+    "stream": "boolean",
+    "raw": "boolean",
+    "truncate": "boolean",
+    "insecure": "boolean",
+    "verbose": "boolean",
+    "dimensions": "number",
 }
 
 # Ollama's name of an option, the chat field, and its kind.

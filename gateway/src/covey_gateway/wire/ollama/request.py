@@ -62,6 +62,7 @@ class _Message(msgspec.Struct):
 
 _MESSAGES = msgspec.json.Decoder(list[_Message])
 _IMAGES = msgspec.json.Decoder(list[str])
+_TEXTS = msgspec.json.Decoder(str | list[str])
 
 
 def _open(body: bytes, known: frozenset[str], call: str) -> tuple[Fields, str] | ApiError:
@@ -223,9 +224,9 @@ def parse_embed(body: bytes) -> Parsed:
     if isinstance(opened, ApiError):
         return opened
     fields, model = opened
-    kind = first_byte(fields.get("input", msgspec.Raw(b" ")))
-    if kind not in b'"[':
-        return invalid_request("`input` must be a string or an array of strings", "input")
+    texts = read_struct(fields.get("input", msgspec.Raw(b"null")), "input", _TEXTS)
+    if isinstance(texts, ApiError):
+        return texts
     sent = {"input": fields["input"]} | ({"dimensions": fields["dimensions"]} if "dimensions" in fields else {})
     return Request(Call.EMBEDDING, model, sent, lambda name: EmbedAnswer(name, is_list=True))
 

@@ -2,7 +2,7 @@
 
 Joining again always, also when nothing was changed, costs a microsecond and closes a gap: two parsers that read a
 repeated or escaped key differently. Of `messages` only roles and kinds of content are looked at; parts are read where
-there are any, since an image's URL must never reach an engine that would fetch it.
+there are any. Whether the model takes images, and whether their URLs are fetched, is asked once it is known (`media`).
 """
 
 from typing import Any
@@ -13,9 +13,9 @@ from covey_api.reasons import ErrorCode
 from covey_gateway.limits import MAX_SCHEMA_BYTES
 from covey_gateway.wire.body import (
     Fields,
+    Unknown,
     check_kinds,
     decode_object,
-    find_unknown,
     first_byte,
     is_object,
     read_count,
@@ -23,6 +23,7 @@ from covey_gateway.wire.body import (
     read_model,
     read_struct,
     read_value,
+    take_unknown,
 )
 from covey_gateway.wire.errors import ApiError, invalid_request
 from covey_gateway.wire.openai.answer import ChatAnswer
@@ -34,8 +35,8 @@ from covey_gateway.wire.request import WITH_USAGE, Call, Request
 
 PATH = "/v1/chat/completions"
 
-_STREAM_OPTIONS = frozenset(("include_usage", "include_obfuscation", "continuous_usage_stats"))
-_ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
+STREAM_OPTIONS = frozenset(("include_usage", "include_obfuscation", "continuous_usage_stats"))
+ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 _TEXT_PARTS = frozenset(("text", "refusal"))
 _ANY = msgspec.json.Decoder()
 
@@ -71,16 +72,16 @@ def parse_chat(body: bytes) -> Request | ApiError:
     fields = decode_object(body, CHAT_FIELDS)
     if isinstance(fields, ApiError):
         return fields
-    error, unknown = find_unknown(fields, CHAT_FIELDS, REFUSED, "chat completions")
-    if error is not None:
-        return error
+    unknown = take_unknown(fields, CHAT_FIELDS, REFUSED, "chat completions")
+    if isinstance(unknown, ApiError):
+        return unknown
     model = read_model(fields)
     if isinstance(model, ApiError):
         return model
     return _parse_fields(fields, model, unknown)
 
 
-def _parse_fields(fields: Fields, model: str, unknown: ApiError | None) -> Request | ApiError:
+def _parse_fields(fields: Fields, model: str, unknown: Unknown) -> Request | ApiError:
     if (error := check_kinds(fields, CHAT_KINDS) or _check_enums(fields)) is not None:
         return error
     media = check_messages(fields.get("messages"))
@@ -101,8 +102,15 @@ def _parse_fields(fields: Fields, model: str, unknown: ApiError | None) -> Reque
     sent.update((name, value) for name, value in fields.items() if name not in READ)
     if options is not None:
         sent["stream_options"] = options
+    sent |= unknown.fields
     make_teller = PassedChat if wants_stream else ChatAnswer
-    return Request(Call.CHAT, model, sent, make_teller, wants_stream, max_tokens, media, unknown=unknown)
+    return Request(Call.CHAT, model, sent, make_teller, wants_stream, max_tokens, media, unknown=unknown.error)
+
+
+def check_passed(unknown: Unknown) -> Fields | ApiError:
+    """What another format doesn't know and chat completions may: it is what it must be there."""
+    fields = unknown.fields
+    return check_kinds(fields, CHAT_KINDS) or _check_enums(fields) or check_schemas(fields, SCHEMAS) or fields
 
 
 def _check_enums(fields: Fields) -> ApiError | None:
@@ -132,8 +140,8 @@ def check_messages(raw: msgspec.Raw | None) -> str | ApiError:
 
 
 def _check_message(message: _Message, index: int) -> str | ApiError:
-    if message.role not in _ROLES:
-        listed = ", ".join(f"'{role}'" for role in sorted(_ROLES))
+    if message.role not in ROLES:
+        listed = ", ".join(f"'{role}'" for role in sorted(ROLES))
         words = f"`messages[{index}].role` must be one of {listed}; got '{message.role[:64]}'"
         return invalid_request(words, "messages")
     first = first_byte(message.content)
@@ -160,11 +168,8 @@ def _check_message(message: _Message, index: int) -> str | ApiError:
 
 
 def check_image_url(url: str | None, place: str) -> ApiError | None:
-    """Only what is in the request itself: a URL would be fetched from where this server can reach, for anybody."""
-    if url is not None and url[:11].lower() == "data:image/":
-        return None
-    words = f"`{place}` must be a data URL (`data:image/png;base64,…`); nothing is fetched here: send the image itself"
-    return invalid_request(words, "messages")
+    """That there is one. Which, is looked at in what an engine gets (`media`), if the model takes images."""
+    return None if url else invalid_request(f"`{place}` must have an image's URL", "messages")
 
 
 def read_stream_options(fields: Fields, wants_stream: bool) -> msgspec.Raw | ApiError | None:
@@ -179,7 +184,7 @@ def read_stream_options(fields: Fields, wants_stream: bool) -> msgspec.Raw | Api
     if not wants_stream:
         return invalid_request("`stream_options` is only taken when `stream` is true", "stream_options")
     for name, value in options.items():
-        if name not in _STREAM_OPTIONS:
+        if name not in STREAM_OPTIONS:
             words = f"`stream_options.{name[:64]}` is not taken"
             return ApiError(400, ErrorCode.UNSUPPORTED_FIELD, words, "stream_options")
         if not isinstance(value, bool | None):

@@ -16,10 +16,9 @@ from covey_gateway.wire.body import (
     Fields,
     check_fields,
     check_kinds,
+    check_texts,
     decode_object,
-    first_byte,
     is_array,
-    is_empty,
     read_count,
     read_flag,
     read_model,
@@ -35,11 +34,11 @@ EMBEDDINGS_PATH = "/v1/embeddings"
 RERANK_PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")
 SCORE_PATHS = ("/v1/score", "/score")
 
-_EMBEDDINGS_FIELDS = frozenset(("model", "input", "encoding_format", "dimensions", "user"))
-_RERANK_FIELDS = frozenset(("model", "query", "documents", "top_n", "return_documents"))
-_SCORE_FIELDS = frozenset(("model", "text_1", "text_2"))
+EMBEDDINGS_FIELDS = frozenset(("model", "input", "encoding_format", "dimensions", "user"))
+RERANK_FIELDS = frozenset(("model", "query", "documents", "top_n", "return_documents"))
+SCORE_FIELDS = frozenset(("model", "text_1", "text_2"))
 _SHARED = "slots and caches are the engine's own"
-_REFUSED = {
+REFUSED = {
     "truncate": "texts are never cut silently; too long a one is refused",
     "truncate_prompt_tokens": "texts are never cut silently; too long a one is refused",
     "max_tokens_per_doc": "texts are never cut silently; too long a one is refused",
@@ -61,23 +60,20 @@ _TEXTS = msgspec.json.Decoder(str | list[str])
 
 def _open(body: bytes, known: frozenset[str], kinds: dict[str, str], call: str) -> tuple[Fields, str]:
     fields = ensure(decode_object(body, known))
-    ensure(check_fields(fields, known, _REFUSED, call) or check_kinds(fields, kinds))
+    ensure(check_fields(fields, known, REFUSED, call) or check_kinds(fields, kinds))
     return fields, ensure(read_model(fields))
 
 
 @refusing
 def parse_embeddings(body: bytes) -> Request | ApiError:
     kinds = {"encoding_format": "string", "user": "string"}
-    fields, model = _open(body, _EMBEDDINGS_FIELDS, kinds, "embeddings")
-    raw = fields.get("input")
-    if raw is None or first_byte(raw) not in b'"[' or is_empty(raw):
-        words = "`input` must be a string, or an array of strings or of tokens, and not empty"
-        return invalid_request(words, "input")
+    fields, model = _open(body, EMBEDDINGS_FIELDS, kinds, "embeddings")
+    ensure(check_texts(fields, "input"))
     form = read_value(fields, "encoding_format") or "float"
     if form not in ("float", "base64"):
         return invalid_request("`encoding_format` must be 'float' or 'base64'", "encoding_format")
     dimensions = ensure(read_count(fields, "dimensions"))
-    sent: dict[str, Any] = {"input": raw} | ({"dimensions": dimensions} if dimensions is not None else {})
+    sent: dict[str, Any] = {"input": fields["input"]} | ({"dimensions": dimensions} if dimensions is not None else {})
     return Request(Call.EMBEDDING, model, sent, lambda name: Embeddings(name, form == "base64", dimensions))
 
 
@@ -127,7 +123,7 @@ class Embeddings:
 
 @refusing
 def parse_rerank(body: bytes) -> Request | ApiError:
-    fields, model = _open(body, _RERANK_FIELDS, {"query": "string", "documents": "array"}, "rerank")
+    fields, model = _open(body, RERANK_FIELDS, {"query": "string", "documents": "array"}, "rerank")
     query, top = ensure(read_value(fields, "query")), ensure(read_count(fields, "top_n"))
     returns = ensure(read_flag(fields, "return_documents"))
     documents: list[str | _Text] = ensure(
@@ -144,7 +140,7 @@ def parse_rerank(body: bytes) -> Request | ApiError:
 
 @refusing
 def parse_score(body: bytes) -> Request | ApiError:
-    fields, model = _open(body, _SCORE_FIELDS, {"text_1": "strings", "text_2": "strings"}, "score")
+    fields, model = _open(body, SCORE_FIELDS, {"text_1": "strings", "text_2": "strings"}, "score")
     first, second = (_read_texts(fields, name) for name in ("text_1", "text_2"))
     if len(first) != 1 or not first[0] or not second:
         return invalid_request("`text_1` must be one string, and `text_2` one or several", "text_1")

@@ -13,56 +13,55 @@ from covey_gateway.limits import MAX_ANSWER_BYTES
 from covey_gateway.wire.body import (
     Fields,
     check_kinds,
+    check_texts,
     decode_object,
-    find_unknown,
-    first_byte,
     is_array,
-    is_empty,
     is_object,
     read_count,
     read_flag,
     read_model,
+    take_unknown,
 )
 from covey_gateway.wire.chunks import count, count_within
-from covey_gateway.wire.errors import ApiError, ensure, invalid_request, refusing
-from covey_gateway.wire.openai.chat import check_schemas, read_stream_options
+from covey_gateway.wire.errors import ApiError, ensure, refusing
+from covey_gateway.wire.openai.chat import check_passed, check_schemas, read_stream_options
 from covey_gateway.wire.openai.errors import engine_failed, render_error_event, translate_event_error
-from covey_gateway.wire.openai.fields import CHAT_KINDS, REFUSED, TEXT_FIELDS
+from covey_gateway.wire.openai.fields import CHAT_KINDS, TEXT_FIELDS
+from covey_gateway.wire.openai.fields import REFUSED as CHAT_REFUSED
 from covey_gateway.wire.request import WITH_USAGE, Call, Request, Teller
 from covey_gateway.wire.sse import DONE, split_data
 
 PATH = "/v1/completions"
 
-_REFUSED = {name: words for name, words in REFUSED.items() if name != "prompt"} | {
+REFUSED = {name: words for name, words in CHAT_REFUSED.items() if name != "prompt"} | {
     "echo": "the prompt is the client's own; only what follows it is answered",
     "suffix": "no engine here fills in the middle by this call",
     "best_of": "use `n`, and choose",
     "messages": "use `prompt`, or /v1/chat/completions",
 }
 _READ = frozenset(("model", "stream", "stream_options", "max_tokens"))
-_DECODED = frozenset((*TEXT_FIELDS, *_REFUSED))
-_KINDS = CHAT_KINDS | {"logprobs": "number"}
+_DECODED = frozenset((*TEXT_FIELDS, *REFUSED))
+KINDS = CHAT_KINDS | {"logprobs": "number"}
 
 
 @refusing
 def parse_completion(body: bytes) -> Request | ApiError:
     fields = ensure(decode_object(body, _DECODED))
     _drop_defaults(fields)
-    error, unknown = find_unknown(fields, TEXT_FIELDS, _REFUSED, "completions")
-    ensure(error)
-    ensure(check_kinds(fields, _KINDS))
+    unknown = ensure(take_unknown(fields, TEXT_FIELDS, REFUSED, "completions"))
+    ensure(check_kinds(fields, KINDS))
     model, wants_stream = ensure(read_model(fields)), ensure(read_flag(fields, "stream"))
     max_tokens, n = ensure(read_count(fields, "max_tokens", 0)), ensure(read_count(fields, "n")) or 1
-    ensure(_check_prompt(fields) or check_schemas(fields, ("json_schema",)))
+    ensure(check_texts(fields, "prompt") or check_schemas(fields, ("json_schema",)))
     options = ensure(read_stream_options(fields, wants_stream))
     with_usage = options is not None and b"true" in bytes(options)
     sent: dict[str, Any] = {name: value for name, value in fields.items() if name not in _READ}
-    sent["stream_options"] = WITH_USAGE
+    sent |= {"stream_options": WITH_USAGE, **ensure(check_passed(unknown))}
 
     def make_teller(name: str) -> Teller:
         return TextStream(name, n, with_usage) if wants_stream else TextAnswer(name, n)
 
-    return Request(Call.COMPLETION, model, sent, make_teller, wants_stream, max_tokens, unknown=unknown)
+    return Request(Call.COMPLETION, model, sent, make_teller, wants_stream, max_tokens, unknown=unknown.error)
 
 
 def _drop_defaults(fields: Fields) -> None:
@@ -72,15 +71,6 @@ def _drop_defaults(fields: Fields) -> None:
             del fields[name]
     if "suffix" in fields and bytes(fields["suffix"]) in (b"null", b'""'):
         del fields["suffix"]
-
-
-def _check_prompt(fields: Fields) -> ApiError | None:
-    raw = fields.get("prompt")
-    if raw is None or first_byte(raw) not in b'"[' or is_empty(raw):
-        return invalid_request(
-            "`prompt` must be a string, or an array of strings or of tokens, and not empty", "prompt"
-        )
-    return None
 
 
 def read_texts(events: bytes, model: str) -> list[dict[str, Any]] | ApiError:

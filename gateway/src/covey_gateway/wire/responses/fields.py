@@ -1,5 +1,7 @@
 """Which fields of a Responses request are read, which mean nothing here, and which are refused by name."""
 
+from covey_gateway.wire.openai import fields as openai
+
 READ = frozenset(
     (
         "input",
@@ -40,28 +42,21 @@ KNOWN = READ | IGNORED
 
 _STATELESS = "nothing is kept here; send the whole conversation in `input`"
 
-REFUSED = {
+REFUSED = openai.REFUSED | {
+    "n": "an answer has one choice here",
     "previous_response_id": _STATELESS,
     "conversation": _STATELESS,
     "access_programs": "they are OpenAI's own",
     "background_options": "answers are not kept for later; ask with `stream`",
     "image": "no engine here makes pictures",
-    "moderation": "nothing is moderated here; ask a moderation service yourself",
     "background": "answers are not kept for later; ask with `stream`",
     "prompt": "there are no stored prompts here; send `instructions` and `input`",
     "top_logprobs": "ask /v1/chat/completions for them",
     "context_management": "prompts are never cut; too long a one is refused with both numbers",
     "max_tokens": "use `max_output_tokens`",
     "messages": "use `input`",
-    "id_slot": "slots are the gateway's and the engine's to choose",
-    "cache_prompt": "the prompt cache is shared by all clients of the engine",
     "n_predict": "use `max_output_tokens`",
-    "lora": "what the engine loads is declared in the Model",
-    "adapters": "what the engine loads is declared in the Model",
-    "draft_model": "what the engine loads is declared in the Model",
     "chat_template": "the template is the Model's",
-    "priority": "the order of requests is the gateway's to choose",
-    "kv_transfer_params": "the prompt cache is shared by all clients of the engine",
 }
 
 KINDS = {

@@ -12,7 +12,6 @@ from covey_api.reasons import ErrorCode
 
 from covey_gateway.wire.body import (
     Fields,
-    check_fields,
     check_kinds,
     decode_object,
     first_byte,
@@ -23,9 +22,10 @@ from covey_gateway.wire.body import (
     read_model,
     read_struct,
     read_value,
+    take_unknown,
 )
 from covey_gateway.wire.errors import ApiError, Refused, ensure, invalid_request, refusing
-from covey_gateway.wire.openai.chat import check_image_url, check_schemas
+from covey_gateway.wire.openai.chat import check_image_url, check_passed, check_schemas
 from covey_gateway.wire.openai.tools import choose_tools
 from covey_gateway.wire.request import WITH_USAGE, Call, Request, Teller
 from covey_gateway.wire.responses.answer import ResponseStream, WholeResponse
@@ -34,7 +34,6 @@ from covey_gateway.wire.responses.fields import KINDS, KNOWN, REFUSED
 PATH = "/v1/responses"
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_NOTHING = (b"null", b"false")
 _DECODED = frozenset((*KNOWN, *REFUSED))
 
 
@@ -64,9 +63,9 @@ _ITEMS = msgspec.json.Decoder(list[_Item])
 @refusing
 def parse_response(body: bytes) -> Request | ApiError:
     fields = ensure(decode_object(body, _DECODED))
-    for name in [name for name in fields if name in REFUSED and bytes(fields[name]) in _NOTHING]:
+    for name in [name for name in fields if name in REFUSED and bytes(fields[name]) in _nothing(name)]:
         del fields[name]
-    ensure(check_fields(fields, KNOWN, REFUSED, "responses"))
+    unknown = ensure(take_unknown(fields, KNOWN, REFUSED, "responses"))
     ensure(check_kinds(fields, KINDS))
     model, wants_stream = ensure(read_model(fields)), ensure(read_flag(fields, "stream"))
     max_tokens = ensure(read_count(fields, "max_output_tokens"))
@@ -79,7 +78,13 @@ def parse_response(body: bytes) -> Request | ApiError:
     def make_teller(name: str) -> Teller:
         return ResponseStream(name, asked) if wants_stream else WholeResponse(name, asked)
 
-    return Request(Call.CHAT, model, sent, make_teller, wants_stream, max_tokens, media)
+    passed = ensure(check_passed(unknown)) | sent
+    return Request(Call.CHAT, model, passed, make_teller, wants_stream, max_tokens, media, unknown=unknown.error)
+
+
+def _nothing(name: str) -> tuple[bytes, ...]:
+    """What asks for nothing."""
+    return (b"null", b"false") if name == "background" else (b"null",)
 
 
 def _render(fields: Fields) -> tuple[dict[str, Any], str]:
