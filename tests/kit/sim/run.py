@@ -15,12 +15,12 @@ from typing import cast
 
 from covey_api.kinds import Kind, ObjectKey
 from covey_controller.stores.files.store import store_paths
+from covey_simulator.loop import SimLoop, running_loop
+from covey_simulator.story import Story, Violation
 
 from kit.sim.faults import cause_faults, heal
 from kit.sim.goal import why_not_converged
-from kit.sim.loop import SimLoop, running_loop
-from kit.sim.story import Story, Violation
-from kit.sim.world import World
+from kit.sim.seeded import SeededWorld
 
 # Backoffs of up to 5 min, fetch tries up to a minute apart, strays that drain after 15 min.
 CONVERGE_SECONDS = 1800.0
@@ -60,11 +60,11 @@ async def _run(seed: int, folder: Path, is_told: bool) -> Result:
     loop = running_loop()
     story = Story(loop.time, is_told=is_told)
     loop.set_exception_handler(lambda _, what: story.violate(f"{what['message']}: {what.get('exception')!r}"))
-    world = World(seed, folder, story)
+    world = SeededWorld(seed, folder, story)
     converged = 0.0
     failure = ""
     try:
-        await world.begin()
+        world.begin()
         loop.watch_turns(world.look)
         await cause_faults(world, Random(f"{seed} faults"))
         await heal(world)
@@ -82,7 +82,7 @@ async def _run(seed: int, folder: Path, is_told: bool) -> Result:
     )
 
 
-def check_story(world: World) -> None:
+def check_story(world: SeededWorld) -> None:
     """Violation if a rule was broken, or a process ended by itself."""
     for process in world.processes():
         if process.has_ended and not process.is_dying:
@@ -91,7 +91,7 @@ def check_story(world: World) -> None:
         raise Violation(world.story.violations[0])
 
 
-async def _converge(world: World) -> None:
+async def _converge(world: SeededWorld) -> None:
     """Until all has been as it should be for `SETTLED_SECONDS`."""
     deadline, since = world.now() + CONVERGE_SECONDS, world.now()
     while world.now() < since + SETTLED_SECONDS:
@@ -104,7 +104,7 @@ async def _converge(world: World) -> None:
     world.story.tell("run", "converged")
 
 
-def _published_wishes(world: World) -> object:
+def _published_wishes(world: SeededWorld) -> object:
     """All that is published but serials and `suspectSince`: an engine that nobody asks is looked at now and then."""
     assert world.controller is not None
     published = world.controller.board.published
@@ -115,7 +115,7 @@ def _published_wishes(world: World) -> object:
     return published.endpoints, undoubted
 
 
-async def _stay_quiet(world: World, seconds: float) -> None:
+async def _stay_quiet(world: SeededWorld, seconds: float) -> None:
     """Nothing is written, nothing but looks at idle engines is published, every request succeeds."""
     assert world.controller is not None
     path, _ = store_paths(world.source, world.folder / "controller")
@@ -137,7 +137,7 @@ async def _stay_quiet(world: World, seconds: float) -> None:
                 raise Violation(f"it did not stay as wished: {why}")
 
 
-def _differences(before: Mapping[ObjectKey, Kind], world: World) -> str:
+def _differences(before: Mapping[ObjectKey, Kind], world: SeededWorld) -> str:
     """What is stored otherwise than before, field by field."""
     found: list[str] = []
     after: Mapping[ObjectKey, Kind] = world.controller.history.objects if world.controller else {}
@@ -162,7 +162,7 @@ def flatten(value: object, path: str = "") -> dict[str, str]:
     return {name: text for key, each in items for name, text in flatten(each, f"{path}.{key}").items()}
 
 
-async def _ask_all(world: World) -> None:
+async def _ask_all(world: SeededWorld) -> None:
     served = sorted({wish.model for wish in world.people.wishes.values()})
     for name in world.gateway_names:
         for model in served:
@@ -176,7 +176,7 @@ async def _ask_all(world: World) -> None:
                     raise Violation(f"a request for '{model}' at {name} failed in a quiet fleet: {outcome}")
 
 
-async def _end(world: World) -> None:
+async def _end(world: SeededWorld) -> None:
     for name in list(world.gateways):
         await world.kill_gateway(name)
     for name in list(world.agents):

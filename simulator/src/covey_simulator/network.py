@@ -17,8 +17,8 @@ from covey_api.meta import Message
 from covey_fleet_client.calls import CALL_SECONDS, parse_answer
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 
-from kit.sim.loop import Process, wait_until
-from kit.sim.story import Story
+from covey_simulator.loop import Process, wait_until
+from covey_simulator.story import Story
 
 Answer = TypeVar("Answer", bound=Message)
 # A LAN with a busy controller; spikes are faults.

@@ -21,8 +21,8 @@ from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 from covey_gateway.wire.head import RequestHead
 
-from kit.sim.loop import Process, running_loop
-from kit.sim.network import SimFleet
+from covey_simulator.loop import Process, running_loop
+from covey_simulator.network import SimFleet
 
 HEAD = RequestHead(b"POST", b"/v1/chat/completions", b"localhost", None, None, "request", 0, expects_continue=False)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from kit.sim.loop import Process
+from covey_simulator.loop import Process
 
 _CHUNK = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
 _WORD = _CHUNK + b'{"content":"word "},"finish_reason":null}]}\n\n'
