@@ -33,6 +33,8 @@ class Engine:
     exit: asyncio.Future[int]
     """Its exit status, once it has ended."""
     transports: "list[EngineTransport]" = field(default_factory=list["EngineTransport"])
+    is_wedged: bool = False
+    """It lives and listens, and generates nothing any more."""
     ready_told_at: float | None = None
     """When a probe first completed."""
     ended_at: float | None = None
@@ -47,6 +49,11 @@ class Engine:
 
     def is_loaded(self, now: float) -> bool:
         return self.is_alive and now >= self.ready_at
+
+    @property
+    def generates(self) -> bool:
+        """Whether it has, and still would."""
+        return self.is_alive and self.ready_told_at is not None and not self.is_wedged
 
     @property
     def in_flight(self) -> "list[EngineTransport]":
@@ -91,7 +98,7 @@ class EngineTransport(asyncio.Transport):
         self._timer = self._loop.call_later(seconds, self._unless_closed, then)
 
     def _unless_closed(self, then: Callable[[], None]) -> None:
-        if not self._is_closed:
+        if not self._is_closed and not self._engine.is_wedged:
             self.gateway.receive(then)
 
     def _begin(self) -> None:

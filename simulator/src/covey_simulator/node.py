@@ -11,6 +11,7 @@ from random import Random
 
 from covey_agent.asks import Asks
 from covey_agent.capturing import Captures
+from covey_agent.engines.proof import PROBE_SECONDS
 from covey_agent.kept_file import KeptFile
 from covey_agent.membership import Membership
 from covey_agent.performer import Outside
@@ -50,6 +51,9 @@ class Adapter:
         await asyncio.sleep(self._random.uniform(0.001, 0.1))
         engine = self._machine.ports.get(port)
         if engine is None or engine.key != key or not engine.is_loaded(self._machine.now()):
+            return False
+        if engine.is_wedged:
+            await asyncio.wait({engine.exit}, timeout=PROBE_SECONDS)
             return False
         engine.ready_told_at = engine.ready_told_at or self._machine.now()
         return True
@@ -130,7 +134,7 @@ class Facts:
         engine = next((each for each in self._machine.ports.values() if each.pid == pid), None)
         if engine is None or not engine.is_alive:
             return None
-        return Effort(self._machine.now() if engine.in_flight else 0.0, 0)
+        return Effort(self._machine.now() if engine.in_flight and not engine.is_wedged else 0.0, 0)
 
 
 class SimKeptFile(KeptFile):

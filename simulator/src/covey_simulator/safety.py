@@ -218,7 +218,7 @@ class Safety:
     def on_stop(self, machine: Machine, keeper: Keeper, now: float) -> None:
         """An agent asks for the end of an engine."""
         engine = keeper.engine
-        if not engine.is_alive:
+        if not engine.is_alive or engine.is_wedged:
             return
         instance = keeper.instance
         key = self._names.get(engine.instance_id, (instance.metadata.namespace, instance.metadata.name))

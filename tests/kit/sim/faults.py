@@ -8,10 +8,25 @@ from covey_fleet_client.backoff import LONGEST_DELAY_SECONDS
 from covey_simulator.loop import Process
 from covey_simulator.machine import KILLED, Machine
 from covey_simulator.network import SPIKE_SECONDS, Link
+from covey_simulator.troubles import (
+    cut_link,
+    cut_path,
+    fill_disk,
+    find_part,
+    heal_link,
+    heal_path,
+    pause,
+    power_off,
+    power_on,
+    resume,
+    wedge,
+)
 
 from kit.sim.seeded import Fault, SeededWorld
 
 SOONEST, LONGEST = 15.0, 60.0
+# In every tenth seed engines hang as well. They are drawn apart: all other seeds go as they went without them.
+HANG_EVERY = 10
 
 
 async def kill_controller(world: SeededWorld, random: Random) -> None:
@@ -72,14 +87,9 @@ async def pause_gateway(world: SeededWorld, random: Random) -> None:
 async def _pause(world: SeededWorld, part: str, process: Process, random: Random) -> None:
     if process.is_paused or process.is_dying:
         return
-    process.pause()
-    world.calm.begin(part, "paused")
-    world.story.tell(part, "is paused")
+    pause(world, part, process)
     await asyncio.sleep(random.choice((0.5, 3.0, 12.0, 40.0, 90.0)))
-    if process.is_paused and not process.is_dying:
-        world.story.tell(part, "goes on")
-        process.resume()
-    world.calm.end(part, "paused", world.now())
+    resume(world, part, process)
 
 
 async def replace_controller(world: SeededWorld, random: Random) -> None:
@@ -128,15 +138,11 @@ async def kill_engine(world: SeededWorld, random: Random) -> None:
         machine.end_engine(keeper, KILLED, "Engine")
 
 
-async def cut_link(world: SeededWorld, random: Random) -> None:
-    name, part, link = _choose_link(world, random)
-    link.is_cut = True
-    world.calm.begin(part, cause := f"cut at {world.now()}")
-    world.story.tell("wires", f"{name} is cut off from the controller")
+async def lose_link(world: SeededWorld, random: Random) -> None:
+    _, _, link = _choose_link(world, random)
+    cause = cut_link(world, link)
     await asyncio.sleep(random.choice((1.0, 8.0, 25.0, 80.0)))
-    world.network.heal(link)
-    world.calm.end(part, cause, world.now() + LONGEST_DELAY_SECONDS)
-    world.story.tell("wires", f"{name} reaches the controller again")
+    heal_link(world, link, cause)
 
 
 async def break_streams(world: SeededWorld, random: Random) -> None:
@@ -161,18 +167,14 @@ async def trouble_link(world: SeededWorld, random: Random) -> None:
 
 def _choose_link(world: SeededWorld, random: Random) -> tuple[str, str, Link]:
     name = random.choice(sorted(world.links))
-    part = f"agent {name}" if name in world.machines else f"gateway {name}"
-    return name, part, world.links[name]
+    return name, find_part(world, name), world.links[name]
 
 
-async def cut_path(world: SeededWorld, random: Random) -> None:
+async def lose_path(world: SeededWorld, random: Random) -> None:
     name = random.choice(sorted(world.machines))
-    world.cut_paths.add(name)
-    world.calm.begin(name, "path")
-    world.story.tell("wires", f"no gateway reaches engines of {name}")
+    cut_path(world, name)
     await asyncio.sleep(random.choice((3.0, 20.0)))
-    world.cut_paths.discard(name)
-    world.calm.end(name, "path", world.now())
+    heal_path(world, name)
 
 
 async def flap_link(world: SeededWorld, random: Random) -> None:
@@ -205,20 +207,10 @@ async def _lose_node(world: SeededWorld, name: str, seconds: float) -> None:
     machine = world.machines[name]
     if not machine.is_on:
         return
-    world.calm.begin(name, "power")
-    world.story.tell(name, "loses power")
-    await world.kill_agent(name)
-    machine.power_off()
+    await power_off(world, name)
     await asyncio.sleep(seconds)
     if not machine.is_on:
         power_on(world, name)
-
-
-def power_on(world: SeededWorld, name: str) -> None:
-    world.story.tell(name, "starts again")
-    world.machines[name].power_on()
-    world.calm.end(name, "power", world.now())
-    world.start_agent(name)
 
 
 async def take_memory(world: SeededWorld, random: Random) -> None:
@@ -267,12 +259,9 @@ async def break_fetches(world: SeededWorld, random: Random) -> None:
     machine.is_fetch_broken = False
 
 
-async def fill_disk(world: SeededWorld, random: Random) -> None:
+async def fill_node_disk(world: SeededWorld, random: Random) -> None:
     name = random.choice(sorted(world.machines))
-    world.machines[name].is_disk_full = True
-    world.safety.forget_order(f"agent {name}")
-    world.machines[name].has_lost_memory = True
-    world.story.tell(name, "the disk is full")
+    fill_disk(world, name)
     await asyncio.sleep(random.uniform(2.0, 30.0))
     world.machines[name].is_disk_full = False
 
@@ -284,6 +273,16 @@ async def fill_store(world: SeededWorld, random: Random) -> None:
     await asyncio.sleep(random.choice((3.0, 12.0, 40.0)))
     world.disk.is_full = False
     world.story.tell("controller", "its disk has space again")
+
+
+async def hang_engines(world: SeededWorld, random: Random) -> None:
+    """One or two that had generated. Whoever asks for them waits; nobody else notices."""
+    for _ in range(random.choice((1, 1, 2))):
+        await asyncio.sleep(random.uniform(5.0, 40.0))
+        found = [(machine, keeper) for machine in world.machines.values() for keeper in machine.keepers.values()]
+        ready = [(machine, keeper) for machine, keeper in found if keeper.engine.generates]
+        if ready:
+            wedge(world, *random.choice(ready))
 
 
 async def crash_engines(world: SeededWorld, random: Random) -> None:
@@ -324,11 +323,11 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (kill_agent, 7),
     (kill_gateway, 4),
     (kill_engine, 6),
-    (cut_link, 5),
+    (lose_link, 5),
     (break_streams, 3),
     (flap_link, 3),
     (trouble_link, 4),
-    (cut_path, 2),
+    (lose_path, 2),
     (lose_node, 4),
     (flap_node, 2),
     (take_memory, 3),
@@ -336,7 +335,7 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (break_fetches, 2),
     (lose_artifacts, 1),
     (cordon, 3),
-    (fill_disk, 1),
+    (fill_node_disk, 1),
     (fill_store, 2),
     (crash_engines, 3),
     (edit, 14),
@@ -356,6 +355,8 @@ async def cause_faults(world: SeededWorld, random: Random) -> None:
             group.create_task(_cause(world, fault, random.uniform(0.0, seconds), Random(f"{random.random()} {index}")))
             for index, fault in enumerate(random.choices(faults, weights, k=count))
         ]
+        if world.seed % HANG_EVERY == 0:
+            troubles.append(group.create_task(hang_engines(world, Random(f"{world.seed} hangs"))))
         await asyncio.wait(troubles)
         asking.cancel()
 

@@ -66,6 +66,8 @@ def _why_not(
 ) -> str:
     if unready := [keeper.engine.instance_id for _, keeper in found if keeper.engine.ready_told_at is None]:
         return f"{unready} of {name} are not ready"
+    if wedged := [keeper.engine.instance_id for _, keeper in found if keeper.engine.is_wedged]:
+        return f"{wedged} of {name} generate nothing any more"
     if len(found) > placement.spec.replicas:
         return f"{len(found)} of {name} run, {placement.spec.replicas} are wished"
     revision = revision_of(placement, model)

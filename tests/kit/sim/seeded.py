@@ -43,6 +43,7 @@ def read_header(source: str) -> tuple[ResolvedArtifact, Geometry]:
 class SeededWorld(World):
     def __init__(self, seed: int, folder: Path, story: Story) -> None:
         super().__init__(seed, folder, story)
+        self.seed = seed
         self.people = People(self.source, Random(f"{seed} people"), story, self.wishes)
         self.gateway_names += [f"g{index}" for index in range(self.random.choice((1, 2)))]
         for index in range(self.random.choice((2, 3, 3, 4, 5))):
