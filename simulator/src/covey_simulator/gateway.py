@@ -100,7 +100,7 @@ class Gateway:
             await asyncio.sleep(SWEEP_SECONDS)
             self.engines.close_idle(asyncio.get_running_loop().time())
 
-    def ask(self, request: Request, *, wants_stream: bool) -> None:
+    def ask(self, request: Request, *, wants_stream: bool) -> Exchange:
         """A client's request arrives."""
         body = json.dumps(
             {"model": request.model, "stream": wants_stream, "messages": [{"role": "user", "content": "hi"}]}
@@ -109,3 +109,4 @@ class Gateway:
         exchange.begin()
         exchange.take_body(body)
         exchange.complete_body()
+        return exchange

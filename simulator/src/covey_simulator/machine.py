@@ -179,6 +179,19 @@ class Machine:
         for _ in range(12):
             self.spawn()
 
+    def freeze(self) -> None:
+        """No byte reaches a gateway, and none is told that a connection ended: power or network are gone."""
+        for keeper in self.keepers.values():
+            if keeper.engine.held is None:
+                keeper.engine.held = []
+
+    def thaw(self) -> None:
+        """What gateways would have heard, they hear."""
+        for keeper in self.keepers.values():
+            held, keeper.engine.held = keeper.engine.held, None
+            for hear in held or ():
+                hear()
+
     def release_claims(self) -> None:
         """The agent is gone: each keeper counts its grace."""
         for keeper in self.keepers.values():

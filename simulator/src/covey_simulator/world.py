@@ -26,7 +26,7 @@ from covey_simulator.machine import Keeper, Machine
 from covey_simulator.network import Link, Network, SimFleet
 from covey_simulator.node import Agent
 from covey_simulator.safety import Safety
-from covey_simulator.story import Story
+from covey_simulator.story import Story, Violation
 from covey_simulator.wishes import Wishes
 
 # A leader publishes no table before it has seen its fleet whole.
@@ -69,6 +69,8 @@ class World:
         self.cut_paths: set[str] = set()
         """Machines whose engines no gateway reaches."""
         self.outcomes: dict[str, int] = {}
+        self.on_note: Callable[[Note], None] | None = None
+        """Hears all that the controller says."""
         self.leaders = 0
         self._seen: Mapping[ObjectKey, Kind] = {}
         self._has_news = self._has_changed = False
@@ -233,7 +235,25 @@ class World:
         controllers = [*self.elders, *([self.controller] if self.controller else [])]
         return [part.process for part in (*parts, *controllers)]
 
+    async def end(self) -> None:
+        """Every process of it."""
+        for name in list(self.gateways):
+            await self.kill_gateway(name)
+        for name in list(self.agents):
+            await self.kill_agent(name)
+        await self.kill_controller()
+        for elder in list(self.elders):
+            await self.end_elder(elder)
+
     # What is seen.
+
+    def check(self) -> None:
+        """Violation if a rule was broken, or a process ended by itself."""
+        for process in self.processes():
+            if process.has_ended and not process.is_dying:
+                self.story.violate(f"{process.name} ended by itself: {process.failure!r}")
+        if self.story.violations:
+            raise Violation(self.story.violations[0])
 
     def look(self) -> None:
         """After every turn of the loop: the rules that hold at every moment."""
@@ -266,6 +286,8 @@ class World:
     def _on_note(self, controller: Controller, note: Note) -> None:
         self.story.tell("controller", f"{note.key}: {note.reason}: {note.message}")
         self.safety.on_note(note, self.now(), controller.heard_at)
+        if self.on_note is not None:
+            self.on_note(note)
 
     def _on_agent(self, agent: Agent) -> None:
         self.safety.on_order(f"agent {agent.machine.name}", agent.runtime.state.order, is_new=False)

@@ -76,19 +76,10 @@ async def _run(seed: int, folder: Path, is_told: bool) -> Result:
         failure = str(violation)
     finally:
         loop.watch_turns(None)
-        await _end(world)
+        await world.end()
     return Result(
         seed, failure, story.trace, tuple(story.lines), world.now(), converged, dict(sorted(world.outcomes.items()))
     )
-
-
-def check_story(world: SeededWorld) -> None:
-    """Violation if a rule was broken, or a process ended by itself."""
-    for process in world.processes():
-        if process.has_ended and not process.is_dying:
-            world.story.violate(f"{process.name} ended by itself: {process.failure!r}")
-    if world.story.violations:
-        raise Violation(world.story.violations[0])
 
 
 async def _converge(world: SeededWorld) -> None:
@@ -100,7 +91,7 @@ async def _converge(world: SeededWorld) -> None:
             if since > deadline:
                 raise Violation(f"not converged {CONVERGE_SECONDS:.0f} s after all was healed: {why}")
         await asyncio.sleep(1.0)
-        check_story(world)
+        world.check()
     world.story.tell("run", "converged")
 
 
@@ -127,7 +118,7 @@ async def _stay_quiet(world: SeededWorld, seconds: float) -> None:
         deadline = world.now() + seconds
         while world.now() < deadline:
             await asyncio.sleep(seconds / 10)
-            check_story(world)
+            world.check()
             await _ask_all(world)
             if reader.execute("PRAGMA data_version").fetchone() != version:
                 raise Violation(f"the store was written although nothing changed: {_differences(before, world)}")
@@ -174,13 +165,3 @@ async def _ask_all(world: SeededWorld) -> None:
                 outcome = await world.ask(name, model)
                 if outcome != "200":
                     raise Violation(f"a request for '{model}' at {name} failed in a quiet fleet: {outcome}")
-
-
-async def _end(world: SeededWorld) -> None:
-    for name in list(world.gateways):
-        await world.kill_gateway(name)
-    for name in list(world.agents):
-        await world.kill_agent(name)
-    await world.kill_controller()
-    for elder in list(world.elders):
-        await world.end_elder(elder)

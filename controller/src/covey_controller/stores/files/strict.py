@@ -51,6 +51,12 @@ def check_document(document: dict[str, Any], kind: type[Kind]) -> tuple[dict[str
     return filled, (*problems, *(find_broken_rules(filled, checker.ruled) if is_shaped else ()))
 
 
+def find_misfits(document: Any, schema: JsonSchema) -> tuple[Problem, ...]:
+    """What is wrong with a document that is of no kind, in the same words. `schema`: structural."""
+    validator: _Validator = Draft202012Validator(_make_strict(schema))
+    return tuple(_find_problems(validator.iter_errors(document)))
+
+
 def fill_defaults(value: Any, schema: JsonSchema) -> Any:
     """A copy in which a null or missing field has its default; a null without one is left out, as not given."""
     if isinstance(value, list):
