@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,12 @@ from conftest import Golden
 from covey.commands.simulate import simulate
 from covey.errors import CommandError, ExitCode
 from covey_simulator.machine import Machine
-from covey_simulator.scenario import EventName
+from covey_simulator.scenario import EventName, Pacing, Scenario, SteadyRequests
+from pydantic.alias_generators import to_camel
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "02-what-if"
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guides" / "simulate.md"
 SCENARIOS = Path(__file__).parent / "scenarios"
 
 
@@ -32,12 +36,17 @@ def test_replica_of_a_node_that_dies_moves_and_comes_to_rest(golden: Golden) -> 
     golden("simulate/node-dies.txt", text)
     assert code == 0
     code, answer = run(EXAMPLE / "node-dies.yaml", "json")
-    golden("simulate/node-dies.json", answer)
     found = json.loads(answer)
     assert (code, found["holds"], found["settled"], found["violations"]) == (0, True, True, [])
     (placement,) = found["placements"]
-    assert placement["nodes"] == ["a", "mac"]
-    assert len(placement["short"]) == 1
+    assert (placement["wished"], placement["serving"], placement["nodes"]) == (2, 2, ["a", "mac"])
+    (short,) = placement["short"]
+    assert 60 <= short["fromSeconds"] < short["untilSeconds"] < 300
+    (requests,) = found["requests"]
+    assert requests["asked"] == requests["answered"] + sum(requests["lost"].values())
+    dies = {"atSeconds": 60.0, "who": "scenario", "reason": "", "message": "node 'b' dies"}
+    assert dies in found["timeline"]
+    assert [each["reason"] for each in found["timeline"] if each["who"] == "instance/chat-2"][:1] == ["InstanceCreated"]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +57,29 @@ def test_scenario_tells_the_same_story_as_ever(golden: Golden, name: str, code: 
     found, text = run(SCENARIOS / f"{name}.yaml")
     golden(f"simulate/{name}.txt", text)
     assert found == code
+
+
+def test_guide_shows_the_example_and_what_it_comes_to() -> None:
+    """Its command, the scenario that it shows, and the end of the answer; `test_first_light` has the others."""
+    blocks = dict(re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL))
+    assert blocks["sh"].strip() == "covey simulate examples/02-what-if/node-dies.yaml"
+    written = (EXAMPLE / "node-dies.yaml").read_text()
+    assert blocks["yaml"] == written.partition("\n")[2], "the first line says how to play it"
+    answer = subprocess.run(
+        (sys.executable, "-m", "covey", *blocks["sh"].split()[1:]),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert blocks[""] == answer.stdout[answer.stdout.index("At the end") :]
+
+
+def test_guide_names_every_event_and_every_field() -> None:
+    text = GUIDE.read_text()
+    for words in (*EventName, *Scenario.model_fields, *SteadyRequests.model_fields, *Pacing.model_fields):
+        assert f"`{to_camel(words)}" in text or f"`{words}`" in text, words
 
 
 def test_story_is_the_same_whatever_the_hash_seed() -> None:

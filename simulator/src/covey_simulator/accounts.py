@@ -134,7 +134,7 @@ class Accounts:
         """Requests are answered again, or none will follow."""
         account = self.models[model]
         if account.lost_since is not None:
-            within = f" within {account.lost_last - account.lost_since:.1f} s" if account.lost_now > 1 else ""
+            within = f" within {account.lost_last - account.lost_since:.0f} s" if account.lost_now > 1 else ""
             self.tell("clients", f"requests for '{model}' are answered again: {account.lost_now} lost{within}")
             account.lost_since, account.lost_now = None, 0
 

@@ -1,4 +1,7 @@
-"""A scenario's outcome in words for people: what happened when and why, and what holds at the end."""
+"""A scenario's outcome in words for people: what happened when and why, and what holds at the end.
+
+Seconds are whole: what comes a tenth later since the last change of a scenario is no difference worth reading.
+"""
 
 from collections.abc import Iterator
 
@@ -31,12 +34,12 @@ def _render_timeline(outcome: Outcome) -> Iterator[str]:
 
 def _render_entry(entry: Entry) -> str:
     reason = f"{entry.reason}: " if entry.reason else ""
-    return f"  {entry.at:9.1f} s  {entry.who:<20} {reason}{entry.message}"
+    return f"  {entry.at:6.0f} s  {entry.who:<18} {reason}{entry.message}"
 
 
 def _render_end(outcome: Outcome) -> Iterator[str]:
     state = f"not settled: {outcome.unsettled}" if outcome.unsettled else "settled"
-    yield f"At the end, after {outcome.seconds:.1f} s: {state}."
+    yield f"At the end, after {outcome.seconds:.0f} s: {state}."
     for broken in outcome.violations:
         yield f"  A rule of safety was broken: {broken}"
     for each in outcome.placements:
@@ -63,8 +66,9 @@ def _list(names: tuple[str, ...]) -> str:
 def _render_shortage(shortage: Shortage) -> str:
     missing = f"{shortage.most} replica{'s' if shortage.most > 1 else ''} short"
     if shortage.until is None:
-        return f"{missing} since {shortage.since:.1f} s"
-    return f"{missing} from {shortage.since:.1f} s to {shortage.until:.1f} s: {shortage.until - shortage.since:.1f} s"
+        return f"{missing} since {shortage.since:.0f} s"
+    seconds = max(1.0, shortage.until - shortage.since)
+    return f"{missing} for {seconds:.0f} s, from {shortage.since:.0f} s on"
 
 
 def _explain_away(away: Away) -> str:
