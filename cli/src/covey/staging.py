@@ -52,11 +52,16 @@ def _describe(
     read: ReadScenario, files: Iterable[str], place: tuple[str | int, ...], path: Path, namespace: str
 ) -> DescribedFleet:
     def entries() -> Iterator[tuple[str, YamlNode]]:
-        documents = read_documents(tuple(str(path.parent / file) for file in files))
-        yield from read_entries(documents.texts)
+        texts = read_documents(tuple(str(path.parent / file) for file in files)).texts
+        # A folder may hold the scenario itself, which is no object.
+        yield from read_entries(pair for pair in texts if not _is_same(pair[0], path))
         yield from ((str(path), entry) for entry in read.written(*place))
 
     return describe(entries(), namespace)
+
+
+def _is_same(name: str, path: Path) -> bool:
+    return Path(name).resolve() == path.resolve()
 
 
 def _only_wishes(fleet: DescribedFleet, path: Path, read: ReadScenario, index: int) -> tuple[Kind, ...]:

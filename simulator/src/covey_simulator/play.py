@@ -122,13 +122,21 @@ class Player:
     # Processes.
 
     async def _kill_agent(self, node: str, seconds: int) -> None:
+        if not self.world.machines[node].is_on:
+            self._tell(f"node '{node}' is dead, and its agent with it")
+            return
         self._tell(f"the agent of node '{node}' is killed")
         await self.world.kill_agent(node)
         await asyncio.sleep(seconds)
-        self._tell(f"the agent of node '{node}' is started again")
-        self.world.start_agent(node)
+        if self.world.machines[node].is_on and node not in self.world.agents:
+            self._tell(f"the agent of node '{node}' is started again")
+            self.world.start_agent(node)
 
     async def _kill_controller(self, seconds: int) -> None:
+        is_there = self.world.controller is not None
+        if not is_there:
+            self._tell("there is no controller to kill")
+            return
         self._tell("the controller is killed")
         await self.world.kill_controller()
         await asyncio.sleep(seconds)
@@ -149,6 +157,9 @@ class Player:
         resume(self.world, "controller", controller.process)
 
     async def _kill_gateway(self, name: str, seconds: int) -> None:
+        if name not in self.world.gateways:
+            self._tell(f"gateway {name.removeprefix('g')} is not there to be killed")
+            return
         self._tell(f"gateway {name.removeprefix('g')} is killed")
         await self.world.kill_gateway(name)
         await asyncio.sleep(seconds)
