@@ -3,12 +3,21 @@
 Each tells the story, and marks the parts that it touches as disturbed for as long as what they say may be old.
 """
 
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from covey_controller.stores.files.store import store_paths
 from covey_fleet_client.backoff import LONGEST_DELAY_SECONDS
 
 from covey_simulator.loop import Process
 from covey_simulator.machine import Keeper, Machine
 from covey_simulator.network import Link
-from covey_simulator.world import World
+from covey_simulator.world import LOST_SEEN_WHOLE_SECONDS, World
+
+# A store that is taken away is noticed at the next look.
+LOOK_SECONDS = 6.0
 
 
 async def power_off(world: World, name: str) -> None:
@@ -83,3 +92,37 @@ def wedge(world: World, machine: Machine, keeper: Keeper) -> None:
     """It lives, listens and takes connections, and whatever generates in it is dead. Nothing ends that but its end."""
     keeper.engine.is_wedged = True
     world.story.tell(machine.name, f"the engine of {keeper.engine.instance_id} generates nothing any more")
+
+
+def delete_store(world: World) -> None:
+    """Under the leader, if one is there: it notices at its next look."""
+    path = _find_store(world)
+    for ending in ("", "-wal", "-shm"):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+    if world.controller is not None:
+        world.calm.end("controller", "store", world.now() + LOOK_SECONDS + LOST_SEEN_WHOLE_SECONDS)
+    world.story.tell("people", "delete the store's file")
+
+
+def back_up_store(world: World) -> Path | None:
+    """A copy of the store as it is; None while there is none."""
+    path = _find_store(world)
+    if not path.exists():
+        return None
+    copy = world.folder / f"backup-{world.leaders}.sqlite"
+    with closing(sqlite3.connect(path)) as store, closing(sqlite3.connect(copy)) as backup:
+        store.backup(backup)
+    return copy
+
+
+def restore_store(world: World, copy: Path) -> None:
+    """The controller must be away."""
+    path = _find_store(world)
+    for ending in ("-wal", "-shm"):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+    shutil.copyfile(copy, path)
+    world.story.tell("people", "put an older copy of the store back")
+
+
+def _find_store(world: World) -> Path:
+    return store_paths(world.source, world.folder / "controller")[0]

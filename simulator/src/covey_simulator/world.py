@@ -1,10 +1,7 @@
 """One simulated fleet: people, a controller, machines with agents, gateways, clients, and the wires between them."""
 
 import asyncio
-import shutil
-import sqlite3
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -34,8 +31,6 @@ SEEN_WHOLE_SECONDS = FIRST_REPORTS_SECONDS + 2.0
 LOST_SEEN_WHOLE_SECONDS = LOST_STORE_SECONDS + 2.0
 # From an agent's start until it has taken in what runs.
 ADOPTION_SECONDS = 3.0
-# A store that is taken away is noticed at the next look.
-LOOK_SECONDS = 6.0
 
 
 class World:
@@ -203,32 +198,6 @@ class World:
                 for transport in [one for one in engine.transports if one.gateway is gateway.process]:
                     transport.abort()
         del self.gateways[name]
-
-    def lose_store(self) -> None:
-        path, _ = store_paths(self.source, self.folder / "controller")
-        for ending in ("", "-wal", "-shm"):
-            path.with_name(path.name + ending).unlink(missing_ok=True)
-        if self.controller is not None:
-            self.calm.end("controller", "store", self.now() + LOOK_SECONDS + LOST_SEEN_WHOLE_SECONDS)
-        self.story.tell("people", "delete the store's file")
-
-    def back_up_store(self) -> Path | None:
-        """A copy of the store as it is; None while there is none."""
-        path, _ = store_paths(self.source, self.folder / "controller")
-        if not path.exists():
-            return None
-        copy = self.folder / f"backup-{self.leaders}.sqlite"
-        with closing(sqlite3.connect(path)) as store, closing(sqlite3.connect(copy)) as backup:
-            store.backup(backup)
-        return copy
-
-    def put_back_store(self, copy: Path) -> None:
-        """The controller must be away."""
-        path, _ = store_paths(self.source, self.folder / "controller")
-        for ending in ("-wal", "-shm"):
-            path.with_name(path.name + ending).unlink(missing_ok=True)
-        shutil.copyfile(copy, path)
-        self.story.tell("people", "put an older copy of the store back")
 
     def processes(self) -> list[Process]:
         parts = [*self.agents.values(), *self.gateways.values()]

@@ -9,8 +9,10 @@ from covey_simulator.loop import Process
 from covey_simulator.machine import KILLED, Machine
 from covey_simulator.network import SPIKE_SECONDS, Link
 from covey_simulator.troubles import (
+    back_up_store,
     cut_link,
     cut_path,
+    delete_store,
     fill_disk,
     find_part,
     heal_link,
@@ -18,6 +20,7 @@ from covey_simulator.troubles import (
     pause,
     power_off,
     power_on,
+    restore_store,
     resume,
     wedge,
 )
@@ -32,14 +35,14 @@ HANG_EVERY = 10
 async def kill_controller(world: SeededWorld, random: Random) -> None:
     await world.kill_controller()
     if random.random() < 0.25:
-        world.lose_store()
+        delete_store(world)
     await asyncio.sleep(random.choice((0.1, 1.0, 5.0, 25.0)))
     if world.controller is None:
         world.start_controller()
 
 
 async def lose_store(world: SeededWorld, random: Random) -> None:
-    world.lose_store()
+    delete_store(world)
 
 
 async def put_back_store(world: SeededWorld, random: Random) -> None:
@@ -48,7 +51,7 @@ async def put_back_store(world: SeededWorld, random: Random) -> None:
     Only while nothing else has changed since: a backup that holds Instances whose memory was given away meanwhile
     promises it twice, whatever the controller does.
     """
-    backup, then = world.back_up_store(), observe_wishes(world)
+    backup, then = back_up_store(world), observe_wishes(world)
     for _ in range(random.choice((2, 3))):
         await world.kill_controller()
         await asyncio.sleep(0.1)
@@ -58,7 +61,7 @@ async def put_back_store(world: SeededWorld, random: Random) -> None:
     await world.kill_controller()
     if world.controller is None:
         if backup is not None and observe_wishes(world) == then:
-            world.put_back_store(backup)
+            restore_store(world, backup)
         world.start_controller()
 
 
