@@ -194,6 +194,16 @@ def test_all_that_is_wrong_with_a_scenario_is_told_at_once(tmp_path: Path) -> No
     assert [line.partition(": ")[0] for line in str(refused.value).splitlines()] == [f"{path}:2", f"{path}:3"]
 
 
+def test_request_at_the_very_moment_that_a_gateway_starts_finds_none_yet(tmp_path: Path) -> None:
+    files = f"files: [{EXAMPLE}/fleet.yaml, {EXAMPLE}/chat.yaml]\nrequests: [{{model: chat}}]\n"
+    (tmp_path / "s.yaml").write_text(f"{files}events: [{{atSeconds: 5, event: GatewayKilled, forSeconds: 5}}]\n")
+    code, answer = run(tmp_path / "s.yaml", "json")
+    assert code == 0
+    # At 5 s the gateway is still there and breaks off; at 10 s it is not there yet.
+    (requests,) = json.loads(answer)["requests"]
+    assert requests["lost"]["no gateway took it"] == 5
+
+
 def test_broken_rule_of_safety_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By rules that keep back more memory than a machine has, whatever runs is too much."""
 

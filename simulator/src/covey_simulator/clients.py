@@ -39,7 +39,7 @@ async def _ask(world: World, model: str, *, wants_stream: bool, accounts: Accoun
 
 def _find_gateway(world: World) -> Gateway | None:
     found = [world.gateways[name] for name in world.gateway_names if name in world.gateways]
-    return next((each for each in found if not each.process.is_dying), None)
+    return next((each for each in found if each.process.has_begun and not each.process.is_dying), None)
 
 
 async def _ask_gateway(world: World, gateway: Gateway, model: str, wants_stream: bool) -> str:

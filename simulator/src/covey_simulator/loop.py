@@ -63,6 +63,10 @@ class Process:
                 raise
 
     @property
+    def has_begun(self) -> bool:
+        return self._group is not None
+
+    @property
     def has_ended(self) -> bool:
         return self._task.done()
 
