@@ -204,17 +204,32 @@ def test_request_at_the_very_moment_that_a_gateway_starts_finds_none_yet(tmp_pat
     assert requests["lost"]["no gateway took it"] == 5
 
 
+def test_machine_with_less_memory_than_is_kept_back_runs_nothing_and_breaks_no_rule(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        f"files: [{EXAMPLE}/chat.yaml]\nobjects:\n"
+        "- {apiVersion: covey.dev/v1alpha1, kind: Node, metadata: {name: pi}, machine: {memory: 512Mi}}\n"
+    )
+    code, answer = run(tmp_path / "s.yaml", "json")
+    found = json.loads(answer)
+    assert (code, found["settled"], found["violations"], found["placements"][0]["reason"]) == (
+        1,
+        True,
+        [],
+        "NotPlaced",
+    )
+
+
 def test_broken_rule_of_safety_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By rules that keep back more memory than a machine has, whatever runs is too much."""
+    """By rules that keep back all memory but a byte, whatever the controller places is too much."""
 
     def keep_back(machine: Machine, pool: str) -> int:
-        return 1 << 40
+        return machine.pools[pool] - 1
 
     monkeypatch.setattr(Machine, "reserve_bytes", keep_back)
     code, text = run(EXAMPLE / "node-dies.yaml")
     assert code == 1
     assert "A rule of safety was broken: pool " in text
-    assert "is over-committed: instances that are stored hold 0 of -" in text
+    assert "is over-committed: instances that are stored hold 2" in text
 
 
 def test_scenarios_use_every_event() -> None:
