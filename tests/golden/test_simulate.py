@@ -17,7 +17,7 @@ from covey_simulator.machine import Machine
 from covey_simulator.scenario import EventName, Pacing, Scenario, SteadyRequests
 from pydantic.alias_generators import to_camel
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "02-what-if"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "what-if"
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "simulate.md"
 SCENARIOS = Path(__file__).parent / "scenarios"
@@ -62,7 +62,7 @@ def test_scenario_tells_the_same_story_as_ever(golden: Golden, name: str, code: 
 def test_guide_shows_the_example_and_what_it_comes_to() -> None:
     """Its command, the scenario that it shows, and the end of the answer; `test_first_light` has the others."""
     blocks = dict(re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL))
-    assert blocks["sh"].strip() == "covey simulate examples/02-what-if/node-dies.yaml"
+    assert blocks["sh"].strip() == "covey simulate examples/what-if/node-dies.yaml"
     written = (EXAMPLE / "node-dies.yaml").read_text()
     assert blocks["yaml"] == written.partition("\n")[2], "the first line says how to play it"
     answer = subprocess.run(
