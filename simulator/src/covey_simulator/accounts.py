@@ -99,8 +99,8 @@ class Accounts:
         self.entries.append(Entry(self.now(), who, reason, message))
 
     def on_note(self, note: Note) -> None:
-        """The controller says why. What goes its ordinary way is left out."""
-        if note.reason not in _ON_THE_WAY:
+        """The controller says why. What goes its ordinary way is left out, unless something has failed."""
+        if note.warning or note.reason not in _ON_THE_WAY:
             self.tell(name_object(note.key), note.message, note.reason)
 
     def on_counts(self, serving: dict[ObjectKey, int], wished: dict[ObjectKey, int]) -> None:
@@ -134,7 +134,7 @@ class Accounts:
         """Requests are answered again, or none will follow."""
         account = self.models[model]
         if account.lost_since is not None:
-            within = f" within {account.lost_last - account.lost_since:.0f} s" if account.lost_now > 1 else ""
+            within = f" within {max(1.0, account.lost_last - account.lost_since):.0f} s" if account.lost_now > 1 else ""
             self.tell("clients", f"requests for '{model}' are answered again: {account.lost_now} lost{within}")
             account.lost_since, account.lost_now = None, 0
 

@@ -69,8 +69,12 @@ def test_lost_requests_are_one_trouble_until_none_was_lost_for_a_while() -> None
 def test_what_goes_its_ordinary_way_is_not_told() -> None:
     _, accounts = begun()
     accounts.on_note(Note(CHAT, "EngineStarting", "0 of 1 replicas are ready"))
+    accounts.on_note(Note(CHAT, "EngineStarting", "Starting after Exited: exited with 1", warning=True))
     accounts.on_note(Note(CHAT, "PartlyServing", "1 of 2 replicas are ready; 1 node InsufficientMemory"))
-    assert [(entry.who, entry.reason) for entry in accounts.entries] == [("placement/chat", "PartlyServing")]
+    assert [(entry.who, entry.reason) for entry in accounts.entries] == [
+        ("placement/chat", "EngineStarting"),
+        ("placement/chat", "PartlyServing"),
+    ]
 
 
 def test_namespace_is_named_where_it_is_not_the_usual_one() -> None:
