@@ -4,7 +4,7 @@ PYTHON ?= python3
 UV := $(CURDIR)/.uv/bin/uv
 RUN := $(UV) run --frozen --no-sync
 # `setup` compiles ours and theirs once, so that every start is quick also where Python may not write its caches.
-PARTS := crds planner fleet-client controller node-agent gateway cli
+PARTS := crds planner fleet-client controller node-agent gateway simulator cli
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up test check golden manifests verify sim fuzz kube engines bench clean

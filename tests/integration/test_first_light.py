@@ -4,6 +4,7 @@ One fleet serves all tests of this module that only look; those that change it s
 """
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
+from pathlib import Path
 
 import httpx
 import openai
@@ -33,6 +35,7 @@ def client(fleet: RunningFleet) -> Generator[openai.OpenAI]:
         yield made
 
 
+SIMULATE_GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "simulate.md"
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say hello."}]
 
 
@@ -97,6 +100,20 @@ def test_one_named_object_is_printed_itself_and_several_as_a_list(fleet: Running
     one = json.loads(fleet.covey("get", "model", "smollm2", "-o", "json").stdout)
     assert (one["kind"], one["metadata"]["name"]) == ("Model", "smollm2")
     assert json.loads(fleet.covey("get", "models", "-o", "json").stdout)["kind"] == "List"
+
+
+def test_running_fleet_is_simulated_as_the_guide_says(fleet: RunningFleet, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```sh running\n(.*?)^```$", SIMULATE_GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 1
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"COVEY_STATE": str(fleet.state), "PATH": path}
+    command = ("bash", "-euo", "pipefail", "-c", blocks[0])
+    answer = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert answer.returncode == 0, answer.stderr + answer.stdout
+    assert "the engine of instance 'smollm2-0' on node" in answer.stdout
+    assert "placement/smollm2: 1 of 1 replicas serve" in answer.stdout
 
 
 def test_no_secret_is_on_a_command_line_and_private_files_are_private(fleet: RunningFleet) -> None:

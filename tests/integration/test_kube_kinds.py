@@ -117,8 +117,8 @@ def test_crds_fit_into_the_annotation_of_a_client_side_apply() -> None:
 
 
 def documents_in_docs() -> list[tuple[str, str]]:
-    """Each YAML block of the documentation that is an object of ours, and each example."""
-    found = [(str(path.relative_to(ROOT)), path.read_text()) for path in sorted(ROOT.glob("examples/**/*.yaml"))]
+    """Each YAML block of the documentation that is an object of ours, and each example that is a source."""
+    found = [(str(path.relative_to(ROOT)), path.read_text()) for path in sorted(ROOT.glob("examples/[0-9]*/**/*.yaml"))]
     for path in sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]):
         for index, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)):
             if "apiVersion: covey.dev/" in block:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("crds", "planner", "fleet-client", "controller", "node-agent", "gateway")
+PARTS = ("crds", "planner", "fleet-client", "controller", "node-agent", "gateway", "simulator")
 PATCHES = sorted((ROOT / "tests" / "sim" / "planted").glob("*.patch"))
 # A seed takes a second; this is for a machine that does much else.
 PATIENCE_SECONDS = 120

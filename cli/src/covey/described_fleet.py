@@ -61,9 +61,15 @@ class DescribedFleet:
 
 def read_described_fleet(fleet: Documents, documents: Documents, namespace: str) -> DescribedFleet:
     """`namespace`: of documents that name none. CommandError with file and line of what is wrong."""
+    return describe(read_entries((*fleet.texts, *documents.texts)), namespace)
+
+
+def describe(entries: Iterable[tuple[str, YamlNode]], namespace: str) -> DescribedFleet:
+    """The same of documents that are composed already, each with the name of its file."""
     nodes: list[Node] = []
     others: dict[object, Kind] = {}
-    for item in _objects((*fleet.texts, *documents.texts), namespace):
+    for file, entry in entries:
+        item = _object(file, entry, namespace)
         if isinstance(item, Node):
             nodes.append(item)
         else:
@@ -73,14 +79,15 @@ def read_described_fleet(fleet: Documents, documents: Documents, namespace: str)
     return DescribedFleet(tuple(nodes), tuple(others.values()))
 
 
-def _objects(texts: Iterable[tuple[str, str]], namespace: str) -> Iterator[Kind]:
+def read_entries(texts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, YamlNode]]:
+    """Every document of these texts. CommandError with file and line of what is no YAML."""
     for file, text in texts:
         source = parse_yaml(text.encode())
         for problem in source.problems:
             raise CommandError(f"{file}:{problem.line}: {problem.message}", ExitCode.WRONG_USE)
         for node in source.documents:
             for entry in _entries(node):
-                yield _object(file, entry, namespace)
+                yield file, entry
 
 
 def _entries(node: YamlNode) -> Iterator[YamlNode]:

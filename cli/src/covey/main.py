@@ -18,6 +18,7 @@ COMMANDS = {
     "describe": "covey.commands.objects:describe",
     "why": "covey.commands.objects:why",
     "plan": "covey.commands.plan:plan",
+    "simulate": "covey.commands.simulate:simulate",
     "diff": "covey.commands.plan:diff",
     "fit": "covey.commands.fit:fit",
     "apply": "covey.commands.objects:apply",

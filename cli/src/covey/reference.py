@@ -26,6 +26,7 @@ EXAMPLES = {
     "key delete": "covey key delete laptop",
     "logs": "covey logs -f placement/smollm2",
     "plan": "covey plan -f models/",
+    "simulate": "covey simulate examples/what-if/node-dies.yaml",
     "token create": "kubectl covey token create --role machine",
     "up": "covey up examples/01-one-model --wait",
     "wait": "covey wait placement/smollm2 --for=condition=Ready --timeout 300",

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from covey_api.kinds import Kind
-from covey_api.meta import GROUP, NAME_PATTERN, VERSION
+from covey_api.meta import GROUP, NAME_PATTERN, VERSION, Message
 from covey_api.patterns import PATTERN_WORDS
 
 JsonSchema: TypeAlias = dict[str, Any]
@@ -97,6 +97,12 @@ def render_schema(kind: type[Kind]) -> JsonSchema:
     # Kubernetes asks for metadata by itself; an empty `required` is none.
     required = [field for field in root.pop("required") if field != "metadata"]
     return _order(root | ({"required": required} if required else {}), "")
+
+
+def render_document(document: type[Message]) -> JsonSchema:
+    """The structural schema of what people write for one command, and nobody stores."""
+    rendered = document.model_json_schema(by_alias=True, mode="validation")
+    return _render_node(rendered, rendered.get("$defs", {}), "")
 
 
 def _render_name(kind: type[Kind]) -> JsonSchema:

@@ -1,1 +1,1 @@
-"""The simulator: the product's own loops, many parts in one virtual-time loop, one seed deciding everything."""
+"""What seeds decide of a simulated fleet: its size, its faults, its people, and when it is as it should be."""

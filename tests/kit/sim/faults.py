@@ -5,35 +5,53 @@ from random import Random
 
 from covey_api.engines import HOST_POOL
 from covey_fleet_client.backoff import LONGEST_DELAY_SECONDS
+from covey_simulator.loop import Process
+from covey_simulator.machine import KILLED, Machine
+from covey_simulator.network import SPIKE_SECONDS, Link
+from covey_simulator.troubles import (
+    back_up_store,
+    cut_link,
+    cut_path,
+    delete_store,
+    fill_disk,
+    find_part,
+    heal_link,
+    heal_path,
+    pause,
+    power_off,
+    power_on,
+    restore_store,
+    resume,
+    wedge,
+)
 
-from kit.sim.loop import Process
-from kit.sim.machine import KILLED, Machine
-from kit.sim.network import SPIKE_SECONDS, Link
-from kit.sim.world import Fault, World
+from kit.sim.seeded import Fault, SeededWorld
 
 SOONEST, LONGEST = 15.0, 60.0
+# In every tenth seed engines hang as well. They are drawn apart: all other seeds go as they went without them.
+HANG_EVERY = 10
 
 
-async def kill_controller(world: World, random: Random) -> None:
+async def kill_controller(world: SeededWorld, random: Random) -> None:
     await world.kill_controller()
     if random.random() < 0.25:
-        world.lose_store()
+        delete_store(world)
     await asyncio.sleep(random.choice((0.1, 1.0, 5.0, 25.0)))
     if world.controller is None:
         world.start_controller()
 
 
-async def lose_store(world: World, random: Random) -> None:
-    world.lose_store()
+async def lose_store(world: SeededWorld, random: Random) -> None:
+    delete_store(world)
 
 
-async def put_back_store(world: World, random: Random) -> None:
+async def put_back_store(world: SeededWorld, random: Random) -> None:
     """Restored from a backup: it holds the terms of then, and everybody has seen later ones.
 
     Only while nothing else has changed since: a backup that holds Instances whose memory was given away meanwhile
     promises it twice, whatever the controller does.
     """
-    backup, then = world.back_up_store(), observe_wishes(world)
+    backup, then = back_up_store(world), observe_wishes(world)
     for _ in range(random.choice((2, 3))):
         await world.kill_controller()
         await asyncio.sleep(0.1)
@@ -43,46 +61,41 @@ async def put_back_store(world: World, random: Random) -> None:
     await world.kill_controller()
     if world.controller is None:
         if backup is not None and observe_wishes(world) == then:
-            world.put_back_store(backup)
+            restore_store(world, backup)
         world.start_controller()
 
 
-def observe_wishes(world: World) -> list[tuple[str, str, int]]:
+def observe_wishes(world: SeededWorld) -> list[tuple[str, str, int]]:
     specs = [instance.spec for instance in world.safety.instances]
     return sorted((spec.instance_id, spec.goal.value, spec.attempt) for spec in specs)
 
 
-async def pause_controller(world: World, random: Random) -> None:
+async def pause_controller(world: SeededWorld, random: Random) -> None:
     if world.controller is not None:
         await _pause(world, "controller", world.controller.process, random)
 
 
-async def pause_agent(world: World, random: Random) -> None:
+async def pause_agent(world: SeededWorld, random: Random) -> None:
     if world.agents:
         name = random.choice(sorted(world.agents))
         await _pause(world, f"agent {name}", world.agents[name].process, random)
 
 
-async def pause_gateway(world: World, random: Random) -> None:
+async def pause_gateway(world: SeededWorld, random: Random) -> None:
     if world.gateways:
         name = random.choice(sorted(world.gateways))
         await _pause(world, f"gateway {name}", world.gateways[name].process, random)
 
 
-async def _pause(world: World, part: str, process: Process, random: Random) -> None:
+async def _pause(world: SeededWorld, part: str, process: Process, random: Random) -> None:
     if process.is_paused or process.is_dying:
         return
-    process.pause()
-    world.calm.begin(part, "paused")
-    world.story.tell(part, "is paused")
+    pause(world, part, process)
     await asyncio.sleep(random.choice((0.5, 3.0, 12.0, 40.0, 90.0)))
-    if process.is_paused and not process.is_dying:
-        world.story.tell(part, "goes on")
-        process.resume()
-    world.calm.end(part, "paused", world.now())
+    resume(world, part, process)
 
 
-async def replace_controller(world: World, random: Random) -> None:
+async def replace_controller(world: SeededWorld, random: Random) -> None:
     """A leader that was paused wakes when another one leads."""
     elder = world.replace_controller()
     if elder is None:
@@ -94,7 +107,7 @@ async def replace_controller(world: World, random: Random) -> None:
     await world.end_elder(elder)
 
 
-async def kill_agent(world: World, random: Random) -> None:
+async def kill_agent(world: SeededWorld, random: Random) -> None:
     name = random.choice(sorted(world.machines))
     await world.kill_agent(name)
     if random.random() < 0.15:
@@ -105,7 +118,7 @@ async def kill_agent(world: World, random: Random) -> None:
     world.start_agent(name)
 
 
-async def kill_gateway(world: World, random: Random) -> None:
+async def kill_gateway(world: SeededWorld, random: Random) -> None:
     name = random.choice(world.gateway_names)
     await world.kill_gateway(name)
     if random.random() < 0.2:
@@ -114,7 +127,7 @@ async def kill_gateway(world: World, random: Random) -> None:
     world.start_gateway(name)
 
 
-async def kill_engine(world: World, random: Random) -> None:
+async def kill_engine(world: SeededWorld, random: Random) -> None:
     found = [(machine, keeper) for machine in world.machines.values() for keeper in machine.keepers.values()]
     living = [(machine, keeper) for machine, keeper in found if keeper.engine.is_alive]
     if not living:
@@ -128,25 +141,21 @@ async def kill_engine(world: World, random: Random) -> None:
         machine.end_engine(keeper, KILLED, "Engine")
 
 
-async def cut_link(world: World, random: Random) -> None:
-    name, part, link = _choose_link(world, random)
-    link.is_cut = True
-    world.calm.begin(part, cause := f"cut at {world.now()}")
-    world.story.tell("wires", f"{name} is cut off from the controller")
+async def lose_link(world: SeededWorld, random: Random) -> None:
+    _, _, link = _choose_link(world, random)
+    cause = cut_link(world, link)
     await asyncio.sleep(random.choice((1.0, 8.0, 25.0, 80.0)))
-    world.network.heal(link)
-    world.calm.end(part, cause, world.now() + LONGEST_DELAY_SECONDS)
-    world.story.tell("wires", f"{name} reaches the controller again")
+    heal_link(world, link, cause)
 
 
-async def break_streams(world: World, random: Random) -> None:
+async def break_streams(world: SeededWorld, random: Random) -> None:
     name, part, link = _choose_link(world, random)
     world.story.tell("wires", f"streams of {name} break")
     world.calm.end(part, "broken", world.now() + LONGEST_DELAY_SECONDS)
     world.network.break_streams(link)
 
 
-async def trouble_link(world: World, random: Random) -> None:
+async def trouble_link(world: SeededWorld, random: Random) -> None:
     """Messages are late, overtake each other, arrive twice, or are lost."""
     name, part, link = _choose_link(world, random)
     link.spike_share, link.loss_share = random.choice(((0.2, 0.0), (0.5, 0.0), (0.1, 0.2), (0.0, 0.4)))
@@ -159,23 +168,19 @@ async def trouble_link(world: World, random: Random) -> None:
     world.calm.end(part, cause, world.now() + SPIKE_SECONDS[1] + LONGEST_DELAY_SECONDS)
 
 
-def _choose_link(world: World, random: Random) -> tuple[str, str, Link]:
+def _choose_link(world: SeededWorld, random: Random) -> tuple[str, str, Link]:
     name = random.choice(sorted(world.links))
-    part = f"agent {name}" if name in world.machines else f"gateway {name}"
-    return name, part, world.links[name]
+    return name, find_part(world, name), world.links[name]
 
 
-async def cut_path(world: World, random: Random) -> None:
+async def lose_path(world: SeededWorld, random: Random) -> None:
     name = random.choice(sorted(world.machines))
-    world.cut_paths.add(name)
-    world.calm.begin(name, "path")
-    world.story.tell("wires", f"no gateway reaches engines of {name}")
+    cut_path(world, name)
     await asyncio.sleep(random.choice((3.0, 20.0)))
-    world.cut_paths.discard(name)
-    world.calm.end(name, "path", world.now())
+    heal_path(world, name)
 
 
-async def flap_link(world: World, random: Random) -> None:
+async def flap_link(world: SeededWorld, random: Random) -> None:
     """It comes and goes, often."""
     name, part, link = _choose_link(world, random)
     world.calm.begin(part, cause := f"flaps at {world.now()}")
@@ -190,38 +195,28 @@ async def flap_link(world: World, random: Random) -> None:
     world.story.tell("wires", f"{name} is reached again")
 
 
-async def flap_node(world: World, random: Random) -> None:
+async def flap_node(world: SeededWorld, random: Random) -> None:
     name = random.choice(sorted(world.machines))
     for _ in range(random.randrange(2, 4)):
         await _lose_node(world, name, random.choice((1.0, 4.0, 12.0)))
         await asyncio.sleep(random.choice((0.5, 3.0, 15.0)))
 
 
-async def lose_node(world: World, random: Random) -> None:
+async def lose_node(world: SeededWorld, random: Random) -> None:
     await _lose_node(world, random.choice(sorted(world.machines)), random.choice((3.0, 20.0, 90.0, 140.0)))
 
 
-async def _lose_node(world: World, name: str, seconds: float) -> None:
+async def _lose_node(world: SeededWorld, name: str, seconds: float) -> None:
     machine = world.machines[name]
     if not machine.is_on:
         return
-    world.calm.begin(name, "power")
-    world.story.tell(name, "loses power")
-    await world.kill_agent(name)
-    machine.power_off()
+    await power_off(world, name)
     await asyncio.sleep(seconds)
     if not machine.is_on:
         power_on(world, name)
 
 
-def power_on(world: World, name: str) -> None:
-    world.story.tell(name, "starts again")
-    world.machines[name].power_on()
-    world.calm.end(name, "power", world.now())
-    world.start_agent(name)
-
-
-async def take_memory(world: World, random: Random) -> None:
+async def take_memory(world: SeededWorld, random: Random) -> None:
     """Somebody else's process: the agent refuses to start what doesn't fit beside it."""
     name = random.choice(sorted(world.machines))
     machine = world.machines[name]
@@ -231,7 +226,7 @@ async def take_memory(world: World, random: Random) -> None:
     machine.foreign_bytes = 0
 
 
-async def lie(world: World, random: Random) -> None:
+async def lie(world: SeededWorld, random: Random) -> None:
     """A node's facts say less than there is, or far more, after its agent's next look. Readings are true."""
     machine = world.machines[random.choice(sorted(world.machines))]
     pool = random.choice(sorted(machine.pools))
@@ -243,7 +238,7 @@ async def lie(world: World, random: Random) -> None:
     machine.claim(pool, machine.pools[pool])
 
 
-async def lose_artifacts(world: World, random: Random) -> None:
+async def lose_artifacts(world: SeededWorld, random: Random) -> None:
     """Somebody clears the caches."""
     for machine in world.machines.values():
         if random.random() < 0.7:
@@ -251,14 +246,14 @@ async def lose_artifacts(world: World, random: Random) -> None:
             world.story.tell(machine.name, "the artifact cache is cleared")
 
 
-async def cordon(world: World, random: Random) -> None:
+async def cordon(world: SeededWorld, random: Random) -> None:
     name = random.choice(sorted(world.machines))
     world.people.cordon(name, is_on=True, now=world.now())
     await asyncio.sleep(random.choice((5.0, 40.0)))
     world.people.cordon(name, is_on=False, now=world.now())
 
 
-async def break_fetches(world: World, random: Random) -> None:
+async def break_fetches(world: SeededWorld, random: Random) -> None:
     machine = world.machines[random.choice(sorted(world.machines))]
     machine.is_fetch_broken = True
     machine.cached.clear()
@@ -267,17 +262,14 @@ async def break_fetches(world: World, random: Random) -> None:
     machine.is_fetch_broken = False
 
 
-async def fill_disk(world: World, random: Random) -> None:
+async def fill_node_disk(world: SeededWorld, random: Random) -> None:
     name = random.choice(sorted(world.machines))
-    world.machines[name].is_disk_full = True
-    world.safety.forget_order(f"agent {name}")
-    world.machines[name].has_lost_memory = True
-    world.story.tell(name, "the disk is full")
+    fill_disk(world, name)
     await asyncio.sleep(random.uniform(2.0, 30.0))
     world.machines[name].is_disk_full = False
 
 
-async def fill_store(world: World, random: Random) -> None:
+async def fill_store(world: SeededWorld, random: Random) -> None:
     """The controller's: it decides, and can store nothing. What is dead must leave gateways' tables all the same."""
     world.disk.is_full = True
     world.story.tell("controller", "its disk is full")
@@ -286,7 +278,17 @@ async def fill_store(world: World, random: Random) -> None:
     world.story.tell("controller", "its disk has space again")
 
 
-async def crash_engines(world: World, random: Random) -> None:
+async def hang_engines(world: SeededWorld, random: Random) -> None:
+    """One or two that had generated. Whoever asks for them waits; nobody else notices."""
+    for _ in range(random.choice((1, 1, 2))):
+        await asyncio.sleep(random.uniform(5.0, 40.0))
+        found = [(machine, keeper) for machine in world.machines.values() for keeper in machine.keepers.values()]
+        ready = [(machine, keeper) for machine, keeper in found if keeper.engine.generates]
+        if ready:
+            wedge(world, *random.choice(ready))
+
+
+async def crash_engines(world: SeededWorld, random: Random) -> None:
     machine = world.machines[random.choice(sorted(world.machines))]
     kind = random.random()
     if kind < 0.3:
@@ -303,11 +305,11 @@ def _say_crashes(machine: Machine) -> str:
     return f"of the next engines {counts}"
 
 
-async def edit(world: World, random: Random) -> None:
+async def edit(world: SeededWorld, random: Random) -> None:
     world.people.edit(world.now())
 
 
-async def edit_again(world: World, random: Random) -> None:
+async def edit_again(world: SeededWorld, random: Random) -> None:
     for _ in range(random.randrange(2, 5)):
         world.people.edit(world.now())
         await asyncio.sleep(random.choice((0.1, 1.0, 4.0)))
@@ -324,11 +326,11 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (kill_agent, 7),
     (kill_gateway, 4),
     (kill_engine, 6),
-    (cut_link, 5),
+    (lose_link, 5),
     (break_streams, 3),
     (flap_link, 3),
     (trouble_link, 4),
-    (cut_path, 2),
+    (lose_path, 2),
     (lose_node, 4),
     (flap_node, 2),
     (take_memory, 3),
@@ -336,7 +338,7 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (break_fetches, 2),
     (lose_artifacts, 1),
     (cordon, 3),
-    (fill_disk, 1),
+    (fill_node_disk, 1),
     (fill_store, 2),
     (crash_engines, 3),
     (edit, 14),
@@ -344,7 +346,7 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
 )
 
 
-async def cause_faults(world: World, random: Random) -> None:
+async def cause_faults(world: SeededWorld, random: Random) -> None:
     """A time of trouble, with clients that ask all the while."""
     seconds = random.uniform(SOONEST, LONGEST)
     count = random.randrange(3, 13)
@@ -356,37 +358,39 @@ async def cause_faults(world: World, random: Random) -> None:
             group.create_task(_cause(world, fault, random.uniform(0.0, seconds), Random(f"{random.random()} {index}")))
             for index, fault in enumerate(random.choices(faults, weights, k=count))
         ]
+        if world.seed % HANG_EVERY == 0:
+            troubles.append(group.create_task(hang_engines(world, Random(f"{world.seed} hangs"))))
         await asyncio.wait(troubles)
         asking.cancel()
 
 
-async def _cause(world: World, fault: Fault, after_seconds: float, random: Random) -> None:
+async def _cause(world: SeededWorld, fault: Fault, after_seconds: float, random: Random) -> None:
     await asyncio.sleep(after_seconds)
     if not world.story.violations:
         await fault(world, random)
 
 
-async def _ask_for_ever(world: World) -> None:
+async def _ask_for_ever(world: SeededWorld) -> None:
     async with asyncio.TaskGroup() as group:
         while True:
             await asyncio.sleep(world.random.uniform(0.1, 2.0))
             group.create_task(_ask(world))
 
 
-async def _ask(world: World) -> None:
+async def _ask(world: SeededWorld) -> None:
     await world.ask(world.random.choice(world.gateway_names), world.choose_model())
 
 
-async def heal(world: World) -> None:
+async def heal(world: SeededWorld) -> None:
     """Everything that is broken works again."""
     world.story.tell("run", "all heals")
     world.disk.is_full = False
     for elder in list(world.elders):
         await world.end_elder(elder)
-    for name, is_on in sorted(world.people.cordons.items()):
+    for name, is_on in sorted(world.wishes.cordons.items()):
         if is_on:
             world.people.cordon(name, is_on=False, now=world.now())
-    if world.people.broken:
+    if world.wishes.broken:
         world.people.repair(world.now())
     for machine in world.machines.values():
         machine.foreign_bytes = machine.crashes_to_come = machine.hangs_to_come = machine.leaks_to_come = 0

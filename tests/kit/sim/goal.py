@@ -11,15 +11,14 @@ from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.wanted import render_wish
 from covey_planner.choice import choose
 from covey_planner.types import NodeView, Pool
+from covey_simulator.engine import Engine
+from covey_simulator.machine import Keeper, Machine
 
 from kit import planning
-from kit.sim.engine import Engine
-from kit.sim.machine import Keeper, Machine
-from kit.sim.node import DEVICE_LANE, DEVICE_POOL, LANE, lanes_of
-from kit.sim.world import World
+from kit.sim.seeded import DEVICE_LANE, DEVICE_POOL, LANE, SeededWorld
 
 
-def why_not_converged(world: World) -> str:
+def why_not_converged(world: SeededWorld) -> str:
     """What is not as it should be yet; empty when all is."""
     controller = world.controller
     if controller is None or not controller.loop.is_leading:
@@ -62,9 +61,13 @@ def _why_unknown(machine: Machine, node: Kind | None) -> str:
     return "" if known == machine.pools else f"node {machine.name} is known with pools {known}, not {machine.pools}"
 
 
-def _why_not(world: World, name: str, placement: Placement, model: Model, found: list[tuple[Machine, Keeper]]) -> str:
+def _why_not(
+    world: SeededWorld, name: str, placement: Placement, model: Model, found: list[tuple[Machine, Keeper]]
+) -> str:
     if unready := [keeper.engine.instance_id for _, keeper in found if keeper.engine.ready_told_at is None]:
         return f"{unready} of {name} are not ready"
+    if wedged := [keeper.engine.instance_id for _, keeper in found if keeper.engine.is_wedged]:
+        return f"{wedged} of {name} generate nothing any more"
     if len(found) > placement.spec.replicas:
         return f"{len(found)} of {name} run, {placement.spec.replicas} are wished"
     revision = revision_of(placement, model)
@@ -81,7 +84,7 @@ def _why_not(world: World, name: str, placement: Placement, model: Model, found:
     for machine in world.machines.values():
         gone = [keeper.engine for at, keeper in old if at is machine]
         free = {pool: machine.free_bytes(pool) + sum(each.taken[pool] for each in gone) for pool in machine.pools}
-        for lane in lanes_of(machine) if machine.is_on else ():
+        for lane in machine.ground.lanes if machine.is_on else ():
             if all(free[pool] >= each for pool, each in needed[lane.pool].items()):
                 counts = f"{len(found)} of {placement.spec.replicas} of {name} run, {len(old)} old"
                 return f"{counts}, and node {machine.name} has room for it on {lane.compute}"
@@ -97,7 +100,7 @@ def _revision(keeper: Keeper) -> str:
     return keeper.instance.spec.revision
 
 
-def _why_not_routed(world: World, ids: set[str]) -> str:
+def _why_not_routed(world: SeededWorld, ids: set[str]) -> str:
     for name in world.gateway_names:
         gateway = world.gateways.get(name)
         if gateway is None:
@@ -109,5 +112,5 @@ def _why_not_routed(world: World, ids: set[str]) -> str:
     return ""
 
 
-def living(world: World) -> list[Engine]:
+def living(world: SeededWorld) -> list[Engine]:
     return [engine for machine in world.machines.values() for engine in machine.engines()]

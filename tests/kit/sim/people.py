@@ -1,15 +1,14 @@
 """People who edit the source: valid sets, broken ones, an emptied folder, changes of mind in the middle of a roll."""
 
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from covey_controller.stores.files.writing import Disk
-
-from kit.sim.story import Story
+from covey_simulator.disk import stamp_file
+from covey_simulator.story import Story
+from covey_simulator.wishes import Wishes
 
 MODELS = ("m0", "m1")
 _MODEL = """apiVersion: covey.dev/v1alpha1
@@ -62,16 +61,9 @@ class People:
     folder: Path
     random: Random
     story: Story
+    said: Wishes
     wishes: dict[str, Wish] = field(default_factory=dict[str, Wish])
     """The last valid set that they wrote."""
-    wished_at: dict[str, float] = field(default_factory=dict[str, float])
-    """Since when each Placement is in it."""
-    cordons: dict[str, bool] = field(default_factory=dict[str, bool])
-    """Nodes that have a document, and whether they take nothing new."""
-    changed_at: dict[str, float] = field(default_factory=dict[str, float])
-    """When the document of each node changed last."""
-    broken: str = ""
-    """What they did to the source; empty while it is valid."""
     _ticks: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def make_wish(self) -> Wish:
@@ -93,24 +85,24 @@ class People:
         """Write a Placement's file, or remove it."""
         if wish is None:
             self.wishes.pop(name, None)
-            self.wished_at.pop(name, None)
+            self.said.wished_at.pop(("default", name), None)
             (self.folder / f"{name}.yaml").unlink(missing_ok=True)
             self.story.tell("people", f"delete placement {name}")
             return
         self.wishes[name] = wish
-        self.wished_at.setdefault(name, now)
+        self.said.wished_at.setdefault(("default", name), now)
         self.save(f"{name}.yaml", wish.render(name))
         self.story.tell("people", f"wish {name}: {wish}")
 
     def cordon(self, name: str, *, is_on: bool, now: float) -> None:
-        self.cordons[name], self.changed_at[name] = is_on, now
-        if self.broken != "empty":
+        self.said.cordons[name], self.said.changed_at[name] = is_on, now
+        if self.said.broken != "empty":
             self.save(f"node-{name}.yaml", _NODE.format(name=name, unschedulable=str(is_on).lower()))
         self.story.tell("people", f"{'cordon' if is_on else 'uncordon'} node {name}")
 
     def edit(self, now: float) -> None:
         """One change of mind."""
-        if self.broken:
+        if self.said.broken:
             self.repair(now)
             return
         name = self.random.choice(sorted({*self.wishes, "p0", "p1", "p2"}))
@@ -131,14 +123,14 @@ class People:
             self.empty()
 
     def break_set(self) -> None:
-        self.broken = "invalid"
+        self.said.broken = "invalid"
         self.save(
             "broken.yaml", "apiVersion: covey.dev/v1alpha1\nkind: Placement\nmetadata: {name: p9}\nspec: {x: 1}\n"
         )
         self.story.tell("people", "write an invalid document")
 
     def empty(self) -> None:
-        self.broken = "empty"
+        self.said.broken = "empty"
         for path in sorted(self.folder.glob("*.yaml")):
             path.unlink()
         self.story.tell("people", "empty the source")
@@ -146,14 +138,14 @@ class People:
     def repair(self, now: float) -> None:
         """The last valid set is written whole again."""
         (self.folder / "broken.yaml").unlink(missing_ok=True)
-        if self.broken == "empty":
+        if self.said.broken == "empty":
             self.save("models.yaml", "---\n".join(_MODEL.format(name=name) for name in MODELS))
             for name, wish in sorted(self.wishes.items()):
                 self.save(f"{name}.yaml", wish.render(name))
-            for name, is_on in sorted(self.cordons.items()):
+            for name, is_on in sorted(self.said.cordons.items()):
                 self.save(f"node-{name}.yaml", _NODE.format(name=name, unschedulable=str(is_on).lower()))
-        self.broken = ""
-        self.changed_at |= dict.fromkeys(self.changed_at, now)
+        self.said.broken = ""
+        self.said.changed_at |= dict.fromkeys(self.said.changed_at, now)
         self.story.tell("people", "repair the source")
 
     def save(self, name: str, text: str) -> None:
@@ -162,31 +154,3 @@ class People:
         temporary.write_text(text)
         stamp_file(str(temporary), next(self._ticks))
         temporary.rename(self.folder / name)
-
-
-class SimDisk(Disk):
-    """The controller's disk: refuses the next steps when told to; the source's files look new every time."""
-
-    def __init__(self) -> None:
-        self.refusals = 0
-        self.is_full = False
-        """The store can't be written; source files that are there already are read as ever."""
-        self._ticks = itertools.count(1_000_000)
-
-    def write_temporary(self, path: str, content: bytes, mode: int) -> None:
-        self._refuse()
-        super().write_temporary(path, content, mode)
-        stamp_file(path, next(self._ticks))
-
-    def rename(self, temporary: str, path: str) -> None:
-        self._refuse()
-        super().rename(temporary, path)
-
-    def _refuse(self) -> None:
-        if self.is_full or self.refusals > 0:
-            self.refusals = max(0, self.refusals - 1)
-            raise OSError(28, "no space left on device")
-
-
-def stamp_file(path: str, tick: int) -> None:
-    os.utime(path, ns=(tick * 1000, tick * 1000))

@@ -15,12 +15,12 @@ from typing import cast
 
 from covey_api.kinds import Kind, ObjectKey
 from covey_controller.stores.files.store import store_paths
+from covey_simulator.loop import SimLoop, running_loop
+from covey_simulator.story import Story, Violation
 
 from kit.sim.faults import cause_faults, heal
 from kit.sim.goal import why_not_converged
-from kit.sim.loop import SimLoop, running_loop
-from kit.sim.story import Story, Violation
-from kit.sim.world import World
+from kit.sim.seeded import SeededWorld
 
 # Backoffs of up to 5 min, fetch tries up to a minute apart, strays that drain after 15 min.
 CONVERGE_SECONDS = 1800.0
@@ -60,11 +60,11 @@ async def _run(seed: int, folder: Path, is_told: bool) -> Result:
     loop = running_loop()
     story = Story(loop.time, is_told=is_told)
     loop.set_exception_handler(lambda _, what: story.violate(f"{what['message']}: {what.get('exception')!r}"))
-    world = World(seed, folder, story)
+    world = SeededWorld(seed, folder, story)
     converged = 0.0
     failure = ""
     try:
-        await world.begin()
+        world.begin()
         loop.watch_turns(world.look)
         await cause_faults(world, Random(f"{seed} faults"))
         await heal(world)
@@ -76,22 +76,13 @@ async def _run(seed: int, folder: Path, is_told: bool) -> Result:
         failure = str(violation)
     finally:
         loop.watch_turns(None)
-        await _end(world)
+        await world.end()
     return Result(
         seed, failure, story.trace, tuple(story.lines), world.now(), converged, dict(sorted(world.outcomes.items()))
     )
 
 
-def check_story(world: World) -> None:
-    """Violation if a rule was broken, or a process ended by itself."""
-    for process in world.processes():
-        if process.has_ended and not process.is_dying:
-            world.story.violate(f"{process.name} ended by itself: {process.failure!r}")
-    if world.story.violations:
-        raise Violation(world.story.violations[0])
-
-
-async def _converge(world: World) -> None:
+async def _converge(world: SeededWorld) -> None:
     """Until all has been as it should be for `SETTLED_SECONDS`."""
     deadline, since = world.now() + CONVERGE_SECONDS, world.now()
     while world.now() < since + SETTLED_SECONDS:
@@ -100,11 +91,11 @@ async def _converge(world: World) -> None:
             if since > deadline:
                 raise Violation(f"not converged {CONVERGE_SECONDS:.0f} s after all was healed: {why}")
         await asyncio.sleep(1.0)
-        check_story(world)
+        world.check()
     world.story.tell("run", "converged")
 
 
-def _published_wishes(world: World) -> object:
+def _published_wishes(world: SeededWorld) -> object:
     """All that is published but serials and `suspectSince`: an engine that nobody asks is looked at now and then."""
     assert world.controller is not None
     published = world.controller.board.published
@@ -115,7 +106,7 @@ def _published_wishes(world: World) -> object:
     return published.endpoints, undoubted
 
 
-async def _stay_quiet(world: World, seconds: float) -> None:
+async def _stay_quiet(world: SeededWorld, seconds: float) -> None:
     """Nothing is written, nothing but looks at idle engines is published, every request succeeds."""
     assert world.controller is not None
     path, _ = store_paths(world.source, world.folder / "controller")
@@ -127,7 +118,7 @@ async def _stay_quiet(world: World, seconds: float) -> None:
         deadline = world.now() + seconds
         while world.now() < deadline:
             await asyncio.sleep(seconds / 10)
-            check_story(world)
+            world.check()
             await _ask_all(world)
             if reader.execute("PRAGMA data_version").fetchone() != version:
                 raise Violation(f"the store was written although nothing changed: {_differences(before, world)}")
@@ -137,7 +128,7 @@ async def _stay_quiet(world: World, seconds: float) -> None:
                 raise Violation(f"it did not stay as wished: {why}")
 
 
-def _differences(before: Mapping[ObjectKey, Kind], world: World) -> str:
+def _differences(before: Mapping[ObjectKey, Kind], world: SeededWorld) -> str:
     """What is stored otherwise than before, field by field."""
     found: list[str] = []
     after: Mapping[ObjectKey, Kind] = world.controller.history.objects if world.controller else {}
@@ -162,7 +153,7 @@ def flatten(value: object, path: str = "") -> dict[str, str]:
     return {name: text for key, each in items for name, text in flatten(each, f"{path}.{key}").items()}
 
 
-async def _ask_all(world: World) -> None:
+async def _ask_all(world: SeededWorld) -> None:
     served = sorted({wish.model for wish in world.people.wishes.values()})
     for name in world.gateway_names:
         for model in served:
@@ -174,13 +165,3 @@ async def _ask_all(world: World) -> None:
                 outcome = await world.ask(name, model)
                 if outcome != "200":
                     raise Violation(f"a request for '{model}' at {name} failed in a quiet fleet: {outcome}")
-
-
-async def _end(world: World) -> None:
-    for name in list(world.gateways):
-        await world.kill_gateway(name)
-    for name in list(world.agents):
-        await world.kill_agent(name)
-    await world.kill_controller()
-    for elder in list(world.elders):
-        await world.end_elder(elder)

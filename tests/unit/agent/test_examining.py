@@ -22,10 +22,10 @@ from covey_agent.supervisor.events import Finding
 from covey_api.engines import Compute
 from covey_api.instance import Instance
 from covey_api.messages import MemberAssignment, MemberGoal
+from covey_simulator.virtual_time import run_virtual
 from kit import builders
 from kit.outside import FakeAdapter, FakeFacts
 from kit.processes import wait_for
-from kit.virtual_time import run_virtual
 
 PROCESS = EngineProcess(1, 5000, 77, "77@boot")
 

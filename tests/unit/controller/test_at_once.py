@@ -8,10 +8,10 @@ import pytest
 from covey_api.kinds import ObjectKey
 from covey_controller.at_once import run_at_once, split_actions
 from covey_controller.reconcile.outcomes import Action, CreateInstance, DeleteObject, HoldObject, UpdateInstance
+from covey_simulator.virtual_time import run_virtual
 from hypothesis import given
 from hypothesis import strategies as st
 from kit import builders
-from kit.virtual_time import run_virtual
 
 Work = Callable[[], Awaitable[None]]
 

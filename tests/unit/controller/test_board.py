@@ -18,8 +18,8 @@ from covey_api.messages import (
 )
 from covey_api.node import NodeSpec
 from covey_controller.board import FORGET_SECONDS, MAX_TERM_LEAP, FleetBoard
+from covey_simulator.virtual_time import run_virtual
 from kit import builders, worlds
-from kit.virtual_time import run_virtual
 
 
 class Clock:

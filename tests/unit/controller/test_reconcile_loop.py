@@ -16,11 +16,11 @@ from covey_controller.board import FleetBoard
 from covey_controller.history import History
 from covey_controller.loop import ReconcileLoop, Surroundings
 from covey_controller.ports import Conflict
+from covey_simulator.virtual_time import run_virtual
 from kit import builders
 from kit.documents import placement_key
 from kit.live import controller, do_nothing
 from kit.memory_store import MemoryStore
-from kit.virtual_time import run_virtual
 from kit.worlds import SEAL_OF, FakeAgent
 
 

@@ -374,6 +374,21 @@ def test_silent_node_keeps_its_endpoint_unconfirmed_and_is_replaced_after_its_gr
     assert any(note.reason == EventReason.LOST for note in story.notes)
 
 
+def test_lost_replica_that_fits_nowhere_else_says_why() -> None:
+    """It would be told as `NodeUnknown` for ever, and nobody would know what to do."""
+    story = fleet("a", "b", replicas=2, total_bytes=3 * builders.GIB, context=ContextWish(tokens=8192))
+    assert ready_condition(story).reason == ReadyReason.SERVING
+    story.agents["b"].paused = True
+    story.run(200)
+    ready = ready_condition(story)
+    assert ready.reason == ReadyReason.PARTLY_SERVING
+    assert ready.message.startswith("1 of 2 replicas are ready; the node of 'smollm2-")
+    assert "is lost; 1 node ContextTooSmall, 1 node NodeUnknown; closest is node 'a'" in ready.message
+    story.agents["b"].paused = False
+    story.run(20)
+    assert ready_condition(story).reason == ReadyReason.SERVING
+
+
 def test_silent_node_that_serves_requests_is_not_replaced() -> None:
     story = fleet("a", "b")
     first = story.instances()[0]

@@ -19,10 +19,10 @@ from covey_controller.stores.files.records import Records
 from covey_controller.stores.files.request import Apply, Delete
 from covey_controller.stores.files.source import FolderSource
 from covey_controller.stores.files.writing import Disk
+from covey_simulator.virtual_time import VirtualTimeLoop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kit.documents import placement_key, placement_yaml
-from kit.virtual_time import VirtualTimeLoop
 
 T = TypeVar("T")
 NAMES = ("a", "b", "c")

@@ -35,7 +35,8 @@ def judge_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Outco
 
     1. Its Model is missing. 2. None wished: scaled to zero, once all are gone.
     3. As many ready of the wished revision as wished: serving. 4. Nothing runs, and no node has an engine for it.
-    5. A replica failed. 6. The planner waits, or others make room. 7. A replica found no place. 8. A node is silent.
+    5. A replica failed. 6. The planner waits, or others make room. 7. A replica, or one in the place of a lost
+    one, found no place. 8. A node is silent.
     9. A new revision is on its way. 10. Replicas are starting.
     """
     progressing = draft.progressing[key]
@@ -114,7 +115,10 @@ def _judge_short(
         return kind(reason, f"{serving}; {decision.pending.message}")
     if decision is not None and progressing.makes_room:
         return Waiting(ReadyReason.MAKING_ROOM, f"{serving}; {progressing.makes_room}")
-    if decision is not None and len(current) < progressing.wanted:
+    lost = [sight for sight in current if sight.id in draft.lost]
+    if decision is not None and len(current) - len(lost) < progressing.wanted:
+        if lost:
+            serving = f"{serving}; the node of {_names(lost)} is lost"
         reason = ReadyReason.PARTLY_SERVING if ready else ReadyReason.NOT_PLACED
         return Stalled(reason, f"{serving}; {render_refusals(decision)}")
     silent = [sight for sight in current if sight.unknown_since <= draft.now]

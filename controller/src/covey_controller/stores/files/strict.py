@@ -51,6 +51,11 @@ def check_document(document: dict[str, Any], kind: type[Kind]) -> tuple[dict[str
     return filled, (*problems, *(find_broken_rules(filled, checker.ruled) if is_shaped else ()))
 
 
+def find_misfits(document: Any, schema: JsonSchema) -> tuple[Problem, ...]:
+    """What is wrong with a document that is of no kind, in the same words. `schema`: structural."""
+    return tuple(_find_problems(_make_validator(schema).iter_errors(document)))
+
+
 def fill_defaults(value: Any, schema: JsonSchema) -> Any:
     """A copy in which a null or missing field has its default; a null without one is left out, as not given."""
     if isinstance(value, list):
@@ -107,7 +112,11 @@ def _make_checker(kind: type[Kind]) -> _Checker:
     checked = properties | {"metadata": metadata, "status": _keep_fields(properties["status"])}
     ruled = {name: child for name, child in properties.items() if name != "status"}
     whole: JsonSchema = schema | {"properties": checked}
-    return _Checker(whole, Draft202012Validator(_make_strict(whole)), schema | {"properties": ruled})
+    return _Checker(whole, _make_validator(whole), schema | {"properties": ruled})
+
+
+def _make_validator(schema: JsonSchema) -> _Validator:
+    return Draft202012Validator(_make_strict(schema))
 
 
 def _keep_fields(schema: JsonSchema) -> JsonSchema:

@@ -24,8 +24,8 @@ from covey_controller.stores.files.database import StoreFault
 from covey_controller.stores.files.documents import ParsedDocument, parse_documents
 from covey_controller.stores.files.store import FilesStore
 
-from kit.sim.loop import Process
-from kit.sim.people import SimDisk
+from covey_simulator.disk import SimDisk
+from covey_simulator.loop import Process
 
 # Long before any file's own time: a source that was just written has not rested yet, whatever the machine's clock says.
 EPOCH = datetime(2001, 1, 1, tzinfo=UTC)
@@ -147,7 +147,8 @@ class Controller:
             order = self.board.on_demand(peer, Demand.model_validate_json(body))
             answer = DemandAnswer(term=order.term, serial=order.serial)
         else:
-            assert path == f"nodes/{peer}/report", path
+            if path != f"nodes/{peer}/report":
+                raise LookupError(f"no route {method} {path}")
             report = Report.model_validate_json(body)
             try:
                 answer = self.board.on_beat(peer, report) or self.board.on_report(peer, report)

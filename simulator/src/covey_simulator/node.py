@@ -11,6 +11,7 @@ from random import Random
 
 from covey_agent.asks import Asks
 from covey_agent.capturing import Captures
+from covey_agent.engines.proof import PROBE_SECONDS
 from covey_agent.kept_file import KeptFile
 from covey_agent.membership import Membership
 from covey_agent.performer import Outside
@@ -21,29 +22,23 @@ from covey_agent.runtime import Runtime
 from covey_agent.supervisor.kept import Kept
 from covey_agent.surveys import Survey
 from covey_agent.whereabouts import Whereabouts
-from covey_api.engines import Compute, EngineName, Lane
+from covey_api.engines import EngineName, Lane
 from covey_api.instance import Instance
 from covey_api.messages import PoolReading
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import MemoryPool, NodeFacts, NodeSpec
 from covey_api.reasons import FailureCause
 
-from kit import builders
-from kit.sim.loop import Process
-from kit.sim.machine import Machine, MachineKeepers, OnStop
-from kit.sim.network import SimFleet
-
-LANE = builders.lane(digest="0" * 64)
-DEVICE_POOL = "Cuda0"
-DEVICE_LANE = builders.lane(digest="1" * 64, compute=Compute.CUDA, pool=DEVICE_POOL)
+from covey_simulator.loop import Process
+from covey_simulator.machine import Machine, MachineKeepers, OnStop
+from covey_simulator.network import SimFleet
 
 
 class Adapter:
     """`EngineAdapter`: renders nothing that matters, and asks the machine's engine for a token."""
 
-    engine = EngineName.LLAMA_SERVER
-
-    def __init__(self, machine: Machine, random: Random) -> None:
+    def __init__(self, engine: EngineName, machine: Machine, random: Random) -> None:
+        self.engine = engine
         self._machine = machine
         self._random = random
 
@@ -56,6 +51,9 @@ class Adapter:
         await asyncio.sleep(self._random.uniform(0.001, 0.1))
         engine = self._machine.ports.get(port)
         if engine is None or engine.key != key or not engine.is_loaded(self._machine.now()):
+            return False
+        if engine.is_wedged:
+            await asyncio.wait({engine.exit}, timeout=PROBE_SECONDS)
             return False
         engine.ready_told_at = engine.ready_told_at or self._machine.now()
         return True
@@ -81,12 +79,12 @@ class Artifacts:
     async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
         await asyncio.sleep(self._random.uniform(0.05, 1.0))
         self._check()
-        return builders.artifact(source=source, name=source.rpartition("/")[2]), builders.geometry()
+        return self._machine.ground.headers(source)
 
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         if artifact.digest not in self._machine.cached:
             on_transfer(Transfer(0, artifact.size_bytes, 10_000_000))
-            await asyncio.sleep(self._random.uniform(0.1, 2.0))
+            await asyncio.sleep(self._machine.ground.pace.fetch_seconds(artifact.size_bytes, self._random))
             self._check()
             self._machine.cached.add(artifact.digest)
         return Path("/cache") / artifact.digest
@@ -99,16 +97,12 @@ class Artifacts:
         return tuple(sorted(self._machine.cached))
 
 
-def lanes_of(machine: Machine) -> tuple[Lane, ...]:
-    return (DEVICE_LANE, LANE) if DEVICE_POOL in machine.pools else (LANE,)
-
-
 class Engines:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
-        return lanes_of(self._machine)
+        return self._machine.ground.lanes
 
     async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
         await asyncio.sleep(0.01)
@@ -123,7 +117,7 @@ class Facts:
 
     async def observe_facts(self) -> NodeFacts:
         pools = tuple(MemoryPool(name=name, total_bytes=size) for name, size in self._machine.claimed.items())
-        return NodeFacts(os="linux", architecture="x86_64", cpu_cores=4, pools=pools)
+        return self._machine.ground.facts.model_copy(update={"pools": pools})
 
     def observe_readings(self) -> tuple[PoolReading, ...]:
         free = {name: self._machine.available_bytes(name) for name in self._machine.pools}
@@ -140,7 +134,7 @@ class Facts:
         engine = next((each for each in self._machine.ports.values() if each.pid == pid), None)
         if engine is None or not engine.is_alive:
             return None
-        return Effort(self._machine.now() if engine.in_flight else 0.0, 0)
+        return Effort(self._machine.now() if engine.in_flight and not engine.is_wedged else 0.0, 0)
 
 
 class SimKeptFile(KeptFile):
@@ -165,10 +159,8 @@ class Agent:
         self.machine = machine
         keepers = MachineKeepers(machine, random, on_stop)
         facts, artifacts, engines = Facts(machine), Artifacts(machine, random), Engines(machine)
-        adapter = Adapter(machine, random)
-        outside = Outside(
-            artifacts, engines, facts, keepers, {adapter.engine: adapter}, choose_port=machine.choose_port
-        )
+        adapters = {engine: Adapter(engine, machine, random) for engine in EngineName}
+        outside = Outside(artifacts, engines, facts, keepers, adapters, choose_port=machine.choose_port)
         self._changed = asyncio.Event()
         self._on_change = on_change
         self.runtime = Runtime(outside, machine.folder / "members", SimKeptFile(machine), "boot", self._change)

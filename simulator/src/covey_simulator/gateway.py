@@ -22,8 +22,8 @@ from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 from covey_gateway.wire.head import RequestHead
 
-from kit.sim.loop import Process, running_loop
-from kit.sim.network import SimFleet
+from covey_simulator.loop import Process, running_loop
+from covey_simulator.network import SimFleet
 
 HEAD = RequestHead(b"POST", b"/v1/chat/completions", b"localhost", None, None, "request", 0, expects_continue=False)
 
@@ -101,7 +101,7 @@ class Gateway:
             await asyncio.sleep(SWEEP_SECONDS)
             self.engines.close_idle(asyncio.get_running_loop().time())
 
-    def ask(self, request: Request, *, wants_stream: bool) -> None:
+    def ask(self, request: Request, *, wants_stream: bool) -> Exchange:
         """A client's request arrives."""
         body = json.dumps(
             {"model": request.model, "stream": wants_stream, "messages": [{"role": "user", "content": "hi"}]}
@@ -119,3 +119,4 @@ class Gateway:
         exchange.begin()
         exchange.take_body(body)
         exchange.complete_body()
+        return exchange

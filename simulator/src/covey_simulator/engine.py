@@ -4,10 +4,11 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
-from kit.sim.loop import Process
+from covey_simulator.loop import Process
 
 _CHUNK = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
 _WORD = _CHUNK + b'{"content":"word "},"finish_reason":null}]}\n\n'
@@ -33,6 +34,10 @@ class Engine:
     exit: asyncio.Future[int]
     """Its exit status, once it has ended."""
     transports: "list[EngineTransport]" = field(default_factory=list["EngineTransport"])
+    held: list[Callable[[], None]] | None = None
+    """While no byte passes between it and gateways: what they will hear of it when bytes pass again."""
+    is_wedged: bool = False
+    """It lives and listens, and generates nothing any more."""
     ready_told_at: float | None = None
     """When a probe first completed."""
     ended_at: float | None = None
@@ -47,6 +52,11 @@ class Engine:
 
     def is_loaded(self, now: float) -> bool:
         return self.is_alive and now >= self.ready_at
+
+    @property
+    def generates(self) -> bool:
+        """Whether it has, and still would."""
+        return self.is_alive and self.ready_told_at is not None and not self.is_wedged
 
     @property
     def in_flight(self) -> "list[EngineTransport]":
@@ -91,8 +101,12 @@ class EngineTransport(asyncio.Transport):
         self._timer = self._loop.call_later(seconds, self._unless_closed, then)
 
     def _unless_closed(self, then: Callable[[], None]) -> None:
-        if not self._is_closed:
+        if self._is_closed or self._engine.is_wedged:
+            return
+        if self._engine.held is None:
             self.gateway.receive(then)
+        else:
+            self._engine.held.append(partial(self._unless_closed, then))
 
     def _begin(self) -> None:
         self._protocol.data_received(_HEAD + chunk(_WORD))
@@ -104,15 +118,21 @@ class EngineTransport(asyncio.Transport):
 
     def lose(self, error: Exception | None) -> None:
         """The engine's end is gone."""
+        if self._engine.held is None:
+            self._end(error)
+        else:
+            self._engine.held.append(partial(self.lose, error))
+
+    def abort(self) -> None:
+        self._end(None)
+
+    def close(self) -> None:
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
         if not self._is_closed:
             self._shut()
             self._loop.call_soon(self.gateway.receive, lambda: self._protocol.connection_lost(error))
-
-    def abort(self) -> None:
-        self.lose(None)
-
-    def close(self) -> None:
-        self.lose(None)
 
     def is_closing(self) -> bool:
         return self._is_closed

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
 from typing import Any, cast
 
-from kit.virtual_time import Call, VirtualTimeLoop
+from covey_simulator.virtual_time import Call, VirtualTimeLoop
 
 PROCESS: ContextVar["Process | None"] = ContextVar("process", default=None)
 Dial = Callable[[Callable[[], asyncio.Protocol], int], Coroutine[Any, Any, tuple[asyncio.Transport, asyncio.Protocol]]]
@@ -63,11 +63,16 @@ class Process:
                 raise
 
     @property
+    def has_begun(self) -> bool:
+        return self._group is not None
+
+    @property
     def has_ended(self) -> bool:
         return self._task.done()
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        assert self._group is not None
+        if self._group is None:
+            raise RuntimeError(f"{self.name} has not begun")
         return self._group.create_task(coroutine, context=self.context)
 
     def receive(self, arrive: Callable[[], None]) -> None:

@@ -16,12 +16,11 @@ from covey_api.instance import Instance
 from covey_api.messages import MemberAssignment
 from covey_api.reasons import FailureCause
 
-from kit.builders import GIB
-from kit.sim.engine import Engine
-from kit.sim.loop import wait_until
-from kit.sim.story import Story
+from covey_simulator.engine import Engine
+from covey_simulator.ground import Ground
+from covey_simulator.loop import wait_until
+from covey_simulator.story import Story
 
-RESERVE_BYTES = GIB
 # An engine whose keeper no agent claims ends after this.
 ORPHAN_GRACE_SECONDS = 300.0
 FIRST_PID = 100
@@ -51,18 +50,20 @@ class Machine:
         self,
         name: str,
         index: int,
-        pools: Mapping[str, int],
+        ground: Ground,
         random: Random,
         story: Story,
         folder: Path,
         on_change: Callable[[], None],
     ) -> None:
-        """`pools`: bytes by pool, as they truly are. `on_change` hears of each start and end of an engine."""
+        """`on_change` hears of each start and end of an engine."""
         self.name = name
-        self.pools = pools
-        self.claimed = dict(pools)
+        self.ground = ground
+        self.pools: Mapping[str, int] = {pool.name: pool.total_bytes for pool in ground.facts.pools}
+        """Bytes by pool, as they truly are."""
+        self.claimed = dict(self.pools)
         """What its facts say."""
-        self.most_claimed = dict(pools)
+        self.most_claimed = dict(self.pools)
         """The most that they ever said: what a controller may have promised by."""
         self.folder = folder
         self.is_on = True
@@ -111,7 +112,7 @@ class Machine:
         member = assignment.instance.spec.members[0]
         is_hanging = self.hangs_to_come > 0
         self.hangs_to_come -= is_hanging
-        load_seconds = 1e9 if is_hanging else self._random.uniform(0.3, 4.0)
+        load_seconds = 1e9 if is_hanging else self.ground.pace.load_seconds(assignment.instance, self._random)
         exited: asyncio.Future[int] = self._loop.create_future()
         engine = Engine(
             instance_id=instance_id,
@@ -178,6 +179,19 @@ class Machine:
         for _ in range(12):
             self.spawn()
 
+    def freeze(self) -> None:
+        """No byte reaches a gateway, and none is told that a connection ended: power or network are gone."""
+        for keeper in self.keepers.values():
+            if keeper.engine.held is None:
+                keeper.engine.held = []
+
+    def thaw(self) -> None:
+        """What gateways would have heard, they hear."""
+        for keeper in self.keepers.values():
+            held, keeper.engine.held = keeper.engine.held, None
+            for hear in held or ():
+                hear()
+
     def release_claims(self) -> None:
         """The agent is gone: each keeper counts its grace."""
         for keeper in self.keepers.values():
@@ -204,8 +218,10 @@ class Machine:
 
     def free_bytes(self, pool: str) -> int:
         """What may still be promised."""
-        reserve = RESERVE_BYTES if pool == HOST_POOL else 0
-        return self.pools[pool] - reserve - sum(engine.taken[pool] for engine in self.engines())
+        return self.pools[pool] - self.reserve_bytes(pool) - sum(engine.taken[pool] for engine in self.engines())
+
+    def reserve_bytes(self, pool: str) -> int:
+        return self.ground.reserve_bytes if pool == HOST_POOL else 0
 
 
 OnStop = Callable[[Machine, Keeper], None]

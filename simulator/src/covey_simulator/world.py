@@ -1,16 +1,10 @@
 """One simulated fleet: people, a controller, machines with agents, gateways, clients, and the wires between them."""
 
 import asyncio
-import shutil
-import sqlite3
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from random import Random
-from typing import Any
 
-from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS, LOST_STORE_SECONDS
@@ -18,45 +12,47 @@ from covey_controller.reconcile.outcomes import Note
 from covey_controller.stores.files.store import store_paths
 from covey_gateway.routing.table import RoutingTable
 
-from kit.sim.control import Controller
-from kit.sim.engine import EngineTransport
-from kit.sim.gateway import Gateway, Request
-from kit.sim.loop import PROCESS, Process, running_loop, wait_until
-from kit.sim.machine import RESERVE_BYTES, Keeper, Machine
-from kit.sim.network import Link, Network, SimFleet
-from kit.sim.node import DEVICE_POOL, Agent
-from kit.sim.people import MODELS, People, SimDisk
-from kit.sim.safety import Safety
-from kit.sim.story import Story
+from covey_simulator.chance import seeded
+from covey_simulator.control import Controller
+from covey_simulator.disk import SimDisk
+from covey_simulator.engine import EngineTransport
+from covey_simulator.gateway import Gateway, Request
+from covey_simulator.ground import Ground
+from covey_simulator.loop import PROCESS, Process, running_loop, wait_until
+from covey_simulator.machine import Keeper, Machine
+from covey_simulator.network import Link, Network, SimFleet
+from covey_simulator.node import Agent
+from covey_simulator.safety import Safety
+from covey_simulator.story import Story, Violation
+from covey_simulator.wishes import Wishes
 
-MIB = 2**20
-# Of machines, those with an accelerator that has memory of its own.
-DEVICE_SHARE = 0.3
 # A leader publishes no table before it has seen its fleet whole.
 SEEN_WHOLE_SECONDS = FIRST_REPORTS_SECONDS + 2.0
 LOST_SEEN_WHOLE_SECONDS = LOST_STORE_SECONDS + 2.0
 # From an agent's start until it has taken in what runs.
 ADOPTION_SECONDS = 3.0
-# A store that is taken away is noticed at the next look.
-LOOK_SECONDS = 6.0
 
 
 class World:
-    """Everything is decided by `seed`; `folder` is empty and on a fast disk."""
+    """Everything is decided by `seed`; `folder` is empty and on a fast disk.
+
+    Machines and gateways are added before it begins; people write into `source` and say in `wishes` what they wrote.
+    """
 
     def __init__(self, seed: int, folder: Path, story: Story) -> None:
         self.story = story
         self.folder = folder
-        self.random = Random(f"{seed} world")
+        self.random = seeded(f"{seed} world")
         self.loop = running_loop()
         self.loop.dial = self._dial
         self.source = folder / "source"
         self.source.mkdir()
-        self.people = People(self.source, Random(f"{seed} people"), story)
+        self.wishes = Wishes()
+        self._seed = seed
         self.machines: dict[str, Machine] = {}
-        self.safety = Safety(story, self.machines, self.people)
+        self.safety = Safety(story, self.machines, self.wishes)
         self.calm = self.safety.calm
-        self.network = Network(Random(f"{seed} network"), story, self._on_line)
+        self.network = Network(seeded(f"{seed} network"), story, self._on_line)
         self.links: dict[str, Link] = {}
         self.disk = SimDisk()
         self.controller: Controller | None = None
@@ -64,32 +60,28 @@ class World:
         """Leaders that were paused while another took their place."""
         self.agents: dict[str, Agent] = {}
         self.gateways: dict[str, Gateway] = {}
-        self.gateway_names = [f"g{index}" for index in range(self.random.choice((1, 2)))]
+        self.gateway_names: list[str] = []
         self.cut_paths: set[str] = set()
         """Machines whose engines no gateway reaches."""
         self.outcomes: dict[str, int] = {}
+        self.on_note: Callable[[Note], None] | None = None
+        """Hears all that the controller says."""
         self.leaders = 0
         self._seen: Mapping[ObjectKey, Kind] = {}
         self._has_news = self._has_changed = False
         """Whether anything is to look at since the last look, and whether engines started or ended."""
         self._tables: dict[str, RoutingTable] = {}
-        for index in range(self.random.choice((2, 3, 3, 4, 5))):
-            self._build_machine(seed, index)
 
-    def _build_machine(self, seed: int, index: int) -> None:
-        name = "abcde"[index]
+    def add_machine(self, name: str, ground: Ground) -> None:
         folder = self.folder / name
         folder.mkdir()
-        pools = {HOST_POOL: RESERVE_BYTES + self.random.choice((500, 700, 900, 1400)) * MIB}
-        if self.random.random() < DEVICE_SHARE:
-            pools[DEVICE_POOL] = self.random.choice((500, 900, 1400)) * MIB
-        self.machines[name] = Machine(name, index, pools, Random(f"{seed} {name}"), self.story, folder, self._on_change)
+        random = seeded(f"{self._seed} {name}")
+        self.machines[name] = Machine(name, len(self.machines), ground, random, self.story, folder, self._on_change)
 
     def now(self) -> float:
         return self.loop.time()
 
-    async def begin(self) -> None:
-        self.people.begin(self.random.choice((1, 2, 2, 3)))
+    def begin(self) -> None:
         self.start_controller()
         for name in self.machines:
             self.start_agent(name)
@@ -105,7 +97,7 @@ class World:
         self.controller = Controller(
             self.source,
             self.folder / "controller",
-            Random(f"{self.leaders} {self.random.random()}"),
+            seeded(f"{self.leaders} {self.random.random()}"),
             self.disk,
             self._on_note,
             self._on_news,
@@ -158,7 +150,7 @@ class World:
         agent = self.agents[name] = Agent(
             machine,
             SimFleet(self.network, link),
-            Random(f"{name} {self.random.random()}"),
+            seeded(f"{name} {self.random.random()}"),
             self._on_stop,
             self._on_agent,
         )
@@ -207,38 +199,30 @@ class World:
                     transport.abort()
         del self.gateways[name]
 
-    def lose_store(self) -> None:
-        path, _ = store_paths(self.source, self.folder / "controller")
-        for ending in ("", "-wal", "-shm"):
-            path.with_name(path.name + ending).unlink(missing_ok=True)
-        if self.controller is not None:
-            self.calm.end("controller", "store", self.now() + LOOK_SECONDS + LOST_SEEN_WHOLE_SECONDS)
-        self.story.tell("people", "delete the store's file")
-
-    def back_up_store(self) -> Path | None:
-        """A copy of the store as it is; None while there is none."""
-        path, _ = store_paths(self.source, self.folder / "controller")
-        if not path.exists():
-            return None
-        copy = self.folder / f"backup-{self.leaders}.sqlite"
-        with closing(sqlite3.connect(path)) as store, closing(sqlite3.connect(copy)) as backup:
-            store.backup(backup)
-        return copy
-
-    def put_back_store(self, copy: Path) -> None:
-        """The controller must be away."""
-        path, _ = store_paths(self.source, self.folder / "controller")
-        for ending in ("-wal", "-shm"):
-            path.with_name(path.name + ending).unlink(missing_ok=True)
-        shutil.copyfile(copy, path)
-        self.story.tell("people", "put an older copy of the store back")
-
     def processes(self) -> list[Process]:
         parts = [*self.agents.values(), *self.gateways.values()]
         controllers = [*self.elders, *([self.controller] if self.controller else [])]
         return [part.process for part in (*parts, *controllers)]
 
+    async def end(self) -> None:
+        """Every process of it."""
+        for name in list(self.gateways):
+            await self.kill_gateway(name)
+        for name in list(self.agents):
+            await self.kill_agent(name)
+        await self.kill_controller()
+        for elder in list(self.elders):
+            await self.end_elder(elder)
+
     # What is seen.
+
+    def check(self) -> None:
+        """Violation if a rule was broken, or a process ended by itself."""
+        for process in self.processes():
+            if process.has_ended and not process.is_dying:
+                self.story.violate(f"{process.name} ended by itself: {process.failure!r}")
+        if self.story.violations:
+            raise Violation(self.story.violations[0])
 
     def look(self) -> None:
         """After every turn of the loop: the rules that hold at every moment."""
@@ -271,6 +255,8 @@ class World:
     def _on_note(self, controller: Controller, note: Note) -> None:
         self.story.tell("controller", f"{note.key}: {note.reason}: {note.message}")
         self.safety.on_note(note, self.now(), controller.heard_at)
+        if self.on_note is not None:
+            self.on_note(note)
 
     def _on_agent(self, agent: Agent) -> None:
         self.safety.on_order(f"agent {agent.machine.name}", agent.runtime.state.order, is_new=False)
@@ -285,7 +271,8 @@ class World:
         self, protocol_factory: Callable[[], asyncio.Protocol], port: int
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         gateway = PROCESS.get()
-        assert gateway is not None
+        if gateway is None:
+            raise RuntimeError("a process dials, and nobody else")
         machine = next((one for one in self.machines.values() if one.owns_port(port)), None)
         self.safety.on_dial(gateway, machine, port, self.now())
         await asyncio.sleep(0.001)
@@ -313,9 +300,3 @@ class World:
             return "gone" if self.gateways.get(name) is not gateway else "silent"
         self.outcomes[request.outcome] = self.outcomes.get(request.outcome, 0) + 1
         return request.outcome
-
-    def choose_model(self) -> str:
-        return self.random.choice(MODELS)
-
-
-Fault = Callable[[World, Random], Coroutine[Any, Any, None]]

@@ -17,8 +17,8 @@ from covey_api.meta import Message
 from covey_fleet_client.calls import CALL_SECONDS, parse_answer
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 
-from kit.sim.loop import Process, wait_until
-from kit.sim.story import Story
+from covey_simulator.loop import Process, wait_until
+from covey_simulator.story import Story
 
 Answer = TypeVar("Answer", bound=Message)
 # A LAN with a busy controller; spikes are faults.
@@ -46,6 +46,8 @@ class Link:
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.is_cut = False
+        self.is_dead = False
+        """Whether the member's machine has lost its power: nobody is left there to close anything."""
         self.spike_share = 0.0
         self.loss_share = 0.0
         self.repeat_share = 0.0
@@ -167,7 +169,7 @@ class Network:
 
     def close(self, connection: Connection) -> None:
         """The member's end is gone; the controller hears of it, or takes it for gone after its own deadline."""
-        connection.is_closed = True
+        connection.is_closed = not connection.link.is_dead
         connection.link.connections.remove(connection)
         if connection.pump is not None:
             seconds = SEND_SECONDS if connection.link.is_cut else self.delay_seconds(connection.link)

@@ -8,17 +8,16 @@ import json
 import re
 from collections.abc import Callable, Iterable
 
-from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance, InstanceGoal, InstanceSpec
 from covey_api.messages import Order
 from covey_api.reasons import EventReason
 from covey_controller.reconcile.outcomes import Note
 
-from kit.sim.engine import Engine
-from kit.sim.loop import Process
-from kit.sim.machine import RESERVE_BYTES, Keeper, Machine
-from kit.sim.people import People
-from kit.sim.story import Story
+from covey_simulator.engine import Engine
+from covey_simulator.loop import Process
+from covey_simulator.machine import Keeper, Machine
+from covey_simulator.story import Story
+from covey_simulator.wishes import Wishes
 
 # A report, a plan and a table, each with its debounce, on wires that are whole.
 STALE_SECONDS = 2.0
@@ -55,21 +54,22 @@ class Calm:
 
 
 class Safety:
-    def __init__(self, story: Story, machines: dict[str, Machine], people: People) -> None:
+    def __init__(self, story: Story, machines: dict[str, Machine], wishes: Wishes) -> None:
         self.calm = Calm()
         self.instances: tuple[Instance, ...] = ()
         self._story = story
         self._machines = machines
-        self._people = people
+        self._wishes = wishes
         self._told: dict[str, set[int]] = {}
         """By instanceId: attempts that a complete snapshot told to stop, or that a later one superseded."""
         self._attempts: dict[str, int] = {}
-        self._names: dict[str, str] = {}
-        """By instanceId: the name it had last. One that is adopted beside another of its name gets a new one."""
+        self._names: dict[str, tuple[str, str]] = {}
+        """By instanceId: namespace and name that it had last. One that is adopted beside another of its name gets a
+        new one."""
         self._serials: dict[tuple[str, int, int], int] = {}
         self._orders: dict[str, Order] = {}
-        self._notes: dict[str, dict[str, float]] = {}
-        """By Instance name: when each reason was said, since it was made."""
+        self._notes: dict[tuple[str, str], dict[str, float]] = {}
+        """By namespace and name of an Instance: when each reason was said, since it was made."""
         self._last_on_port: dict[int, Engine] = {}
         self._stamps: dict[str, InstanceSpec] = {}
         """By instanceId: as it was first seen."""
@@ -100,7 +100,7 @@ class Safety:
             here = [member for member in members if member.node == machine.name]
             running = [engine for engine in engines if machine.owns_port(engine.port)]
             for pool, size in machine.pools.items():
-                reserve = RESERVE_BYTES if pool == HOST_POOL else 0
+                reserve = machine.reserve_bytes(pool)
                 stored = sum(member.bytes_in(pool) for member in here)
                 self._check_memory(
                     machine, pool, machine.most_claimed[pool] - reserve, stored, "instances that are stored"
@@ -131,8 +131,8 @@ class Safety:
                 continue
             self._known.add(instance_id)
             node = instance.spec.members[0].node
-            is_cordoned = self._people.cordons.get(node) and not self._people.broken
-            if is_cordoned and now - self._people.changed_at[node] > EDIT_SECONDS and not self._is_held(instance):
+            is_cordoned = self._wishes.cordons.get(node) and not self._wishes.broken
+            if is_cordoned and now - self._wishes.changed_at[node] > EDIT_SECONDS and not self._is_held(instance):
                 self._story.violate(f"{instance.metadata.name} is placed on node {node}, which takes nothing new")
 
     def _is_held(self, instance: Instance) -> bool:
@@ -140,7 +140,7 @@ class Safety:
         return machine is not None and instance.spec.instance_id in machine.keepers
 
     def _check_memory(self, machine: Machine, pool: str, limit: int, taken: int, what: str) -> None:
-        if taken > limit:
+        if taken > max(0, limit):  # a small machine may have less than is kept back
             self._story.violate(
                 f"pool {pool} of node {machine.name} is over-committed: {what} hold {taken} of {limit} bytes"
             )
@@ -158,7 +158,8 @@ class Safety:
         for member in snapshot.get("members", ()):
             spec = member["instance"]["spec"]
             instance_id, attempt = spec["instanceId"], spec["attempt"]
-            self._names[instance_id] = member["instance"]["metadata"]["name"]
+            metadata = member["instance"]["metadata"]
+            self._names[instance_id] = metadata["namespace"], metadata["name"]
             if snapshot["complete"]:
                 if member["goal"] == "Stop":
                     self._told.setdefault(instance_id, set()).add(attempt)
@@ -179,22 +180,23 @@ class Safety:
         """`heard_at`: when the leader that says it last heard a node."""
         if note.key.kind != "Instance":
             return
+        name = (note.key.namespace, note.key.name)
         if note.reason in (EventReason.CREATED, EventReason.ADOPTED):
-            self._notes[note.key.name] = {}
-        self._notes.setdefault(note.key.name, {}).setdefault(note.reason, now)
+            self._notes[name] = {}
+        self._notes.setdefault(name, {}).setdefault(note.reason, now)
         if note.reason == EventReason.LOST:
             self._check_lost(note, now)
         if note.reason in (EventReason.LOST, EventReason.DELETED):
             self._check_silence(note, now, heard_at)
-        gone = re.match(r"placement '(\w+)' does not exist any more", note.message)
+        gone = re.match(r"placement '([^']+)' does not exist any more", note.message)
         if gone and note.reason == EventReason.DRAIN_STARTED:
-            wished_at = self._people.wished_at.get(gone[1])
+            wished_at = self._wishes.wished_at.get((note.key.namespace, gone[1]))
             if wished_at is not None and now - wished_at > EDIT_SECONDS:
                 self._story.violate(f"{note.key.name} drains for a placement that is wished: {note.message}")
 
     def _check_lost(self, note: Note, now: float) -> None:
         """A leader that heard nobody, because it was paused or away, blames nobody."""
-        nodes = [each.spec.members[0].node for each in self.instances if each.metadata.name == note.key.name]
+        nodes = [each.spec.members[0].node for each in self.instances if each.key == note.key]
         for node in nodes:
             if self.calm.holds(now, LOST_CALM_SECONDS, node, f"agent {node}"):
                 self._story.violate(f"{note.key.name} is judged lost, and nothing is wrong with node {node}")
@@ -203,7 +205,7 @@ class Safety:
         """What a node runs, or may run, is given up only after a grace in which it was not heard."""
         for each in self.instances:
             node = each.spec.members[0].node
-            if each.metadata.name != note.key.name or now - heard_at(node) >= NODE_GRACE_SECONDS:
+            if each.key != note.key or now - heard_at(node) >= NODE_GRACE_SECONDS:
                 continue
             machine = self._machines[node]
             ids = {engine.instance_id for engine in machine.engines()}
@@ -216,16 +218,17 @@ class Safety:
     def on_stop(self, machine: Machine, keeper: Keeper, now: float) -> None:
         """An agent asks for the end of an engine."""
         engine = keeper.engine
-        if not engine.is_alive:
+        if not engine.is_alive or engine.is_wedged:
             return
         instance = keeper.instance
-        name = self._names.get(engine.instance_id, instance.metadata.name)
+        key = self._names.get(engine.instance_id, (instance.metadata.namespace, instance.metadata.name))
+        name = key[1]
         told = self._told.get(engine.instance_id, set())
         is_superseded = self._attempts.get(engine.instance_id, 0) > keeper.attempt
         is_healthy = engine.ready_told_at is not None
         if is_healthy and not told and not is_superseded:
             self._story.violate(f"{name} on {machine.name} is stopped, and no complete snapshot said so")
-        notes = self._notes.get(name, {})
+        notes = self._notes.get(key, {})
         if is_healthy and not notes.keys() & _STOP_REASONS:
             self._story.violate(f"healthy {name} on {machine.name} is stopped without a note")
         drained_at = notes.get(EventReason.DRAIN_STARTED)

@@ -1,0 +1,77 @@
+"""The fleet of a seed: sizes of machines, gateways and wishes are drawn; every Model is a small one that fits some."""
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from covey_api.engines import HOST_POOL, Compute
+from covey_api.instance import Instance
+from covey_api.model import Geometry, ResolvedArtifact
+from covey_api.node import MemoryPool, NodeFacts
+from covey_simulator.ground import Ground
+from covey_simulator.story import Story
+from covey_simulator.world import World
+
+from kit import builders
+from kit.builders import GIB
+from kit.sim.people import MODELS, People
+
+MIB = 2**20
+RESERVE_BYTES = GIB
+LANE = builders.lane(digest="0" * 64)
+DEVICE_POOL = "Cuda0"
+DEVICE_LANE = builders.lane(digest="1" * 64, compute=Compute.CUDA, pool=DEVICE_POOL)
+# Of machines, those with an accelerator that has memory of its own.
+DEVICE_SHARE = 0.3
+
+
+class DrawnPace:
+    """Short, whatever the sizes are: what is looked for are orders of events."""
+
+    def load_seconds(self, instance: Instance, random: Random) -> float:
+        return random.uniform(0.3, 4.0)
+
+    def fetch_seconds(self, size_bytes: int, random: Random) -> float:
+        return random.uniform(0.1, 2.0)
+
+
+def read_header(source: str) -> tuple[ResolvedArtifact, Geometry]:
+    return builders.artifact(source=source, name=source.rpartition("/")[2]), builders.geometry()
+
+
+class SeededWorld(World):
+    def __init__(self, seed: int, folder: Path, story: Story) -> None:
+        super().__init__(seed, folder, story)
+        self.seed = seed
+        self.people = People(self.source, Random(f"{seed} people"), story, self.wishes)
+        self.gateway_names += [f"g{index}" for index in range(self.random.choice((1, 2)))]
+        for index in range(self.random.choice((2, 3, 3, 4, 5))):
+            self.add_machine("abcde"[index], self._draw_ground())
+
+    def _draw_ground(self) -> Ground:
+        pools = {HOST_POOL: RESERVE_BYTES + self.random.choice((500, 700, 900, 1400)) * MIB}
+        if self.random.random() < DEVICE_SHARE:
+            pools[DEVICE_POOL] = self.random.choice((500, 900, 1400)) * MIB
+        return Ground(
+            facts=NodeFacts(
+                os="linux",
+                architecture="x86_64",
+                cpu_cores=4,
+                pools=tuple(MemoryPool(name=name, total_bytes=size) for name, size in pools.items()),
+            ),
+            lanes=(DEVICE_LANE, LANE) if DEVICE_POOL in pools else (LANE,),
+            reserve_bytes=RESERVE_BYTES,
+            pace=DrawnPace(),
+            headers=read_header,
+        )
+
+    def begin(self) -> None:
+        self.people.begin(self.random.choice((1, 2, 2, 3)))
+        super().begin()
+
+    def choose_model(self) -> str:
+        return self.random.choice(MODELS)
+
+
+Fault = Callable[[SeededWorld, Random], Coroutine[Any, Any, None]]
