@@ -5,7 +5,8 @@
 
 Nothing is written before a `Delivery` has the engine's head, so a refusal has its own status also for a stream, unless
 the client of a stream has waited for `SILENCE_SECONDS`: then the head is sent, and from then on what keeps the stream
-alive, as often as it is silent so long. A request whose endpoint failed before a byte goes elsewhere once.
+alive, as often as it is silent so long. A request whose endpoint failed before a byte goes elsewhere once. One whose
+model has no endpoint is held (`waiting`), understood and not delivered.
 """
 
 import logging
@@ -20,6 +21,7 @@ from covey_gateway.routing.refusals import refuse_too_large
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
+from covey_gateway.waiting import Hold
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.formats import HOT_PATHS, OPENAI, choose_format
 from covey_gateway.wire.head import RequestHead
@@ -76,6 +78,7 @@ class Exchange:
         self._awaits_continue = head is not None and head.expects_continue
         self._request_id = choose_request_id(head)
         self._admitted = admitted
+        self._hold = Hold(traffic.waiting, self, head.hold_seconds if head else None)
         self._is_first = False
         self._is_whole = False
         # The rest of the body is not worth waiting for.
@@ -180,7 +183,24 @@ class Exchange:
         self._wants_stream = request.wants_stream
         self._written_at = self._client.now()
         self._ask = Ask(model, request, request.make_teller(model.name))
-        self._deliver(self._ask)
+        self._hold_or_deliver(self._ask)
+
+    def _hold_or_deliver(self, ask: Ask) -> None:
+        if self._traffic.targets_of(ask.model) or not self._hold.begin(ask.model, self._client.now()):
+            self._deliver(ask)
+
+    def look_again(self) -> None:
+        """Its model may have an endpoint now, or be gone, or never get one."""
+        self._hold.end()
+        ask = self._ask
+        if ask is None or ask.request is None or isinstance(self._admitted, ApiError):
+            return
+        model = self._traffic.find_model(self._admitted, ask.request)
+        if isinstance(model, ApiError):
+            self.fail(model)
+        else:
+            ask.model = model
+            self._hold_or_deliver(ask)
 
     def _deliver(self, ask: Ask, excluded: str | None = None) -> None:
         target = self._traffic.take(ask.model, excluded)
@@ -274,6 +294,7 @@ class Exchange:
     def abandon(self) -> None:
         """Nobody waits for it any more: give everything back, end what an engine still does for it."""
         self.is_over = True
+        self._hold.end()
         self._free_body()
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
@@ -290,10 +311,14 @@ class Exchange:
             self._delivery.resume()
 
     def check_deadlines(self, now: float) -> None:
-        """1. The engine's. 2. A stream that was silent too long says that it lives."""
-        if self._delivery is None:
+        """1. The engine's, or how long it is held. 2. A stream that was silent too long says that it lives."""
+        if self._delivery is not None:
+            self._delivery.check_deadlines(now)
+        elif self._ask is None or not self._hold.is_held:
             return
-        self._delivery.check_deadlines(now)
+        elif self._hold.is_over(now):
+            self._hold.give_up()
+            self._deliver(self._ask)
         silent_seconds = now - self._written_at
         if self.is_over or not self._wants_stream or silent_seconds < SILENCE_SECONDS or self._client.is_stalled():
             return

@@ -181,8 +181,8 @@ def test_aliases_do_not_share_what_is_filled_in() -> None:
             PLACEMENT + "  zzz: 1\n",
             6,
             "spec.zzz",
-            "`spec.zzz` must not be given: `spec` has no such field; it has 'modelRef', 'replicas', 'engines', "
-            "'nodes', 'context', 'concurrency', 'kvCache', 'priority', 'preemption', 'rollout', …",
+            "`spec.zzz` must not be given: `spec` has no such field; it has 'modelRef', 'replicas', 'scaling', "
+            "'engines', 'nodes', 'context', 'concurrency', 'kvCache', 'priority', 'preemption', …",
         ),
         (MODEL.replace("  tasks: [Chat]\n", ""), 5, "spec.tasks", "`spec.tasks` must be given"),
         (head("Model"), 1, "spec", "`spec` must be given"),
