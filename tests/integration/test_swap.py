@@ -69,7 +69,11 @@ def test_two_models_take_turns_on_a_machine_with_room_for_one(fleet: RunningFlee
         answers: list[httpx.Response] = []
         for number in range(REQUESTS):  # one client that alternates
             answers.append(ask(fleet, NAMES[number % 2], stream=number % 4 == 3))
-        clients = [threading.Thread(target=lambda n=n: answers.extend(ask(fleet, n) for _ in range(4))) for n in NAMES]
+
+        def ask_on(name: str) -> None:
+            answers.extend(ask(fleet, name) for _ in range(4))
+
+        clients = [threading.Thread(target=ask_on, args=(name,)) for name in NAMES]
         for client in clients:  # and two that never pause
             client.start()
         for client in clients:

@@ -10,77 +10,26 @@ from covey_controller.reconcile.world import Scaled
 from hypothesis import given
 from hypothesis import strategies as st
 from kit import builders
-from kit.worlds import FakeGateway, Worldlet
+from kit.clients import Clients, scaled
 
-# Beside the node's reserve of a GiB there is room for one replica of 4 slots of 8192 tokens.
-ONE_BYTES = 2_500_000_000
 TWO_BYTES = 4_000_000_000
 DWELL = 30
-# As a gateway tells of it.
-HEARD_LATELY = 60
 
 
-def wish(name: str, priority: int = 0, **scaling: object) -> Placement:
-    return builders.placement(
-        name, context=ContextWish(tokens=8192), priority=priority, scaling=Scaling.model_validate(scaling)
-    )
+def ready(clients: Clients, name: str) -> Condition:
+    placement = clients.story.objects[scaled(name).key]
+    assert isinstance(placement, Placement)
+    return next(each for each in placement.status.conditions if each.type == "Ready")
 
 
-class Clients:
-    """Ask one gateway: a request is held until its Model is routed, and then in flight until it is ended."""
-
-    def __init__(self, *placements: Placement, total_bytes: int = ONE_BYTES) -> None:
-        self.story = Worldlet()
-        self.gateway = self.story.gateways["g"] = FakeGateway()
-        self.story.put(*placements, *(builders.model(each.metadata.name) for each in placements))
-        self.story.add_agents("a", total_bytes=total_bytes)
-        self.asking: set[str] = set()
-        self.loads: list[str] = []
-        self.story.run(15)
-
-    def run(self, seconds: int) -> None:
-        for _ in range(seconds):
-            routed = {each.rsplit("-", 1)[0] for each in self.story.routed()}
-            gateway = self.gateway
-            gateway.heard = {each: age + 1 for each, age in gateway.heard.items() if age < HEARD_LATELY}
-            gateway.held = {n: gateway.held.get(n, 0.0) + 1 for n in sorted(self.asking - routed - self.busy())}
-            for each in self.story.instances():
-                if each.spec.model in self.asking & routed:
-                    gateway.in_flight[each.spec.instance_id] = 1
-            before = {each.spec.instance_id for each in self.story.instances()}
-            self.story.step()
-            now = {each.spec.instance_id: each.spec.model for each in self.story.instances()}
-            self.loads += [now[each] for each in sorted(now.keys() - before)]
-            running = {each.spec.instance_id for each in self.story.instances()}
-            assert set(gateway.in_flight) <= running, "nothing stops with a request on it"
-
-    def ask(self, *names: str) -> None:
-        self.asking |= set(names)
-
-    def end(self, *names: str) -> None:
-        self.asking -= set(names)
-        for each in self.story.instances():
-            if each.spec.model in names and self.gateway.in_flight.pop(each.spec.instance_id, None):
-                self.gateway.heard[each.spec.instance_id] = 0.0
-
-    def busy(self) -> set[str]:
-        """Models with requests in flight."""
-        flying = self.gateway.in_flight
-        return {each.spec.model for each in self.story.instances() if each.spec.instance_id in flying}
-
-    def ready(self, name: str) -> Condition:
-        placement = self.story.objects[wish(name).key]
-        assert isinstance(placement, Placement)
-        return next(each for each in placement.status.conditions if each.type == "Ready")
-
-    def drained(self) -> list[str]:
-        return [note.message for note in self.story.notes if note.reason == EventReason.DRAIN_STARTED]
+def drained(clients: Clients) -> list[str]:
+    return [note.message for note in clients.story.notes if note.reason == EventReason.DRAIN_STARTED]
 
 
 def test_it_is_at_zero_until_it_is_asked_for_and_again_when_it_was_not_for_long() -> None:
-    clients = Clients(wish("a", idle_seconds=60))
+    clients = Clients(scaled("a", idle_seconds=60))
     assert clients.story.instances() == []
-    assert clients.ready("a").reason == ReadyReason.SCALED_TO_ZERO
+    assert ready(clients, "a").reason == ReadyReason.SCALED_TO_ZERO
     table = clients.story.published.endpoints
     assert table is not None
     (model,) = table.models
@@ -93,18 +42,18 @@ def test_it_is_at_zero_until_it_is_asked_for_and_again_when_it_was_not_for_long(
     assert clients.story.routed() == ["a-0"]
     clients.run(30)
     assert clients.story.instances() == []
-    assert clients.ready("a").reason == ReadyReason.SCALED_TO_ZERO
+    assert ready(clients, "a").reason == ReadyReason.SCALED_TO_ZERO
 
 
 def test_a_request_that_does_not_wait_starts_it_too() -> None:
-    clients = Clients(wish("a"))
+    clients = Clients(scaled("a"))
     clients.gateway.refused = {"a": 1.0}
     clients.run(10)
     assert clients.story.routed() == ["a-0"]
 
 
 def test_what_serves_short_requests_stays_though_none_is_ever_seen_in_flight() -> None:
-    clients = Clients(wish("a", idle_seconds=20))
+    clients = Clients(scaled("a", idle_seconds=20))
     clients.ask("a")
     clients.run(10)
     clients.end("a")
@@ -116,7 +65,7 @@ def test_what_serves_short_requests_stays_though_none_is_ever_seen_in_flight() -
 
 
 def test_more_requests_than_the_target_start_another_replica() -> None:
-    clients = Clients(wish("a", max=3, target=2), total_bytes=3 * TWO_BYTES)
+    clients = Clients(scaled("a", max=3, target=2), total_bytes=3 * TWO_BYTES)
     clients.ask("a")
     clients.run(10)
     (first,) = clients.story.instances()
@@ -127,7 +76,7 @@ def test_more_requests_than_the_target_start_another_replica() -> None:
 
 
 def test_a_new_leader_begins_with_what_runs() -> None:
-    clients = Clients(wish("a", idle_seconds=60))
+    clients = Clients(scaled("a", idle_seconds=60))
     clients.ask("a")
     clients.run(10)
     clients.end("a")
@@ -137,20 +86,20 @@ def test_a_new_leader_begins_with_what_runs() -> None:
 
 
 def test_an_idle_model_makes_room_for_one_that_is_asked_for_and_comes_back_when_asked() -> None:
-    clients = Clients(wish("a"), wish("b"))
+    clients = Clients(scaled("a"), scaled("b"))
     clients.ask("a")
     clients.run(10)
     clients.end("a")
     clients.ask("b")
     clients.run(5)
     assert clients.story.routed() == ["a-0"], "it has not served for long enough"
-    assert clients.ready("b").reason == ReadyReason.MAKING_ROOM
-    assert clients.ready("b").message.endswith("waits for its turn: 'a-0' may make room on node 'a'")
+    assert ready(clients, "b").reason == ReadyReason.MAKING_ROOM
+    assert ready(clients, "b").message.endswith("waits for its turn: 'a-0' may make room on node 'a'")
     clients.run(DWELL + 10)
     assert clients.story.routed() == ["b-0"]
     words = "it makes room for b, which is asked for; it is above its minimum and idle"
-    assert clients.drained() == [words]
-    assert clients.ready("a").reason == ReadyReason.SCALED_TO_ZERO, "nobody asks for it any more"
+    assert drained(clients) == [words]
+    assert ready(clients, "a").reason == ReadyReason.SCALED_TO_ZERO, "nobody asks for it any more"
     clients.end("b")
     clients.ask("a")
     clients.run(DWELL + 10)
@@ -158,7 +107,7 @@ def test_an_idle_model_makes_room_for_one_that_is_asked_for_and_comes_back_when_
 
 
 def test_a_request_is_never_cut_however_long_it_takes() -> None:
-    clients = Clients(wish("a"), wish("b"))
+    clients = Clients(scaled("a"), scaled("b"))
     clients.ask("a")
     clients.run(10)
     clients.ask("b")
@@ -166,14 +115,14 @@ def test_a_request_is_never_cut_however_long_it_takes() -> None:
     (instance,) = clients.story.instances()
     assert (instance.metadata.name, instance.spec.goal) == ("a-0", InstanceGoal.RUN)
     assert clients.story.routed() == [], "its door is closed: others have waited for longer than it serves at least"
-    assert "waits for the requests on 'a-0' to end" in clients.ready("b").message
+    assert "waits for the requests on 'a-0' to end" in ready(clients, "b").message
     clients.end("a")
     clients.run(10)
     assert clients.story.routed() == ["b-0"]
 
 
 def test_the_door_opens_again_when_nobody_waits_any_more() -> None:
-    clients = Clients(wish("a"), wish("b"))
+    clients = Clients(scaled("a"), scaled("b"))
     clients.ask("a")
     clients.run(10)
     clients.ask("b")
@@ -182,12 +131,12 @@ def test_the_door_opens_again_when_nobody_waits_any_more() -> None:
     clients.asking.discard("b")
     clients.run(3)
     assert clients.story.routed() == ["a-0"]
-    assert clients.drained() == []
+    assert drained(clients) == []
 
 
 def test_models_that_are_always_asked_for_are_served_in_turns() -> None:
     names = ("a", "b", "c")
-    clients = Clients(*(wish(name) for name in names))
+    clients = Clients(*(scaled(name) for name in names))
     served: list[str] = []
     for _ in range(100):  # each request takes 3 s, and the next one follows at once
         clients.ask(*names)
@@ -201,7 +150,7 @@ def test_models_that_are_always_asked_for_are_served_in_turns() -> None:
 
 
 def test_what_went_unused_longest_makes_room_first() -> None:
-    clients = Clients(wish("a"), wish("b"), wish("c"), total_bytes=TWO_BYTES)
+    clients = Clients(scaled("a"), scaled("b"), scaled("c"), total_bytes=TWO_BYTES)
     clients.ask("a", "b")
     clients.run(10)
     clients.end("b")
@@ -214,15 +163,15 @@ def test_what_went_unused_longest_makes_room_first() -> None:
 
 
 def test_a_minimum_and_a_higher_priority_make_no_room() -> None:
-    for other in (wish("a", min=1), wish("a", 5), builders.placement("a", context=ContextWish(tokens=8192))):
-        clients = Clients(other, wish("b"))
+    for other in (scaled("a", min=1), scaled("a", 5), builders.placement("a", context=ContextWish(tokens=8192))):
+        clients = Clients(other, scaled("b"))
         clients.ask("a")
         clients.run(10)
         clients.end("a")
         clients.ask("b")
         clients.run(DWELL + 30)
         assert clients.story.routed() == ["a-0"]
-        assert clients.ready("b").reason == ReadyReason.NOT_PLACED
+        assert ready(clients, "b").reason == ReadyReason.NOT_PLACED
         table = clients.story.published.endpoints
         assert table is not None
         held = {each.name: each.hold_seconds for each in table.models}
@@ -231,28 +180,28 @@ def test_a_minimum_and_a_higher_priority_make_no_room() -> None:
 
 def test_a_placement_of_fixed_replicas_that_is_asked_for_takes_the_place_too() -> None:
     fixed = builders.placement("b", context=ContextWish(tokens=8192))
-    clients = Clients(wish("a", min=0))
+    clients = Clients(scaled("a", min=0))
     clients.ask("a")
     clients.run(DWELL + 10)
     clients.end("a")
     clients.story.put(fixed, builders.model("b"))
     clients.run(30)
-    assert clients.ready("b").reason == ReadyReason.NOT_PLACED, "nobody asks for it"
+    assert ready(clients, "b").reason == ReadyReason.NOT_PLACED, "nobody asks for it"
     clients.gateway.refused = {"b": 1.0}
     clients.run(10)
     assert clients.story.routed() == ["b-0"]
 
 
 def test_why_says_who_is_asked_for_and_who_makes_room() -> None:
-    clients = Clients(wish("a"), wish("b"))
+    clients = Clients(scaled("a"), scaled("b"))
     clients.ask("a")
     clients.run(10)
     clients.ask("b")
     clients.run(DWELL + 10)
-    text, _ = explain(clients.story.observe(), clients.story.now, wish("a").key)
+    text, _ = explain(clients.story.observe(), clients.story.now, scaled("a").key)
     assert "scales from 0 to 1 replicas, 4 requests each; 1 wished now: 1 requests in flight, 0 held" in text
     assert "'a-0' takes no new request: it makes room for placement/b" in text
-    text, _ = explain(clients.story.observe(), clients.story.now, wish("b").key)
+    text, _ = explain(clients.story.observe(), clients.story.now, scaled("b").key)
     assert "1 wished now: 0 requests in flight, 1 held" in text
     assert "waits for the requests on 'a-0' to end" in text
 
