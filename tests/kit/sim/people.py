@@ -32,8 +32,12 @@ spec:
   concurrency: 2
   context: {{tokens: {wish.context_tokens}}}
   rollout: {{strategy: {wish.strategy}, drainSeconds: {wish.drain_seconds}}}
-  timeouts: {{startupSeconds: 20}}
+  timeouts: {{startupSeconds: 20, holdSeconds: 15}}
 """
+_SCALING = """  scaling: {{min: {least}, max: 2, target: 2, idleSeconds: 20, minDwellSeconds: {dwell}}}
+"""
+# How long what runs by `scaling` serves at least before it makes room.
+DWELL_SECONDS = 5
 
 
 _NODE = """apiVersion: covey.dev/v1alpha1
@@ -52,9 +56,12 @@ class Wish:
     context_tokens: int
     strategy: str
     drain_seconds: int
+    least: int | None = None
+    """As many as are asked for, but at least so many; None: `replicas`."""
 
     def render(self, name: str) -> str:
-        return _PLACEMENT.format(name=name, wish=self)
+        scaling = "" if self.least is None else _SCALING.format(least=self.least, dwell=DWELL_SECONDS)
+        return _PLACEMENT.format(name=name, wish=self) + scaling
 
 
 @dataclass(slots=True)
@@ -70,6 +77,8 @@ class People:
     """Nodes that have a document, and whether they take nothing new."""
     changed_at: dict[str, float] = field(default_factory=dict[str, float])
     """When the document of each node changed last."""
+    scaling: Random | None = None
+    """Decides which Placements scale; None: none does, and clients don't wait."""
     broken: str = ""
     """What they did to the source; empty while it is valid."""
     _ticks: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -82,6 +91,7 @@ class People:
             context_tokens=pick((512, 1024, 2048)),
             strategy=pick(("Surge", "Surge", "Recreate")),
             drain_seconds=pick((5, 20, 60)),
+            least=self.scaling.choice((None, 0, 0, 1)) if self.scaling else None,
         )
 
     def begin(self, count: int) -> None:

@@ -32,6 +32,8 @@ from kit.sim.story import Story
 MIB = 2**20
 # Of machines, those with an accelerator that has memory of its own.
 DEVICE_SHARE = 0.3
+# Of seeds, those in which Placements scale and clients wait for models.
+SCALED_EVERY = 3
 # A leader publishes no table before it has seen its fleet whole.
 SEEN_WHOLE_SECONDS = FIRST_REPORTS_SECONDS + 2.0
 LOST_SEEN_WHOLE_SECONDS = LOST_STORE_SECONDS + 2.0
@@ -53,6 +55,8 @@ class World:
         self.source = folder / "source"
         self.source.mkdir()
         self.people = People(self.source, Random(f"{seed} people"), story)
+        if seed % SCALED_EVERY == SCALED_EVERY - 1:
+            self.people.scaling = Random(f"{seed} scaling")
         self.machines: dict[str, Machine] = {}
         self.safety = Safety(story, self.machines, self.people)
         self.calm = self.safety.calm
@@ -305,7 +309,9 @@ class World:
             return "gone"
         request = Request(model, self.now())
         stream = self.random.random() < 0.5
-        gateway.process.context.run(partial(gateway.ask, request, wants_stream=stream))
+        gateway.process.context.run(
+            partial(gateway.ask, request, wants_stream=stream, waits=self.people.scaling is not None)
+        )
         try:
             async with asyncio.timeout(60.0):
                 await request.answered.wait()
