@@ -5,7 +5,17 @@ import asyncio
 import pytest
 from covey_api.messages import ModelDemand, ModelState, ServedModel
 from covey_gateway.limits import MAX_HELD_PER_MODEL, SILENCE_SECONDS
-from integration.gateway_rig import MODEL, Call, Gateway, ScriptedEngine, asked, connected, eventually, running_gateway
+from integration.gateway_rig import (
+    MODEL,
+    Call,
+    Gateway,
+    ScriptedEngine,
+    asked,
+    connected,
+    eventually,
+    running_gateway,
+    target,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -81,6 +91,9 @@ async def test_a_client_that_does_not_want_to_wait_is_answered_at_once() -> None
         found = demand(gateway)
         assert found is not None
         assert found.refused_seconds is not None, "it is started for who asks again"
+        gateway.route(target(1))
+        assert demand(gateway) is None, "what was asked for is there"
+        gateway.route(models=(ASLEEP,))
         async with connected(gateway) as client:
             await client.ask("x-covey-hold: 5")
             await eventually(lambda: held(gateway) == 1)

@@ -68,8 +68,12 @@ class Waiting:
             self._on_news()
 
     def tell(self, table: RoutingTable) -> None:
-        """A table came: those whose model has an endpoint, or for which waiting helps no more, look again."""
-        self._refused = {name: at for name, at in self._refused.items() if name in table.models}
+        """A table came: those whose model has an endpoint, or for which waiting helps no more, look again.
+
+        Who was refused has what was asked for, too: it must not bring the model back once it made room for another.
+        """
+        missing = table.models.keys() - table.targets.keys()
+        self._refused = {name: at for name, at in self._refused.items() if name in missing}
         for name, waiters in list(self._waiters.items()):
             model = table.models.get(name)
             if name in table.targets or model is None or not model.hold_seconds:

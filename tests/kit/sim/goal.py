@@ -69,6 +69,8 @@ def _why_not(world: World, name: str, placement: Placement, model: Model, found:
     wanted = placement.spec.replicas if scaling is None else scaling.min
     if len(found) > wanted:
         return f"{len(found)} of {name} run, {wanted} are wished"
+    if scaling is not None and not placement.status.ready.endswith(f"/{wanted}"):
+        return f"{name} is still wished as it was asked for: {placement.status.ready}"
     revision = revision_of(placement, model)
     old = [pair for pair in found if _revision(pair[1]) != revision]
     if len(found) == wanted and not old:

@@ -91,13 +91,16 @@ class People:
             context_tokens=pick((512, 1024, 2048)),
             strategy=pick(("Surge", "Surge", "Recreate")),
             drain_seconds=pick((5, 20, 60)),
-            least=self.scaling.choice((None, 0, 0, 1)) if self.scaling else None,
+            least=self.scaling.choice((None, 0, 0, 0, 0, 0, 1)) if self.scaling else None,
         )
 
     def begin(self, count: int) -> None:
         self.save("models.yaml", "---\n".join(_MODEL.format(name=name) for name in MODELS))
         for index in range(count):
-            self.wish(f"p{index}", self.make_wish(), 0.0)
+            wish = self.make_wish()
+            if self.scaling:  # several models on few machines
+                wish = replace(wish, model=MODELS[index % len(MODELS)])
+            self.wish(f"p{index}", wish, 0.0)
 
     def wish(self, name: str, wish: Wish | None, now: float) -> None:
         """Write a Placement's file, or remove it."""

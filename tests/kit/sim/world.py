@@ -77,7 +77,8 @@ class World:
         self._has_news = self._has_changed = False
         """Whether anything is to look at since the last look, and whether engines started or ended."""
         self._tables: dict[str, RoutingTable] = {}
-        for index in range(self.random.choice((2, 3, 3, 4, 5))):
+        count = self.random.choice((2, 3, 3, 4, 5))
+        for index in range(count if self.people.scaling is None else self.people.scaling.choice((1, 2))):
             self._build_machine(seed, index)
 
     def _build_machine(self, seed: int, index: int) -> None:
@@ -85,6 +86,8 @@ class World:
         folder = self.folder / name
         folder.mkdir()
         pools = {HOST_POOL: RESERVE_BYTES + self.random.choice((500, 700, 900, 1400)) * MIB}
+        if self.people.scaling is not None:  # so little that they take turns
+            pools = {HOST_POOL: RESERVE_BYTES + self.people.scaling.choice((350, 500)) * MIB}
         if self.random.random() < DEVICE_SHARE:
             pools[DEVICE_POOL] = self.random.choice((500, 900, 1400)) * MIB
         self.machines[name] = Machine(name, index, pools, Random(f"{seed} {name}"), self.story, folder, self._on_change)
@@ -93,7 +96,8 @@ class World:
         return self.loop.time()
 
     async def begin(self) -> None:
-        self.people.begin(self.random.choice((1, 2, 2, 3)))
+        count = self.random.choice((1, 2, 2, 3))
+        self.people.begin(count if self.people.scaling is None else 3)
         self.start_controller()
         for name in self.machines:
             self.start_agent(name)

@@ -192,6 +192,13 @@ def test_a_placement_of_fixed_replicas_that_is_asked_for_takes_the_place_too() -
     assert clients.story.routed() == ["b-0"]
 
 
+def test_who_made_room_does_not_take_the_place_back_before_the_other_had_it() -> None:
+    clients = Clients(scaled("a"), scaled("b"))
+    clients.gateway.refused = {"a": 1.0, "b": 1.0}  # both are asked for all the time, and nobody waits
+    clients.run(3 * DWELL)
+    assert clients.loads[:2] == ["a", "b"]
+
+
 def test_why_says_who_is_asked_for_and_who_makes_room() -> None:
     clients = Clients(scaled("a"), scaled("b"))
     clients.ask("a")

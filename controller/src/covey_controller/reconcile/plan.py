@@ -137,6 +137,7 @@ def _remember(draft: Draft, assignments: Mapping[str, Assignments]) -> Memory:
         heard=draft.heard,
         doubts=draft.doubts,
         loads=draft.loads,
+        asked=draft.asked,
         scaled=draft.scaled,
         serving=draft.serving,
         yields=draft.yields,

@@ -28,12 +28,14 @@ _Order = tuple[int, int, int, str]
 
 def order_by_priority(draft: Draft) -> list[tuple[ObjectKey, Placement]]:
     """Higher first: who is important chooses first. Of equal ones whose clients wait longest, then by name."""
-    return sorted(draft.placements.items(), key=lambda item: (-item[1].spec.priority, -_waited(draft, *item), item[0]))
+    return sorted(
+        draft.placements.items(), key=lambda item: (-item[1].spec.priority, _asked_since(draft, *item), item[0])
+    )
 
 
-def _waited(draft: Draft, key: ObjectKey, placement: Placement) -> float:
+def _asked_since(draft: Draft, key: ObjectKey, placement: Placement) -> float:
     asked = draft.asked.get(model_key(key, placement)) if draft.asked else None
-    return asked.waited_seconds if asked is not None else 0.0
+    return asked.since if asked is not None else float("inf")
 
 
 def make_way(maker: InstanceMaker, wish: Wish) -> str:

@@ -29,6 +29,8 @@ from covey_controller.reconcile.world import Asked, GatewayView, Scaled, Serving
 def observe_demand(draft: Draft) -> None:
     """What is asked for, how long each replica has served and gone unused, and how many are wished."""
     heard: dict[str, float] = {}
+    table = draft.world.published.endpoints
+    served = {(each.namespace, each.model) for each in table.endpoints} if table else set[tuple[str, str]]()
     for gateway in live_gateways(draft):
         if gateway.demand is None:
             continue
@@ -39,7 +41,8 @@ def observe_demand(draft: Draft) -> None:
                 at = gateway.seen - each.last_byte_seconds
                 heard[each.instance_id] = max(at, heard.get(each.instance_id, at))
         for model in gateway.demand.models:
-            _observe_model(draft, gateway, model)
+            if (model.namespace, model.name) not in served:  # else it is about to hear of its endpoint
+                _observe_model(draft, gateway, model)
     for key, placement in draft.placements.items():
         if placement.spec.scaling is not None:
             _scale(draft, key, placement, placement.spec.scaling, heard)
@@ -52,9 +55,10 @@ def _observe_model(draft: Draft, gateway: GatewayView, asked: ModelDemand) -> No
             return
         draft.wake_at(gateway.seen - asked.refused_seconds + REFUSED_COUNTS_SECONDS)
     key = ObjectKey(Model.__name__, asked.namespace, asked.name)
-    before = draft.asked.get(key, Asked(0, 0.0))
-    waited = max(before.waited_seconds, asked.oldest_seconds + since if asked.held else 0.0)
-    draft.asked[key] = Asked(before.held + asked.held, waited)
+    known = draft.world.memory.asked.get(key)
+    before = draft.asked.get(key) or Asked(0, known.since if known is not None else draft.now)
+    began = gateway.seen - asked.oldest_seconds if asked.held else draft.now
+    draft.asked[key] = Asked(before.held + asked.held, min(before.since, began))
 
 
 def _scale(draft: Draft, key: ObjectKey, placement: Placement, scaling: Scaling, heard: dict[str, float]) -> None:

@@ -77,7 +77,7 @@ def may_yield_at(maker: InstanceMaker, sight: Sight) -> float:
     if not draft.in_flight.get(sight.id):
         return dwelt_at
     asked = draft.asked[model_key(maker.key, maker.placement)]
-    return max(dwelt_at, draft.now - asked.waited_seconds + scaling.min_dwell_seconds)
+    return max(dwelt_at, asked.since + scaling.min_dwell_seconds)
 
 
 def _observe_spare(maker: InstanceMaker) -> list[Sight]:

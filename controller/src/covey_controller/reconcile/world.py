@@ -151,8 +151,8 @@ class Asked:
 
     held: int
     """Requests that wait; none: somebody was refused of late."""
-    waited_seconds: float
-    """The oldest of them."""
+    since: float
+    """Since when it has been asked for without a pause, or the oldest of them waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +234,8 @@ class Memory:
     """Engines that run, with what they took."""
     revisions: Mapping[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])
     """By Placement: hashing each of them anew in every plan would be most of what a quiet plan costs."""
+    asked: Mapping[ObjectKey, Asked] = field(default_factory=dict[ObjectKey, Asked])
+    """By Model without an endpoint."""
     scaled: Mapping[ObjectKey, Scaled] = field(default_factory=dict[ObjectKey, Scaled])
     """By Placement with `scaling`."""
     serving: Mapping[str, Serving] = field(default_factory=dict[str, Serving])
