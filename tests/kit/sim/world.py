@@ -33,7 +33,7 @@ MIB = 2**20
 # Of machines, those with an accelerator that has memory of its own.
 DEVICE_SHARE = 0.3
 # Of seeds, those in which Placements scale and clients wait for models.
-SCALED_EVERY = 3
+SCALED_EVERY, SCALED_REST = 8, 4
 # A leader publishes no table before it has seen its fleet whole.
 SEEN_WHOLE_SECONDS = FIRST_REPORTS_SECONDS + 2.0
 LOST_SEEN_WHOLE_SECONDS = LOST_STORE_SECONDS + 2.0
@@ -55,7 +55,7 @@ class World:
         self.source = folder / "source"
         self.source.mkdir()
         self.people = People(self.source, Random(f"{seed} people"), story)
-        if seed % SCALED_EVERY == SCALED_EVERY - 1:
+        if seed % SCALED_EVERY == SCALED_REST:
             self.people.scaling = Random(f"{seed} scaling")
         self.machines: dict[str, Machine] = {}
         self.safety = Safety(story, self.machines, self.people)
