@@ -125,10 +125,6 @@ class Scaling(Message):
                 "!has(self.min) || !has(self.max) || self.min <= self.max",
                 "`spec.scaling.min` must be at most `spec.scaling.max`",
             ),
-            (
-                "!has(self.min) || has(self.max) || self.min <= 1",
-                "`spec.scaling.min` must be at most `spec.scaling.max`, which is 1 when absent",
-            ),
         )
     )
 

@@ -351,6 +351,12 @@ def test_aliases_do_not_share_what_is_filled_in() -> None:
             "names in `spec.variants` must be unique",
         ),
         (
+            PLACEMENT + "  scaling: {min: 2}\n",
+            6,
+            "spec.scaling",
+            "`spec.scaling.min` must be at most `spec.scaling.max`",
+        ),
+        (
             PLACEMENT + "  context: {tokens: 512, minTokens: 1024}\n",
             6,
             "spec.context",
