@@ -69,6 +69,18 @@ def test_as_many_as_fit_are_placed_and_the_rest_is_refused_with_exit_code_1(gold
     assert found["stalls"][0]["shortBytes"] > 0
 
 
+def test_a_model_is_shared_among_the_devices_of_one_machine_where_it_fits_on_none(
+    golden: Golden, tmp_path: Path
+) -> None:
+    fleet = HEAD.format(kind="Node", name="two") + (
+        "machine: {memory: 32Gi, devices: [{compute: Cuda, memory: 8Gi}, {compute: Cuda, memory: 6Gi}]}\n"
+        "spec: {reserve: {memory: 28Gi}}\n"
+    )
+    code, text = run(tmp_path, fleet, KNOWN, placement("replicas: 2, context: {tokens: 8192}"))
+    assert code == 1
+    golden("plan/described-fleet-two-devices.txt", text)
+
+
 def test_geometry_is_read_from_the_header(tmp_path: Path) -> None:
     path = build_model(Shape(context=4096)).write(tmp_path / "m.gguf")
     code, answer = run(tmp_path, FLEET, model(source=path.as_uri()), placement("replicas: 1"), output="json")

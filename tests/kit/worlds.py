@@ -21,6 +21,7 @@ from covey_api.messages import (
     Endpoints,
     MemberGoal,
     MemberReport,
+    ModelDemand,
     Order,
     Report,
 )
@@ -203,6 +204,10 @@ class FakeGateway:
     """By instanceId: how long ago its last byte came."""
     silent: dict[str, float] = field(default_factory=dict[str, float])
     """By instanceId: for how long a request on it has waited for a byte."""
+    held: dict[str, float] = field(default_factory=dict[str, float])
+    """By Model: for how long the oldest request that waits for it has."""
+    refused: dict[str, float] = field(default_factory=dict[str, float])
+    """By Model: how long ago a request that doesn't wait was refused."""
     seen: float = 0.0
     stuck: bool = False
     dead: bool = False
@@ -232,6 +237,16 @@ class FakeGateway:
             )
             for each in sorted(self.heard.keys() | self.silent.keys())
         ]
+        models = tuple(
+            ModelDemand(
+                namespace="default",
+                name=name,
+                held=int(name in self.held),
+                oldest_seconds=self.held.get(name, 0.0),
+                refused_seconds=self.refused.get(name),
+            )
+            for name in sorted(self.held.keys() | self.refused.keys())
+        )
         is_foreign = self.applied is not None and self.applied.term != term
         return Demand(
             gateway=self.name,
@@ -239,6 +254,7 @@ class FakeGateway:
             applied=self.applied,
             endpoints=tuple(endpoints),
             nodes=self.nodes if is_foreign else (),
+            models=models,
         )
 
 

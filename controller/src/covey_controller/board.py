@@ -368,14 +368,24 @@ class FleetBoard:
         """What of a demand decides anything.
 
         Requests on what left the table, what can't be reached, what is silent, whom an earlier table names; while
-        something drains, the table applied.
+        something drains or yields, the table applied; Models that wait; of what scales, how many replicas its requests
+        are worth.
         """
         if demand is None:
             return ()
+        asked = tuple((m.namespace, m.name, m.held, m.refused_seconds is None) for m in demand.models)
+        targets = {e.instance_id: e.target for e in self._endpoints.endpoints if e.target} if self._endpoints else {}
+        worth = tuple(
+            (e.instance_id, -(-e.in_flight // targets[e.instance_id]))
+            for e in demand.endpoints
+            if e.instance_id in targets
+        )
         routed = routed_ids(self._endpoints)
         leaving = tuple((e.instance_id, e.in_flight > 0) for e in demand.endpoints if e.instance_id not in routed)
         shunned = tuple((e.instance_id, e.path_failure) for e in demand.endpoints if e.unreachable or e.path_failure)
-        return (demand.applied if self._is_draining else None, leaving, shunned, silent_ids(demand), demand.nodes)
+        is_leaving = self._is_draining or bool(asked)
+        applied = demand.applied if is_leaving else None
+        return (applied, leaving, shunned, silent_ids(demand), demand.nodes, asked, worth)
 
     def forget_gateways(self) -> None:
         """Those that left long ago."""

@@ -52,6 +52,9 @@ class Costs(Message):
     calibration_percent: Annotated[int, Field(ge=MIN_CALIBRATION_PERCENT, le=MAX_CALIBRATION_PERCENT)] = 100
     """What earlier loads made of the computed bytes (weights, cache, compute, floor), which it is in already."""
 
+    layers: Annotated[int, Field(ge=0, le=4096)] = 0
+    """How many layers are in this pool, where several devices of the node share the model; 0: all that are on one."""
+
     @property
     def total_bytes(self) -> int:
         return (

@@ -28,6 +28,9 @@ STREAM_SILENCE_SECONDS = 15.0
 REPORT_SECONDS = 4.0
 # A node that is silent for this long is Unknown: two reports lost, and time for the third to be late.
 NODE_SILENCE_SECONDS = 10.0
+# A request that was refused because no instance was ready, and didn't wait, counts as asking for so long: its client
+# tries again within `Retry-After`, and a large model's load has begun by then.
+REFUSED_COUNTS_SECONDS = 60.0
 # Longest JSON body that a fleet call takes.
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_ASKS = 32
@@ -269,6 +272,10 @@ class ServedModel(Message):
     retry_after_seconds: int = 5
     passes_unknown_fields: bool = False
     """Whether engines get fields of a request that nobody here knows."""
+    wakes: bool = False
+    """Whether it is scaled to zero and asking for it starts it."""
+    hold_seconds: int = 0
+    """How long a request is held while there is no endpoint; 0: it is not, waiting doesn't help."""
 
 
 class Endpoint(Message):
@@ -298,6 +305,8 @@ class Endpoint(Message):
     """Of its keeper's TLS front at `address`; 0: there is none, and it is reached on its own machine only."""
     timeouts: RequestTimeouts = RequestTimeouts()
     """As its Placement says now."""
+    target: int = 0
+    """Requests in flight per replica beyond which another one is wished; 0: as many as there are stay."""
 
 
 class ClientKey(Message):
@@ -360,10 +369,24 @@ class EndpointDemand(Message):
     """Why this gateway finds no way to its node, after several tries in a row; empty: it has one, or didn't try."""
 
 
+class ModelDemand(Message):
+    """A Model that was asked for while it had no endpoint."""
+
+    namespace: str
+    name: str
+    held: int = 0
+    """Requests that wait for it now."""
+    oldest_seconds: float = 0.0
+    """For how long the oldest of these has waited."""
+    refused_seconds: float | None = None
+    """How long ago a request that doesn't wait was refused, of the last `REFUSED_COUNTS_SECONDS`; None: none was."""
+
+
 class Demand(Message):
     """`POST demand`, gateway to controller: every `REPORT_SECONDS` at the latest.
 
-    At once when a table was applied, or an endpoint that left the table has no request in flight any more.
+    At once when a table was applied, an endpoint that left the table has no request in flight any more, or a Model
+    without an endpoint is asked for.
     """
 
     gateway: str
@@ -374,6 +397,8 @@ class Demand(Message):
     """Every endpoint with requests in flight (also those that left the table), set aside, or heard of late."""
     nodes: tuple[str, ...] = ()
     """Nodes of the table's endpoints while that table is an earlier leader's: whom a lost store can't name."""
+    models: tuple[ModelDemand, ...] = ()
+    """By namespace and name."""
 
 
 class DemandAnswer(Message):

@@ -115,6 +115,31 @@ class UnknownFields(StrEnum):
     FORWARD = "Pass"
 
 
+class Scaling(Message):
+    """How many replicas, by what is asked. An instance above `min` without requests yields to a model that is asked for
+    and fits nowhere else, also at equal priority."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "!has(self.min) || !has(self.max) || self.min <= self.max",
+                "`spec.scaling.min` must be at most `spec.scaling.max`",
+            ),
+        )
+    )
+
+    min: Annotated[int, Field(ge=0, le=64)] = 0
+    """Replicas that stay whoever asks; zero: it starts when a request comes, which waits for it."""
+    max: Annotated[int, Field(ge=1, le=64)] = 1
+    """Replicas at most."""
+    target: Annotated[int, Field(ge=1, le=4096)] = 4
+    """Requests in flight per replica: of more, another replica is wished."""
+    idle_seconds: Annotated[int, Field(ge=5, le=604_800)] = 300
+    """How long fewer replicas must have been enough before one leaves."""
+    min_dwell_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
+    """How long a replica serves at least before it yields to another model."""
+
+
 class RequestTimeouts(Message):
     """Deadlines of one request at one instance, as gateways keep them. Changing one rolls nothing."""
 
@@ -135,6 +160,9 @@ class Timeouts(RequestTimeouts):
 
     startup_seconds: Annotated[int, Field(ge=5, le=86_400)] = 300
     """From the engine's start to its first token."""
+    hold_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
+    """How long gateways hold a request while no instance is ready; 0: it is answered 503 at once. Of several Placements
+    of a Model the longest counts."""
 
 
 class PlacementSpec(Message):
@@ -142,7 +170,9 @@ class PlacementSpec(Message):
 
     model_ref: ModelReference
     replicas: Annotated[int, Field(ge=0, le=64)] = 1
-    """Instances that are wished; zero is healthy."""
+    """Instances that are wished; zero is healthy. `scaling` beats it."""
+    scaling: Scaling | None = None
+    """As many replicas as are asked for; when present `replicas` counts for nothing."""
     engines: Annotated[tuple[EngineName, ...], Field(max_length=8)] = ()
     """Only these engines, best first. When empty: what the variant lists."""
     nodes: NodeChoice = NodeChoice()

@@ -5,7 +5,8 @@
 
 Nothing is written before a `Delivery` has the engine's head, so a refusal has its own status also for a stream, unless
 the client of a stream has waited for `SILENCE_SECONDS`: then the head is sent, and from then on what keeps the stream
-alive, as often as it is silent so long. A request whose endpoint failed before a byte goes elsewhere once.
+alive, as often as it is silent so long. A request whose endpoint failed before a byte goes elsewhere once. One whose
+model has no endpoint is held (`waiting`), understood and not delivered.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
+from covey_gateway.waiting import Hold
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.formats import HOT_PATHS, choose_format
 from covey_gateway.wire.head import RequestHead
@@ -85,6 +87,7 @@ class Exchange:
         self._awaits_continue = head is not None and head.expects_continue
         self._request_id = choose_request_id(head)
         self._admitted = admitted
+        self._hold = Hold(traffic.waiting, self, head.hold_seconds if head else None)
         self._is_first = False
         self._is_whole = False
         # The rest of the body is not worth waiting for.
@@ -193,7 +196,7 @@ class Exchange:
         if request.media:
             self._gathering = self._images.gather(request, self)
         else:
-            self._deliver(self._ask)
+            self._hold_or_deliver(self._ask)
 
     def take_images(self, found: Request | ApiError) -> None:
         """All are in the request now, or one is not to be had."""
@@ -203,7 +206,24 @@ class Exchange:
             self.fail(found)
             return
         self._ask.request = found
-        self._deliver(self._ask)
+        self._hold_or_deliver(self._ask)
+
+    def _hold_or_deliver(self, ask: Ask) -> None:
+        if self._traffic.targets_of(ask.model) or not self._hold.begin(ask.model, self._client.now()):
+            self._deliver(ask)
+
+    def look_again(self) -> None:
+        """Its model may have an endpoint now, or be gone, or never get one."""
+        self._hold.end()
+        ask = self._ask
+        if ask is None or ask.request is None or isinstance(self._admitted, ApiError):
+            return
+        model = self._traffic.find_model(self._admitted, ask.request)
+        if isinstance(model, ApiError):
+            self.fail(model)
+        else:
+            ask.model = model
+            self._hold_or_deliver(ask)
 
     def reserve(self, count: int) -> bool:
         is_free = not self.is_over and self._traffic.reserve_body(count)
@@ -302,6 +322,7 @@ class Exchange:
     def abandon(self) -> None:
         """Nobody waits for it any more: give everything back, end what an engine still does for it."""
         self.is_over = True
+        self._hold.end()
         self._free_body()
         self._traffic.cancels.unfollow(self._request_id, self)
         if self._gathering is not None:
@@ -325,10 +346,14 @@ class Exchange:
             self._delivery.resume()
 
     def check_deadlines(self, now: float) -> None:
-        """1. The engine's. 2. A stream that was silent too long says that it lives."""
-        if self._delivery is None:
+        """1. The engine's, or how long it is held. 2. A stream that was silent too long says that it lives."""
+        if self._delivery is not None:
+            self._delivery.check_deadlines(now)
+        elif self._ask is None or not self._hold.is_held:
             return
-        self._delivery.check_deadlines(now)
+        elif self._hold.is_over(now):
+            self._hold.give_up()
+            self._deliver(self._ask)
         silent_seconds = now - self._written_at
         if self.is_over or not self._wants_stream or silent_seconds < SILENCE_SECONDS or self._client.is_stalled():
             return

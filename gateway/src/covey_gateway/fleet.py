@@ -213,4 +213,5 @@ class FleetLink:
             applied=table.order if table is not None else None,
             endpoints=self._traffic.observe_demand(),
             nodes=self._traffic.observe_nodes() if is_foreign else (),
+            models=self._traffic.waiting.observe_demand(),
         )

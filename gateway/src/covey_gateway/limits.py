@@ -35,6 +35,9 @@ SILENCE_SECONDS = 10.0
 # A client that takes no byte for so long while more than the buffers hold is due: its slot serves somebody else.
 CLIENT_STALL_SECONDS = 60.0
 
+# Requests that wait for one model to be ready: as many as one endpoint of four slots takes when it is.
+MAX_HELD_PER_MODEL = 256
+
 # An engine's answer.
 
 # How long it may take is the Placement's to say (`timeouts`).

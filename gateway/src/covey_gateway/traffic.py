@@ -25,6 +25,7 @@ from covey_gateway.routing.refusals import (
     refuse_window,
 )
 from covey_gateway.routing.table import Caller, RoutingTable, Target
+from covey_gateway.waiting import Waiting
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.request import TASKS, Listing, Request
 
@@ -66,6 +67,8 @@ class Traffic:
         self._body_bytes = 0
         self._path_failures: dict[str, str] = {}
         self._on_news: Callable[[], None] = lambda: None
+        self.waiting = Waiting(clock, lambda: self._on_news())
+        """Requests for models that are not ready."""
 
     @property
     def is_ready(self) -> bool:
@@ -75,8 +78,8 @@ class Traffic:
     def watch_news(self, on_news: Callable[[], None]) -> None:
         """Call this when the controller should hear of something at once.
 
-        That is: an endpoint that left the table has nothing in flight any more, one is set aside, or a way was lost or
-        found.
+        That is: an endpoint that left the table has nothing in flight any more, one is set aside, a way was lost or
+        found, or somebody waits for a model.
         """
         self._on_news = on_news
 
@@ -98,6 +101,7 @@ class Traffic:
             self._forget(id_)
         for id_ in [id_ for id_ in self._instances if id_ not in now and id_ not in self._loads]:
             del self._instances[id_]
+        self.waiting.tell(self.table)
         return frozenset(before - now.keys())
 
     def find_model(self, caller: Caller, request: Request) -> ServedModel | ApiError:
@@ -173,8 +177,12 @@ class Traffic:
             _log.warning(words, target.id, target.model, load.aside.seconds, refused)
         elif load.aside is not None and load.aside.is_probed:
             load.aside = replace(load.aside, is_probed=False)
-        if not load.in_flight and target.id in self._departed:
+        if load.in_flight:
+            return
+        if target.id in self._departed:
             self._forget(target.id)
+            self._on_news()
+        elif self.waiting.has_any:  # it may make room for what they wait for
             self._on_news()
 
     def follow(self, target: Target, request: Awaiting) -> None:

@@ -6,7 +6,7 @@ Clients speak to an `Exchange` as the relay's connection does; engines are reach
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from covey_fleet_client.backoff import Backoff
@@ -90,6 +90,7 @@ class Gateway:
         loop = running_loop()
         self.traffic = Traffic(AccessPolicy(needs_local_origin=False, needs_key=False), loop.time)
         self.engines = Engines(loop, self.process.spawn)
+        self._held: list[Exchange] = []
         self._link = SimLink(fleet, self.traffic, self.engines, folder, name, on_table)
 
     async def _run(self, process: Process) -> None:
@@ -99,23 +100,30 @@ class Gateway:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            self.engines.close_idle(asyncio.get_running_loop().time())
+            now = asyncio.get_running_loop().time()
+            self.engines.close_idle(now)
+            self._held = [each for each in self._held if not each.is_over]
+            for each in self._held:
+                each.check_deadlines(now)
 
-    def ask(self, request: Request, *, wants_stream: bool) -> Exchange:
-        """A client's request arrives."""
+    def ask(self, request: Request, *, wants_stream: bool, waits: bool = True) -> Exchange:
+        """A client's request arrives. `waits`: it may be held."""
         body = json.dumps(
             {"model": request.model, "stream": wants_stream, "messages": [{"role": "user", "content": "hi"}]}
         ).encode()
+        head = HEAD if waits else replace(HEAD, hold_seconds=0)
         exchange = Exchange(
             request,
             self.traffic,
             self.engines,
             Images(asyncio.create_task),
-            HEAD,
+            head,
             Caller(),
             keeps_alive=True,
             is_chunked=True,
         )
+        if waits:
+            self._held.append(exchange)
         exchange.begin()
         exchange.take_body(body)
         exchange.complete_body()

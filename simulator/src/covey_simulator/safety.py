@@ -29,6 +29,8 @@ EDIT_SECONDS = 15.0
 LOST_CALM_SECONDS = 30.0
 # How long a node may stay silent before what it runs is given up, by what is promised to users.
 NODE_GRACE_SECONDS = 60.0
+# In the note of what leaves for a model that is asked for.
+SWAPPED = "which is asked for"
 _STOP_REASONS = frozenset(
     {EventReason.DRAIN_STARTED, EventReason.DRAIN_ENDED, EventReason.ATTEMPT_STARTED, EventReason.FAILED}
 )
@@ -188,11 +190,28 @@ class Safety:
             self._check_lost(note, now)
         if note.reason in (EventReason.LOST, EventReason.DELETED):
             self._check_silence(note, now, heard_at)
+        if note.reason == EventReason.DRAIN_STARTED and SWAPPED in note.message:
+            self._check_swap(note, now)
         gone = re.match(r"placement '([^']+)' does not exist any more", note.message)
         if gone and note.reason == EventReason.DRAIN_STARTED:
             wished_at = self._wishes.wished_at.get((note.key.namespace, gone[1]))
             if wished_at is not None and now - wished_at > EDIT_SECONDS:
                 self._story.violate(f"{note.key.name} drains for a placement that is wished: {note.message}")
+
+    def _check_swap(self, note: Note, now: float) -> None:
+        """What makes room has no request on it, and has served for as long as it may at least."""
+        ids = {each.spec.instance_id for each in self.instances if each.metadata.name == note.key.name}
+        for machine in self._machines.values():
+            for engine in machine.engines():
+                if engine.instance_id not in ids or engine.ready_told_at is None:
+                    continue
+                for transport in engine.in_flight:
+                    if self.calm.holds(now, GATEWAY_CALM_SECONDS, transport.gateway.name):
+                        self._story.violate(f"{note.key.name} makes room in the middle of a request")
+                parts = (f"agent {machine.name}", machine.name, "controller")
+                is_calm = self.calm.holds(now, GATEWAY_CALM_SECONDS, *parts)
+                if is_calm and now - engine.ready_told_at < (least := self._wishes.dwell_seconds):
+                    self._story.violate(f"{note.key.name} makes room before it has served for {least} s")
 
     def _check_lost(self, note: Note, now: float) -> None:
         """A leader that heard nobody, because it was paused or away, blames nobody."""

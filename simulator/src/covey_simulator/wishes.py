@@ -13,3 +13,5 @@ class Wishes:
     """When the document of each node changed last."""
     broken: str = ""
     """What they did to the source; empty while it is valid."""
+    dwell_seconds: float = 0.0
+    """How long every Instance that scales serves at least before it makes room for another."""

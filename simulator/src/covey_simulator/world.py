@@ -48,6 +48,8 @@ class World:
         self.source = folder / "source"
         self.source.mkdir()
         self.wishes = Wishes()
+        self.do_clients_wait = False
+        """Whether requests for a model that isn't ready may be held."""
         self._seed = seed
         self.machines: dict[str, Machine] = {}
         self.safety = Safety(story, self.machines, self.wishes)
@@ -292,7 +294,7 @@ class World:
             return "gone"
         request = Request(model, self.now())
         stream = self.random.random() < 0.5
-        gateway.process.context.run(partial(gateway.ask, request, wants_stream=stream))
+        gateway.process.context.run(partial(gateway.ask, request, wants_stream=stream, waits=self.do_clients_wait))
         try:
             async with asyncio.timeout(60.0):
                 await request.answered.wait()

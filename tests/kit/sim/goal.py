@@ -68,11 +68,15 @@ def _why_not(
         return f"{unready} of {name} are not ready"
     if wedged := [keeper.engine.instance_id for _, keeper in found if keeper.engine.is_wedged]:
         return f"{wedged} of {name} generate nothing any more"
-    if len(found) > placement.spec.replicas:
-        return f"{len(found)} of {name} run, {placement.spec.replicas} are wished"
+    scaling = placement.spec.scaling
+    wanted = placement.spec.replicas if scaling is None else scaling.min
+    if len(found) > wanted:
+        return f"{len(found)} of {name} run, {wanted} are wished"
+    if scaling is not None and not placement.status.ready.endswith(f"/{wanted}"):
+        return f"{name} is still wished as it was asked for: {placement.status.ready}"
     revision = revision_of(placement, model)
     old = [pair for pair in found if _revision(pair[1]) != revision]
-    if len(found) == placement.spec.replicas and not old:
+    if len(found) == wanted and not old:
         return ""
     wish = render_wish(placement, model, None, (), ())
     needed: dict[str, dict[str, int]] = {}
@@ -86,7 +90,7 @@ def _why_not(
         free = {pool: machine.free_bytes(pool) + sum(each.taken[pool] for each in gone) for pool in machine.pools}
         for lane in machine.ground.lanes if machine.is_on else ():
             if all(free[pool] >= each for pool, each in needed[lane.pool].items()):
-                counts = f"{len(found)} of {placement.spec.replicas} of {name} run, {len(old)} old"
+                counts = f"{len(found)} of {wanted} of {name} run, {len(old)} old"
                 return f"{counts}, and node {machine.name} has room for it on {lane.compute}"
     return ""
 

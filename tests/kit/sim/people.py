@@ -31,8 +31,12 @@ spec:
   concurrency: 2
   context: {{tokens: {wish.context_tokens}}}
   rollout: {{strategy: {wish.strategy}, drainSeconds: {wish.drain_seconds}}}
-  timeouts: {{startupSeconds: 20}}
+  timeouts: {{startupSeconds: 20, holdSeconds: 15}}
 """
+_SCALING = """  scaling: {{min: {least}, max: 2, target: 2, idleSeconds: 20, minDwellSeconds: {dwell}}}
+"""
+# How long what runs by `scaling` serves at least before it makes room.
+DWELL_SECONDS = 5
 
 
 _NODE = """apiVersion: covey.dev/v1alpha1
@@ -51,9 +55,12 @@ class Wish:
     context_tokens: int
     strategy: str
     drain_seconds: int
+    least: int | None = None
+    """As many as are asked for, but at least so many; None: `replicas`."""
 
     def render(self, name: str) -> str:
-        return _PLACEMENT.format(name=name, wish=self)
+        scaling = "" if self.least is None else _SCALING.format(least=self.least, dwell=DWELL_SECONDS)
+        return _PLACEMENT.format(name=name, wish=self) + scaling
 
 
 @dataclass(slots=True)
@@ -64,6 +71,8 @@ class People:
     said: Wishes
     wishes: dict[str, Wish] = field(default_factory=dict[str, Wish])
     """The last valid set that they wrote."""
+    scaling: Random | None = None
+    """Decides which Placements scale; None: none does, and clients don't wait."""
     _ticks: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def make_wish(self) -> Wish:
@@ -74,12 +83,16 @@ class People:
             context_tokens=pick((512, 1024, 2048)),
             strategy=pick(("Surge", "Surge", "Recreate")),
             drain_seconds=pick((5, 20, 60)),
+            least=self.scaling.choice((None, 0, 0, 0, 0, 0, 1)) if self.scaling else None,
         )
 
     def begin(self, count: int) -> None:
         self.save("models.yaml", "---\n".join(_MODEL.format(name=name) for name in MODELS))
         for index in range(count):
-            self.wish(f"p{index}", self.make_wish(), 0.0)
+            wish = self.make_wish()
+            if self.scaling:  # several models on few machines
+                wish = replace(wish, model=MODELS[index % len(MODELS)])
+            self.wish(f"p{index}", wish, 0.0)
 
     def wish(self, name: str, wish: Wish | None, now: float) -> None:
         """Write a Placement's file, or remove it."""

@@ -15,7 +15,7 @@ from covey_simulator.world import World
 
 from kit import builders
 from kit.builders import GIB
-from kit.sim.people import MODELS, People
+from kit.sim.people import DWELL_SECONDS, MODELS, People
 
 MIB = 2**20
 RESERVE_BYTES = GIB
@@ -24,6 +24,8 @@ DEVICE_POOL = "Cuda0"
 DEVICE_LANE = builders.lane(digest="1" * 64, compute=Compute.CUDA, pool=DEVICE_POOL)
 # Of machines, those with an accelerator that has memory of its own.
 DEVICE_SHARE = 0.3
+# Of seeds, those in which Placements scale and clients wait for models.
+SCALED_EVERY, SCALED_REST = 8, 4
 
 
 class DrawnPace:
@@ -45,12 +47,19 @@ class SeededWorld(World):
         super().__init__(seed, folder, story)
         self.seed = seed
         self.people = People(self.source, Random(f"{seed} people"), story, self.wishes)
+        if seed % SCALED_EVERY == SCALED_REST:
+            self.people.scaling = Random(f"{seed} scaling")
+            self.wishes.dwell_seconds = DWELL_SECONDS
+            self.do_clients_wait = True
         self.gateway_names += [f"g{index}" for index in range(self.random.choice((1, 2)))]
-        for index in range(self.random.choice((2, 3, 3, 4, 5))):
+        count = self.random.choice((2, 3, 3, 4, 5))
+        for index in range(count if self.people.scaling is None else self.people.scaling.choice((1, 2))):
             self.add_machine("abcde"[index], self._draw_ground())
 
     def _draw_ground(self) -> Ground:
         pools = {HOST_POOL: RESERVE_BYTES + self.random.choice((500, 700, 900, 1400)) * MIB}
+        if self.people.scaling is not None:  # so little that they take turns
+            pools = {HOST_POOL: RESERVE_BYTES + self.people.scaling.choice((350, 500)) * MIB}
         if self.random.random() < DEVICE_SHARE:
             pools[DEVICE_POOL] = self.random.choice((500, 900, 1400)) * MIB
         return Ground(
@@ -67,7 +76,8 @@ class SeededWorld(World):
         )
 
     def begin(self) -> None:
-        self.people.begin(self.random.choice((1, 2, 2, 3)))
+        count = self.random.choice((1, 2, 2, 3))
+        self.people.begin(count if self.people.scaling is None else 3)
         super().begin()
 
     def choose_model(self) -> str:

@@ -31,6 +31,12 @@ def lane(compute: Compute, pool: str) -> Instance:
     return builders.instance(compute=compute, members=(member,))
 
 
+def shared() -> Instance:
+    """Over two devices."""
+    costs = (*(Costs(pool=f"CUDA{index}", weights_bytes=50, layers=15) for index in (1, 0)), Costs(floor_bytes=1))
+    return builders.instance(compute=Compute.CUDA, members=(Member(node="a", costs=costs),))
+
+
 OPTIONS = EngineOptions(
     context_tokens=4096,
     slots=3,
@@ -49,6 +55,7 @@ OPTIONS = EngineOptions(
         ("cpu", builders.instance()),
         ("cpu-every-option", builders.instance(options=OPTIONS)),
         ("cuda", lane(Compute.CUDA, "CUDA0")),
+        ("two-devices", shared()),
         ("vulkan", lane(Compute.VULKAN, "Vulkan1")),
         ("metal", lane(Compute.METAL, "Host")),
     ],

@@ -18,7 +18,7 @@ from covey.connect import Where, open_fleet
 from covey.errors import CommandError, ExitCode
 
 KEY_VARIABLE = "COVEY_API_KEY"
-# A cold model answers 503 at once; a running one may prefill a long prompt for minutes.
+# A cold model is held for `holdSeconds`; a running one may prefill a long prompt for minutes.
 READ_TIMEOUT_SECONDS = 600.0
 
 _KEY_HINT = f". Here it comes from {KEY_VARIABLE}; `covey key create NAME` makes one"

@@ -26,6 +26,7 @@ from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance,
 from covey_controller.reconcile.outcomes import Action, CreateInstance, DeleteObject, Note, StatusWrite, UpdateInstance
 from covey_controller.reconcile.world import (
     ArtifactKey,
+    Asked,
     Backoff,
     Doubt,
     Drain,
@@ -34,9 +35,12 @@ from covey_controller.reconcile.world import (
     OpenAsk,
     RestingPlacement,
     Revised,
+    Scaled,
     Search,
+    Serving,
     Spot,
     World,
+    Yield,
 )
 
 
@@ -86,6 +90,14 @@ class Draft:
     """Of Instances that are stored and not seen here: another version's, or let go of and kept by somebody else."""
     unreadable: frozenset[ObjectKey]
     """Placements of another version: what runs by them goes on."""
+    asked: dict[ObjectKey, Asked] = field(default_factory=dict[ObjectKey, Asked])
+    """Models without an endpoint that clients ask for."""
+    in_flight: dict[str, int] = field(default_factory=dict[str, int])
+    """By instanceId: requests of all gateways, where there are any."""
+    scaled: dict[ObjectKey, Scaled] = field(default_factory=dict[ObjectKey, Scaled])
+    serving: dict[str, Serving] = field(default_factory=dict[str, Serving])
+    yields: dict[str, Yield] = field(default_factory=dict[str, Yield])
+    """As `Memory`'s, of this plan."""
     revisions: dict[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])
     """As `Memory`'s, of this plan."""
     resting_nodes: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])

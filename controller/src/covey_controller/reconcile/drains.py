@@ -100,7 +100,7 @@ def plan_drains(draft: Draft, strays: list[Sight]) -> None:
 
 
 def _advance(draft: Draft, sight: Sight, drain: Drain) -> Drain:
-    left = drain.left or _left_at(draft, sight.id)
+    left = drain.left or left_at(draft, sight.id)
     if drain.stop:
         return Drain(drain.since, left, stop=True)
     why = why_quiet(draft, sight, Drain(drain.since, left))
@@ -110,7 +110,7 @@ def _advance(draft: Draft, sight: Sight, drain: Drain) -> Drain:
     return Drain(drain.since, left, stop=True)
 
 
-def _left_at(draft: Draft, instance_id: str) -> Order | None:
+def left_at(draft: Draft, instance_id: str) -> Order | None:
     """Order of the published table, if the Instance is not in it."""
     table = draft.world.published.endpoints
     return table.order if table is not None and instance_id not in routed_ids(table) else None
@@ -129,7 +129,7 @@ def why_quiet(draft: Draft, sight: Sight, drain: Drain) -> str | None:
         due = max(drain.since + NO_GATEWAY_SECONDS, draft.world.led_since + GATEWAYS_RETURN_SECONDS)
         draft.wake_at(due)
         return "no gateway is there to send requests" if draft.now >= due else None
-    if not all(_is_quiet(gateway, sight.id, drain.left) for gateway in live):
+    if not all(is_quiet(gateway, sight.id, drain.left) for gateway in live):
         return None
     all_back_at = draft.world.led_since + GATEWAYS_RETURN_SECONDS
     if draft.now < all_back_at:
@@ -138,7 +138,7 @@ def why_quiet(draft: Draft, sight: Sight, drain: Drain) -> str | None:
     return "every gateway has the table without it and no request on it"
 
 
-def _is_quiet(gateway: GatewayView, instance_id: str, left: Order | None) -> bool:
+def is_quiet(gateway: GatewayView, instance_id: str, left: Order | None) -> bool:
     """Whether this gateway routes by a table without the Instance and has no request on it."""
     demand = gateway.demand
     if left is None or demand is None or demand.applied is None or left.is_after(demand.applied):

@@ -4,7 +4,7 @@ all that means for each node. Pure."""
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from covey_api.instance import Instance, InstanceGoal
+from covey_api.instance import Instance, InstanceGoal, Member
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import Condition, ConditionStatus
 from covey_api.placement import Placement
@@ -210,13 +210,17 @@ def _instance(instance: Instance) -> Entry:
             {
                 "node": member.node,
                 "pools": [
-                    {"name": pool, "bytes": member.bytes_in(pool)}
+                    {"name": pool, "bytes": member.bytes_in(pool), "layers": _layers_in(member, pool)}
                     for pool in dict.fromkeys(costs.pool for costs in member.costs)
                 ],
             }
             for member in spec.members
         ],
     }
+
+
+def _layers_in(member: Member, pool: str) -> int:
+    return sum(costs.layers for costs in member.costs if costs.pool == pool)
 
 
 def _lines(found: Entry) -> Iterator[str]:
@@ -248,7 +252,9 @@ def _instance_words(each: Entry) -> str:
     places = "; ".join(
         f"node '{member['node']}', "
         + ", ".join(
-            f"{format_bytes(pool['bytes'])} ({pool['bytes']} bytes) of '{pool['name']}'" for pool in member["pools"]
+            f"{format_bytes(pool['bytes'])} ({pool['bytes']} bytes) of '{pool['name']}'"
+            + (f" for {pool['layers']} layers" if pool["layers"] else "")
+            for pool in member["pools"]
         )
         for member in each["members"]
     )

@@ -6,7 +6,8 @@ Order of decisions for one Placement:
 2. Failed ones of the wished revision: a place elsewhere, else the next attempt where they are (`retrying`).
 3. Missing ones: placed by the planner, beside old ones where memory allows and their window does not shrink by it;
    else, one after the other, an old one makes room, and only if the new one then fits.
-4. What still has no place: what is of lower priority leaves, if the Placement asks for that (`preempting`).
+4. What still has no place: what nobody asks leaves for what clients ask for (`swapping`), what is of lower priority if
+   the Placement says so (`preempting`).
 
 A revision that fits nowhere, or whose Model is unknown, changes nothing that runs.
 """
@@ -46,7 +47,7 @@ def plan_placement(draft: Draft, key: ObjectKey, placement: Placement) -> None:
     """Decide about one Placement; what was decided is in `draft.progressing[key]`."""
     model = draft.models.get(model_key(key, placement))
     revision = _observe_revision(draft, key, placement, model) if model else None
-    progressing = Progressing(revision=revision, wanted=wanted_replicas(placement))
+    progressing = Progressing(revision=revision, wanted=wanted_replicas(placement, draft.scaled.get(key)))
     draft.progressing[key] = progressing
     progressing.failures = plan_failures(draft, key, placement, revision)
     replicas = _leave(draft, key, revision, progressing.wanted)

@@ -7,8 +7,8 @@ Order of one plan:
 1. Nodes as they look now; whether the fleet has been seen whole (`complete`).
 2. Answers to asks, and what engines took, become Model status; Instances that only nodes know are adopted, or kept as
    strays.
-3. Only when complete: losses, then each Placement by its priority (who leaves, who comes), orphans, drains, doubts,
-   deletions.
+3. Only when complete: losses, how many are asked for, then each Placement by its priority (who leaves, who comes),
+   orphans, drains, doubts, deletions.
 4. Asks; assignments; the endpoints table (when complete); statuses.
 """
 
@@ -35,6 +35,7 @@ from covey_controller.reconcile.judge import judge_placement
 from covey_controller.reconcile.outcomes import CreateNode, DeleteObject, Outcome, Plan
 from covey_controller.reconcile.preempting import order_by_priority
 from covey_controller.reconcile.resting import judge_resting, keep_resting, remember_resting
+from covey_controller.reconcile.scaling import observe_demand
 from covey_controller.reconcile.status import is_deletable_node, plan_statuses
 from covey_controller.reconcile.table import keep_drained, plan_table
 from covey_controller.reconcile.world import Memory, World
@@ -57,7 +58,8 @@ def plan(world: World, now: float) -> Plan:
     if draft.complete:
         observe_absence(draft)
         observe_losses(draft)
-        for key, placement in order_by_priority(draft.placements):
+        observe_demand(draft)
+        for key, placement in order_by_priority(draft):
             if not keep_resting(draft, key, placement):
                 plan_placement(draft, key, placement)
         _drain_orphans(draft)
@@ -135,6 +137,10 @@ def _remember(draft: Draft, assignments: Mapping[str, Assignments]) -> Memory:
         heard=draft.heard,
         doubts=draft.doubts,
         loads=draft.loads,
+        asked=draft.asked,
+        scaled=draft.scaled,
+        serving=draft.serving,
+        yields=draft.yields,
         revisions=draft.revisions,
         assignments=assignments,
         resting_nodes=draft.resting_nodes,

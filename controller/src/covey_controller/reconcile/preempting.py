@@ -1,75 +1,95 @@
-"""Preemption: what of lower priority leaves, so that a replica that fits nowhere fits. Only where a Placement asks.
+"""Who leaves, so that a replica that fits nowhere fits.
 
 1. What drains already is waited for, if the replica fits once it is gone: nothing more leaves meanwhile, and nobody of
    lower priority gets the place (`Draft.nominate`).
-2. Else, of all nodes, the set of Instances of lower priority by whose leaving it would fit there, in this order: the
-   least important, the fewest, the fewest bytes, by name. It drains; it is never stopped with requests on it.
+2. Else what nobody asks makes room for what clients wait for (`swapping`).
+3. Else, where the Placement asks for that: of all nodes, the set of Instances of lower priority by whose leaving it
+   would fit there, in this order: the least important, the fewest, the fewest bytes, by name. It drains; it is never
+   stopped with requests on it.
 
-Never of equal priority: two such Placements would take turns for ever. One set per Placement at a time. Who was drained
-is missing a replica and looks for another place at once, after everybody of higher priority.
+By preemption never of equal priority: two such Placements would take turns for ever. One set per Placement at a time.
+Who was drained is missing a replica and looks for another place at once, after everybody of higher priority.
 """
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from covey_api.instance import InstanceGoal
 from covey_api.kinds import ObjectKey
 from covey_api.placement import Placement, Preemption
-from covey_planner.choice import choose
-from covey_planner.types import Chosen, Wish
+from covey_planner.types import Wish
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import Sight
+from covey_controller.reconcile.leaving import Leaving, find_leaving, owner_of, place_without, quote_names
 from covey_controller.reconcile.making import InstanceMaker
+from covey_controller.reconcile.swapping import make_swap
+from covey_controller.reconcile.wanted import model_key
 
 _Order = tuple[int, int, int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Victims:
-    """Instances of one node by whose leaving a replica fits there."""
-
-    order: _Order
-    """Highest priority among them, how many, their bytes, the node: the smallest is preferred."""
-    sights: tuple[Sight, ...]
-    chosen: Chosen
+def order_by_priority(draft: Draft) -> list[tuple[ObjectKey, Placement]]:
+    """Higher first: who is important chooses first. Of equal ones whose clients wait longest, then by name."""
+    return sorted(
+        draft.placements.items(), key=lambda item: (-item[1].spec.priority, _asked_since(draft, *item), item[0])
+    )
 
 
-def order_by_priority(placements: Mapping[ObjectKey, Placement]) -> list[tuple[ObjectKey, Placement]]:
-    """Higher first, ties by name: who is important chooses first."""
-    return sorted(placements.items(), key=lambda item: (-item[1].spec.priority, item[0]))
+def _asked_since(draft: Draft, key: ObjectKey, placement: Placement) -> float:
+    asked = draft.asked.get(model_key(key, placement)) if draft.asked else None
+    return asked.since if asked is not None else float("inf")
 
 
 def make_way(maker: InstanceMaker, wish: Wish) -> str:
     """What one more replica waits for, in words; empty when nothing can be done for it."""
-    if maker.placement.spec.preemption is not Preemption.LOWER_PRIORITY:
+    displaces = maker.placement.spec.preemption is Preemption.LOWER_PRIORITY
+    is_asked = model_key(maker.key, maker.placement) in maker.draft.asked
+    if not displaces and not is_asked:
         return ""
+    return (
+        _wait_for_leaving(maker, wish)  # 1
+        or (make_swap(maker, wish, may_wait=False) if is_asked else "")  # 2
+        or (_preempt(maker, wish) if displaces else "")  # 3
+        or (make_swap(maker, wish, may_wait=True) if is_asked else "")
+    )
+
+
+def _wait_for_leaving(maker: InstanceMaker, wish: Wish) -> str:
     draft = maker.draft
     going = [sight for sight in draft.sights.values() if sight.instance.spec.goal is InstanceGoal.DRAIN]
-    with draft.without(*(sight.instance for sight in going)) as roster:
-        place = next(iter(choose(wish, roster, 1).chosen), None)
-    if place is not None:  # 1
-        draft.nominate(place)
-        here = [s.instance.metadata.name for s in going if any(m.node == place.node for m in s.instance.spec.members)]
-        return f"waits for {_quoted(here)} to leave node '{place.node}'"
-    found = _choose_victims(maker, wish)  # 2
+    place = place_without(draft, wish, going) if going else None
+    if place is None:
+        return ""
+    draft.nominate(place)
+    here = [sight for sight in going if any(m.node == place.node for m in sight.instance.spec.members)]
+    return f"waits for {quote_names(here)} to leave node '{place.node}'"
+
+
+def _preempt(maker: InstanceMaker, wish: Wish) -> str:
+    draft = maker.draft
+    found = _choose_victims(maker, wish)
     if found is None:
         return ""
     for sight in found.sights:
-        owner = draft.placements[_owner(sight)]
+        owner = draft.placements[owner_of(sight)]
         draft.drain(
             sight,
             f"it makes room for {maker.key.name} of priority {maker.placement.spec.priority}; its own is "
             f"{owner.spec.priority}",
         )
     draft.nominate(found.chosen)
-    names = _quoted([sight.instance.metadata.name for sight in found.sights])
-    return f"waits for {names} of lower priority to leave node '{found.chosen.node}'"
+    return f"waits for {quote_names(found.sights)} of lower priority to leave node '{found.chosen.node}'"
 
 
-def _choose_victims(maker: InstanceMaker, wish: Wish) -> _Victims | None:
-    found = (_victims_on(maker, wish, node, sights) for node, sights in _lower_by_node(maker).items())
-    return min((each for each in found if each is not None), key=lambda each: each.order, default=None)
+def _choose_victims(maker: InstanceMaker, wish: Wish) -> Leaving | None:
+    draft, lower = maker.draft, _lower_by_node(maker)
+    found = (find_leaving(draft, wish, node, sights) for node, sights in lower.items())
+    return min((each for each in found if each is not None), key=lambda each: _order(draft, each), default=None)
+
+
+def _order(draft: Draft, each: Leaving) -> _Order:
+    """Highest priority among them, how many, their bytes, the node: the smallest is preferred."""
+    node = each.chosen.node
+    held = sum(c.total_bytes for s in each.sights for m in s.instance.spec.members if m.node == node for c in m.costs)
+    return (max(_priority(draft, sight) for sight in each.sights), len(each.sights), held, node)
 
 
 def _lower_by_node(maker: InstanceMaker) -> dict[str, list[Sight]]:
@@ -77,7 +97,7 @@ def _lower_by_node(maker: InstanceMaker) -> dict[str, list[Sight]]:
     draft, own = maker.draft, maker.placement.spec.priority
     lower: dict[str, list[Sight]] = {}
     for sight in draft.sights.values():
-        owner = draft.placements.get(_owner(sight))
+        owner = draft.placements.get(owner_of(sight))
         if owner is None or owner.spec.priority >= own or sight.instance.spec.goal is not InstanceGoal.RUN:
             continue
         for node in {member.node: None for member in sight.instance.spec.members}:
@@ -89,39 +109,5 @@ def _lower_by_node(maker: InstanceMaker) -> dict[str, list[Sight]]:
     return lower
 
 
-def _victims_on(maker: InstanceMaker, wish: Wish, node: str, lower: Sequence[Sight]) -> _Victims | None:
-    """Add one after the other until it fits; then spare whoever needs not leave, the most important first."""
-    if wish.include and node not in wish.include:
-        return None
-    asked = replace(wish, include=frozenset({node}))
-    if _place_without(maker, asked, lower) is None:
-        return None
-    count = next(n for n in range(1, len(lower) + 1) if _place_without(maker, asked, lower[:n]) is not None)
-    kept = list(lower[:count])
-    for sight in reversed(lower[:count]):
-        others = [each for each in kept if each is not sight]
-        if others and _place_without(maker, asked, others) is not None:
-            kept = others
-    place = _place_without(maker, asked, kept)
-    if place is None:
-        return None
-    highest = max(_priority(maker.draft, each) for each in kept)
-    held = sum(c.total_bytes for each in kept for m in each.instance.spec.members if m.node == node for c in m.costs)
-    return _Victims((highest, len(kept), held, node), tuple(kept), place)
-
-
-def _place_without(maker: InstanceMaker, asked: Wish, gone: Sequence[Sight]) -> Chosen | None:
-    with maker.draft.without(*(sight.instance for sight in gone)) as roster:
-        return next(iter(choose(asked, roster, 1).chosen), None)
-
-
 def _priority(draft: Draft, sight: Sight) -> int:
-    return draft.placements[_owner(sight)].spec.priority
-
-
-def _owner(sight: Sight) -> ObjectKey:
-    return ObjectKey(Placement.__name__, sight.instance.key.namespace, sight.instance.spec.placement)
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(names))
+    return draft.placements[owner_of(sight)].spec.priority

@@ -47,7 +47,7 @@ def keep_resting(draft: Draft, key: ObjectKey, placement: Placement) -> bool:
     seen = _observe_rest(draft, key, placement)
     if seen is None or (*seen, *(_observe_fleet(draft) if known.decision else ())) != known.seen:
         return False
-    wanted = wanted_replicas(placement)
+    wanted = wanted_replicas(placement, draft.scaled.get(key))
     draft.progressing[key] = Progressing(known.revision, wanted, known.decision, placement.status.failures)
     if key in draft.world.memory.revisions:
         draft.revisions[key] = draft.world.memory.revisions[key]
@@ -91,6 +91,8 @@ def _is_refused(draft: Draft, key: ObjectKey, outcome: Outcome) -> bool:
         return False
     if progressing.failures or placement.spec.preemption is not Preemption.NEVER or draft.stray_instances:
         return False
+    if model_key(key, placement) in draft.asked:  # others may leave for it
+        return False
     return all(sight.instance.spec.revision == progressing.revision for sight in draft.sights_of(key))
 
 
@@ -111,9 +113,11 @@ def _observe_fleet(draft: Draft) -> tuple[object, ...]:
 
 def _observe_rest(draft: Draft, key: ObjectKey, placement: Placement) -> tuple[object, ...] | None:
     """All that is decided and said about it comes from this; None while anything of it is under way."""
-    parts: list[object] = [placement, draft.models.get(model_key(key, placement))]
+    model = model_key(key, placement)
+    wanted = wanted_replicas(placement, draft.scaled.get(key))
+    parts: list[object] = [placement, draft.models.get(model), wanted, model in draft.asked]
     for sight in draft.sights_of(key):
-        if not _is_serving(draft, sight):
+        if not _is_serving(draft, sight) or sight.id in draft.world.memory.yields:
             return None
         parts.append(sight.instance)
         for member in sight.members:
@@ -130,4 +134,5 @@ def _is_serving(draft: Draft, sight: Sight) -> bool:
     if sight.instance.spec.goal is not InstanceGoal.RUN or sight.instance.metadata.deletion_timestamp is not None:
         return False
     each = sight.id
-    return not (each in draft.lost or each in draft.absent or each in draft.failed or each in draft.unreachable)
+    is_out = each in draft.failed or each in draft.unreachable or each in draft.yields
+    return not (is_out or each in draft.lost or each in draft.absent)

@@ -1,7 +1,8 @@
 """The endpoints table: which Instances are routable, what each declared Model's state is, which keys are valid.
 
-Routable: goal `Run`, a member that generated a token, an address. While its node is silent an endpoint stays as it was
-last known, `confirmed: false`, until a gateway finds it unreachable. A draining Instance has left the table.
+Routable: goal `Run`, not about to yield, a member that generated a token, an address. While its node is silent an
+endpoint stays as it was last known, `confirmed: false`, until a gateway finds it unreachable. A draining Instance has
+left the table.
 """
 
 from collections.abc import Mapping
@@ -70,6 +71,8 @@ def keep_drained(draft: Draft, planned: Endpoints) -> Endpoints:
 
 def _endpoint(draft: Draft, sight: Sight, known: Mapping[str, Endpoint]) -> Endpoint | None:
     """`known`: those that are published, by instanceId; of what is at rest they are as they were."""
+    if sight.id in draft.yields:
+        return None
     before = known.get(sight.id)
     if before is not None and sight.instance.key in draft.resting:
         return before
@@ -100,6 +103,7 @@ def _endpoint(draft: Draft, sight: Sight, known: Mapping[str, Endpoint]) -> Endp
         address=front[0] if front else "",
         front_port=front[1] if front else 0,
         timeouts=_timeouts_of(draft, namespace, spec.placement),
+        target=_target_of(draft, namespace, spec.placement),
     )
 
 
@@ -109,6 +113,11 @@ def _timeouts_of(draft: Draft, namespace: str, name: str) -> RequestTimeouts:
     if placement is None:
         return RequestTimeouts()
     return RequestTimeouts.model_validate(placement.spec.timeouts.model_dump(include=set(RequestTimeouts.model_fields)))
+
+
+def _target_of(draft: Draft, namespace: str, name: str) -> int:
+    placement = draft.placements.get(ObjectKey(Placement.__name__, namespace, name))
+    return placement.spec.scaling.target if placement is not None and placement.spec.scaling is not None else 0
 
 
 def address_of(sight: Sight) -> tuple[str, int] | None:
@@ -186,7 +195,23 @@ def _served_model(
         retry_after_seconds=retry_after_seconds(progress),
         passes_unknown_fields=bool(placements)
         and all(draft.placements[each].spec.unknown_fields is UnknownFields.FORWARD for each in placements),
+        wakes=wanted == 0 and any(_scales(draft.placements[each]) for each in placements),
+        hold_seconds=_hold_seconds(draft, state, placements),
     )
+
+
+def _hold_seconds(draft: Draft, state: ModelState, placements: list[ObjectKey]) -> int:
+    """0 where waiting doesn't help: it can't be served, or nobody may start it."""
+    if state is ModelState.UNAVAILABLE:
+        return 0
+    able = [each for each in placements if draft.progressing[each].wanted or _scales(draft.placements[each])]
+    return max((draft.placements[each].spec.timeouts.hold_seconds for each in able), default=0)
+
+
+def _scales(placement: Placement) -> bool:
+    """Whether it starts for who asks."""
+    is_leaving = placement.metadata.deletion_timestamp is not None
+    return placement.spec.scaling is not None and not placement.spec.suspend and not is_leaving
 
 
 def _resting_model(
@@ -194,6 +219,8 @@ def _resting_model(
 ) -> ServedModel | None:
     """As it is published, while all that ask for it serve and are at rest."""
     if before is None or before.state is not ModelState.READY or refused or before.aliases != model.spec.aliases:
+        return None
+    if any(sight.id in draft.yields for each in placements for sight in draft.sights_of(each)):
         return None
     return before if placements and all(each in draft.resting for each in placements) else None
 

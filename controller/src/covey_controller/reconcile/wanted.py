@@ -12,12 +12,16 @@ from covey_api.placement import Failure, Placement
 from covey_api.units import parse_quantity
 from covey_planner.types import Barred, VariantView, Wish
 
+from covey_controller.reconcile.world import Scaled
 
-def wanted_replicas(placement: Placement) -> int:
-    """Replicas wished; none while suspended or being deleted."""
+
+def wanted_replicas(placement: Placement, scaled: Scaled | None) -> int:
+    """Replicas wished; none while suspended or being deleted. `scaled`: how many are asked for, if that decides."""
     if placement.spec.suspend or placement.metadata.deletion_timestamp is not None:
         return 0
-    return placement.spec.replicas
+    if placement.spec.scaling is None:
+        return placement.spec.replicas
+    return placement.spec.scaling.min if scaled is None else scaled.count
 
 
 def model_key(placement_key: ObjectKey, placement: Placement) -> ObjectKey:

@@ -18,6 +18,7 @@ from covey_controller.reconcile.draft import Draft, index_objects
 from covey_controller.reconcile.drains import why_quiet
 from covey_controller.reconcile.fleet import Sight, view_node
 from covey_controller.reconcile.making import running_instances
+from covey_controller.reconcile.scaling import explain_scaling, observe_demand
 from covey_controller.reconcile.together import find_shape
 from covey_controller.reconcile.wanted import failed_lanes, fresh_status, model_key, render_wish, wanted_replicas
 from covey_controller.reconcile.world import World
@@ -58,7 +59,9 @@ def observe_progress(world: World, now: float, key: ObjectKey) -> Progress | Non
 
 def _draft(world: World, now: float) -> tuple[Draft, Mapping[ObjectKey, Kind]]:
     stored = index_objects(world.objects)
-    return begin_draft(world, stored, now), stored
+    draft = begin_draft(world, stored, now)
+    observe_demand(draft)
+    return draft, stored
 
 
 def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Explanation:
@@ -72,7 +75,7 @@ def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Ex
     pending = decision.pending
     why = WhyPlacement(
         wish=wish,
-        replicas=wanted_replicas(placement),
+        replicas=wanted_replicas(placement, draft.scaled.get(key)),
         instances=tuple(sight.instance for sight in draft.sights_of(key)),
         nodes=tuple(draft.roster()),
         results=() if pending else explain_nodes(wish, tuple(draft.roster())),
@@ -80,7 +83,7 @@ def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Ex
         shape=find_shape(draft, wish, decision),
     )
     text, data = _conditions(placement)
-    text += _priority(placement)
+    text += _priority(placement) + explain_scaling(draft, key, placement)
     failures = "".join(
         f"failed on node '{each.node}' ({each.engine}{f', pool {each.pool!r}' if each.pool else ''}): {each.cause}: "
         f"{each.message}\n"

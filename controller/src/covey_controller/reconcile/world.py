@@ -145,6 +145,44 @@ class Revised:
     revision: str
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How a Model without an endpoint is asked for, by all gateways."""
+
+    held: int
+    """Requests that wait; none: somebody was refused of late."""
+    since: float
+    """Since when it has been asked for without a pause, or the oldest of them waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """How many replicas of a Placement with `scaling` are wished."""
+
+    count: int
+    needed_at: float
+    """When as many were needed last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A Ready Instance of a Placement with `scaling`."""
+
+    since: float
+    used_at: float
+    """When a gateway last had a request on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """An Instance that is out of the table to make room, and still runs: its requests end first."""
+
+    by: ObjectKey
+    """The Placement that it makes room for."""
+    left: Order | None = None
+    """Order of the first table without it; None until one is published."""
+
+
 class RestingPlacement(NamedTuple):
     """A Placement with its Instances, of which a plan had nothing to do, to write or to note."""
 
@@ -196,6 +234,14 @@ class Memory:
     """Engines that run, with what they took."""
     revisions: Mapping[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])
     """By Placement: hashing each of them anew in every plan would be most of what a quiet plan costs."""
+    asked: Mapping[ObjectKey, Asked] = field(default_factory=dict[ObjectKey, Asked])
+    """By Model without an endpoint."""
+    scaled: Mapping[ObjectKey, Scaled] = field(default_factory=dict[ObjectKey, Scaled])
+    """By Placement with `scaling`."""
+    serving: Mapping[str, Serving] = field(default_factory=dict[str, Serving])
+    """By instanceId, of such Placements."""
+    yields: Mapping[str, Yield] = field(default_factory=dict[str, Yield])
+    """By instanceId."""
     assignments: Mapping[str, Assignments] = field(default_factory=dict[str, Assignments])
     """By node: as the last plan made them, so that what says the same is the same object."""
     resting_nodes: Mapping[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])

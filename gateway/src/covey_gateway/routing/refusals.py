@@ -57,12 +57,13 @@ def refuse_window(model: ServedModel, request: Request, window: int | None) -> A
 def refuse_unready(model: ServedModel) -> ApiError:
     """A declared model without an endpoint."""
     why = f"{model.reason}: {model.message}" if model.reason and model.message else model.reason or model.message
-    if model.state is ModelState.NOT_PLACED:
+    if model.state is ModelState.NOT_PLACED and not model.wakes:
         message = f"model '{model.name}' is declared, but no Placement asks for a replica of it"
         return ApiError(503, ErrorCode.MODEL_UNAVAILABLE, message, "model")
     if model.state is ModelState.UNAVAILABLE:
         message = f"model '{model.name}' can't be served: {why or 'no reason was given'}"
         return ApiError(503, ErrorCode.MODEL_UNAVAILABLE, message, "model")
+    why = "it is started now" if model.wakes else why
     loading: dict[str, object] = {"state": model.state.value, "reason": model.reason, "message": model.message}
     if (progress := model.progress) is not None:
         loading |= progress.to_wire()

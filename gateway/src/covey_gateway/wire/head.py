@@ -19,6 +19,7 @@ MAX_HEAD_BYTES = 64 * 1024
 _SINGLE = frozenset(
     (b"host", b"origin", b"authorization", b"x-api-key", b"content-length", b"transfer-encoding", b"expect")
 )
+_SECONDS = re.compile(rb"[0-9]{1,6}")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -35,6 +36,8 @@ class RequestHead:
     content_length: int
     """Zero when the body is chunked or absent."""
     expects_continue: bool
+    hold_seconds: int | None = None
+    """The longest that the client wants to be held for (`x-covey-hold`); None: it doesn't say."""
 
 
 def parse_head(
@@ -61,6 +64,11 @@ def parse_head(
     coding = seen.get(b"transfer-encoding")
     if coding is not None and (version == "1.0" or coding.strip().lower() != b"chunked"):
         return invalid_request("'transfer-encoding' must be 'chunked', in HTTP/1.1 only")
+    hold_seconds = None
+    if (hold := seen.get(b"x-covey-hold")) is not None:
+        if not _SECONDS.fullmatch(hold):
+            return invalid_request("'x-covey-hold' must be a whole number of seconds, 0 to be answered at once")
+        hold_seconds = int(hold)
     return RequestHead(
         method=method,
         path=target.partition(b"?")[0],
@@ -70,6 +78,7 @@ def parse_head(
         request_id=_find_request_id(seen),
         content_length=int(seen.get(b"content-length", b"0")),
         expects_continue=version == "1.1" and seen.get(b"expect", b"").lower() == b"100-continue",
+        hold_seconds=hold_seconds,
     )
 
 

@@ -80,9 +80,17 @@ def render_placement(instance: Instance) -> tuple[str, ...]:
     if instance.spec.compute is Compute.CPU:
         # `none` also keeps a driver that is there from taking memory of a device.
         return "-ngl", "0", "-dev", "none"
-    devices = sorted({costs.pool for costs in instance.spec.members[0].costs if costs.pool != HOST_POOL})
+    costs = {each.pool: each for each in instance.spec.members[0].costs if each.pool != HOST_POOL}
+    devices = sorted(costs)
     chosen = ("-dev", ",".join(devices)) if devices else ()
-    return "-ngl", ALL_LAYERS, *chosen
+    return "-ngl", ALL_LAYERS, *chosen, *_render_split([costs[device].layers for device in devices])
+
+
+def _render_split(layers: list[int]) -> tuple[str, ...]:
+    """As stamped: by itself the engine would share by what it finds free. The output counts as one layer, the last."""
+    if len(layers) < 2 or not all(layers):
+        return ()
+    return "--split-mode", "layer", "--tensor-split", ",".join(str(each) for each in (*layers[:-1], layers[-1] + 1))
 
 
 def render_runtime(runtime: LlamaServerRuntime) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ def _chosen(question: Question, offer: Offer, window: int) -> Chosen:
 
 
 def _tenant(question: Question, offer: Offer) -> Tenant:
-    return Tenant(offer.way.span, question.price(offer.way, offer.lane).formulas)
+    return Tenant(offer.way.span, offer.split or question.price(offer.way, offer.lane).formulas)
 
 
 def _pending_facts(tally: Tally, nodes: int) -> Pending | None:

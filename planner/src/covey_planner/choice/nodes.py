@@ -21,17 +21,18 @@ from dataclasses import dataclass, field
 from covey_api.engines import Compute, Lane, LaneState
 from covey_api.reasons import RefusalReason
 
+from covey_planner.choice.splits import find_split, may_split
 from covey_planner.choice.taints import find_untolerated
 from covey_planner.choice.ways import Question, Way
-from covey_planner.fit.estimate import CELL_STEP
+from covey_planner.fit.estimate import CELL_STEP, CostFormula
 from covey_planner.types import NodeState, NodeView, Pool
 
 # Among lanes of one engine: accelerators first.
 COMPUTE_ORDER = {Compute.CUDA: 0, Compute.ROCM: 1, Compute.METAL: 2, Compute.VULKAN: 3, Compute.CPU: 4}
 
-# (way, compute, replicas here, not cached, not installed, narrower than could be, bytes left in the lane's own pool at
+# (way, over several devices, compute, replicas here, not cached, not installed, narrower than could be, bytes left in
 # the widest window or minus the bytes left at the least, name): the smallest is preferred.
-OfferOrder = tuple[int, int, int, bool, bool, bool, int, str]
+OfferOrder = tuple[int, bool, int, int, bool, bool, bool, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Offer:
     """(pool, bytes) that the replica takes at its least window."""
     most: tuple[tuple[str, int], ...]
     """The same at its widest."""
+    split: tuple[CostFormula, ...] = ()
+    """What it takes of each pool, where several devices share it; `lane` is the first one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def evaluate_node(question: Question, node: NodeView, taken: Taken) -> Offer | M
 
     1. The operator's and the Placement's filters: cordon, taints, selector, include, exclude.
     2. Whether the node is known well enough: not silent, facts there.
-    3. Ways in their order: the first whose least window fits, on the best lane for it.
+    3. Ways in their order: the first whose least window fits, on the best lane for it, else over several devices.
     4. Else the reason that came nearest to a fit.
     """
     reason = filter_node(question, node, node.name)  # 1, 2
@@ -106,6 +109,7 @@ def evaluate_node(question: Question, node: NodeView, taken: Taken) -> Offer | M
             elif nearest is None or not 0 < nearest.short_bytes <= -left:
                 reason = _memory_reason(question, way, lane, pool, -left)
                 nearest = Miss(reason, node, -left, way, lane, pool, taken.least)
+        best = best or offer_split(question, node, way, taken)
         if best is not None:
             return best
     return nearest or _no_lane(question, node)  # 4
@@ -138,13 +142,21 @@ def filter_node(question: Question, node: NodeView, name: str) -> RefusalReason 
 
 
 def order_offer(
-    way: Way, lane: Lane, name: str, left: int, *, replicas: int, is_cached: bool, is_narrower: bool
+    way: Way,
+    lane: Lane,
+    name: str,
+    left: int,
+    *,
+    replicas: int,
+    is_cached: bool,
+    is_narrower: bool,
+    is_split: bool = False,
 ) -> OfferOrder:
     """`left`: in the lane's own pool, at the widest window, or at the least where that is all that fits."""
     is_installed = lane.state is LaneState.INSTALLED
     memory = -left if is_narrower else left
     rank = COMPUTE_ORDER[lane.compute]
-    return (way.rank, rank, replicas, not is_cached, not is_installed, is_narrower, memory, name)
+    return (way.rank, is_split, rank, replicas, not is_cached, not is_installed, is_narrower, memory, name)
 
 
 def _offer(question: Question, node: NodeView, way: Way, lane: Lane, taken: Taken) -> Offer:
@@ -164,6 +176,31 @@ def _offer(question: Question, node: NodeView, way: Way, lane: Lane, taken: Take
         is_narrower=is_narrower,
     )
     return Offer(order, node, way, lane, price.least, price.most)
+
+
+def offer_split(question: Question, node: NodeView, way: Way, taken: Taken) -> Offer | None:
+    """Over several devices of the node; None: it doesn't fit so either."""
+    found = find_split(question, node, way, taken.least) if may_split(node, way) else None
+    if found is None:
+        return None
+    lane, formulas = found
+    least = tuple((formula.pool, formula.total_bytes(way.span.least)) for formula in formulas)
+    most = tuple((formula.pool, formula.total_bytes(way.span.most)) for formula in formulas)
+    _, left = _tightest(node, most, taken.most)
+    is_narrower = left < 0
+    if is_narrower:
+        _, left = _tightest(node, least, taken.least)
+    order = order_offer(
+        way,
+        lane,
+        node.name,
+        left,
+        replicas=taken.replicas + question.wish.placed.get(node.name, 0),
+        is_cached=way.digest in node.cached,
+        is_narrower=is_narrower,
+        is_split=True,
+    )
+    return Offer(order, node, way, lane, least, most, formulas)
 
 
 def _add(taken: Mapping[str, int], more: tuple[tuple[str, int], ...]) -> Mapping[str, int]:

@@ -18,10 +18,12 @@ from covey_planner.choice.nodes import (
     Taken,
     evaluate_node,
     filter_node,
+    offer_split,
     order_offer,
 )
 from covey_planner.choice.refusals import nearness
 from covey_planner.choice.roster import Free, NodeClass, Ranking, Roster, free_in
+from covey_planner.choice.splits import may_split
 from covey_planner.choice.ways import Price, Question, Way
 
 
@@ -70,6 +72,9 @@ class Search:
                 break
             for offer in self._offers(way):
                 best = offer if best is None or offer.order < best.order else best
+            if best is None or best.order[:2] >= (way.rank, True):
+                splits = (offer for offer in self._splits(way) if best is None or offer.order < best.order)
+                best = min(splits, key=_by_order, default=best)
         if best is not None:
             name = best.node.name
             self._taken[name] = self._taken.get(name, NOTHING_TAKEN).with_offer(best)
@@ -87,6 +92,18 @@ class Search:
                 if order is not None:
                     view = each.views[order[-1]]
                     yield Offer(order, view, way, view.lanes[index], price.least, price.most)
+
+    def _splits(self, way: Way) -> Iterator[Offer]:
+        """Of each node that isn't asked by itself, and may have the memory in all: few have several devices."""
+        for each in self._open:
+            if not may_split(each.example, way):
+                continue
+            for name in each.names():
+                offer = (
+                    None if name in self._apart else offer_split(self._question, each.views[name], way, NOTHING_TAKEN)
+                )
+                if offer is not None:
+                    yield offer
 
     def _best_of(self, among: NodeClass, way: Way, lane: Lane, price: Price) -> OfferOrder | None:
         """Nodes that have the file first; of those the whole window with the fewest bytes left, else the widest."""

@@ -66,6 +66,8 @@ class CostFormula:
     """State of one slot in all recurrent layers; the same at every window."""
     calibration_percent: int = 100
     """What the computed bytes were scaled to already."""
+    layers: int = 0
+    """Layers that are in this pool, of a model that several devices share; 0: all that are on a device."""
 
     def kv_cache_bytes(self, window: int) -> int:
         cells = _round_up(window)
@@ -95,6 +97,7 @@ class CostFormula:
             workspace_bytes=self.workspace_bytes,
             floor_bytes=self.floor_bytes,
             calibration_percent=self.calibration_percent,
+            layers=self.layers,
         )
 
     def calibrated(self, percent: int) -> "CostFormula":

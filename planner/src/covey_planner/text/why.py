@@ -126,7 +126,8 @@ def _instance_lines(wish: Wish, instance: Instance, nodes: dict[str, NodeView]) 
 def _costs_lines(costs: Costs) -> Iterator[str]:
     rows = [(label, _part(costs, field)) for label, field in _COSTS]
     rows.append(("total", costs.total_bytes))
-    yield f"  takes of pool '{costs.pool}'{_calibrated(costs)}:"
+    layers = f" for {costs.layers} layers" if costs.layers else ""
+    yield f"  takes of pool '{costs.pool}'{layers}{_calibrated(costs)}:"
     for label, count in rows:
         yield f"    {label:<16}{format_bytes(count):>12}  {count:>16} bytes"
 
@@ -158,6 +159,8 @@ def _result_text(wish: Wish, result: Chosen | Refusal, nodes: dict[str, NodeView
     ]
     if here := wish.placed.get(result.node):
         parts.append(f"runs {here} of it already, so equal nodes with fewer come first")
+    if shares := [f"{costs.layers} layers in '{costs.pool}'" for costs in result.costs if costs.layers]:
+        parts.append(f"over {len(shares)} devices: {', '.join(shares)}")
     for costs in result.costs:
         pool = find_pool(nodes[result.node], costs.pool) if result.node in nodes else None
         free = f" of {render_exactly(pool.unreserved_bytes)} unreserved" if pool else ""

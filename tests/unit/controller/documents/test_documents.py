@@ -182,8 +182,8 @@ def test_aliases_do_not_share_what_is_filled_in() -> None:
             PLACEMENT + "  zzz: 1\n",
             6,
             "spec.zzz",
-            "`spec.zzz` must not be given: `spec` has no such field; it has 'modelRef', 'replicas', 'engines', "
-            "'nodes', 'context', 'concurrency', 'kvCache', 'priority', 'preemption', 'rollout', …",
+            "`spec.zzz` must not be given: `spec` has no such field; it has 'modelRef', 'replicas', 'scaling', "
+            "'engines', 'nodes', 'context', 'concurrency', 'kvCache', 'priority', 'preemption', …",
         ),
         (MODEL.replace("  tasks: [Chat]\n", ""), 5, "spec.tasks", "`spec.tasks` must be given"),
         (head("Model"), 1, "spec", "`spec` must be given"),
@@ -350,6 +350,12 @@ def test_aliases_do_not_share_what_is_filled_in() -> None:
             5,
             "spec",
             "names in `spec.variants` must be unique",
+        ),
+        (
+            PLACEMENT + "  scaling: {min: 2}\n",
+            6,
+            "spec.scaling",
+            "`spec.scaling.min` must be at most `spec.scaling.max`",
         ),
         (
             PLACEMENT + "  context: {tokens: 512, minTokens: 1024}\n",
