@@ -466,7 +466,7 @@ def test_admission_policy_that_refuses_one_placement_stops_no_other(plane: Contr
                 await until(lambda: placement_key("b") not in store.sync.objects, 60)
                 assert {each.spec.placement for each in instances(store)} == {"c"}
                 told = control.history.events(placement_key("a-barred"))
-                assert ["house rule 7" in event.message for event in told] == [True]
+                assert ["house rule 7" in each.event.message for each in told] == [True]
                 stalled = (await people.read(placement_key("a-barred")))["status"]["conditions"]
                 assert [each["reason"] for each in stalled if each["type"] == "Stalled"] == ["WriteRefused"]
             await control.wait_routed(2)

@@ -123,6 +123,14 @@ class Event:
     warning: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ToldEvent:
+    """An event, and when it was told (RFC 3339, UTC)."""
+
+    event: Event
+    seen: str
+
+
 class Store(Protocol):
     """Desired objects in, observed objects and status both ways. At most eight methods."""
 
@@ -322,7 +330,7 @@ class Explainer(Protocol):
 
     async def wait_objects_changed(self, timeout_seconds: float) -> bool: ...
 
-    def events(self, key: ObjectKey) -> tuple[Event, ...]: ...
+    def events(self, key: ObjectKey) -> tuple[ToldEvent, ...]: ...
 
     def gateways(self) -> tuple[GatewaySession, ...]: ...
 

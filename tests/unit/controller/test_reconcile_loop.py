@@ -212,7 +212,7 @@ def test_notes_are_recorded_as_events_with_the_status_they_explain() -> None:
             await control.wait_routed(1)
             await asyncio.sleep(1)
             key = store.instances()[0].key
-            said = [event.reason for event in control.history.events(key)]
+            said = [told.event.reason for told in control.history.events(key)]
             assert said[0] == "InstanceCreated"
             assert said[-1] == "Serving"
             assert {event.reason for event in store.events if event.key == key} >= {"Serving"}
