@@ -304,6 +304,10 @@ class Board(Protocol):
 
     def watch_endpoints(self, gateway: str) -> AsyncIterator[Endpoints | None]: ...
 
+    def may_be_there(self, gateway: str) -> bool:
+        """Whether it was heard in the last minutes, or could not have been."""
+        ...
+
 
 class Asker(Protocol):
     """For the control API: questions that only a node can answer."""

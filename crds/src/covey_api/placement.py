@@ -204,8 +204,8 @@ class PlacementStatus(Status):
     revision: Annotated[str, Field(max_length=64)] = ""
     """Hash of what its instances are made from now; another one is a rollout."""
     ready: Annotated[str, Field(max_length=16)] = ""
-    """`1/2`: of the wished replicas, how many serve as wished, for the printer column. Instances of another revision, or
-    of a Model that is missing by now, may serve meanwhile: they count in `readyReplicas` alone."""
+    """`1/2`: of the wished replicas, how many serve as wished, for the printer column. Instances of another revision,
+    or of a Model that is missing by now, may serve meanwhile: they count in `readyReplicas` alone."""
     engine: Annotated[str, Field(max_length=64)] = ""
     """Lanes in use, e.g. `LlamaServer/Cpu`."""
     context_tokens: int | None = None
