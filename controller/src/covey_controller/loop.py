@@ -225,7 +225,11 @@ class ReconcileLoop:
         began = self._around.stopwatch()
         made = plan(world, now)
         self._plan_seconds = self._around.stopwatch() - began
-        made = replace(made, actions=self._aside.allow(made.actions, now))
+        made = replace(
+            made,
+            actions=self._aside.allow(made.actions, now),
+            statuses=self._aside.allow_statuses(made.statuses, now),
+        )
         self._drop_used_ids(made)
         self._history.observe(objects, world, now)
         self.is_leading = True
@@ -236,8 +240,9 @@ class ReconcileLoop:
             return now
         self._board.publish(made.assignments, made.endpoints)
         self._memory, self._planned_at = replace(made.memory, planned_at=self._memory.planned_at), now
-        await self._report(lease, made)
-        self._board.take_answers(made.used_answers)
+        await self._report(lease, made, now)
+        if not self._aside.holds_statuses:  # a header that was read, and isn't stored, would be asked for again
+            self._board.take_answers(made.used_answers)
         return now if made.actions or made.statuses else min(made.wake_at, self._aside.wake_at)
 
     def _observe(self, lease: Lease, objects: tuple[Kind, ...]) -> World:
@@ -332,7 +337,7 @@ class ReconcileLoop:
                 log.debug("nor can its status say so: %s", error)
                 await self._store.write_status(placement.key, placement.status, events)
 
-    async def _report(self, lease: Lease, made: Plan) -> None:
+    async def _report(self, lease: Lease, made: Plan, now: float) -> None:
         """Statuses with their events; notes are said once. One that is refused keeps no other from being told."""
         notes = [note for note in made.notes if self._history.record(note)]
         for note in notes:
@@ -341,7 +346,6 @@ class ReconcileLoop:
         events: dict[ObjectKey, tuple[Event, ...]] = {}
         for note in notes:
             events[note.key] = (*events.get(note.key, ()), _event(note))
-        refusals: list[Refused] = []
 
         async def write(one: StatusWrite) -> None:
             self._require_lead(lease)
@@ -349,11 +353,10 @@ class ReconcileLoop:
                 async with asyncio.timeout(STORE_SECONDS):
                     await self._store.write_status(one.key, one.status, events.get(one.key, ()))
             except Refused as refusal:
-                refusals.append(refusal)
+                self._aside.add_status(one, now)
+                self._backoff.say_refusal(str(refusal))
 
         await run_at_once([partial(write, one) for one in made.statuses], self._store.writes_at_once)
-        if refusals:
-            raise refusals[0]
 
     def _require_lead(self, lease: Lease) -> None:
         if lease.lost.is_set():
@@ -391,7 +394,7 @@ class Backoff:
         if isinstance(error, Conflict):
             log.debug("observing again: %s", error)
         elif isinstance(error, Refused):
-            self._say_refusal(str(error))
+            self.say_refusal(str(error))
         elif kind not in self._said:
             log.error("this turn failed, the next one follows: %s: %s", kind, error, exc_info=error)
         self._said.add(kind)
@@ -403,7 +406,7 @@ class Backoff:
                     await news.wait()
         self._seconds = min(self._seconds * 2, MAX_BACKOFF_SECONDS)
 
-    def _say_refusal(self, message: str) -> None:
+    def say_refusal(self, message: str) -> None:
         """Once: it is tried again when things go well otherwise."""
         if message not in self._refusals:
             if len(self._refusals) >= MAX_REFUSALS:
