@@ -432,11 +432,17 @@ def test_somebody_elses_finalizer_keeps_an_instance_and_nothing_turns_in_circles
 @contextlib.contextmanager
 def no_instances_of(plane: ControlPlane, placement: str, operation: str = "CREATE") -> Generator[None]:
     """Somebody's admission policy."""
-    rule = {"apiGroups": ["covey.dev"], "apiVersions": ["*"], "operations": [operation], "resources": ["instances"]}
     seen = "object" if operation == "CREATE" else "oldObject"
+    with house_rule(plane, "instances", operation, f"{seen}.spec.placement != '{placement}'"):
+        yield
+
+
+@contextlib.contextmanager
+def house_rule(plane: ControlPlane, resource: str, operation: str, expression: str) -> Generator[None]:
+    rule = {"apiGroups": ["covey.dev"], "apiVersions": ["*"], "operations": [operation], "resources": [resource]}
     spec = {
         "matchConstraints": {"resourceRules": [rule]},
-        "validations": [{"expression": f"{seen}.spec.placement != '{placement}'", "message": "house rule 7"}],
+        "validations": [{"expression": expression, "message": "house rule 7"}],
     }
     binding = {"policyName": "house-rules", "validationActions": ["Deny"]}
     kind, version = "ValidatingAdmissionPolicy", "admissionregistration.k8s.io/v1"
@@ -502,6 +508,39 @@ def test_admission_policy_that_holds_one_placements_instances_stops_no_other(
             assert len(control.routed()) == 1
 
     asyncio.run(scenario())
+
+
+def test_status_that_a_policy_refuses_is_not_tried_again_and_again(
+    plane: ControlPlane, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused() -> int:
+        with plane.client() as client:
+            lines = client.get("/metrics").raise_for_status().text.splitlines()
+        words = ("apiserver_request_total{", 'resource="placements"', 'subresource="status"', 'code="4')
+        return sum(int(line.rsplit(" ", 1)[1]) for line in lines if all(word in line for word in words))
+
+    async def scenario() -> None:
+        agent = FakeAgent("a", total_bytes=64 * builders.GIB)
+        async with running_kube_store(plane) as store, controller(store, agent) as control:
+            people = People(plane, store)
+            await people.apply(model_yaml())
+            with house_rule(plane, "placements/status", "UPDATE", "object.metadata.name != 'barred'"):
+                await asyncio.sleep(3)
+                before = refused()
+                await people.apply(f"{placement_yaml('barred')}---\n{placement_yaml('b')}")
+                await control.wait_routed(2)
+                await until(lambda: refused() > before)
+                await asyncio.sleep(3)
+                before = refused()
+                await asyncio.sleep(15)
+                assert refused() - before <= 1
+                assert "conditions" not in (await people.read(placement_key("barred"))).get("status", {})
+            async with asyncio.timeout(90):
+                while "conditions" not in (await people.read(placement_key("barred"))).get("status", {}):
+                    await asyncio.sleep(1)
+
+    asyncio.run(scenario())
+    assert caplog.text.count("house rule 7") == 1
 
 
 _WRITE = re.compile(r"^apiserver_request_total\{(.*)\} (\d+)", re.MULTILINE)
