@@ -519,6 +519,9 @@ def test_status_that_a_policy_refuses_is_not_tried_again_and_again(
         words = ("apiserver_request_total{", 'resource="placements"', 'subresource="status"', 'code="4')
         return sum(int(line.rsplit(" ", 1)[1]) for line in lines if all(word in line for word in words))
 
+    def is_told(item: Kind) -> bool:
+        return isinstance(item, Placement) and bool(item.status.conditions)
+
     async def scenario() -> None:
         agent = FakeAgent("a", total_bytes=64 * builders.GIB)
         async with running_kube_store(plane) as store, controller(store, agent) as control:
@@ -535,9 +538,7 @@ def test_status_that_a_policy_refuses_is_not_tried_again_and_again(
                 await asyncio.sleep(15)
                 assert refused() - before <= 1
                 assert "conditions" not in (await people.read(placement_key("barred"))).get("status", {})
-            async with asyncio.timeout(90):
-                while "conditions" not in (await people.read(placement_key("barred"))).get("status", {}):
-                    await asyncio.sleep(1)
+            await until(lambda: is_told(store.sync.objects[placement_key("barred")]), 90)
 
     asyncio.run(scenario())
     assert caplog.text.count("house rule 7") == 1

@@ -18,9 +18,9 @@ from covey_api.registry import KINDS
 
 from covey_controller.stores.kube.client import JsonObject, KubeClient
 from covey_controller.stores.kube.credentials import InvalidLogin, Login
-from covey_controller.stores.kube.errors import KubeAway, KubeError
+from covey_controller.stores.kube.errors import KubeAway, KubeError, no_api_server
 from covey_controller.stores.kube.mirror import Change, KindMirror
-from covey_controller.stores.kube.objects import Sighting, collection_path, sight_object
+from covey_controller.stores.kube.objects import Sighting, collection_path, parse_page, sight_object
 from covey_controller.stores.kube.watch import KopfWatch
 
 log = logging.getLogger(__name__)
@@ -194,13 +194,16 @@ class Sync:
         sightings: list[Sighting] = []
         query = {"limit": str(PAGE_OBJECTS)}
         while True:
-            page = await self._client.request("GET", collection_path(kind), query=query)
-            items: list[JsonObject] = page["items"]
-            sightings += [sight_object(kind, raw) for raw in items]
-            metadata: dict[str, str] = page["metadata"]
-            if not metadata.get("continue"):
-                return int(metadata["resourceVersion"]), sightings
-            query["continue"] = metadata["continue"]
+            path = collection_path(kind)
+            content = await self._client.read(path, query)
+            try:
+                page = parse_page(kind, content)
+            except ValueError as error:
+                raise no_api_server(f"GET {path}", content) from error
+            sightings += page.sightings
+            if not page.following:
+                return page.version, sightings
+            query["continue"] = page.following
 
     async def _watch_for_ever(self) -> None:
         retry_seconds = FIRST_RETRY_SECONDS
