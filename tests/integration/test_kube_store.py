@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from covey_api.instance import Instance, InstancePhase, InstanceStatus
-from covey_api.kinds import ObjectKey, Unreadable
+from covey_api.kinds import Kind, ObjectKey, Unreadable
 from covey_api.meta import DRAIN_FINALIZER, ObjectMeta
 from covey_api.node import Node, NodeStatus
 from covey_api.placement import Placement, PlacementStatus
