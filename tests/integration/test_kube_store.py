@@ -352,6 +352,7 @@ def test_instance_deleted_by_hand_is_drained_and_another_one_is_made(plane: Cont
             await write_fleet(people)
             await ready(control)
             (first,) = instances(store)
+            await until(lambda: "placed on node 'a'" in plane.kubectl("describe", f"instance/{first.metadata.name}"))
             await people.delete(first.key)
             await until(lambda: [i.metadata.uid for i in instances(store)] not in ([], [first.metadata.uid]))
             await until(lambda: all(i.metadata.uid != first.metadata.uid for i in instances(store)), 60)
@@ -565,6 +566,7 @@ def test_idle_fleet_writes_nothing_but_the_lease(plane: ControlPlane) -> None:
         agents = [FakeAgent(f"n{number:02d}", total_bytes=64 * builders.GIB) for number in range(20)]
         async with running_kube_store(plane) as store, controller(store, *agents) as control:
             documents = [model_yaml(), *(placement_yaml(f"p{number:02d}") for number in range(100))]
+            start = count_writes(plane)
             plane.kubectl("apply", "--server-side", "-f", "-", text="---\n".join(documents))
             await control.wait_routed(100, 120)
             quiet = count_writes(plane)
@@ -575,6 +577,8 @@ def test_idle_fleet_writes_nothing_but_the_lease(plane: ControlPlane) -> None:
                     before[name] == quiet[name] for name in quiet if name != "leases"
                 ):
                     break
+            begun = sum(quiet[name] - start.get(name, 0) for name in quiet if name != "leases") - len(documents)
+            assert begun / 100 <= 15, "API writes for each instance that was brought to Ready"
             await asyncio.sleep(60)
             after = count_writes(plane)
             written = {name: after[name] - quiet[name] for name in after if after[name] != quiet[name]}

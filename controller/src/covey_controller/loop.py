@@ -16,7 +16,7 @@ Between turns it rests until something wakes it or is due (`Plan.wake_at`, `next
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -24,6 +24,7 @@ from functools import partial
 
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
+from covey_api.meta import Status
 from covey_api.placement import Placement
 from covey_api.reasons import EventReason
 from covey_fleet_client.tasks import run_apart
@@ -240,7 +241,7 @@ class ReconcileLoop:
             return now
         self._board.publish(made.assignments, made.endpoints)
         self._memory, self._planned_at = replace(made.memory, planned_at=self._memory.planned_at), now
-        await self._report(lease, made, now)
+        await self._report(lease, made, objects, now)
         if not self._aside.holds_statuses:  # a header that was read, and isn't stored, would be asked for again
             self._board.take_answers(made.used_answers)
         return now if made.actions or made.statuses else min(made.wake_at, self._aside.wake_at)
@@ -337,8 +338,11 @@ class ReconcileLoop:
                 log.debug("nor can its status say so: %s", error)
                 await self._store.write_status(placement.key, placement.status, events)
 
-    async def _report(self, lease: Lease, made: Plan, now: float) -> None:
-        """Statuses with their events; notes are said once. One that is refused keeps no other from being told."""
+    async def _report(self, lease: Lease, made: Plan, objects: Mapping[ObjectKey, Kind], now: float) -> None:
+        """Statuses with their events; notes are said once. One that is refused keeps no other from being told.
+
+        What there is to say of an object whose status stays as it is goes with that one, which writes no status.
+        """
         notes = [note for note in made.notes if self._history.record(note)]
         for note in notes:
             level = logging.WARNING if note.warning else logging.INFO
@@ -356,7 +360,9 @@ class ReconcileLoop:
                 self._aside.add_status(one, now)
                 self._backoff.say_refusal(str(refusal))
 
-        await run_at_once([partial(write, one) for one in made.statuses], self._store.writes_at_once)
+        untold = events.keys() - {one.key for one in made.statuses}
+        alone = [one for one in _stored_statuses(made, objects) if one.key in untold] if untold else []
+        await run_at_once([partial(write, one) for one in (*made.statuses, *alone)], self._store.writes_at_once)
 
     def _require_lead(self, lease: Lease) -> None:
         if lease.lost.is_set():
@@ -422,6 +428,24 @@ class Backoff:
 async def _end_when_lost(lease: Lease) -> None:
     await lease.lost.wait()
     raise LeaseLost("the lease is lost: somebody else may lead now")
+
+
+def _stored_statuses(made: Plan, objects: Mapping[ObjectKey, Kind]) -> Iterator[StatusWrite]:
+    """Of each object that there is after the plan's actions, as it was before."""
+    gone: set[ObjectKey] = set()
+    created: list[Kind] = []
+    for action in made.actions:
+        match action:
+            case DeleteObject(key):
+                gone.add(key)
+            case CreateInstance(item) | CreateNode(item):
+                created.append(item)
+            case _:
+                pass
+    for item in (*objects.values(), *created):
+        status: object = getattr(item, "status", None)
+        if isinstance(status, Status) and item.key not in gone:
+            yield StatusWrite(item.key, status)
 
 
 def _event(note: Note) -> Event:

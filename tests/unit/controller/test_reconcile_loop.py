@@ -215,7 +215,8 @@ def test_notes_are_recorded_as_events_with_the_status_they_explain() -> None:
             said = [told.event.reason for told in control.history.events(key)]
             assert said[0] == "InstanceCreated"
             assert said[-1] == "Serving"
-            assert {event.reason for event in store.events if event.key == key} >= {"Serving"}
+            assert {event.reason for event in store.events if event.key == key} >= {"InstanceCreated", "Serving"}
+            assert {event.reason for event in store.events if event.key.kind == "Node"} == {"NodeJoined", "Reporting"}
 
     run_virtual(story())
 
