@@ -28,9 +28,9 @@ def test_lists_that_fail_count_as_tried_so_an_outage_restarts_nobody(
             path = tmp_path / "proxied.kubeconfig"
             path.write_text(control_plane.kubeconfig.read_text().replace(f":{control_plane.port}", f":{proxy.port}"))
             async with KubeClient(KubeconfigLogin(path)) as client:
-                sync = Sync(client, KubeconfigLogin(path), lambda _: None, list_seconds=1.0)
+                sync = Sync(client, KubeconfigLogin(path), lambda _: None, list_seconds=5.0)
                 running = asyncio.create_task(sync.run())
-                await until(lambda: sync.is_synced)
+                await until(lambda: sync.is_synced, LONG_SECONDS)
                 proxy.is_open = False
                 proxy.cut()
                 await until(lambda: not sync.is_synced, LONG_SECONDS)
