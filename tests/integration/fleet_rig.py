@@ -76,6 +76,9 @@ class SteeredBoard:
     def on_answer(self, node: str, answer: AskAnswer) -> None:
         self.answers.append((node, answer))
 
+    def may_be_there(self, gateway: str) -> bool:
+        return True
+
     async def watch_assignments(self, node: str, boot: str) -> AsyncIterator[Assignments | None]:
         async for serial in self._serials(node):
             yield None if serial is None else self._assignments(node, serial)

@@ -111,6 +111,24 @@ def test_get_lists_every_kind_in_one_call(fleet: Fleet) -> None:
     assert re.search(r"cnode/\S+\s+True", text)
 
 
+def test_apply_of_what_was_exported_changes_nothing(fleet: Fleet, tmp_path: Path) -> None:
+    exported = fleet.covey("export").stdout
+    assert "kind: Placement" in exported
+    path = tmp_path / "everything.yaml"
+    path.write_text(exported)
+    before = fleet.covey("get", "models,placements,cnodes", "-o", "json").stdout
+    assert fleet.covey("diff", "-f", str(path)).stdout == ""
+    said = fleet.covey("apply", "-f", str(path)).stdout.splitlines()
+    assert said
+    assert all(line.endswith(" unchanged") for line in said), said
+    assert specs_of(fleet.covey("get", "models,placements,cnodes", "-o", "json").stdout) == specs_of(before)
+    assert fleet.covey("export").stdout == exported
+
+
+def specs_of(text: str) -> list[object]:
+    return [(each["kind"], each["metadata"]["name"], each["spec"]) for each in json.loads(text)["items"]]
+
+
 def test_get_of_something_missing_ends_with_three(fleet: Fleet) -> None:
     result = fleet.covey("get", "model", "nothing", check=False)
     assert result.returncode == 3

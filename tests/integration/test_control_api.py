@@ -25,7 +25,15 @@ from covey_controller.board import FORGET_SECONDS, FleetBoard
 from covey_controller.control_api import telling
 from covey_controller.control_api.server import MAX_PATH_BYTES, serve_control
 from covey_controller.denials import Denials
-from covey_controller.ports import Applied, Event, GatewaySession, InvalidSet, SourceError, SourceState
+from covey_controller.ports import (
+    Applied,
+    Event,
+    GatewaySession,
+    InvalidSet,
+    SourceError,
+    SourceState,
+    ToldEvent,
+)
 from covey_controller.serving.listener import ListenFailed
 from kit import builders
 from kit.vaults import denials_in, tokens_in, trust_in
@@ -38,6 +46,9 @@ SMOLLM2 = "/api/v1/{}/placements/default/smollm2"
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": True}
+
+
+SEEN = "2026-11-30T06:00:00Z"
 
 
 class ListedObjects:
@@ -77,8 +88,8 @@ class ListedObjects:
             return False
         return True
 
-    def events(self, key: ObjectKey) -> tuple[Event, ...]:
-        return (Event(key, "Scheduled", "runs on a"),)
+    def events(self, key: ObjectKey) -> tuple[ToldEvent, ...]:
+        return (ToldEvent(Event(key, "Scheduled", "runs on a"), SEEN),)
 
     def gateways(self) -> tuple[GatewaySession, ...]:
         demand = Demand(gateway="g", address="http://127.0.0.1:52415", applied=self.table_order())
@@ -268,7 +279,7 @@ async def test_why_events_progress_source_and_gateways_pass_on_what_the_ports_sa
         rig.explainer.put(builders.placement())
         assert await rig.get(SMOLLM2.format("why")) == {"text": "placement/smollm2 runs on a", "data": {"node": "a"}}
         events = await rig.get(SMOLLM2.format("events"))
-        assert events == {"items": [{"reason": "Scheduled", "message": "runs on a", "warning": False}]}
+        assert events == {"items": [{"reason": "Scheduled", "message": "runs on a", "warning": False, "seen": SEEN}]}
         assert (await rig.get(SMOLLM2.format("progress")))["doneBytes"] == 1
         assert await rig.get("/api/v1/source") == {
             "source": "fleet/",
@@ -314,13 +325,22 @@ async def test_pods_that_are_gone_are_listed_for_a_while_and_other_gateways_alwa
 
 async def test_only_a_gateway_with_a_certificate_can_be_removed(tmp_path: Path) -> None:
     async with running_control(tmp_path) as rig:
-        assert error_of(await rig.http.delete("/api/v1/gateways/g")) == (404, "NotFound")
+        assert error_of(await rig.http.delete("/api/v1/gateways/x")) == (404, "NotFound")
         await rig.denials.record_issue(CertificateRole.GATEWAY, "g", time.time())
         await rig.denials.record_issue(CertificateRole.AGENT, "a", time.time())
         assert (await rig.http.delete("/api/v1/gateways/g")).status_code == 200
         assert error_of(await rig.http.delete("/api/v1/gateways/g")) == (404, "NotFound")
         assert error_of(await rig.http.delete("/api/v1/gateways/a")) == (404, "NotFound")
         assert [one.name for one in rig.denials.refused_gateways] == ["g"]
+
+
+async def test_a_pod_that_was_taken_for_gone_and_is_back_is_listed_and_can_be_removed(tmp_path: Path) -> None:
+    async with running_control(tmp_path) as rig:
+        listed = (await rig.get("/api/v1/gateways"))["items"]
+        assert [(each["name"], each["connected"], each["certificateIssued"]) for each in listed] == [("g", True, "")]
+        assert (await rig.http.delete("/api/v1/gateways/g")).status_code == 200
+        assert await rig.get("/api/v1/gateways") == {"items": []}
+        assert error_of(await rig.http.delete("/api/v1/gateways/g")) == (404, "NotFound")
 
 
 async def test_before_it_leads_it_says_so_rather_than_that_nothing_is_there(tmp_path: Path) -> None:

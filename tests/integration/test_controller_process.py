@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -191,6 +192,8 @@ async def test_line_from_yaml_to_a_routed_endpoint_and_back(controller: Controll
         assert why["data"]["replicas"] == 1
         events = (await controller.get("events/instances/default/smollm2-0"))["items"]
         assert events[0]["reason"] == "InstanceCreated"
+        age = datetime.now(UTC) - datetime.fromisoformat(events[0]["seen"])
+        assert timedelta(seconds=-1) < age < timedelta(minutes=10)
         assert len(gateway.routed) == 1
         (controller.source / "placement.yaml").unlink()
         await eventually(lambda: not agent.members, "the agent has let go of the member")

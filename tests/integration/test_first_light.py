@@ -200,6 +200,11 @@ def test_engine_refuses_a_caller_without_its_key(fleet: RunningFleet) -> None:
 def test_second_up_on_the_same_state_says_it_runs_already(fleet: RunningFleet) -> None:
     again = fleet.covey("up", str(fleet.folder))
     assert "already running" in again.stdout
+    port = fleet.url.rpartition(":")[2]
+    assert "already running" in fleet.covey("up", str(fleet.folder), "--port", port).stdout
+    elsewhere = fleet.covey("up", str(fleet.folder), "--port", "1", check=False)
+    assert (elsewhere.returncode, elsewhere.stdout) == (1, "")
+    assert "`--port 1` changes nothing. Stop it first" in elsewhere.stderr
     other = fleet.covey("up", str(fleet.state.parent), check=False)
     assert other.returncode == 1
     assert "belongs to a running" in other.stderr

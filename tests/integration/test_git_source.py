@@ -268,12 +268,13 @@ def test_a_path_that_is_gone_or_empty_deletes_nothing_unless_allowed(repository:
         async with following(local(repository), state, good) as store:
             gone = repository.push({"fleet/model.yaml": None, "fleet/placement.yaml": None})
             await until(lambda: store.source_state().wanted == gone)
-            await noticed(store, "is missing: nothing was deleted, what ran keeps running")
+            await noticed(store, f"' at commit {gone} is missing: nothing was deleted, what ran keeps running")
+            assert store.source_state().notices[0].startswith("path 'fleet' of source 'git+file://")
             await assert_quiet(store)
             assert store.source_state().applied == good
             noted = repository.push({"fleet/notes.txt": "nothing here"})
             await until(lambda: store.source_state().wanted == noted)
-            await noticed(store, "holds no object: nothing was deleted")
+            await noticed(store, f"' at commit {noted} holds no object: nothing was deleted")
             await assert_quiet(store)
         async with running_store(local(repository), state, allow_empty=True) as store:
             await applied(store, noted)

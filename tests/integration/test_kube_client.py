@@ -194,8 +194,8 @@ async def answering(status: str, content: str, folder: Path) -> AsyncGenerator[P
 @pytest.mark.parametrize(
     ("status", "content", "words"),
     [
-        ("200 OK", "<html>", "must be a JSON object; it begins with b'<html>'"),
-        ("200 OK", "[]", "must be a JSON object"),
+        ("200 OK", "<html>", "must be an API server's JSON; it begins with b'<html>'"),
+        ("200 OK", "[]", "must be an API server's JSON"),
         ("520 Strange", "<html>", "520 Unknown: <html>"),
     ],
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from covey_api.instance import Instance, InstancePhase, InstanceStatus
-from covey_api.kinds import ObjectKey, Unreadable
+from covey_api.kinds import Kind, ObjectKey, Unreadable
 from covey_api.meta import DRAIN_FINALIZER, ObjectMeta
 from covey_api.node import Node, NodeStatus
 from covey_api.placement import Placement, PlacementStatus
@@ -352,6 +352,7 @@ def test_instance_deleted_by_hand_is_drained_and_another_one_is_made(plane: Cont
             await write_fleet(people)
             await ready(control)
             (first,) = instances(store)
+            await until(lambda: "placed on node 'a'" in plane.kubectl("describe", f"instance/{first.metadata.name}"))
             await people.delete(first.key)
             await until(lambda: [i.metadata.uid for i in instances(store)] not in ([], [first.metadata.uid]))
             await until(lambda: all(i.metadata.uid != first.metadata.uid for i in instances(store)), 60)
@@ -432,11 +433,17 @@ def test_somebody_elses_finalizer_keeps_an_instance_and_nothing_turns_in_circles
 @contextlib.contextmanager
 def no_instances_of(plane: ControlPlane, placement: str, operation: str = "CREATE") -> Generator[None]:
     """Somebody's admission policy."""
-    rule = {"apiGroups": ["covey.dev"], "apiVersions": ["*"], "operations": [operation], "resources": ["instances"]}
     seen = "object" if operation == "CREATE" else "oldObject"
+    with house_rule(plane, "instances", operation, f"{seen}.spec.placement != '{placement}'"):
+        yield
+
+
+@contextlib.contextmanager
+def house_rule(plane: ControlPlane, resource: str, operation: str, expression: str) -> Generator[None]:
+    rule = {"apiGroups": ["covey.dev"], "apiVersions": ["*"], "operations": [operation], "resources": [resource]}
     spec = {
         "matchConstraints": {"resourceRules": [rule]},
-        "validations": [{"expression": f"{seen}.spec.placement != '{placement}'", "message": "house rule 7"}],
+        "validations": [{"expression": expression, "message": "house rule 7"}],
     }
     binding = {"policyName": "house-rules", "validationActions": ["Deny"]}
     kind, version = "ValidatingAdmissionPolicy", "admissionregistration.k8s.io/v1"
@@ -466,7 +473,7 @@ def test_admission_policy_that_refuses_one_placement_stops_no_other(plane: Contr
                 await until(lambda: placement_key("b") not in store.sync.objects, 60)
                 assert {each.spec.placement for each in instances(store)} == {"c"}
                 told = control.history.events(placement_key("a-barred"))
-                assert ["house rule 7" in event.message for event in told] == [True]
+                assert ["house rule 7" in each.event.message for each in told] == [True]
                 stalled = (await people.read(placement_key("a-barred")))["status"]["conditions"]
                 assert [each["reason"] for each in stalled if each["type"] == "Stalled"] == ["WriteRefused"]
             await control.wait_routed(2)
@@ -504,6 +511,40 @@ def test_admission_policy_that_holds_one_placements_instances_stops_no_other(
     asyncio.run(scenario())
 
 
+def test_status_that_a_policy_refuses_is_not_tried_again_and_again(
+    plane: ControlPlane, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused() -> int:
+        with plane.client() as client:
+            lines = client.get("/metrics").raise_for_status().text.splitlines()
+        words = ("apiserver_request_total{", 'resource="placements"', 'subresource="status"', 'code="4')
+        return sum(int(line.rsplit(" ", 1)[1]) for line in lines if all(word in line for word in words))
+
+    def is_told(item: Kind) -> bool:
+        return isinstance(item, Placement) and bool(item.status.conditions)
+
+    async def scenario() -> None:
+        agent = FakeAgent("a", total_bytes=64 * builders.GIB)
+        async with running_kube_store(plane) as store, controller(store, agent) as control:
+            people = People(plane, store)
+            await people.apply(model_yaml())
+            with house_rule(plane, "placements/status", "UPDATE", "object.metadata.name != 'barred'"):
+                await asyncio.sleep(3)
+                before = refused()
+                await people.apply(f"{placement_yaml('barred')}---\n{placement_yaml('b')}")
+                await control.wait_routed(2)
+                await until(lambda: refused() > before)
+                await asyncio.sleep(3)
+                before = refused()
+                await asyncio.sleep(15)
+                assert refused() - before <= 1
+                assert "conditions" not in (await people.read(placement_key("barred"))).get("status", {})
+            await until(lambda: is_told(store.sync.objects[placement_key("barred")]), 90)
+
+    asyncio.run(scenario())
+    assert caplog.text.count("house rule 7") == 1
+
+
 _WRITE = re.compile(r"^apiserver_request_total\{(.*)\} (\d+)", re.MULTILINE)
 
 
@@ -525,6 +566,7 @@ def test_idle_fleet_writes_nothing_but_the_lease(plane: ControlPlane) -> None:
         agents = [FakeAgent(f"n{number:02d}", total_bytes=64 * builders.GIB) for number in range(20)]
         async with running_kube_store(plane) as store, controller(store, *agents) as control:
             documents = [model_yaml(), *(placement_yaml(f"p{number:02d}") for number in range(100))]
+            start = count_writes(plane)
             plane.kubectl("apply", "--server-side", "-f", "-", text="---\n".join(documents))
             await control.wait_routed(100, 120)
             quiet = count_writes(plane)
@@ -535,6 +577,8 @@ def test_idle_fleet_writes_nothing_but_the_lease(plane: ControlPlane) -> None:
                     before[name] == quiet[name] for name in quiet if name != "leases"
                 ):
                     break
+            begun = sum(quiet[name] - start.get(name, 0) for name in quiet if name != "leases") - len(documents)
+            assert begun / 100 <= 15, "API writes for each instance that was brought to Ready"
             await asyncio.sleep(60)
             after = count_writes(plane)
             written = {name: after[name] - quiet[name] for name in after if after[name] != quiet[name]}

@@ -154,6 +154,13 @@ def test_diff_shows_fields_and_ends_with_1_as_kubectl_does(example: Shell, tmp_p
     assert "+ spec.context.tokens: 4096" in answer.stdout
     assert '+ metadata.labels.team: "a"' in answer.stdout
     assert "concurrency" not in answer.stdout
+    path.write_text(json.dumps(document | {"metadata": {"name": "new"}}))
+    assert example.covey("diff", "-f", str(path)).stdout.splitlines() == [
+        "placement/new would be created:",
+        '+ spec.modelRef.name: "smollm2"',
+        "+ spec.replicas: 2",
+        "+ spec.context.tokens: 4096",
+    ]
     same = example.covey("diff", "-f", str(EXAMPLE))
     assert (same.returncode, same.stdout) == (0, ""), same.stderr
     path.write_text("spec: [")

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,6 +167,17 @@ def test_from_nothing_to_a_token_by_the_guide(reader: Reader, tmp_path: Path) ->
                 model="smollm2", messages=[{"role": "user", "content": "Say hello."}], max_tokens=8, stream=True
             )
             assert len([chunk for chunk in stream if chunk.choices and chunk.choices[0].delta.content]) > 1
+
+        (leaving,) = blocks("Take a node out")
+        *before, last = leaving.replace("NODE", "node-1").strip().splitlines()
+        for line in before:
+            reader.run(line)
+        assert not fleet.engines("node-1")
+        assert names(reader, "instances") == []
+        fleet.agents["node-1"].end()  # as the DaemonSet ends its pod
+        reader.run(last)
+        time.sleep(5)
+        assert names(reader, "cnodes") == [], "it doesn't come back"
 
         reader.run(blocks("Uninstall")[1])
         fleet.wait(lambda: not names(reader, "placements,instances"), "the controller let go")

@@ -110,7 +110,7 @@ def render_describe(kind: type[Kind], item: JsonObject, events: Sequence[JsonObj
 
 
 def _render_events(events: Sequence[JsonObject], now: datetime) -> list[str]:
-    """With how long ago each was seen last, where the store knows it: Kubernetes does."""
+    """With how long ago each was seen last, where the fleet says it: an older controller of files doesn't."""
     head, has_age = ("TYPE", "REASON", "AGE", "MESSAGE"), any(event.get("seen") for event in events)
     rows: list[tuple[str, ...]] = []
     for event in events:

@@ -75,6 +75,7 @@ class FleetBoard:
         self._assignments: dict[str, Assignments] = {}
         self._endpoints: Endpoints | None = None
         self._is_draining = False
+        self._began = clock()
         self._readers = Readers(machine)
         self._cancels = Cancels()
         self._asks = OpenAsks()
@@ -88,7 +89,7 @@ class FleetBoard:
         Its store may be another one than the last leadership's: of members that were assigned, only a full report
         holds the Instance, and one that isn't known could not be adopted.
         """
-        self._term, self._serial = term, 0
+        self._term, self._serial, self._began = term, 0, self._clock()
         self._assignments, self._endpoints = {}, None
         for session in self._observed.agents.values():
             session.report = None
@@ -277,6 +278,11 @@ class FleetBoard:
                     yield snapshot
                 elif not await reader.wait_news():
                     yield None
+
+    def may_be_there(self, gateway: str) -> bool:
+        """Whether it was heard in the last minutes, or could not have been."""
+        self.forget_gateways()
+        return gateway in self._observed.gateways or self._clock() - self._began <= FORGET_SECONDS
 
     # Inside.
 

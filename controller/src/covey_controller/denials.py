@@ -5,11 +5,12 @@ refused by name, with every certificate issued up to then; the next join under t
 list of serial numbers. It needs every serial that was ever issued, and whoever renews often enough outgrows any bound.
 
 Both dates of a name go when the certificates they speak of have expired, so the file is bounded by the joins of one
-lifetime, each of which took a use of a token. They are whole seconds, as certificates have them.
+lifetime, each of which took a use of a token. They are whole seconds, as certificates have them. Pods take none, and
+each rollout of the gateways brings new names: those that are gone go with the next join.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from covey_api.messages import CertificateRole, RefusedGateway
 from pydantic import BaseModel, ValidationError
@@ -18,6 +19,9 @@ from covey_controller.authority import BACKDATED, CERTIFICATE_LIFETIME
 from covey_controller.ports import Vault
 from covey_controller.serving.protocol import Peer
 from covey_controller.vault import DENIALS, change_document
+
+# A pod that joined so lately may not have been heard yet.
+JOINING_SECONDS = 600
 
 
 class _Dates(BaseModel):
@@ -51,10 +55,19 @@ class Denials:
             await self._vault.replace(DENIALS, content, seen=None)
         self._put_in_force(_parse(content))
 
-    async def record_issue(self, role: CertificateRole, name: str, now: float, *, is_pod: bool | None = None) -> int:
+    async def record_issue(
+        self,
+        role: CertificateRole,
+        name: str,
+        now: float,
+        *,
+        is_pod: bool | None = None,
+        may_be_there: Callable[[str], bool] = lambda gateway: True,
+    ) -> int:
         """The date to issue a certificate with now: after all that is refused of this name. Written down first.
 
-        `is_pod`: joined as one or not; None for a renewal, which says nothing of it.
+        `is_pod`: joined as one or not; None for a renewal, which says nothing of it. What isn't known of a renewal was
+        forgotten, and only gateways that are pods are, when `may_be_there` says no of one.
         """
         key = f"{role}/{name}"
         issued = 0
@@ -63,8 +76,10 @@ class Denials:
             nonlocal issued
             issued = max(int(now), dates.denied.get(key, 0) + 1)
             newest = max(issued, dates.issued.get(key, 0))
-            pods = {*dates.pods, key} if is_pod or (is_pod is None and key in dates.pods) else {*dates.pods} - {key}
-            return _Dates(issued=dates.issued | {key: newest}, denied=dates.denied, pods=tuple(sorted(pods)))
+            was_pod = key in dates.pods or (role is CertificateRole.GATEWAY and key not in dates.issued)
+            pods = {*dates.pods, key} if is_pod or (is_pod is None and was_pod) else {*dates.pods} - {key}
+            made = _Dates(issued=dates.issued | {key: newest}, denied=dates.denied, pods=tuple(sorted(pods)))
+            return _forget_gone(made, key, may_be_there, now)
 
         await self._change(record, now)
         return issued
@@ -79,11 +94,15 @@ class Denials:
 
         await self._change(record, now)
 
-    def observe_issued(self, role: CertificateRole) -> dict[str, int]:
-        """Names that may be let in by a certificate, with the newest one's date in seconds since the epoch."""
+    def observe_issued(self, role: CertificateRole, connected: Iterable[str] = ()) -> dict[str, int]:
+        """Names that may be let in by a certificate, with the newest one's date in seconds since the epoch.
+
+        With those that are `connected`: one that was taken for gone and is back is let in, by a date not known (0).
+        """
         dates = self._dates
         prefix = f"{role}/"
-        return {
+        forgotten = {name: 0 for name in connected if f"{prefix}{name}" not in {**dates.issued, **dates.denied}}
+        return forgotten | {
             key.removeprefix(prefix): issued
             for key, issued in dates.issued.items()
             if key.startswith(prefix) and issued > dates.denied.get(key, 0)
@@ -140,6 +159,21 @@ def _parse(content: bytes | None) -> _Dates:
         return _Dates.model_validate_json(content)
     except ValidationError:
         raise ValueError(f"'{DENIALS}' must be the list of refused certificates; restore it or remove it") from None
+
+
+def _forget_gone(dates: _Dates, joining: str, may_be_there: Callable[[str], bool], now: float) -> _Dates:
+    """Without the gateways' pods that are gone: none comes back under its name. Refusals stay."""
+    prefix = f"{CertificateRole.GATEWAY}/"
+    gone = {
+        key
+        for key in dates.pods
+        if key.startswith(prefix)
+        and key != joining
+        and dates.issued.get(key, 0) < now - JOINING_SECONDS
+        and not may_be_there(key.removeprefix(prefix))
+    }
+    issued = {key: date for key, date in dates.issued.items() if key not in gone}
+    return _Dates(issued=issued, denied=dates.denied, pods=tuple(key for key in dates.pods if key not in gone))
 
 
 def _forget_expired(dates: _Dates, now: float) -> _Dates:

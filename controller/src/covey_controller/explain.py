@@ -9,7 +9,7 @@ from covey_api.messages import Order
 
 from covey_controller.board import FleetBoard
 from covey_controller.history import History
-from covey_controller.ports import Event, GatewaySession
+from covey_controller.ports import GatewaySession, ToldEvent
 from covey_controller.reconcile.forecast import forecast
 from covey_controller.reconcile.forecast_text import render_forecast
 from covey_controller.reconcile.why import explain, observe_progress
@@ -47,7 +47,7 @@ class HistoryExplainer:
     async def wait_objects_changed(self, timeout_seconds: float) -> bool:
         return await self._history.wait_changed(timeout_seconds)
 
-    def events(self, key: ObjectKey) -> tuple[Event, ...]:
+    def events(self, key: ObjectKey) -> tuple[ToldEvent, ...]:
         """Since this process leads; the store keeps those before."""
         return self._history.events(key)
 

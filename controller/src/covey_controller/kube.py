@@ -69,7 +69,6 @@ class Replica:
         self._client = client
         self._namespace = namespace
         self._folder = folder
-        self._began = time.monotonic()
         self._store: KubeStore | None = None
         self._view: Callable[[], ControllerView] = ControllerView
         self.metrics = ControllerMetrics(lambda: self._view())
@@ -82,8 +81,8 @@ class Replica:
         return self._store is not None and self._store.is_synced
 
     def is_alive(self) -> bool:
-        age = self._store.synced_age_seconds if self._store is not None else float("inf")
-        return min(age, time.monotonic() - self._began) < STALE_SECONDS
+        """Its lists come to an end, if only with a failure. Before the first one, that it answers is enough."""
+        return self._store is None or self._store.tried_age_seconds < STALE_SECONDS
 
     async def run(self, host: str, port: int) -> None:
         credentials = await self._open_credentials()

@@ -16,7 +16,7 @@ Between turns it rests until something wakes it or is due (`Plan.wake_at`, `next
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -24,6 +24,7 @@ from functools import partial
 
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
+from covey_api.meta import Status
 from covey_api.placement import Placement
 from covey_api.reasons import EventReason
 from covey_fleet_client.tasks import run_apart
@@ -225,7 +226,11 @@ class ReconcileLoop:
         began = self._around.stopwatch()
         made = plan(world, now)
         self._plan_seconds = self._around.stopwatch() - began
-        made = replace(made, actions=self._aside.allow(made.actions, now))
+        made = replace(
+            made,
+            actions=self._aside.allow(made.actions, now),
+            statuses=self._aside.allow_statuses(made.statuses, now),
+        )
         self._drop_used_ids(made)
         self._history.observe(objects, world, now)
         self.is_leading = True
@@ -236,8 +241,9 @@ class ReconcileLoop:
             return now
         self._board.publish(made.assignments, made.endpoints)
         self._memory, self._planned_at = replace(made.memory, planned_at=self._memory.planned_at), now
-        await self._report(lease, made)
-        self._board.take_answers(made.used_answers)
+        await self._report(lease, made, objects, now)
+        if not self._aside.holds_statuses:  # a header that was read, and isn't stored, would be asked for again
+            self._board.take_answers(made.used_answers)
         return now if made.actions or made.statuses else min(made.wake_at, self._aside.wake_at)
 
     def _observe(self, lease: Lease, objects: tuple[Kind, ...]) -> World:
@@ -332,8 +338,11 @@ class ReconcileLoop:
                 log.debug("nor can its status say so: %s", error)
                 await self._store.write_status(placement.key, placement.status, events)
 
-    async def _report(self, lease: Lease, made: Plan) -> None:
-        """Statuses with their events; notes are said once. One that is refused keeps no other from being told."""
+    async def _report(self, lease: Lease, made: Plan, objects: Mapping[ObjectKey, Kind], now: float) -> None:
+        """Statuses with their events; notes are said once. One that is refused keeps no other from being told.
+
+        What there is to say of an object whose status stays as it is goes with that one, which writes no status.
+        """
         notes = [note for note in made.notes if self._history.record(note)]
         for note in notes:
             level = logging.WARNING if note.warning else logging.INFO
@@ -341,7 +350,6 @@ class ReconcileLoop:
         events: dict[ObjectKey, tuple[Event, ...]] = {}
         for note in notes:
             events[note.key] = (*events.get(note.key, ()), _event(note))
-        refusals: list[Refused] = []
 
         async def write(one: StatusWrite) -> None:
             self._require_lead(lease)
@@ -349,11 +357,12 @@ class ReconcileLoop:
                 async with asyncio.timeout(STORE_SECONDS):
                     await self._store.write_status(one.key, one.status, events.get(one.key, ()))
             except Refused as refusal:
-                refusals.append(refusal)
+                self._aside.add_status(one, now)
+                self._backoff.say_refusal(str(refusal))
 
-        await run_at_once([partial(write, one) for one in made.statuses], self._store.writes_at_once)
-        if refusals:
-            raise refusals[0]
+        untold = events.keys() - {one.key for one in made.statuses}
+        alone = [one for one in _stored_statuses(made, objects) if one.key in untold] if untold else []
+        await run_at_once([partial(write, one) for one in (*made.statuses, *alone)], self._store.writes_at_once)
 
     def _require_lead(self, lease: Lease) -> None:
         if lease.lost.is_set():
@@ -391,7 +400,7 @@ class Backoff:
         if isinstance(error, Conflict):
             log.debug("observing again: %s", error)
         elif isinstance(error, Refused):
-            self._say_refusal(str(error))
+            self.say_refusal(str(error))
         elif kind not in self._said:
             log.error("this turn failed, the next one follows: %s: %s", kind, error, exc_info=error)
         self._said.add(kind)
@@ -403,7 +412,7 @@ class Backoff:
                     await news.wait()
         self._seconds = min(self._seconds * 2, MAX_BACKOFF_SECONDS)
 
-    def _say_refusal(self, message: str) -> None:
+    def say_refusal(self, message: str) -> None:
         """Once: it is tried again when things go well otherwise."""
         if message not in self._refusals:
             if len(self._refusals) >= MAX_REFUSALS:
@@ -419,6 +428,24 @@ class Backoff:
 async def _end_when_lost(lease: Lease) -> None:
     await lease.lost.wait()
     raise LeaseLost("the lease is lost: somebody else may lead now")
+
+
+def _stored_statuses(made: Plan, objects: Mapping[ObjectKey, Kind]) -> Iterator[StatusWrite]:
+    """Of each object that there is after the plan's actions, as it was before."""
+    gone: set[ObjectKey] = set()
+    created: list[Kind] = []
+    for action in made.actions:
+        match action:
+            case DeleteObject(key):
+                gone.add(key)
+            case CreateInstance(item) | CreateNode(item):
+                created.append(item)
+            case _:
+                pass
+    for item in (*objects.values(), *created):
+        status: object = getattr(item, "status", None)
+        if isinstance(status, Status) and item.key not in gone:
+            yield StatusWrite(item.key, status)
 
 
 def _event(note: Note) -> Event:

@@ -133,6 +133,14 @@ class Event:
     warning: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ToldEvent:
+    """An event, and when it was told (RFC 3339, UTC)."""
+
+    event: Event
+    seen: str
+
+
 class Store(Protocol):
     """Desired objects in, observed objects and status both ways. At most eight methods."""
 
@@ -310,6 +318,10 @@ class Board(Protocol):
 
     def watch_endpoints(self, gateway: str) -> AsyncIterator[Endpoints | None]: ...
 
+    def may_be_there(self, gateway: str) -> bool:
+        """Whether it was heard in the last minutes, or could not have been."""
+        ...
+
 
 class Asker(Protocol):
     """For the control API: questions that only a node can answer."""
@@ -336,7 +348,7 @@ class Explainer(Protocol):
 
     async def wait_objects_changed(self, timeout_seconds: float) -> bool: ...
 
-    def events(self, key: ObjectKey) -> tuple[Event, ...]: ...
+    def events(self, key: ObjectKey) -> tuple[ToldEvent, ...]: ...
 
     def gateways(self) -> tuple[GatewaySession, ...]: ...
 

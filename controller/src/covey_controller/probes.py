@@ -15,8 +15,9 @@ from starlette.routing import Route
 from covey_controller.serving.listener import serve
 from covey_controller.serving.tls import bind_tcp
 
-# The mirror is compared with a whole list once a minute. An outage of the API server of some minutes is no reason to
-# restart; a watch and a list that hang for this long are, and after such an outage a restart costs nothing either.
+# The mirror is compared with a whole list once a minute, and a list that fails is tried again at once. That none comes
+# to an end for this long is a reason to restart. That the API server is away is none, however long: who restarts then
+# comes back without what it knows, and would again and again.
 STALE_SECONDS = 600.0
 
 
@@ -25,7 +26,7 @@ def build_probe_app(is_ready: Callable[[], bool], is_alive: Callable[[], bool]) 
         return PlainTextResponse("ok" if is_well else words, 200 if is_well else 503)
 
     async def healthz(_: Request) -> Response:
-        return answer(is_alive(), f"the objects were not listed for {STALE_SECONDS:.0f} s")
+        return answer(is_alive(), f"no list of the objects came to an end for {STALE_SECONDS:.0f} s")
 
     async def readyz(_: Request) -> Response:
         return answer(is_ready(), "the API server's objects have not been listed lately")

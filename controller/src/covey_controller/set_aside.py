@@ -7,13 +7,15 @@ object that isn't stored.
 
 A refused action that is for no Placement (a Node, an Instance that nobody wishes, a deletion) is skipped all the same:
 nothing is placed by it, and a Node that can't be made would stop every turn. It is tried again ever more rarely.
+
+So is a status that is refused, until it would say something else than the time of its conditions: that may be taken.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from covey_api.kinds import Kind, ObjectKey, Unreadable
-from covey_api.meta import ConditionStatus
+from covey_api.meta import ConditionStatus, Status
 from covey_api.placement import Placement, PlacementStatus
 from covey_api.reasons import ReadyReason
 
@@ -26,6 +28,7 @@ from covey_controller.reconcile.outcomes import (
     DeleteObject,
     HoldObject,
     Stalled,
+    StatusWrite,
     UpdateInstance,
 )
 
@@ -41,17 +44,31 @@ class _Barred:
     delay_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Untold:
+    status: Status
+    """Without times."""
+    barred: _Barred
+
+
 class SetAside:
     """In the leader's memory only; one event loop, no locks."""
 
     def __init__(self) -> None:
         self._until: dict[ObjectKey, float] = {}
         self._barred: dict[tuple[type[Action], ObjectKey], _Barred] = {}
+        self._untold: dict[ObjectKey, _Untold] = {}
 
     @property
     def wake_at(self) -> float:
         """When the next one is tried again."""
-        return min([*self._until.values(), *(each.until for each in self._barred.values())], default=float("inf"))
+        barred = (*self._barred.values(), *(each.barred for each in self._untold.values()))
+        return min([*self._until.values(), *(each.until for each in barred)], default=float("inf"))
+
+    @property
+    def holds_statuses(self) -> bool:
+        """Whether something that should be told isn't stored."""
+        return bool(self._untold)
 
     def add(self, action: Action, objects: Mapping[ObjectKey, Kind], now: float) -> Placement | None:
         """The Placement that the refused action was for; None if there is none to set aside."""
@@ -80,10 +97,35 @@ class SetAside:
         barred = {key for key, each in self._barred.items() if now < each.until}
         return tuple(action for action in actions if _identity_of(action) not in barred)
 
+    def add_status(self, write: StatusWrite, now: float) -> None:
+        """It was refused."""
+        before, status = self._untold.get(write.key), _without_times(write.status)
+        is_same = before is not None and before.status == status
+        self._untold[write.key] = _Untold(status, _bar_longer(before.barred if before and is_same else None, now))
+
+    def allow_statuses(self, writes: Sequence[StatusWrite], now: float) -> tuple[StatusWrite, ...]:
+        """The planned statuses, without those that were refused lately. What isn't planned any more is forgotten."""
+        planned = {write.key for write in writes}
+        self._untold = {key: each for key, each in self._untold.items() if key in planned}
+        return tuple(write for write in writes if not self._is_untold(write, now))
+
+    def _is_untold(self, write: StatusWrite, now: float) -> bool:
+        known = self._untold.get(write.key)
+        return known is not None and now < known.barred.until and known.status == _without_times(write.status)
+
     def _bar(self, action: Action, now: float) -> None:
-        before = self._barred.get(_identity_of(action))
-        delay = min(2 * before.delay_seconds, MAX_AGAIN_SECONDS) if before else AGAIN_SECONDS
-        self._barred[_identity_of(action)] = _Barred(now + delay, delay)
+        self._barred[_identity_of(action)] = _bar_longer(self._barred.get(_identity_of(action)), now)
+
+
+def _bar_longer(before: _Barred | None, now: float) -> _Barred:
+    delay = min(2 * before.delay_seconds, MAX_AGAIN_SECONDS) if before else AGAIN_SECONDS
+    return _Barred(now + delay, delay)
+
+
+def _without_times(status: Status) -> Status:
+    """Each plan that tells it anew dates it anew."""
+    told = (each.model_copy(update={"last_transition_time": ""}) for each in status.conditions)
+    return status.model_copy(update={"conditions": tuple(told)})
 
 
 def refused_status(placement: Placement, message: str, timestamp: str) -> PlacementStatus:

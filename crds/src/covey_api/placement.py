@@ -230,17 +230,18 @@ class PlacementStatus(Status):
     replicas: int = 0
     """Instances that run or start; those that drain don't count."""
     ready_replicas: int = 0
-    """Instances that serve."""
+    """Instances that serve, of whatever revision."""
     selector: Annotated[str, Field(max_length=256)] = ""
     """For the scale subresource: `covey.dev/placement=<name>`."""
     revision: Annotated[str, Field(max_length=64)] = ""
     """Hash of what its instances are made from now; another one is a rollout."""
     ready: Annotated[str, Field(max_length=16)] = ""
-    """`1/2`: ready of wished, for the printer column."""
+    """`1/2`: of the wished replicas, how many serve as wished, for the printer column. Instances of another revision,
+    or of a Model that is missing by now, may serve meanwhile: they count in `readyReplicas` alone."""
     engine: Annotated[str, Field(max_length=64)] = ""
     """Lanes in use, e.g. `LlamaServer/Cpu`."""
-    context_tokens: int = 0
-    """Smallest window among its instances."""
+    context_tokens: int | None = None
+    """Smallest window among its instances that serve; while none does, among those that start."""
     nodes: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=64)] = ()
     """Nodes that it runs on."""
     node_names: Annotated[str, Field(max_length=256)] = ""

@@ -1,20 +1,27 @@
 """Private files: 0600, in folders of mode 0700, written whole.
 
 A reader sees the old content or the new one, never a part, also after a power cut: the bytes go to a temporary file in
-the same folder, reach the disk, and take the name by a rename that reaches the disk too.
+the same folder, reach the disk, and take the name by a rename that reaches the disk too. A writer that is killed in
+between leaves the temporary file; whoever uses the folder next removes it.
 """
 
 import os
+import re
 import secrets
 import stat
+import time
+from contextlib import suppress
 from pathlib import Path
 
 PRIVATE_FOLDER_MODE = 0o700
 PRIVATE_FILE_MODE = 0o600
+# No writer that lives has one for so long: it is some milliseconds of a disk.
+ABANDONED_SECONDS = 600.0
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
 def ensure_private_folder(path: Path) -> None:
-    """The folder exists, is this user's, and nobody else may enter it.
+    """The folder exists, is this user's, nobody else may enter it, and no writer's leftovers are in it.
 
     PermissionError says what was found: a symlink or another user's folder is refused, for whoever owns it could
     replace what is inside.
@@ -35,6 +42,7 @@ def ensure_private_folder(path: Path) -> None:
             ) from None
         if stat.S_IMODE(found.st_mode) & 0o077:
             os.chmod(path, PRIVATE_FOLDER_MODE)
+        _remove_abandoned(path)
 
 
 def write_private(path: Path, content: bytes | str) -> None:
@@ -52,6 +60,19 @@ def write_private(path: Path, content: bytes | str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """What a writer of ours left: by its name, a regular file of this user, and old. Who can't look leaves them."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _TEMPORARY.fullmatch(entry.name) and _is_abandoned(entry.stat(follow_symlinks=False)):
+                os.unlink(entry.path)
+
+
+def _is_abandoned(found: os.stat_result) -> bool:
+    is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return is_ours and time.time() - found.st_mtime > ABANDONED_SECONDS
 
 
 def _write_synced(path: Path, data: bytes) -> None:

@@ -212,10 +212,11 @@ def test_notes_are_recorded_as_events_with_the_status_they_explain() -> None:
             await control.wait_routed(1)
             await asyncio.sleep(1)
             key = store.instances()[0].key
-            said = [event.reason for event in control.history.events(key)]
+            said = [told.event.reason for told in control.history.events(key)]
             assert said[0] == "InstanceCreated"
             assert said[-1] == "Serving"
-            assert {event.reason for event in store.events if event.key == key} >= {"Serving"}
+            assert {event.reason for event in store.events if event.key == key} >= {"InstanceCreated", "Serving"}
+            assert {event.reason for event in store.events if event.key.kind == "Node"} == {"NodeJoined", "Reporting"}
 
     run_virtual(story())
 
@@ -314,7 +315,7 @@ def test_refused_replica_leaves_those_that_run_alone(at_once: int) -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 8])
-def test_status_that_is_refused_keeps_no_other_from_being_told(at_once: int) -> None:
+def test_status_that_is_refused_keeps_no_other_from_being_told(at_once: int, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         names = ("a", "b", "c")
         wishes = [builders.placement(name, model="smollm2") for name in names]
@@ -325,11 +326,23 @@ def test_status_that_is_refused_keeps_no_other_from_being_told(at_once: int) -> 
             await asyncio.sleep(60)
             told = [item for item in store.objects.values() if isinstance(item, Placement)]
             assert {each.metadata.name: each.status.ready_replicas for each in told} == {"a": 0, "b": 1, "c": 1}
-            writes = len(store.writes)
-            await asyncio.sleep(300)
-            assert len(store.writes) - writes < 300, "tried again, and not without a pause"
+            before = len(store.writes)
+            await asyncio.sleep(3600)
+            refused = store.writes[before:].count(f"status {wishes[0].key}")
+            assert 4 <= refused <= 7, "tried again, ever more rarely"
+            assert set(store.writes[before:]) <= {f"status {key}" for key in store.forbidden}
+            store.put(builders.placement("a", model="smollm2", replicas=2))
+            await control.wait_routed(4)
+            await asyncio.sleep(5)
+            again = store.writes[before:].count(f"status {wishes[0].key}")
+            assert again > refused, "another status may be taken: it is tried at once"
+            store.forbidden = set()
+            await asyncio.sleep(2000)
+            told = [item for item in store.objects.values() if isinstance(item, Placement)]
+            assert {each.metadata.name: each.status.ready_replicas for each in told} == {"a": 2, "b": 1, "c": 1}
 
     run_virtual(story())
+    assert caplog.text.count(f"'{builders.model().key}' is forbidden by a rule") == 1
 
 
 def test_large_turn_writes_side_by_side_and_comes_to_the_same_as_one_after_the_other() -> None:

@@ -1,9 +1,13 @@
 import os
+import signal
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
-from covey_fleet_client.files import ensure_private_folder, write_private
+from covey_fleet_client.files import ABANDONED_SECONDS, ensure_private_folder, write_private
 
 
 def mode_of(path: Path) -> int:
@@ -72,3 +76,34 @@ def test_another_users_folder_is_no_private_folder(tmp_path: Path) -> None:
     os.chown(path, 12345, -1)
     with pytest.raises(PermissionError, match="user id"):
         ensure_private_folder(path)
+
+
+def test_what_a_killed_writer_left_goes_when_the_folder_is_used_again(tmp_path: Path) -> None:
+    folder, code = tmp_path / "agent", "import os, sys; from pathlib import Path\n"
+    ensure_private_folder(folder)
+    # The writer dies where it hurts: the bytes are on the disk, the name isn't taken yet.
+    code += "from covey_fleet_client import files\nfiles.os.replace = lambda *_: os.kill(os.getpid(), 9)\n"
+    code += "files.write_private(Path(sys.argv[1]) / 'assignments.json', 'secret')"
+    ended = subprocess.run([sys.executable, "-c", code, str(folder)], check=False, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = folder.iterdir()
+    ensure_private_folder(folder)
+    assert left.exists(), "a writer that lives may have it"
+    long_ago = time.time() - ABANDONED_SECONDS - 1
+    os.utime(left, (long_ago, long_ago))
+    ensure_private_folder(folder)
+    assert not list(folder.iterdir())
+
+
+def test_nothing_else_is_taken_for_a_killed_writers(tmp_path: Path) -> None:
+    folder = tmp_path / "agent"
+    ensure_private_folder(folder)
+    kept = (".notes.tmp", ".a.0123456789abcdef.tmp.bak", "a.0123456789abcdef.tmp", ".a.0123456789ABCDEF.tmp")
+    for name in kept:
+        (folder / name).write_text("somebody's")
+    (folder / ".folder.0123456789abcdef.tmp").mkdir()
+    (folder / ".link.0123456789abcdef.tmp").symlink_to(folder / kept[0])
+    for path in folder.iterdir():
+        os.utime(path, (1, 1), follow_symlinks=False)
+    ensure_private_folder(folder)
+    assert len(list(folder.iterdir())) == len(kept) + 2

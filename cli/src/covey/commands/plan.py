@@ -4,6 +4,7 @@ import click
 from covey_api.meta import DEFAULT_NAMESPACE
 from covey_api.text import escape_controls
 from covey_controller.reconcile.described import plan_described
+from pydantic import ValidationError
 
 from covey.changes import diff_objects, render_changes
 from covey.commands.options import fleet_options, kind_of, namespace_option
@@ -90,9 +91,20 @@ def _differences(fleet: Connection, documents: Documents, namespace: str) -> lis
     for wished in fleet.objects.check_documents(documents, namespace):
         live = _find(fleet, wished)
         name = f"{kind_of(wished['kind']).SINGULAR}/{wished['metadata']['name']}"
-        block = render_changes(name, diff_objects(live, wished), is_new=live is None)
+        asked = wished if live is not None else _without_defaults(wished)
+        block = render_changes(name, diff_objects(live, asked), is_new=live is None)
         blocks += [escape_controls(block)] if block else []
     return blocks
+
+
+def _without_defaults(wished: JsonObject) -> JsonObject:
+    """What its author asked for: of a new object each field that has its default is no news. Whole, where this
+    version can't read it."""
+    try:
+        parsed = kind_of(wished["kind"]).model_validate(wished)
+    except ValidationError:
+        return wished
+    return {**wished, "spec": parsed.model_dump(mode="json", by_alias=True, exclude_defaults=True).get("spec", {})}
 
 
 def _find(fleet: Connection, wished: JsonObject) -> JsonObject | None:

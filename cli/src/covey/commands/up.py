@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from covey_api.text import escape_controls
 from covey_fleet_client.tasks import flatten_errors
 from rich.console import Console
@@ -70,7 +71,11 @@ def up(
                 _require_free_port(port)
             _run_to_end(settings, wait=wait, headless=headless, follows_killed=was_killed)
     except AlreadyRunning as running:
-        _report_running(running, settings)
+        _report_running(running, settings, is_port_named=_is_named("port"))
+
+
+def _is_named(parameter: str) -> bool:
+    return click.get_current_context().get_parameter_source(parameter) is ParameterSource.COMMANDLINE
 
 
 def _require_free_port(port: int) -> None:
@@ -96,9 +101,14 @@ def _run_to_end(settings: Settings, *, wait: bool, headless: bool, follows_kille
         raise flatten_errors(errors)[0] from None
 
 
-def _report_running(running: AlreadyRunning, settings: Settings) -> None:
+def _report_running(running: AlreadyRunning, settings: Settings, *, is_port_named: bool) -> None:
     record = running.record
     if record.get("source") == str(settings.source):
+        if is_port_named and record.get("gatewayUrl") != settings.gateway_url:
+            raise CommandError(
+                f"Covey is already running here (pid {record.get('pid')}), at {record.get('gatewayUrl')}: `--port "
+                f"{settings.port}` changes nothing. Stop it first, or name another folder with --state"
+            )
         click.echo(f"Covey is already running here (pid {record.get('pid')}): {record.get('gatewayUrl')}")
         return
     raise CommandError(

@@ -15,7 +15,7 @@ from covey_controller.control_api.messages import AccessKeyBody, ApplyBody, Dele
 from covey_controller.control_api.objects import list_objects, parse_key, parse_plural, watch_objects
 from covey_controller.control_api.routes import KnowledgeRoutes, key_of
 from covey_controller.denials import Denials
-from covey_controller.ports import Asker, Explainer, Source
+from covey_controller.ports import Asker, Explainer, Source, ToldEvent
 from covey_controller.serving.answers import ApiError, ApiReason, error_renderers, read_message
 from covey_controller.serving.lines import LineStream
 from covey_controller.tokens import Tokens
@@ -68,9 +68,7 @@ class ControlRoutes(KnowledgeRoutes):
     async def events(self, request: Request) -> Response:
         key = key_of(request)
         self.find(key)
-        events = self.explainer.events(key)
-        items = [{"reason": one.reason, "message": one.message, "warning": one.warning} for one in events]
-        return JSONResponse({"items": items})
+        return JSONResponse({"items": [_render_event(told) for told in self.explainer.events(key)]})
 
     async def source(self, _: Request) -> Response:
         return JSONResponse(asdict(self._source.source_state()))
@@ -87,6 +85,11 @@ class ControlRoutes(KnowledgeRoutes):
     async def delete_key(self, request: Request) -> Response:
         key = parse_key("AccessKey", request.path_params["namespace"], request.path_params["name"])
         return JSONResponse(await delete_keys(self._source, (key,)))
+
+
+def _render_event(told: ToldEvent) -> dict[str, object]:
+    event = told.event
+    return {"reason": event.reason, "message": event.message, "warning": event.warning, "seen": told.seen}
 
 
 def build_control_app(

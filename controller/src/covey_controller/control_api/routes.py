@@ -87,7 +87,8 @@ class KnowledgeRoutes:
         """
         newest = self.explainer.table_order()
         sessions = {session.name: session for session in self.explainer.gateways()}
-        issued = self._denials.observe_issued(CertificateRole.GATEWAY)
+        connected = {name for name, session in sessions.items() if session.connected}
+        issued = self._denials.observe_issued(CertificateRole.GATEWAY, connected)
         if self.explainer.watched_seconds() > FORGET_SECONDS:
             is_pod = partial(self._denials.is_pod, CertificateRole.GATEWAY)
             issued = {name: date for name, date in issued.items() if name in sessions or not is_pod(name)}
@@ -97,7 +98,8 @@ class KnowledgeRoutes:
     async def delete_gateway(self, request: Request) -> Response:
         """Refuse its certificates: its stream ends, keepers hear of it, and only a new join lets it in again."""
         name = request.path_params["name"]
-        if name not in self._denials.observe_issued(CertificateRole.GATEWAY):
+        connected = (session.name for session in self.explainer.gateways() if session.connected)
+        if name not in self._denials.observe_issued(CertificateRole.GATEWAY, connected):
             raise ApiError(404, ApiReason.NOT_FOUND, f"no gateway '{name[:64]}' has a certificate of this fleet")
         try:
             await self._denials.deny(CertificateRole.GATEWAY, name, time.time())
@@ -161,5 +163,5 @@ def _render_gateway(name: str, issued: int, session: GatewaySession | None, newe
         "address": demand.address if demand is not None else "",
         "connected": is_connected,
         "current": is_connected and newest is not None and demand is not None and demand.applied == newest,
-        "certificateIssued": datetime.fromtimestamp(issued, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "certificateIssued": datetime.fromtimestamp(issued, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if issued else "",
     }

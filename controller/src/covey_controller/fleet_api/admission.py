@@ -6,6 +6,7 @@ runs in Kubernetes, a token that isn't one of Covey's own is a pod's, and the AP
 
 import re
 import time
+from collections.abc import Callable
 
 from covey_api.messages import CertificateRole, JoinAnswer, JoinRequest
 from covey_api.meta import MAX_NAME_LENGTH, NAME_PATTERN
@@ -30,11 +31,20 @@ _BEARER = "bearer "
 class Admission:
     """One event loop, no locks."""
 
-    def __init__(self, trust: Trust, tokens: Tokens, denials: Denials, pods: Pods | None) -> None:
+    def __init__(
+        self,
+        trust: Trust,
+        tokens: Tokens,
+        denials: Denials,
+        pods: Pods | None,
+        may_be_there: Callable[[str], bool],
+    ) -> None:
+        """`may_be_there`: whether a gateway of this name may still live."""
         self._trust = trust
         self._tokens = tokens
         self._denials = denials
         self._pods = pods
+        self._may_be_there = may_be_there
         self._refusals = SlowRefusals()
 
     def admit(self, request: Request) -> Peer:
@@ -114,7 +124,9 @@ class Admission:
     ) -> JoinAnswer:
         now = time.time()
         try:
-            issued = await self._denials.record_issue(wish.role, wish.name, now, is_pod=is_pod)
+            issued = await self._denials.record_issue(
+                wish.role, wish.name, now, is_pod=is_pod, may_be_there=self._may_be_there
+            )
         except VaultUnavailable as error:
             raise unavailable(f"no certificate can be issued now: {error}") from None
         authority = self._trust.current

@@ -55,7 +55,7 @@ class FleetRoutes:
     ) -> None:
         self._board = board
         self._trust = trust
-        self._admission = Admission(trust, tokens, denials, pods)
+        self._admission = Admission(trust, tokens, denials, pods, board.may_be_there)
         self._denials = denials
         self._closing = closing
 

@@ -204,19 +204,20 @@ def _observed_member(member: MemberSight, node: str, stored: MemberStatus | None
 def _observed_placement(draft: Draft, key: ObjectKey, placement: Placement) -> PlacementStatus:
     progressing = draft.progressing[key]
     running = [s for s in draft.sights_of(key) if s.instance.spec.goal is InstanceGoal.RUN]
-    ready = sum(s.phase is MemberPhase.READY and s.is_confirmed for s in running)
+    serving = [s for s in running if s.phase is MemberPhase.READY and s.is_confirmed]
+    ready_as_wished = sum(s.instance.spec.revision == progressing.revision for s in serving)
     specs = [sight.instance.spec for sight in running]
     nodes = sorted({member.node for spec in specs for member in spec.members})
     refused = progressing.decision
     closest = refused.closest if refused else None
     return placement.status.changed(
         replicas=len(running),
-        ready_replicas=ready,
+        ready_replicas=len(serving),
         selector=f"covey.dev/placement={key.name}",
         revision=progressing.revision or placement.status.revision,
-        ready=f"{ready}/{progressing.wanted}",
+        ready=f"{ready_as_wished}/{progressing.wanted}",
         engine=",".join(sorted({f"{spec.engine}/{spec.compute}" for spec in specs}))[:64],
-        context_tokens=min((spec.options.context_tokens for spec in specs), default=0),
+        context_tokens=min((s.instance.spec.options.context_tokens for s in serving or running), default=None),
         nodes=tuple(nodes)[:64],
         node_names=join_names(nodes),
         refusals=tuple(ReasonCount(reason=r, nodes=n) for r, n in (refused.counts if refused else ()))[:16],
@@ -236,7 +237,7 @@ def _placement_conditions(draft: Draft, key: ObjectKey) -> tuple[Claim, ...]:
     """How far the wished replicas are: placed, artifacts there, engines ready, serving."""
     progressing = draft.progressing[key]
     running = [s for s in draft.sights_of(key) if s.instance.spec.goal is InstanceGoal.RUN]
-    current = [s for s in running if progressing.revision in (None, s.instance.spec.revision)]
+    current = [s for s in running if s.instance.spec.revision == progressing.revision]
     phases = [sight.phase for sight in current]
     is_planned = len(current) >= progressing.wanted
     is_fetched = is_planned and not any(p in (MemberPhase.PENDING, MemberPhase.FETCHING) for p in phases)

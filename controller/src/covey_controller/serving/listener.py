@@ -36,8 +36,9 @@ BACKLOG = 512
 # Calls that run have this long to finish their answer; then their connections are cut. Streams end at once.
 DRAIN_SECONDS = 1.0
 _CUT_SECONDS = 0.5
-# How soon a change of leadership ends the connections of before; a client that lost its leader waits longer to redial.
-LOOK_SECONDS = 0.25
+# How soon a change of leadership ends the connections of before. Until then their calls are refused, and a client that
+# lost its leader waits longer to redial. Both listeners look, for as long as the process lives: each look wakes it.
+LOOK_SECONDS = 1.0
 # Who lost the lead and can't ask who has it now doesn't keep its clients: a lease lasts for so long.
 OTHER_LEADS_SECONDS = 15.0
 # Out of descriptors: who waits in the backlog is taken when some were closed.

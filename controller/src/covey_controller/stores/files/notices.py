@@ -8,7 +8,8 @@ LOOK_SECONDS = 5.0
 UNREST_SECONDS = 30.0
 
 
-def render_notices(rest: Rest, source: str, fault: str, watch_fault: str, now: float) -> list[str]:
+def render_notices(rest: Rest, source: str, fault: str, watch_fault: str, now: float, *, place: str = "") -> list[str]:
+    """`place`: where in the source documents are looked for, in words, if that is not the whole of it."""
     notices: list[str] = []
     read = rest.read
     if fault:
@@ -23,7 +24,8 @@ def render_notices(rest: Rest, source: str, fault: str, watch_fault: str, now: f
             if rest.is_kept_empty
             else "nothing is asked for"
         )
-        notices.append(f"source '{source}' {found}: {kept}")
+        whole = f"source '{source}'"
+        notices.append(f"{place or whole} {found}: {kept}")
     if read is None and now - rest.unrest_since > UNREST_SECONDS:
         notices.append(f"source '{source}' keeps changing: it is read once it has rested")
     return notices

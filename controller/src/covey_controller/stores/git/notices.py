@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from covey_controller.stores.git.address import GitAddress
 from covey_controller.stores.git.command import CREDENTIALS_VARIABLE, Fault, GitFault
 
 # Each is told whole; the others come when these are settled.
@@ -29,6 +30,12 @@ def render_fault(address: str, error: GitFault) -> str:
 
 def render_cause(error: GitFault) -> str:
     return f"{str(error).rstrip('.')}. {_HINTS[error.fault]}".strip()
+
+
+def render_place(address: GitAddress, commit: str) -> str:
+    """Where documents are looked for: whoever finds none wants to know in which commit that was."""
+    path = f"path '{address.path}' of " if address.path else ""
+    return f"{path}source '{address}' at commit {commit}"
 
 
 def render_line_notices(clone: Path, branch: str, ahead: int, aside: Collection[str], pushes: bool) -> list[str]:

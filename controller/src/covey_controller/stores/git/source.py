@@ -35,7 +35,7 @@ from covey_controller.stores.git.command import Fault, Git, GitFault
 from covey_controller.stores.git.edits import (
     render_message,
 )
-from covey_controller.stores.git.notices import render_cause, render_fault, render_line_notices
+from covey_controller.stores.git.notices import render_cause, render_fault, render_line_notices, render_place
 from covey_controller.stores.git.settings import GitSettings
 from covey_controller.stores.git.tree import TreeFiles
 
@@ -273,7 +273,9 @@ class GitSource:
         )
 
     def _say_notices(self) -> None:
-        words = (self._damage, *render_notices(self._standing.rest, self._name, self._fault, "", 0.0))
+        rest = self._standing.rest
+        place = render_place(self._settings.address, rest.read.digest if rest.read is not None else "")
+        words = (self._damage, *render_notices(rest, self._name, self._fault, "", 0.0, place=place))
         found = [word for word in words if word]
         if (branch := self._branch) is not None:
             ref = branch.tip.ref if branch.tip is not None else ""

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 import aiohttp
 
 from covey_controller.stores.kube.credentials import Credentials, InvalidLogin, Login, build_tls
-from covey_controller.stores.kube.errors import KubeAway, parse_refusal
+from covey_controller.stores.kube.errors import KubeAway, no_api_server, parse_refusal
 from covey_controller.stores.kube.sockets import Sockets, connect_with
 
 JsonObject = dict[str, Any]
@@ -127,8 +127,16 @@ class KubeClient:
         query: Mapping[str, str] | None = None,
     ) -> JsonObject:
         """One call and its answer. KubeError if it is refused, KubeAway if the server can't be asked now."""
-        target = f"{path}?{urlencode(query)}" if query else path
-        call = _Call(method, path, target, None if body is None else json.dumps(body).encode(), content_type)
+        content = None if body is None else json.dumps(body).encode()
+        call = _Call(method, path, _render_target(path, query), content, content_type)
+        return _parse_answer(call, await self._ask(call))
+
+    async def read(self, path: str, query: Mapping[str, str]) -> bytes:
+        """What a GET answers, as it came. Errors as of `request`."""
+        answer = await self._ask(_Call("GET", path, _render_target(path, query), None, JSON))
+        return answer.content
+
+    async def _ask(self, call: _Call) -> _Answer:
         try:
             async with asyncio.timeout(CALL_WITH_RETRIES_SECONDS):
                 return await self._try_often(call)
@@ -136,12 +144,12 @@ class KubeClient:
             words = f"no answer within {CALL_WITH_RETRIES_SECONDS:.0f} s"
             raise KubeAway(str(call), _NO_STATUS, "Timeout", words) from error
 
-    async def _try_often(self, call: _Call) -> JsonObject:
+    async def _try_often(self, call: _Call) -> _Answer:
         pause_seconds = FIRST_PAUSE_SECONDS
         for tries_left in reversed(range(MAX_TRIES)):
             answer = await self._try_once(call)
             if answer.is_good:
-                return _parse_answer(call, answer)
+                return answer
             if not tries_left or answer.status not in (_REPEATABLE_READS if call.method == "GET" else _REPEATABLE):
                 raise answer.away or parse_refusal(str(call), answer.status, answer.content)
             await asyncio.sleep(min(MAX_PAUSE_SECONDS, max(pause_seconds, answer.retry_after_seconds)))
@@ -201,6 +209,10 @@ def _read_session(login: Login, held: _Session | None) -> _Session:
     return _Session(credentials, tls, time.monotonic())
 
 
+def _render_target(path: str, query: Mapping[str, str] | None) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
 def _parse_answer(call: _Call, answer: _Answer) -> JsonObject:
     """KubeAway for what no API server says: something else answers at its address."""
     if not answer.content:
@@ -210,8 +222,7 @@ def _parse_answer(call: _Call, answer: _Answer) -> JsonObject:
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
-        words = f"the answer must be a JSON object; it begins with {answer.content[:40]!r}"
-        raise KubeAway(str(call), answer.status, "NoApiServer", words)
+        raise no_api_server(str(call), answer.content)
     return cast("JsonObject", parsed)
 
 

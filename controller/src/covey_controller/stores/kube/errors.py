@@ -71,6 +71,12 @@ class _Refusal(BaseModel):
     message: str = ""
 
 
+def no_api_server(call: str, content: bytes) -> KubeAway:
+    """Something else answers at its address."""
+    words = f"the answer must be an API server's JSON; it begins with {content[:40]!r}"
+    return KubeAway(call, HTTPStatus.OK, "NoApiServer", words)
+
+
 def parse_refusal(call: str, status: int, content: bytes) -> KubeError:
     """The error for an answer that is none of 2xx."""
     try:

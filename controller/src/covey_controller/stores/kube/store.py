@@ -76,8 +76,13 @@ class KubeStore:
 
     @property
     def synced_age_seconds(self) -> float:
-        """Liveness: how old the last whole list is; infinite before the first."""
+        """How old the last whole list is; infinite before the first."""
         return self.sync.synced_age_seconds
+
+    @property
+    def tried_age_seconds(self) -> float:
+        """Liveness: for how long no list came to an end, good or bad."""
+        return self.sync.tried_age_seconds
 
     async def run(self) -> None:
         """Follow the API server, and keep the lease whenever this process has it; ends only by cancellation."""

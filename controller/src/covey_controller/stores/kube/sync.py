@@ -1,7 +1,7 @@
 """Keeps the mirror: a whole list at first and every minute, and watch events in between.
 
-The list is what is trusted: it finds what a watch missed, and its age is what readiness and liveness report. The watch
-is what is quick. One that ended, or that did not show what a list has, is begun anew.
+The list is what is trusted: it finds what a watch missed, and its age is what readiness reports; liveness, that lists
+are tried. The watch is what is quick. One that ended, or that did not show what a list has, is begun anew.
 
 While the API server is away, or the kinds are not installed, the mirror stays as it was: nothing is concluded from an
 answer that didn't come.
@@ -18,9 +18,9 @@ from covey_api.registry import KINDS
 
 from covey_controller.stores.kube.client import JsonObject, KubeClient
 from covey_controller.stores.kube.credentials import InvalidLogin, Login
-from covey_controller.stores.kube.errors import KubeAway, KubeError
+from covey_controller.stores.kube.errors import KubeAway, KubeError, no_api_server
 from covey_controller.stores.kube.mirror import Change, KindMirror
-from covey_controller.stores.kube.objects import Sighting, collection_path, sight_object
+from covey_controller.stores.kube.objects import Sighting, collection_path, parse_page, sight_object
 from covey_controller.stores.kube.watch import KopfWatch
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Sync:
         self.listed = asyncio.Event()
         """Set once every kind has been listed whole."""
         self._listed_at = -math.inf
+        self._tried_at = time.monotonic()
         self._listing = asyncio.Lock()
         self._objects: Mapping[ObjectKey, Kind] | None = None
         self._relist = asyncio.Event()
@@ -81,6 +82,11 @@ class Sync:
     def synced_age_seconds(self) -> float:
         """Since the last whole list of every kind began; infinite before the first."""
         return time.monotonic() - self._listed_at
+
+    @property
+    def tried_age_seconds(self) -> float:
+        """Since a whole list came to its end last, well or not; each of its calls has a deadline."""
+        return time.monotonic() - self._tried_at
 
     @property
     def objects(self) -> Mapping[ObjectKey, Kind]:
@@ -127,10 +133,12 @@ class Sync:
             try:
                 await self.list_anew()
             except (KubeError, InvalidLogin) as error:
+                self._tried_at = time.monotonic()
                 self._say(error)
                 await asyncio.sleep(retry_seconds)
                 retry_seconds = min(MAX_RETRY_SECONDS, retry_seconds * 2)
                 continue
+            self._tried_at = time.monotonic()
             if self._said:
                 log.info("the API server's objects are listed again")
             self._said, retry_seconds = "", FIRST_RETRY_SECONDS
@@ -186,13 +194,16 @@ class Sync:
         sightings: list[Sighting] = []
         query = {"limit": str(PAGE_OBJECTS)}
         while True:
-            page = await self._client.request("GET", collection_path(kind), query=query)
-            items: list[JsonObject] = page["items"]
-            sightings += [sight_object(kind, raw) for raw in items]
-            metadata: dict[str, str] = page["metadata"]
-            if not metadata.get("continue"):
-                return int(metadata["resourceVersion"]), sightings
-            query["continue"] = metadata["continue"]
+            path = collection_path(kind)
+            content = await self._client.read(path, query)
+            try:
+                page = parse_page(kind, content)
+            except ValueError as error:
+                raise no_api_server(f"GET {path}", content) from error
+            sightings += page.sightings
+            if not page.following:
+                return page.version, sightings
+            query["continue"] = page.following
 
     async def _watch_for_ever(self) -> None:
         retry_seconds = FIRST_RETRY_SECONDS

@@ -1,0 +1,63 @@
+"""What a Placement's columns say of the wish while something else serves: numbers of the wish, and of what serves."""
+
+from covey_api.instance import InstanceGoal, MemberPhase
+from covey_api.placement import ContextWish, Placement, PlacementStatus
+from kit import builders
+from kit.worlds import FakeGateway, Worldlet
+
+
+def serving_fleet(*, replicas: int, tokens: int) -> Worldlet:
+    story = Worldlet()
+    story.put(builders.model(), builders.placement(replicas=replicas, context=ContextWish(tokens=tokens)))
+    story.add_agents("a", "b")
+    story.gateways["g"] = FakeGateway()
+    story.run(15)
+    return story
+
+
+def status_of(story: Worldlet) -> PlacementStatus:
+    return next(o for o in story.objects.values() if isinstance(o, Placement)).status
+
+
+def windows_of_serving(story: Worldlet) -> list[int]:
+    return [
+        instance.spec.options.context_tokens
+        for instance in story.instances()
+        if instance.spec.goal is InstanceGoal.RUN
+        and all(member.phase is MemberPhase.READY for member in instance.status.members)
+    ]
+
+
+def test_roll_tells_how_many_serve_the_new_wish_and_the_window_of_what_serves() -> None:
+    story = serving_fleet(replicas=2, tokens=4096)
+    assert (status_of(story).ready, status_of(story).context_tokens) == ("2/2", 4096)
+    story.put(builders.placement(replicas=2, context=ContextWish(tokens=1024)))
+    told: list[str] = []
+    for _ in range(60):
+        story.step()
+        status, windows = status_of(story), windows_of_serving(story)
+        if told[-1:] != [status.ready]:
+            told.append(status.ready)
+        if windows and len(windows) == status.ready_replicas:
+            assert status.context_tokens == min(windows)
+    assert told == ["0/2", "1/2", "2/2"]
+    assert (status_of(story).ready_replicas, status_of(story).context_tokens) == (2, 1024)
+
+
+def test_what_serves_meanwhile_is_not_ready_of_a_wish_whose_model_is_missing() -> None:
+    story = serving_fleet(replicas=2, tokens=4096)
+    story.put(builders.placement(replicas=2, model="smolm2", context=ContextWish(tokens=4096)))
+    story.run(30)
+    status = status_of(story)
+    assert (status.ready, status.ready_replicas, status.context_tokens) == ("0/2", 2, 4096)
+    told = {each.type: each.status for each in status.conditions}
+    assert (told["Planned"], told["EngineReady"], told["Serving"]) == ("False", "False", "True")
+
+
+def test_a_placement_of_which_nothing_runs_names_no_window() -> None:
+    story = Worldlet()
+    story.put(builders.placement())
+    story.add_agents("a")
+    story.run(15)
+    assert status_of(story).ready == "0/1"
+    assert "contextTokens" not in status_of(story).to_wire()
