@@ -39,11 +39,12 @@ Seal = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 """Made by the controller over what identifies an Instance. Empty: from a version that knew none."""
 
 
-# A lie that is larger would be a number that the stores, or their clients, can't hold.
-Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+# A lie that is larger would be a number that the stores, or their clients, can't hold. Below zero is nonsense too, but
+# whoever sends it by mistake isn't to end for that.
+Count = Annotated[int, Field(ge=1 - 2**53, le=2**53 - 1)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Attempt = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Seconds = Annotated[float, Field(ge=0, le=2**53 - 1, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=1 - 2**53, le=2**53 - 1, allow_inf_nan=False)]
 
 
 def render_front_name(instance_id: str, attempt: int) -> str:
