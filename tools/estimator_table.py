@@ -5,10 +5,12 @@
 Each load starts the engine as the adapter does, runs prompts that fill a micro batch, and reads the engine's own buffer
 sizes and the peak of its resident memory. Engine and real models are fetched into the tests' cache; made-up models
 (right geometry, weights of zeros) widen the table to architectures that have no small file. One thread, one engine at a
-time. With `--only`, loads of models whose name has one of the words are measured and the others kept.
+time. With `--only`, loads of models whose name has one of the words are measured and the others kept. With `--python`
+only the engines in Python are, which report no parts (`kit.python_loads`).
 """
 
 import argparse
+import asyncio
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -17,6 +19,7 @@ from covey_agent.ports import EngineProgram
 from covey_api.engines import KvCacheType
 from covey_api.instance import EngineOptions
 from covey_planner.fit.options import stamp_options
+from kit import python_loads
 from kit.gguf import GgufFile, Shape, build_model
 from kit.gguf_families import build_deepseek2, build_granite_hybrid, build_lfm2, build_mamba, build_mamba2
 from kit.loading import Loadable, measure, read_geometry
@@ -79,7 +82,12 @@ FAMILIES: dict[str, GgufFile] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", action="append", default=[], help="a word of the models to measure; may be repeated")
-    only: list[str] = parser.parse_args().only
+    parser.add_argument("--python", action="store_true", help="measure the engines in Python, and no other")
+    given = parser.parse_args()
+    if given.python:
+        measure_python()
+        return
+    only: list[str] = given.only
     program = provide_real_parts().program
     kept = {(load.model, load.options.model_dump_json()): load for load in parse_loads(FIXTURE.read_text())}
     found: list[Load] = []
@@ -92,6 +100,15 @@ def main() -> None:
                 found.append(load)
     FIXTURE.write_text(render_loads(found))
     DOCUMENT.write_text(replace_table(DOCUMENT.read_text(), render_table(found)))
+
+
+def measure_python() -> None:
+    loads = [asyncio.run(python_loads.measure(wish)) for wish in python_loads.WISHES]
+    python_loads.FIXTURE.write_text(python_loads.render_loads(loads))
+    table = python_loads.render_table(loads)
+    print(table)
+    marks = python_loads.TABLE_START, python_loads.TABLE_END
+    DOCUMENT.write_text(replace_table(DOCUMENT.read_text(), table, *marks))
 
 
 def list_models(folder: Path) -> Generator[tuple[Loadable, tuple[Wish, ...]]]:

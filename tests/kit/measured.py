@@ -74,8 +74,8 @@ def render_table(loads: Sequence[Load]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def replace_table(document: str, table: str) -> str:
-    """The document with its table replaced."""
-    before, _, rest = document.partition(TABLE_START)
-    _, _, after = rest.partition(TABLE_END)
-    return before + TABLE_START + table + TABLE_END + after
+def replace_table(document: str, table: str, start: str = TABLE_START, end: str = TABLE_END) -> str:
+    """The document with its table between these lines replaced."""
+    before, _, rest = document.partition(start)
+    _, _, after = rest.partition(end)
+    return before + start + table + end + after
