@@ -112,7 +112,8 @@ async def measure(wish: Wish) -> WholeLoad:
     with tempfile.TemporaryDirectory() as folder, _running(description, program, weights, options, folder) as running:
         process, port = running
         with concurrent.futures.ThreadPoolExecutor(wish.slots) as pool:
-            for status in pool.map(lambda _: _prompt(port, wish.window), range(wish.slots)):
+            asked = [pool.submit(_prompt, port, wish.window) for _ in range(wish.slots)]
+            for status in [each.result() for each in asked]:
                 assert status == 200, f"a prompt within the window must be answered; got {status}"
         return WholeLoad(engine=wish.engine, geometry=geometry, options=options, peak_bytes=peak_bytes(process.pid))
 
