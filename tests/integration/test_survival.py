@@ -5,6 +5,7 @@ have their own.
 """
 
 import math
+import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
+from covey.up.parent import is_taken
 from kit.chaos import TEARDOWN_SECONDS
 from kit.fleet import EXAMPLE, JsonObject, RunningFleet, Traffic, running_fleet, wait_until
 from kit.parts import (
@@ -296,6 +298,43 @@ def test_next_up_adopts_what_a_killed_one_left() -> None:
             restarted(fleet)
         assert (members(fleet), fleet.ask().status_code) == (before, 200)
         assert_nothing_doubled(fleet)
+
+
+def fails_to_start(fleet: RunningFleet) -> str:
+    """The words of a `covey up` that ends by itself."""
+    fleet.start()
+    assert fleet.process.wait(timeout=120) == 1
+    return fleet.error_path.read_text()
+
+
+def test_up_that_can_not_get_going_leaves_engines_to_the_next_and_says_so() -> None:
+    with running_fleet() as fleet:
+        before = members(fleet)
+        kill_up(fleet)
+        wait_until(lambda: not is_taken(fleet.port), "the gateway of the one that was killed ends", 20)
+        with socket.create_server(("127.0.0.1", fleet.port)):
+            words = fails_to_start(fleet)
+        assert f"port {fleet.port} on 127.0.0.1 is taken by another process" in words
+        assert "1 engine runs on under its keeper for 300 s" in words
+        assert f"covey agent --stop-all --state '{fleet.state}'" in words
+        assert members(fleet) == before
+        restarted(fleet)
+        assert (members(fleet), fleet.ask().status_code) == (before, 200)
+        # The controller of one that was killed is paused: it holds its socket and hears nothing.
+        with paused(part_pid(fleet, CONTROLLER)):
+            kill_up(fleet)
+            words = fails_to_start(fleet)
+            assert "1 engine runs on under its keeper" in words
+            assert f"a controller, which listens on '{fleet.state}/control.sock'" in words
+            assert members(fleet) == before
+        restarted(fleet)
+        assert (members(fleet), fleet.ask().status_code) == (before, 200)
+        # People's own word is what stops them, also when the parts are gone.
+        for name in PARTS:
+            kill_part(fleet, name)
+        kill_up(fleet)
+        fleet.covey("agent", "--stop-all", "--state", str(fleet.state))
+        wait_until(lambda: not fleet.processes(), "what `--stop-all` asked for", 30)
 
 
 def test_no_engine_outlives_its_keepers_grace() -> None:

@@ -103,14 +103,13 @@ def _run_to_end(settings: JoinSettings) -> None:
 
 async def _run(settings: JoinSettings) -> None:
     console = Console(stderr=True)
-    stopping = asyncio.Event()
     parent = JoinedParent(settings, show_lines(console, everything=False))
-    watch_signals(stopping, parent.hurry, console)
+    watch_signals(parent.ending, parent.hurry, console)
     try:
         async with parent.run():
             where = f", and clients at {settings.gateway_url}" if settings.listen else ""
             say(console, f"Serving for {settings.controller}{where}   (Ctrl-C stops everything)")
-            await stopping.wait()
+            await parent.ending.wait()
             say(console, "Stopping: the gateway, the agent with its engines.")
     finally:
-        say(console, describe_end(settings.state, left_engines=parent.left_engines))
+        say(console, describe_end(settings.state, is_asked=parent.ending.is_set(), left_engines=parent.left_engines))

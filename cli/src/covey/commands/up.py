@@ -119,20 +119,18 @@ def _report_running(running: AlreadyRunning, settings: Settings, *, is_port_name
 
 async def _run(settings: Settings, *, wait: bool, headless: bool, follows_killed: bool) -> None:
     console = Console(stderr=True, force_terminal=False if headless else None)
-
-    stopping = asyncio.Event()
     parent = Parent(settings, show_lines(console, everything=headless), follows_killed=follows_killed)
-    watch_signals(stopping, parent.hurry, console)
+    watch_signals(parent.ending, parent.hurry, console)
     say(console, f"Starting Covey from '{settings.source}' with state in '{settings.state}'.")
     try:
         async with parent.run():
             async with asyncio.TaskGroup() as group:
                 waiting = group.create_task(_report_start(settings, console, wait=wait))
-                await stopping.wait()
+                await parent.ending.wait()
                 waiting.cancel()
             say(console, "Stopping: the gateway, the agent with its engines, the controller.")
     finally:
-        say(console, describe_end(settings.state, left_engines=parent.left_engines))
+        say(console, describe_end(settings.state, is_asked=parent.ending.is_set(), left_engines=parent.left_engines))
 
 
 async def _report_start(settings: Settings, console: Console, *, wait: bool) -> None:

@@ -2,6 +2,11 @@
 
 The order of stopping: gateway (lets streams end) and agent (stops every engine) together, then what is left. Whatever
 an agent that died could not stop is swept at the end.
+
+The rule a maintainer would break by accident: engines are stopped when somebody asked for it (Ctrl-C, SIGTERM), and by
+nothing else. A parent that can't get its parts going ends them alone: engines that serve, also those that came up in
+this very run, stay with their keepers for their grace, and the next parent adopts them. Rejected: to stop what this run
+started and leave what it found (a start that half succeeds is tried again at once, and would load every model again).
 """
 
 import asyncio
@@ -93,6 +98,8 @@ class PartGroup:
     def __init__(self, state: Path, on_line: Callable[[str, str], None]) -> None:
         self._state = state
         self._on_line = on_line
+        self.ending = asyncio.Event()
+        """Somebody asked for the end: engines end too."""
         self.left_engines = False
         """After the end: whether an engine could not be stopped."""
         self._lifeline, self._lifeline_end = os.pipe()
@@ -108,12 +115,14 @@ class PartGroup:
         os.close(self._lifeline_end)
 
     async def stop_serving(self, agent: Part, gateway: Part | None) -> None:
-        """End gateway and agent, and every engine."""
+        """End gateway and agent, and every engine if that was asked for."""
+        was_asked = self.ending.is_set()
         if gateway is not None:
             gateway.stop(signal.SIGTERM)
-        agent.stop(signal.SIGINT)
+        agent.stop(signal.SIGINT if was_asked else signal.SIGTERM)
         await self.wait_for_end((agent, *([gateway] if gateway else [])), PARTS_STOP_SECONDS)
-        if agent.exit_status != 0:
+        # It may be asked for while the parts end by themselves.
+        if self.ending.is_set() and (agent.exit_status != 0 or not was_asked):
             self.left_engines = not await self._sweep()
 
     async def wait_for_end(self, parts: Sequence[Part], seconds: float) -> None:

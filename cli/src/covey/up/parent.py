@@ -20,6 +20,7 @@ from covey_fleet_client.files import ensure_private_folder, write_private
 from covey.control import Control
 from covey.errors import CommandError, ExitCode
 from covey.up.group import PartGroup
+from covey.up.left import has_controller, observe_agent
 
 CONTROLLER_START_SECONDS = 60.0
 CONTROLLER_STOP_SECONDS = 2.0
@@ -115,12 +116,13 @@ class Parent(PartGroup):
         """All parts started, until the block ends; then all stopped."""
         try:
             async with asyncio.TaskGroup() as group:
+                await self._wait_for_predecessor(lambda: has_controller(self._settings.state))
                 group.create_task(self.controller.run())
                 try:
                     await self._wait_for_controller()
                     for part in ("agent", "gateway"):
                         await self._give_token(part)
-                    await self._wait_for_port()
+                    await self._wait_for_predecessor(self._has_predecessor)
                     self._fleet_listen = self._fleet_url().removeprefix("https://")
                     group.create_task(self.agent.run())
                     group.create_task(self.gateway.run())
@@ -146,17 +148,21 @@ class Parent(PartGroup):
             ) from None
         raise CommandError("interrupted before the controller was ready")
 
-    async def _wait_for_port(self) -> None:
-        """A gateway whose parent was killed keeps the port while its last answers end.
+    def _has_predecessor(self) -> bool:
+        """A gateway whose parent was killed keeps the port while its last answers end, an agent its folder."""
+        return is_taken(self._settings.port) or bool(observe_agent(self._settings.state))
 
-        Another program's port stays taken, which the gateway then says; who follows nobody hears it at once.
+    async def _wait_for_predecessor(self, is_there: Callable[[], bool]) -> None:
+        """What doesn't go, as another program's port or a part that is paused, is said by the part that starts then.
+
+        Who follows nobody hears it at once.
         """
         if not self._follows_killed:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PREDECESSOR_SECONDS):
                 while True:
-                    if not is_taken(self._settings.port):
+                    if not is_there():
                         return
                     await asyncio.sleep(POLL_SECONDS)
 
