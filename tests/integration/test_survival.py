@@ -4,18 +4,25 @@ One fleet with two replicas serves the tests that leave `covey up` alone; each l
 have their own.
 """
 
+import contextlib
 import math
+import os
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
 from covey.up.parent import is_taken
 from kit.chaos import TEARDOWN_SECONDS
-from kit.fleet import EXAMPLE, JsonObject, RunningFleet, Traffic, running_fleet, wait_until
+from kit.fleet import EXAMPLE, JsonObject, RunningFleet, Traffic, free_port, running_fleet, wait_until
 from kit.parts import (
     AGENT,
     CONTROLLER,
@@ -335,6 +342,60 @@ def test_up_that_can_not_get_going_leaves_engines_to_the_next_and_says_so() -> N
         kill_up(fleet)
         fleet.covey("agent", "--stop-all", "--state", str(fleet.state))
         wait_until(lambda: not fleet.processes(), "what `--stop-all` asked for", 30)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Generator[None]:
+    """A disk of its own, so that it can be full."""
+    folder.mkdir(mode=0o700)
+    options = ["-o", "size=6m,mode=0700"]
+    mounted = subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(folder)], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"a disk can't be mounted here: {mounted.stderr.decode()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """To the last page, or but one."""
+    with (disk / "full").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    assert shutil.disk_usage(disk).free <= 4096
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root mounts a disk")
+def test_up_on_a_full_disk_says_so_and_the_next_adopts() -> None:
+    with tempfile.TemporaryDirectory(prefix="cv") as base, small_disk(Path(base) / "state"):
+        fleet = RunningFleet(Path(base) / "fleet", Path(base) / "state", free_port())
+        shutil.copytree(EXAMPLE, fleet.folder)
+        restarted(fleet)
+        try:
+            before = members(fleet)
+            for name in PARTS:
+                kill_part(fleet, name)
+            kill_up(fleet)
+            for name in ("up.json", "agent/agent.lock"):
+                (fleet.state / name).unlink()
+            fill(fleet.state)
+            words = fails_to_start(fleet)
+            assert f"'{fleet.state}/up.json' can't be written: no space left. Free some space on its disk" in words
+            assert f"No space left on device: '{fleet.state}/controller/" in words
+            assert "1 engine runs on under its keeper" in words
+            assert "Traceback" not in words
+            assert members(fleet) == before
+            (fleet.state / "full").unlink()
+            restarted(fleet)
+            assert (members(fleet), fleet.ask().status_code) == (before, 200)
+        finally:
+            if fleet.process.poll() is None:
+                fleet.stop()
+            left = fleet.processes()
+            for process in left:
+                process.kill()
+        assert left == []
 
 
 def test_no_engine_outlives_its_keepers_grace() -> None:

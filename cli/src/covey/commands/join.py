@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from covey_fleet_client.calls import parse_controller_url
 from covey_fleet_client.errors import FleetError
+from covey_fleet_client.files import describe_refusal
 from covey_fleet_client.tasks import flatten_errors
 from rich.console import Console
 
@@ -99,6 +100,8 @@ def _run_to_end(settings: JoinSettings) -> None:
         asyncio.run(_run(settings))
     except* CommandError as errors:
         raise flatten_errors(errors)[0] from None
+    except* OSError as errors:
+        raise CommandError(describe_refusal(flatten_errors(errors)[0])) from None
 
 
 async def _run(settings: JoinSettings) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from covey_api.text import escape_controls
+from covey_fleet_client.files import describe_refusal
 from covey_fleet_client.tasks import flatten_errors
 from rich.console import Console
 
@@ -99,6 +100,8 @@ def _run_to_end(settings: Settings, *, wait: bool, headless: bool, follows_kille
         asyncio.run(_run(settings, wait=wait, headless=headless, follows_killed=follows_killed))
     except* CommandError as errors:
         raise flatten_errors(errors)[0] from None
+    except* OSError as errors:
+        raise CommandError(describe_refusal(flatten_errors(errors)[0])) from None
 
 
 def _report_running(running: AlreadyRunning, settings: Settings, *, is_port_named: bool) -> None:

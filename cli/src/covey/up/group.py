@@ -20,10 +20,13 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
-from covey_fleet_client.files import ensure_private_folder, write_private
+from covey_fleet_client.files import describe_refusal, ensure_private_folder, write_private
+from rich.console import Console
 
+from covey.errors import CommandError, ExitCode
+from covey.up.front import say
 from covey.up.part import Part
 
 # Gateway and agent get this long; the whole stop stays below 15 s.
@@ -56,21 +59,44 @@ class AlreadyRunning(Exception):
 
 @contextmanager
 def hold_state_folder(settings: Held) -> Generator[bool]:
-    """The lock of one parent per state folder, and the record that others find it by. AlreadyRunning if held.
+    """The lock of one parent per state folder, and the record that others find it by. AlreadyRunning if held;
+    CommandError if the folder can't be used.
 
     Gives whether the last one was killed: its parts may still be ending.
     """
-    ensure_private_folder(settings.state)
     record_path = settings.state / "up.json"
-    with (settings.state / "up.lock").open("a") as lock:
+    with _open_lock(settings.state) as lock:
         if not _takes_lock(lock.fileno()):
             raise AlreadyRunning(_read_record(record_path))
         was_killed = record_path.exists()
-        write_private(record_path, json.dumps({"pid": str(os.getpid())} | settings.record))
+        _write_record(record_path, {"pid": str(os.getpid())} | settings.record)
         try:
             yield was_killed
         finally:
-            record_path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                record_path.unlink(missing_ok=True)
+
+
+def _open_lock(state: Path) -> TextIO:
+    try:
+        ensure_private_folder(state)
+        return (state / "up.lock").open("a")
+    except OSError as error:
+        raise CommandError(f"the state folder can't be used: {describe_refusal(error)}", ExitCode.WRONG_USE) from None
+
+
+def _write_record(path: Path, record: dict[str, str]) -> None:
+    """The lock says that a parent is there, the record which: a full disk costs others that, and nobody the start."""
+    content = json.dumps(record)
+    try:
+        write_private(path, content)
+    except OSError:
+        try:
+            path.unlink(missing_ok=True)  # it names one that is gone, and takes the space that this one needs
+            write_private(path, content)
+        except OSError as error:
+            words = f"WARNING: {describe_refusal(error)} Until then others can't see whose this state folder is."
+            say(Console(stderr=True), words)
 
 
 def _takes_lock(descriptor: int) -> bool:

@@ -9,13 +9,15 @@ import contextlib
 import json
 import signal
 import socket
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from covey_controller.stores.git.address import GitAddress
-from covey_fleet_client.files import ensure_private_folder, write_private
+from covey_fleet_client.files import describe_refusal, ensure_private_folder, write_private
+from covey_fleet_client.identity import load_identity
 
 from covey.control import Control
 from covey.errors import CommandError, ExitCode
@@ -167,11 +169,18 @@ class Parent(PartGroup):
                     await asyncio.sleep(POLL_SECONDS)
 
     async def _give_token(self, part: str) -> None:
+        """A new one at each start. Where none can be made, on a full disk say, a part's certificate does."""
         folder = self._settings.state / part
-        ensure_private_folder(folder)
-        with Control(self._settings.state) as control:
-            token = await asyncio.to_thread(control.create_token, part, TOKEN_USES, TOKEN_TTL_SECONDS)
-        write_private(folder / "token", token)
+        try:
+            ensure_private_folder(folder)
+            with Control(self._settings.state) as control:
+                token = await asyncio.to_thread(control.create_token, part, TOKEN_USES, TOKEN_TTL_SECONDS)
+            write_private(folder / "token", token)
+        except (OSError, CommandError) as error:
+            words = describe_refusal(error) if isinstance(error, OSError) else str(error)
+            if load_identity(folder).expires_at < time.time():
+                raise CommandError(f"the {part} can't be let into the fleet: {words}") from None
+            self._on_line(part, f"covey WARNING no join token was made, the certificate is used: {words}")
 
     async def _stop(self) -> None:
         await self.stop_serving(self.agent, self.gateway)

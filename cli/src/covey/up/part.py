@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from io import FileIO
 from pathlib import Path
 
 from covey.errors import CommandError
@@ -42,11 +43,15 @@ class BoundedLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.last: deque[str] = deque(maxlen=LAST_LINES)
-        self._file = path.open("ab", buffering=0)
+        self._file: FileIO | None = None
+        with contextlib.suppress(OSError):
+            self._file = FileIO(path, "a")
 
     def write_line(self, line: bytes) -> None:
         self.last.append(line.decode(errors="replace").rstrip())
         with contextlib.suppress(OSError):
+            if self._file is None:
+                self._file = FileIO(self.path, "a")
             if self._file.tell() + len(line) > LOG_BYTES:
                 self._rotate()
             self._file.write(line)
@@ -54,11 +59,13 @@ class BoundedLog:
     def _rotate(self) -> None:
         with contextlib.suppress(FileNotFoundError):  # somebody tidied up
             self.path.replace(self.path.with_suffix(".log.1"))
-        full, self._file = self._file, self.path.open("ab", buffering=0)
-        full.close()
+        full, self._file = self._file, FileIO(self.path, "a")
+        if full is not None:
+            full.close()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class Part:
