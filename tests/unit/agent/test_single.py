@@ -11,8 +11,14 @@ import pytest
 from covey_agent.single import AlreadyRunning, take_folder
 from covey_fleet_client.files import describe_refusal
 
-HOLD = "import sys, time; from pathlib import Path; from covey_agent.single import take_folder as take; "
-HOLD += "lock = take(Path(sys.argv[1])); print(1, flush=True); time.sleep(60)"
+HOLD = """
+import sys, time
+from pathlib import Path
+from covey_agent.single import take_folder
+lock = take_folder(Path(sys.argv[1]))
+print(1, flush=True)
+time.sleep(60)
+"""
 
 
 def test_disk_that_takes_nothing_more_keeps_no_agent_from_its_folder(tmp_path: Path) -> None:
