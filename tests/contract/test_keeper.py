@@ -14,6 +14,7 @@ from covey_agent.keeper import keepers as keepers_module
 from covey_agent.keeper import link
 from covey_agent.keeper.keepers import ProcessKeepers
 from covey_agent.keeper.link import connect
+from covey_agent.keeper.observed import observe_start_time
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
 from kit.processes import (
     assert_none_left,
@@ -220,6 +221,129 @@ def test_restarted_agent_finds_the_same_engine(folder: Path) -> None:
 
     run(start)
     run(find)
+    assert_none_left(folder)
+
+
+@pytest.mark.parametrize("lost", [("keeper.json",), ("k.sock",), ("keeper.json", "k.sock")])
+def test_restarted_agent_finds_the_same_engine_without_what_was_lost(folder: Path, lost: tuple[str, ...]) -> None:
+    async def story() -> None:
+        dead, keepers, port = ProcessKeepers(folder, 60), ProcessKeepers(folder, 60), free_port()
+        process = await dead.start(ID, 4, port, launch(folder, port))
+        record = json.loads((folder / ID / "keeper.json").read_text())
+        for name in lost:
+            (folder / ID / name).unlink()
+        dead.close()
+        assert await keepers.find(ID, "") == process
+        # And whoever looks at the folder later finds it whole.
+        keepers.close()
+        await asyncio.to_thread(wait_for, lambda: (folder / ID / "keeper.json").exists(), "the record is written anew")
+        assert json.loads((folder / ID / "keeper.json").read_text()) == record
+        assert (folder / ID / "k.sock").is_socket()
+        assert await keepers.find(ID, "") == process
+        await end(keepers)
+
+    run(story)
+    assert_none_left(folder)
+
+
+def test_exit_is_told_by_a_keeper_without_a_record(folder: Path) -> None:
+    async def story() -> None:
+        dead, keepers, port = ProcessKeepers(folder, 60), ProcessKeepers(folder, 60), free_port()
+        process = await dead.start(ID, 4, port, launch(folder, port))
+        dead.close()
+        (folder / ID / "keeper.json").unlink()
+        os.kill(process.pid, signal.SIGTERM)
+        await asyncio.to_thread(wait_for, lambda: (folder / ID / "exit.json").exists(), "the end is written down")
+        assert await keepers.find(ID, "") == process
+        ended = await keepers.wait_exit(ID)
+        assert (ended.ended_by, ended.status) == ("Engine", -signal.SIGTERM)
+        await keepers.release(ID)
+
+    run(story)
+    assert_none_left(folder)
+
+
+def test_frozen_keeper_without_a_record_is_killed_with_its_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(keepers_module, "FIND_SECONDS", 0.5)
+
+    async def story() -> None:
+        dead, keepers, port = ProcessKeepers(folder, 60), ProcessKeepers(folder, 60), free_port()
+        process = await dead.start(ID, 1, port, launch(folder, port))
+        os.kill(json.loads((folder / ID / "keeper.json").read_text())["pid"], signal.SIGSTOP)
+        (folder / ID / "keeper.json").unlink()
+        dead.close()
+        assert await keepers.find(ID, process.identity) is None
+        assert not is_running(process.pid)
+
+    run(story)
+    assert_none_left(folder)
+
+
+# It holds the lock and answers with the record of another process, as a keeper would.
+STRANGER = """
+import fcntl, os, socket, sys
+os.chdir(sys.argv[1])
+lock = open("keeper.lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("k.sock")
+listener.listen()
+print(1, flush=True)
+while True:
+    peer = listener.accept()[0]
+    if peer.recv(1000):
+        peer.sendall(sys.argv[2].encode() + b"\\n")
+"""
+
+
+def test_stranger_that_answers_as_a_keeper_is_refused_and_left_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepers_module, "FIND_SECONDS", 0.5)
+    monkeypatch.setattr(keepers_module, "END_SECONDS", 0.5)
+    (folder / ID).mkdir(parents=True)
+    named = os.getpid()
+    record = {"pid": named, "startTime": observe_start_time(named), "enginePid": named, "exit": None}
+    record |= {"engineStartTime": observe_start_time(named), "instanceId": ID, "attempt": 1, "port": 1}
+    command = ["python3", "-c", STRANGER, str(folder / ID), json.dumps(record)]
+    stranger = psutil.Popen(command, stdout=-1, stderr=-3)
+    try:
+        stranger.stdout.readline()
+
+        async def story() -> None:
+            with pytest.raises(AgentError, match="held by a process that is no keeper"):
+                await ProcessKeepers(folder, 5).find(ID, "")
+
+        run(story)
+        assert stranger.is_running()
+    finally:
+        stranger.kill()
+        stranger.wait()
+        stranger.stdout.close()
+
+
+def test_keeper_serves_on_when_nothing_can_be_put_back(folder: Path) -> None:
+    """No write in its folder succeeds; as soon as one does, it is found."""
+
+    async def story() -> None:
+        dead, keepers, port = ProcessKeepers(folder, 60), ProcessKeepers(folder, 60), free_port()
+        process = await dead.start(ID, 1, port, launch(folder, port))
+        (folder / ID / "keeper.json").unlink()
+        (folder / ID / "keeper.json.new").mkdir()
+        (folder / ID / "k.sock").unlink()
+        (folder / ID / "k.sock").mkdir()
+        dead.close()
+        await asyncio.sleep(4)
+        assert is_running(process.pid)
+        (folder / ID / "k.sock").rmdir()
+        assert await keepers.find(ID, "") == process
+        assert "Traceback" not in await keepers.read_tail(ID, 10_000)
+        await end(keepers)
+
+    run(story)
     assert_none_left(folder)
 
 

@@ -88,6 +88,21 @@ def test_killed_agent_finds_its_engine_serving_when_it_is_back(tmp_path: Path) -
     run(tmp_path, story)
 
 
+def test_killed_agent_finds_engines_whose_keepers_lost_their_files(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign(A), rig.assign(B))
+        rig.start()
+        before = [await rig.wait_phase(MemberPhase.READY, key) for key in (A, B)]
+        (rig.members / A / "keeper.json").unlink()
+        (rig.members / B / "k.sock").unlink()
+        rig.kill()
+        rig.start()
+        after = [await rig.wait_phase(MemberPhase.READY, key) for key in (A, B)]
+        assert [(member.pid, member.restarts) for member in after] == [(member.pid, 0) for member in before]
+
+    run(tmp_path, story)
+
+
 def test_terminated_agent_leaves_engines_running_and_a_closed_lifeline_too(tmp_path: Path) -> None:
     async def story(rig: AgentRig) -> None:
         rig.board.wish(rig.assign())

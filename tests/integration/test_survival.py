@@ -4,16 +4,25 @@ One fleet with two replicas serves the tests that leave `covey up` alone; each l
 have their own.
 """
 
+import contextlib
 import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
+from covey.up.parent import is_taken
 from kit.chaos import TEARDOWN_SECONDS
-from kit.fleet import EXAMPLE, JsonObject, RunningFleet, Traffic, running_fleet, wait_until
+from kit.fleet import EXAMPLE, JsonObject, RunningFleet, Traffic, free_port, running_fleet, wait_until
 from kit.parts import (
     AGENT,
     CONTROLLER,
@@ -296,6 +305,97 @@ def test_next_up_adopts_what_a_killed_one_left() -> None:
             restarted(fleet)
         assert (members(fleet), fleet.ask().status_code) == (before, 200)
         assert_nothing_doubled(fleet)
+
+
+def fails_to_start(fleet: RunningFleet) -> str:
+    """The words of a `covey up` that ends by itself."""
+    fleet.start()
+    assert fleet.process.wait(timeout=120) == 1
+    return fleet.error_path.read_text()
+
+
+def test_up_that_can_not_get_going_leaves_engines_to_the_next_and_says_so() -> None:
+    with running_fleet() as fleet:
+        before = members(fleet)
+        kill_up(fleet)
+        wait_until(lambda: not is_taken(fleet.port), "the gateway of the one that was killed ends", 20)
+        with socket.create_server(("127.0.0.1", fleet.port)):
+            words = fails_to_start(fleet)
+        assert f"port {fleet.port} on 127.0.0.1 is taken by another process" in words
+        assert "1 engine runs on under its keeper for 300 s" in words
+        assert f"covey agent --stop-all --state '{fleet.state}'" in words
+        assert members(fleet) == before
+        restarted(fleet)
+        assert (members(fleet), fleet.ask().status_code) == (before, 200)
+        # The controller of one that was killed is paused: it holds its socket and hears nothing.
+        with paused(part_pid(fleet, CONTROLLER)):
+            kill_up(fleet)
+            words = fails_to_start(fleet)
+            assert "1 engine runs on under its keeper" in words
+            assert f"a controller, which listens on '{fleet.state}/control.sock'" in words
+            assert members(fleet) == before
+        restarted(fleet)
+        assert (members(fleet), fleet.ask().status_code) == (before, 200)
+        # People's own word is what stops them, also when the parts are gone.
+        for name in PARTS:
+            kill_part(fleet, name)
+        kill_up(fleet)
+        fleet.covey("agent", "--stop-all", "--state", str(fleet.state))
+        wait_until(lambda: not fleet.processes(), "what `--stop-all` asked for", 30)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Generator[None]:
+    """A disk of its own, so that it can be full."""
+    folder.mkdir(mode=0o700)
+    options = ["-o", "size=6m,mode=0700"]
+    mounted = subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(folder)], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"a disk can't be mounted here: {mounted.stderr.decode()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """To the last page, or but one."""
+    with (disk / "full").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    assert shutil.disk_usage(disk).free <= 4096
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root mounts a disk")
+def test_up_on_a_full_disk_says_so_and_the_next_adopts() -> None:
+    with tempfile.TemporaryDirectory(prefix="cv") as base, small_disk(Path(base) / "state"):
+        fleet = RunningFleet(Path(base) / "fleet", Path(base) / "state", free_port())
+        shutil.copytree(EXAMPLE, fleet.folder)
+        restarted(fleet)
+        try:
+            before = members(fleet)
+            for name in PARTS:
+                kill_part(fleet, name)
+            kill_up(fleet)
+            for name in ("up.json", "agent/agent.lock"):
+                (fleet.state / name).unlink()
+            fill(fleet.state)
+            words = fails_to_start(fleet)
+            assert f"'{fleet.state}/up.json' can't be written: no space left. Free some space on its disk" in words
+            assert f"No space left on device: '{fleet.state}/controller/" in words
+            assert "1 engine runs on under its keeper" in words
+            assert "Traceback" not in words
+            assert members(fleet) == before
+            (fleet.state / "full").unlink()
+            restarted(fleet)
+            assert (members(fleet), fleet.ask().status_code) == (before, 200)
+        finally:
+            if fleet.process.poll() is None:
+                fleet.stop()
+            left = fleet.processes()
+            for process in left:
+                process.kill()
+        assert left == []
 
 
 def test_no_engine_outlives_its_keepers_grace() -> None:

@@ -75,7 +75,7 @@ class RunningFleet(Served):
         self.url = f"http://127.0.0.1:{port}"
         self.output_path = state.parent / "up.out"
         self.error_path = state.parent / "up.err"
-        self._port = port
+        self.port = port
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -84,7 +84,7 @@ class RunningFleet(Served):
         return self._process
 
     def start(self, *extra: str) -> None:
-        command = [sys.executable, "-m", "covey", "up", str(self.folder), "--wait", "--port", str(self._port), *extra]
+        command = [sys.executable, "-m", "covey", "up", str(self.folder), "--wait", "--port", str(self.port), *extra]
         with self.output_path.open("wb") as output, self.error_path.open("wb") as errors:
             self._process = subprocess.Popen(
                 command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=errors

@@ -5,6 +5,7 @@ the same folder, reach the disk, and take the name by a rename that reaches the 
 between leaves the temporary file; whoever uses the folder next removes it.
 """
 
+import errno
 import os
 import re
 import secrets
@@ -45,15 +46,30 @@ def ensure_private_folder(path: Path) -> None:
         _remove_abandoned(path)
 
 
+def describe_refusal(error: OSError) -> str:
+    """For people: which file, why not, what to do."""
+    if error.errno is None:
+        return str(error)  # our own words, as above
+    where = f"'{error.filename}'" if error.filename else "a file"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where} can't be written: no space left. Free some space on its disk, then try again."
+    return f"{where} can't be used: {error.strerror}"
+
+
 def write_private(path: Path, content: bytes | str) -> None:
-    """Replace the file as a whole; its folder must exist. Blocks for the disk: a few milliseconds."""
+    """Replace the file as a whole; its folder must exist. Blocks for the disk: a few milliseconds.
+
+    An OSError names the file, also where the system, which was given a descriptor, doesn't.
+    """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         _write_synced(temporary, data)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename, error.filename2 = str(path), None
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 from covey_api.pod_names import render_covey_name
-from covey_fleet_client.files import ensure_private_folder
+from covey_fleet_client.files import describe_refusal, ensure_private_folder
 from covey_fleet_client.identity import load_identity, render_name
 from covey_fleet_client.lifeline import watch_lifeline
 from covey_fleet_client.machine import observe_machine
@@ -65,8 +65,8 @@ def main() -> int:
         ensure_private_folder(options.state)
         ensure_private_folder(folder)
         lock = take_folder(folder)
-    except (AlreadyRunning, PermissionError) as error:
-        logger.error("%s", error)
+    except (AlreadyRunning, OSError) as error:
+        logger.error("%s", describe_refusal(error) if isinstance(error, OSError) else error)
         return 1
     try:
         if options.stop_all:

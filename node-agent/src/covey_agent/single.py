@@ -1,8 +1,11 @@
 """One agent for one state folder: a lock that lives as long as the process."""
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
+
+import psutil
 
 
 class AlreadyRunning(Exception):
@@ -10,7 +13,7 @@ class AlreadyRunning(Exception):
 
 
 def take_folder(folder: Path) -> int:
-    """The descriptor of the lock, to be kept open. AlreadyRunning when another process has it.
+    """The descriptor of the lock, to be kept open. AlreadyRunning when another process has it; OSError: no lock file.
 
     The lock is the kernel's and ends with its holder, however that ends; the process id in the file is for people.
     """
@@ -19,12 +22,22 @@ def take_folder(folder: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
+        holder = os.read(lock, 32).decode(errors="replace").strip()
         os.close(lock)
         raise AlreadyRunning(
-            f"the folder '{folder}' must have one agent; the one with process id {holder} runs. "
-            "End it first, or name another folder with `--state`."
+            f"the folder '{folder}' must have one agent; the one with process id {holder or 'unknown'} "
+            f"{_describe_life(holder)} End it first, or name another folder with `--state`."
         ) from None
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()}\n".encode())
+    # A full disk costs people the id, and nobody the agent.
+    with contextlib.suppress(OSError):
+        words = f"{os.getpid()}\n".encode()
+        os.pwrite(lock, words, 0)
+        os.ftruncate(lock, len(words))
     return lock
+
+
+def _describe_life(holder: str) -> str:
+    with contextlib.suppress(psutil.Error, ValueError):
+        if psutil.Process(int(holder)).status() == psutil.STATUS_STOPPED:
+            return f"is paused (SIGSTOP): `kill -CONT {holder}` lets it go on."
+    return "runs."

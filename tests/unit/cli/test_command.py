@@ -143,6 +143,28 @@ def test_up_starts_nothing_when_the_port_is_taken(tmp_path: Path) -> None:
     assert "Covey serves" not in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("up", "."), 2),
+        (("join", "https://127.0.0.1:1"), 2),
+        (("controller", "--source", "."), 1),
+        (("agent", "--controller", "https://127.0.0.1:1"), 1),
+        (("gateway", "--controller", "https://127.0.0.1:1", "--listen", "127.0.0.1:0"), 1),
+    ],
+)
+def test_state_folder_that_is_a_symlink_is_refused_in_words(
+    tmp_path: Path, arguments: tuple[str, ...], code: int
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    result = covey(*arguments, "--state", str(link), state=tmp_path / "unused")
+    assert (result.returncode, "Traceback" in result.stderr) == (code, False), result.stderr
+    assert f"'{link}' must be a folder; found a symlink. Name the folder itself." in result.stderr
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_second_interrupt_ends_a_start_at_once(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -34,6 +34,16 @@ def test_log_that_was_removed_is_begun_anew_when_it_is_full(tmp_path: Path) -> N
     assert path.stat().st_size == 2 * len(LINE)
 
 
+def test_log_that_can_not_be_begun_is_begun_when_it_can(tmp_path: Path) -> None:
+    log = BoundedLog(tmp_path / "log" / "agent.log")
+    log.write_line(b"lost\n")
+    (tmp_path / "log").mkdir()
+    log.write_line(b"kept\n")
+    log.close()
+    assert list(log.last) == ["lost", "kept"]
+    assert (tmp_path / "log" / "agent.log").read_text() == "kept\n"
+
+
 def test_log_whose_folder_was_removed_raises_nothing(tmp_path: Path) -> None:
     path = tmp_path / "log" / "agent.log"
     path.parent.mkdir()

@@ -20,8 +20,10 @@ lives, first_seconds, quick_ends = Path(sys.argv[1]), float(sys.argv[2]), int(sy
 with lives.open("a") as file:
     file.write("x")
 count = len(lives.read_text())
-if count == 1:
+if count == 1 and first_seconds:
+    print("2026-01-01 flaky INFO runs", file=sys.stderr, flush=True)
     time.sleep(first_seconds)
+time.sleep(float(sys.argv[4]))
 if count <= 1 + quick_ends:
     sys.exit("no space left on device")
 time.sleep(60)
@@ -44,9 +46,14 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def flaky(
-    lives: Path, lifeline: int, first_seconds: float, quick_ends: int, on_line: Callable[[str, str], None]
+    lives: Path,
+    lifeline: int,
+    first_seconds: float,
+    quick_ends: int,
+    on_line: Callable[[str, str], None],
+    start_seconds: float = 0,
 ) -> Part:
-    arguments = [str(lives), str(first_seconds), str(quick_ends)]
+    arguments = [str(lives), str(first_seconds), str(quick_ends), str(start_seconds)]
     return Part("flaky", lambda: arguments, lives.with_name("flaky.log"), lifeline, on_line)
 
 
@@ -56,10 +63,36 @@ def test_part_that_never_ran_is_given_up_with_its_last_words(lives: Path, lifeli
     assert lives.read_text() == "xxx"
 
 
+def test_part_that_takes_long_to_fail_has_not_run(lives: Path, lifeline: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine an interpreter takes seconds to start: that is no life that a part has had."""
+    monkeypatch.setattr(part_module, "SETTLED_SECONDS", 0.2)
+    with pytest.raises(CommandError, match="3 times"):
+        asyncio.run(flaky(lives, lifeline, 0, 9, lambda _, line: None, start_seconds=0.5).run())
+    assert lives.read_text() == "xxx"
+
+
+def test_part_that_is_cancelled_waits_for_the_process_that_is_stopped(lives: Path, lifeline: int) -> None:
+    """As when another part is given up."""
+
+    async def scenario() -> None:
+        is_up = asyncio.Event()
+        part = flaky(lives, lifeline, 60, 0, lambda _, line: is_up.set())
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            running = group.create_task(part.run())
+            await is_up.wait()
+            running.cancel()
+            await asyncio.sleep(0.3)
+            assert not running.done()
+            part.stop(signal.SIGTERM)
+            await part.wait_idle()
+
+    asyncio.run(scenario())
+
+
 def test_part_that_has_run_is_started_again_for_ever(
     lives: Path, lifeline: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of `covey up` would be the end of every engine."""
+    """The end of `covey up` would be the end of the gateway."""
     monkeypatch.setattr(part_module, "LONGEST_DELAY_SECONDS", 0.2)
 
     async def scenario() -> None:

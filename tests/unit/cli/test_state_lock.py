@@ -1,6 +1,7 @@
 """Whether a `covey up` keeps a state folder: asked by commands, held by one parent."""
 
 import fcntl
+import resource
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,25 @@ def test_a_folder_is_kept_up_while_its_parent_holds_it(tmp_path: Path) -> None:
         with pytest.raises(AlreadyRunning), hold_state_folder(settings):
             pass
     assert not is_kept_up(settings.state)
+
+
+def test_a_disk_that_refuses_the_record_keeps_no_parent_from_starting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(tmp_path / "state")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with hold_state_folder(settings) as was_killed:
+            assert not was_killed
+            with pytest.raises(AlreadyRunning), hold_state_folder(settings):
+                pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    words = capsys.readouterr().err
+    assert words.count("WARNING") == 1
+    assert f"'{settings.state}/up.json' can't be used: File too large" in words
+    assert list(settings.state.glob("*up.json*")) == []
 
 
 def test_a_command_that_just_looks_at_the_lock_keeps_no_parent_from_starting(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from covey_fleet_client.calls import parse_controller_url
 from covey_fleet_client.errors import FleetError
+from covey_fleet_client.files import describe_refusal
 from covey_fleet_client.tasks import flatten_errors
 from rich.console import Console
 
@@ -99,18 +100,19 @@ def _run_to_end(settings: JoinSettings) -> None:
         asyncio.run(_run(settings))
     except* CommandError as errors:
         raise flatten_errors(errors)[0] from None
+    except* OSError as errors:
+        raise CommandError(describe_refusal(flatten_errors(errors)[0])) from None
 
 
 async def _run(settings: JoinSettings) -> None:
     console = Console(stderr=True)
-    stopping = asyncio.Event()
     parent = JoinedParent(settings, show_lines(console, everything=False))
-    watch_signals(stopping, parent.hurry, console)
+    watch_signals(parent.ending, parent.hurry, console)
     try:
         async with parent.run():
             where = f", and clients at {settings.gateway_url}" if settings.listen else ""
             say(console, f"Serving for {settings.controller}{where}   (Ctrl-C stops everything)")
-            await stopping.wait()
+            await parent.ending.wait()
             say(console, "Stopping: the gateway, the agent with its engines.")
     finally:
-        say(console, describe_end(settings.state, left_engines=parent.left_engines))
+        say(console, describe_end(settings.state, is_asked=parent.ending.is_set(), left_engines=parent.left_engines))

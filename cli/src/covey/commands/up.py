@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from covey_api.text import escape_controls
+from covey_fleet_client.files import describe_refusal
 from covey_fleet_client.tasks import flatten_errors
 from rich.console import Console
 
@@ -99,6 +100,8 @@ def _run_to_end(settings: Settings, *, wait: bool, headless: bool, follows_kille
         asyncio.run(_run(settings, wait=wait, headless=headless, follows_killed=follows_killed))
     except* CommandError as errors:
         raise flatten_errors(errors)[0] from None
+    except* OSError as errors:
+        raise CommandError(describe_refusal(flatten_errors(errors)[0])) from None
 
 
 def _report_running(running: AlreadyRunning, settings: Settings, *, is_port_named: bool) -> None:
@@ -119,20 +122,18 @@ def _report_running(running: AlreadyRunning, settings: Settings, *, is_port_name
 
 async def _run(settings: Settings, *, wait: bool, headless: bool, follows_killed: bool) -> None:
     console = Console(stderr=True, force_terminal=False if headless else None)
-
-    stopping = asyncio.Event()
     parent = Parent(settings, show_lines(console, everything=headless), follows_killed=follows_killed)
-    watch_signals(stopping, parent.hurry, console)
+    watch_signals(parent.ending, parent.hurry, console)
     say(console, f"Starting Covey from '{settings.source}' with state in '{settings.state}'.")
     try:
         async with parent.run():
             async with asyncio.TaskGroup() as group:
                 waiting = group.create_task(_report_start(settings, console, wait=wait))
-                await stopping.wait()
+                await parent.ending.wait()
                 waiting.cancel()
             say(console, "Stopping: the gateway, the agent with its engines, the controller.")
     finally:
-        say(console, describe_end(settings.state, left_engines=parent.left_engines))
+        say(console, describe_end(settings.state, is_asked=parent.ending.is_set(), left_engines=parent.left_engines))
 
 
 async def _report_start(settings: Settings, console: Console, *, wait: bool) -> None:

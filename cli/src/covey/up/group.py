@@ -2,6 +2,11 @@
 
 The order of stopping: gateway (lets streams end) and agent (stops every engine) together, then what is left. Whatever
 an agent that died could not stop is swept at the end.
+
+The rule a maintainer would break by accident: engines are stopped when somebody asked for it (Ctrl-C, SIGTERM), and by
+nothing else. A parent that can't get its parts going ends them alone: engines that serve, also those that came up in
+this very run, stay with their keepers for their grace, and the next parent adopts them. Rejected: to stop what this run
+started and leave what it found (a start that half succeeds is tried again at once, and would load every model again).
 """
 
 import asyncio
@@ -15,10 +20,13 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
-from covey_fleet_client.files import ensure_private_folder, write_private
+from covey_fleet_client.files import describe_refusal, ensure_private_folder, write_private
+from rich.console import Console
 
+from covey.errors import CommandError, ExitCode
+from covey.up.front import say
 from covey.up.part import Part
 
 # Gateway and agent get this long; the whole stop stays below 15 s.
@@ -51,21 +59,44 @@ class AlreadyRunning(Exception):
 
 @contextmanager
 def hold_state_folder(settings: Held) -> Generator[bool]:
-    """The lock of one parent per state folder, and the record that others find it by. AlreadyRunning if held.
+    """The lock of one parent per state folder, and the record that others find it by. AlreadyRunning if held;
+    CommandError if the folder can't be used.
 
     Gives whether the last one was killed: its parts may still be ending.
     """
-    ensure_private_folder(settings.state)
     record_path = settings.state / "up.json"
-    with (settings.state / "up.lock").open("a") as lock:
+    with _open_lock(settings.state) as lock:
         if not _takes_lock(lock.fileno()):
             raise AlreadyRunning(_read_record(record_path))
         was_killed = record_path.exists()
-        write_private(record_path, json.dumps({"pid": str(os.getpid())} | settings.record))
+        _write_record(record_path, {"pid": str(os.getpid())} | settings.record)
         try:
             yield was_killed
         finally:
-            record_path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                record_path.unlink(missing_ok=True)
+
+
+def _open_lock(state: Path) -> TextIO:
+    try:
+        ensure_private_folder(state)
+        return (state / "up.lock").open("a")
+    except OSError as error:
+        raise CommandError(f"the state folder can't be used: {describe_refusal(error)}", ExitCode.WRONG_USE) from None
+
+
+def _write_record(path: Path, record: dict[str, str]) -> None:
+    """The lock says that a parent is there, the record which: a full disk costs others that, and nobody the start."""
+    content = json.dumps(record)
+    try:
+        write_private(path, content)
+    except OSError:
+        try:
+            path.unlink(missing_ok=True)  # it names one that is gone, and takes the space that this one needs
+            write_private(path, content)
+        except OSError as error:
+            words = f"WARNING: {describe_refusal(error)} Until then others can't see whose this state folder is."
+            say(Console(stderr=True), words)
 
 
 def _takes_lock(descriptor: int) -> bool:
@@ -93,6 +124,8 @@ class PartGroup:
     def __init__(self, state: Path, on_line: Callable[[str, str], None]) -> None:
         self._state = state
         self._on_line = on_line
+        self.ending = asyncio.Event()
+        """Somebody asked for the end: engines end too."""
         self.left_engines = False
         """After the end: whether an engine could not be stopped."""
         self._lifeline, self._lifeline_end = os.pipe()
@@ -108,12 +141,14 @@ class PartGroup:
         os.close(self._lifeline_end)
 
     async def stop_serving(self, agent: Part, gateway: Part | None) -> None:
-        """End gateway and agent, and every engine."""
+        """End gateway and agent, and every engine if that was asked for."""
+        was_asked = self.ending.is_set()
         if gateway is not None:
             gateway.stop(signal.SIGTERM)
-        agent.stop(signal.SIGINT)
+        agent.stop(signal.SIGINT if was_asked else signal.SIGTERM)
         await self.wait_for_end((agent, *([gateway] if gateway else [])), PARTS_STOP_SECONDS)
-        if agent.exit_status != 0:
+        # It may be asked for while the parts end by themselves.
+        if self.ending.is_set() and (agent.exit_status != 0 or not was_asked):
             self.left_engines = not await self._sweep()
 
     async def wait_for_end(self, parts: Sequence[Part], seconds: float) -> None:

@@ -9,17 +9,20 @@ import contextlib
 import json
 import signal
 import socket
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from covey_controller.stores.git.address import GitAddress
-from covey_fleet_client.files import ensure_private_folder, write_private
+from covey_fleet_client.files import describe_refusal, ensure_private_folder, write_private
+from covey_fleet_client.identity import load_identity
 
 from covey.control import Control
 from covey.errors import CommandError, ExitCode
 from covey.up.group import PartGroup
+from covey.up.left import has_controller, observe_agent
 
 CONTROLLER_START_SECONDS = 60.0
 CONTROLLER_STOP_SECONDS = 2.0
@@ -115,12 +118,13 @@ class Parent(PartGroup):
         """All parts started, until the block ends; then all stopped."""
         try:
             async with asyncio.TaskGroup() as group:
+                await self._wait_for_predecessor(lambda: has_controller(self._settings.state))
                 group.create_task(self.controller.run())
                 try:
                     await self._wait_for_controller()
                     for part in ("agent", "gateway"):
                         await self._give_token(part)
-                    await self._wait_for_port()
+                    await self._wait_for_predecessor(self._has_predecessor)
                     self._fleet_listen = self._fleet_url().removeprefix("https://")
                     group.create_task(self.agent.run())
                     group.create_task(self.gateway.run())
@@ -146,26 +150,37 @@ class Parent(PartGroup):
             ) from None
         raise CommandError("interrupted before the controller was ready")
 
-    async def _wait_for_port(self) -> None:
-        """A gateway whose parent was killed keeps the port while its last answers end.
+    def _has_predecessor(self) -> bool:
+        """A gateway whose parent was killed keeps the port while its last answers end, an agent its folder."""
+        return is_taken(self._settings.port) or bool(observe_agent(self._settings.state))
 
-        Another program's port stays taken, which the gateway then says; who follows nobody hears it at once.
+    async def _wait_for_predecessor(self, is_there: Callable[[], bool]) -> None:
+        """What doesn't go, as another program's port or a part that is paused, is said by the part that starts then.
+
+        Who follows nobody hears it at once.
         """
         if not self._follows_killed:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PREDECESSOR_SECONDS):
                 while True:
-                    if not is_taken(self._settings.port):
+                    if not is_there():
                         return
                     await asyncio.sleep(POLL_SECONDS)
 
     async def _give_token(self, part: str) -> None:
+        """A new one at each start. Where none can be made, on a full disk say, a part's certificate does."""
         folder = self._settings.state / part
-        ensure_private_folder(folder)
-        with Control(self._settings.state) as control:
-            token = await asyncio.to_thread(control.create_token, part, TOKEN_USES, TOKEN_TTL_SECONDS)
-        write_private(folder / "token", token)
+        try:
+            ensure_private_folder(folder)
+            with Control(self._settings.state) as control:
+                token = await asyncio.to_thread(control.create_token, part, TOKEN_USES, TOKEN_TTL_SECONDS)
+            write_private(folder / "token", token)
+        except (OSError, CommandError) as error:
+            words = describe_refusal(error) if isinstance(error, OSError) else str(error)
+            if load_identity(folder).expires_at < time.time():
+                raise CommandError(f"the {part} can't be let into the fleet: {words}") from None
+            self._on_line(part, f"covey WARNING no join token was made, the certificate is used: {words}")
 
     async def _stop(self) -> None:
         await self.stop_serving(self.agent, self.gateway)

@@ -3,7 +3,7 @@
 The parent knows nothing of what a part does. A part that dies by a signal is started again at once; one that ends by
 itself right after its start three times in a row can't be helped by a fourth: that ends `covey up` with its last words.
 But not once it has run: what keeps it from starting (a full disk, say) may pass, and the end of `covey up` would be the
-end of every engine that serves meanwhile.
+end of the gateway that serves meanwhile.
 """
 
 import asyncio
@@ -14,14 +14,18 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from io import FileIO
 from pathlib import Path
 
 from covey.errors import CommandError
 
 FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 10.0
-# A part that lived this long has started properly: its next death begins a new series, and it is back without a delay.
+# A part that lived this long after it said that it is up has started properly: its next death begins a new series, and
+# it is back without a delay. Not after its start: on a busy machine Python alone takes longer than this.
 SETTLED_SECONDS = 5.0
+# What a part that is up logs; one that can't be says so in a warning, an error or a trace.
+UP_LEVEL = " INFO "
 QUICK_ENDS_LIMIT = 3
 # Two files of this size per part: enough for days of a quiet fleet, bounded for a noisy one.
 LOG_BYTES = 4 * 1024 * 1024
@@ -39,11 +43,15 @@ class BoundedLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.last: deque[str] = deque(maxlen=LAST_LINES)
-        self._file = path.open("ab", buffering=0)
+        self._file: FileIO | None = None
+        with contextlib.suppress(OSError):
+            self._file = FileIO(path, "a")
 
     def write_line(self, line: bytes) -> None:
         self.last.append(line.decode(errors="replace").rstrip())
         with contextlib.suppress(OSError):
+            if self._file is None:
+                self._file = FileIO(self.path, "a")
             if self._file.tell() + len(line) > LOG_BYTES:
                 self._rotate()
             self._file.write(line)
@@ -51,11 +59,13 @@ class BoundedLog:
     def _rotate(self) -> None:
         with contextlib.suppress(FileNotFoundError):  # somebody tidied up
             self.path.replace(self.path.with_suffix(".log.1"))
-        full, self._file = self._file, self.path.open("ab", buffering=0)
-        full.close()
+        full, self._file = self._file, FileIO(self.path, "a")
+        if full is not None:
+            full.close()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class Part:
@@ -78,6 +88,7 @@ class Part:
         self._stopping = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._up_since: float | None = None
         self.exit_status: int | None = None
 
     @property
@@ -89,12 +100,22 @@ class Part:
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Keep it running until `stop`. CommandError when it can't be."""
+        """Keep it running until `stop`. CommandError when it can't be.
+
+        Cancelled, as when another part is given up, it waits for its process, which is `stop`'s to end: whoever stops
+        the parts in their order must know when each has ended.
+        """
+        try:
+            await self._keep_running()
+        finally:
+            self._log.close()
+
+    async def _keep_running(self) -> None:
         quick_ends = 0
         has_settled = False
         delay_seconds = FIRST_DELAY_SECONDS
         while not self._stopping.is_set():
-            started = time.monotonic()
+            self._up_since = None
             self._idle.clear()
             try:
                 self.exit_status = await self._run_once()
@@ -105,20 +126,18 @@ class Part:
                 self._idle.set()
             if self._stopping.is_set():
                 break
-            if time.monotonic() - started >= SETTLED_SECONDS:
+            if self._up_since is not None and time.monotonic() - self._up_since >= SETTLED_SECONDS:
                 has_settled, delay_seconds = True, 0.0
             if self.exit_status >= 0:
                 quick_ends += 1
             if quick_ends >= QUICK_ENDS_LIMIT and not has_settled:
                 words = "\n".join(f"  {line}" for line in self._log.last)
-                self._log.close()
                 raise CommandError(f"the {self.name} ended right after its start, {quick_ends} times:\n{words}")
             when = f"in {delay_seconds:g} s" if delay_seconds else "now"
             self._on_line(self.name, f"ended {_describe(self.exit_status)}; starting again {when}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_seconds)
             delay_seconds = min(max(FIRST_DELAY_SECONDS, delay_seconds * 2), LONGEST_DELAY_SECONDS)
-        self._log.close()
 
     async def _run_once(self) -> int:
         self._process = process = await asyncio.create_subprocess_exec(
@@ -141,7 +160,11 @@ class Part:
             raise AssertionError("stderr was asked for as a pipe")
         async with asyncio.TaskGroup() as group:
             copying = group.create_task(self._copy_lines(stream))
-            status = await process.wait()
+            try:
+                status = await process.wait()
+            except asyncio.CancelledError:
+                await process.wait()
+                raise
             # A grandchild may hold the pipe open: what the part itself said has arrived by then.
             await asyncio.wait([copying], timeout=0.5)
             copying.cancel()
@@ -156,7 +179,10 @@ class Part:
             if not line:
                 return
             self._log.write_line(line)
-            self._on_line(self.name, line.decode(errors="replace").rstrip())
+            words = line.decode(errors="replace").rstrip()
+            if self._up_since is None and UP_LEVEL in words:
+                self._up_since = time.monotonic()
+            self._on_line(self.name, words)
 
     def stop(self, signal_number: signal.Signals) -> None:
         """Ask it to end, and don't start it again."""

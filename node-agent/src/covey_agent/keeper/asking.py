@@ -63,11 +63,30 @@ class Asking:
         if os.path.lexists("k.sock"):
             os.unlink("k.sock")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind("k.sock")
-        listener.listen(MAX_CONNECTIONS)
-        listener.setblocking(False)
+        try:
+            listener.bind("k.sock")
+            listener.listen(MAX_CONNECTIONS)
+            listener.setblocking(False)
+            bound = os.stat("k.sock")
+        except OSError:
+            listener.close()
+            raise
+        self._bound = (bound.st_dev, bound.st_ino)
         self._selector.register(listener, selectors.EVENT_READ, self.accept)
         return listener
+
+    def restore(self) -> None:
+        """Bind the socket anew when its name is gone or is another's: who comes would find nobody. OSError: not now."""
+        try:
+            named = os.stat("k.sock")
+            if (named.st_dev, named.st_ino) == self._bound:
+                return
+        except FileNotFoundError:
+            pass
+        unreachable = self._listener
+        self._listener = self._bind()
+        self._selector.unregister(unreachable)
+        unreachable.close()
 
     def tell(self, message: dict[str, Any]) -> None:
         """To every agent that has claimed."""

@@ -3,11 +3,14 @@
 Owns what is in `agent/members/<instanceId>/` while no keeper lives there, and the open links to those that do. Must not
 know goals or restarts.
 
-A keeper is ours when three things agree: its lock is held, the process of `keeper.json` has the start time written
-there, and it answers on its socket with the same `instanceId`. A process id alone proves nothing: ids are used again.
+A keeper is ours when three things agree: its lock is held, it answers on its socket with the same `instanceId`, and
+the process that the kernel names at the socket's other end is the one of the answer, by id and start time. A process id
+alone proves nothing: ids are used again. `keeper.json` holds the same record for those who find no keeper any more.
+Rejected: to demand that file as well (whoever loses it would lose a healthy engine with it).
 """
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -22,10 +25,11 @@ from covey_api.messages import render_front_name
 from covey_api.reasons import FailureCause
 from covey_fleet_client.files import ensure_private_folder, write_private
 
+from covey_agent.keeper.holder import observe_holder
 from covey_agent.keeper.link import KeeperLink, LinkError, connect
 from covey_agent.keeper.observed import is_locked, observe_start_time
 from covey_agent.keeper.output import EXIT_TAIL_BYTES, read_tail
-from covey_agent.keeper.records import ExitRecord, KeeperRecord, read_record, read_text
+from covey_agent.keeper.records import ExitRecord, KeeperRecord, parse_answer, read_record, read_text
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
 
 # Run as a script, never imported.
@@ -85,16 +89,15 @@ class ProcessKeepers:
         return await self._sweep(instance_id, engine)
 
     async def _claim(self, instance_id: str) -> EngineProcess:
-        """LinkError when the keeper isn't there yet, not any more, or not the recorded one."""
-        folder = self._folder / instance_id
-        record = read_record(folder / "keeper.json", KeeperRecord)
-        if record is None or observe_start_time(record.pid) != record.start_time:
-            raise LinkError("the lock's holder is not the recorded keeper")
-        link = await connect(folder)
+        """LinkError when the keeper isn't there yet, not any more, or is another."""
+        link = await connect(self._folder / instance_id)
         try:
             status = await link.ask("claim")
-            if (status.get("instanceId"), status.get("pid")) != (instance_id, record.pid):
-                raise LinkError(f"the socket belongs to a keeper of instance '{status.get('instanceId')}'")
+            record = parse_answer(status)
+            if record.instance_id != instance_id:
+                raise LinkError(f"the socket belongs to a keeper of instance '{record.instance_id}'")
+            if record.pid != link.peer_pid or observe_start_time(record.pid) != record.start_time:
+                raise LinkError(f"the socket belongs to process {link.peer_pid}, which is not the keeper that it names")
         except LinkError:
             link.close()
             raise
@@ -205,11 +208,17 @@ class ProcessKeepers:
         self._links.clear()
 
     async def _kill_keeper(self, instance_id: str) -> None:
-        """SIGKILL to the recorded keeper, if it still is that process; its engine dies with it."""
+        """SIGKILL to the recorded keeper, if it still is that process; its engine dies with it. Without a record to
+        whom its socket shows."""
         folder = self._folder / instance_id
         record = read_record(folder / "keeper.json", KeeperRecord)
-        if record is not None and observe_start_time(record.pid) == record.start_time:
-            os.kill(record.pid, signal.SIGKILL)
+        if record is None:
+            pid = await observe_holder(folder)
+        else:
+            pid = record.pid if observe_start_time(record.pid) == record.start_time else 0
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if not await wait_until(lambda: not is_locked(str(folder))):
             message = (
                 f"the lock '{folder}/keeper.lock' is held by a process that is no keeper: end it, or restart the node"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Grace of a stop that the keeper decides by itself.
 OWN_STOP_GRACE_SECONDS = 5.0
-# While no agent is there: how often it looks whether one could still find it.
+# While no agent is there: how often it looks whether one could still find it, and mends what it is found by.
 FOLDER_LOOK_SECONDS = 3.0
 # Children of the engine may hold its output pipe open after its end; they are killed, this is for the pipe to drain.
 DRAIN_SECONDS = 1.0
@@ -52,6 +52,7 @@ class Keeper:
         self.is_over = False
         self.stop_reason = ""
         self.kill_at: float | None = None
+        self.look_at = 0.0
         self.oom_kills = observe_oom_kills()
         self.started_at, self.started = time.time(), time.monotonic()
         self.asking = Asking(self.selector, self)
@@ -176,6 +177,9 @@ class Keeper:
         if self.exit is None and self.kill_at is not None and now >= self.kill_at:
             self._signal_group(signal.SIGKILL)
             self.kill_at = None
+        if self.asking.unclaimed_since is not None and now >= self.look_at:
+            self.look_at = now + FOLDER_LOOK_SECONDS
+            self._restore()
         grace = self.launch["orphanGraceSeconds"] if self._can_be_found() else 0
         if self.asking.unclaimed_since is not None and now >= self.asking.unclaimed_since + grace:
             self.asking.unclaimed_since = now
@@ -187,6 +191,16 @@ class Keeper:
     def _can_be_found(self) -> bool:
         """False once the folder was deleted: no agent that starts finds this keeper, so it waits for none."""
         return os.fstat(self.lock).st_nlink > 0
+
+    def _restore(self) -> None:
+        """Put back what an agent finds this keeper by. What the disk refuses is tried again at the next look."""
+        if not self._can_be_found():
+            return
+        with contextlib.suppress(OSError):
+            if not os.path.lexists("keeper.json"):
+                write_record("keeper.json", self.record)
+        with contextlib.suppress(OSError):
+            self.asking.restore()
 
     @property
     def status(self) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from covey_agent.keeper.observed import observe_peer_pid
+
 # A keeper answers from memory; one that doesn't in this time is stopped, or the machine is.
 ANSWER_SECONDS = 5.0
 # `sun_path` holds 108 bytes on Linux and 104 on macOS, with a closing zero.
@@ -29,6 +31,8 @@ class KeeperLink(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.exit: asyncio.Future[dict[str, Any] | None] = loop.create_future()
         """The exit record; None when the connection ended first."""
+        self.peer_pid = 0
+        """The process at the other end, as the kernel knows it; 0: not known."""
         self._transport: asyncio.WriteTransport | None = None
         self._answers: deque[asyncio.Future[dict[str, Any]]] = deque()
         self._unread = b""
@@ -36,6 +40,7 @@ class KeeperLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if isinstance(transport, asyncio.WriteTransport):  # always: asyncio's signature is wider than its socket
             self._transport = transport
+            self.peer_pid = observe_peer_pid(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         *lines, self._unread = (self._unread + data).split(b"\n")

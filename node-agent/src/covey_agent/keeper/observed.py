@@ -3,9 +3,14 @@
 import fcntl
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 from typing import Any
+
+# Of macOS' sys/un.h; Python has no names for them.
+SOL_LOCAL, LOCAL_PEERPID = 0, 2
 
 
 def observe_start_time(pid: int) -> str:
@@ -25,6 +30,16 @@ def observe_start_time(pid: int) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return answer.stdout.strip()
+
+
+def observe_peer_pid(peer: Any) -> int:
+    """The process at the other end of a Unix socket, as the kernel knows it: who connected, or who listens. 0: gone."""
+    try:
+        if sys.platform == "linux":
+            return int(struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+        return int(peer.getsockopt(SOL_LOCAL, LOCAL_PEERPID))
+    except OSError:
+        return 0
 
 
 def is_locked(folder: str) -> bool:

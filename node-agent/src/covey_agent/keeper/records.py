@@ -1,11 +1,12 @@
 """What a keeper leaves in its folder, parsed: `keeper.json` and `exit.json`, which the keeper writes untyped."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from covey_api.meta import Message
 from pydantic import ValidationError
 
+from covey_agent.keeper.link import LinkError
 from covey_agent.ports import EngineExit, EngineProcess
 
 
@@ -56,6 +57,14 @@ def read_record(path: Path, record: type[Record]) -> Record | None:
         return record.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def parse_answer(answer: dict[str, Any]) -> KeeperRecord:
+    """The record in a keeper's answer to `claim`. LinkError when it holds none."""
+    try:
+        return KeeperRecord.model_validate(answer)
+    except ValidationError as error:
+        raise LinkError(f"the keeper's answer names no process: {error.errors()[0]['msg']}") from error
 
 
 def read_text(path: Path) -> str:
