@@ -193,7 +193,10 @@ async def test_an_address_that_is_not_public_is_never_connected_to(url: str) -> 
         *((address, False) for address in ("10.0.0.1", "172.16.0.1", "192.168.1.1", "127.8.8.8", "169.254.169.254")),
         *((address, False) for address in ("100.64.0.1", "0.1.2.3", "224.0.0.1", "255.255.255.255", "::", "::1")),
         *((address, False) for address in ("fe80::1", "fd00::1", "ff02::1", "::ffff:10.0.0.1", "2002:7f00:1::")),
-        *((address, False) for address in ("64:ff9b::10.0.0.1", "64:ff9b::169.254.169.254")),
+        *((address, False) for address in ("64:ff9b::10.0.0.1", "64:ff9b::169.254.169.254", "64:ff9b:1::a00:1")),
+        *((address, False) for address in ("::10.0.0.1", "::ffff:0:a00:1", "fec0::1", "2001:db8::5efe:a00:1")),
+        ("2600::5efe:a00:1", False),
+        ("2600::200:5efe:a00:1", False),
     ],
 )
 async def test_which_addresses_are_anybodys(address: str, expected: bool) -> None:

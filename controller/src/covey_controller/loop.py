@@ -238,6 +238,7 @@ class ReconcileLoop:
             self._memory, planned_at=made.memory.planned_at, watching_since=made.memory.watching_since
         )
         if not await self._act_on(lease, made, objects, now):
+            self._board.publish(self._board.published.assignments, made.endpoints_unacted)
             return now
         self._board.publish(made.assignments, made.endpoints)
         self._memory, self._planned_at = replace(made.memory, planned_at=self._memory.planned_at), now
@@ -287,9 +288,9 @@ class ReconcileLoop:
                 await run_at_once(works, self._store.writes_at_once)
         except _PlacementSetAside:
             return False
-        except (Conflict, HigherTerm, LeaseLost):
+        except (HigherTerm, LeaseLost):
             raise
-        except Exception:
+        except Exception:  # a Conflict too: whoever writes all the time must keep nobody from hearing what is dead
             self._require_lead(lease)
             self._board.publish(self._board.published.assignments, made.endpoints_unacted)
             raise

@@ -61,10 +61,15 @@ def is_public(address: Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
+        # ISATAP: an IPv4 address behind any prefix.
+        if any(address in network for network in _NOBODYS) or int(address) >> 32 & 0xFDFFFFFF == 0x00005EFE:
+            return False
     return address.is_global and not address.is_multicast
 
 
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
+# Local translation, IPv4 in IPv6 of old, and site-local: not every Python knows that none of them is anybody's.
+_NOBODYS = tuple(map(ipaddress.IPv6Network, ("64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96", "fec0::/10")))
 
 
 async def look_up(host: str, port: int) -> list[Any]:

@@ -35,8 +35,9 @@ SILENCE_SECONDS = 10.0
 # A client that takes no byte for so long while more than the buffers hold is due: its slot serves somebody else.
 CLIENT_STALL_SECONDS = 60.0
 
-# Requests that wait for one model to be ready: as many as one endpoint of four slots takes when it is.
-MAX_HELD_PER_MODEL = 256
+# Requests that wait for one model to be ready: as many as one endpoint of one slot takes when it is
+# (`MAX_OUTSTANDING_PER_SLOT`), so that nobody waits only to be refused.
+MAX_HELD_PER_MODEL = 64
 
 # An engine's answer.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from covey_api.reasons import FailureCause
 
 from covey_agent.facts.processes import describe_processes
+from covey_agent.keeper.output import drop_cut_line
 from covey_agent.performer import Outside
 from covey_agent.ports import AgentError
 from covey_agent.recorder import MAX_TRANSITIONS, read_lines
@@ -20,10 +21,8 @@ from covey_agent.runtime import Runtime
 from covey_agent.supervisor.state import MemberState
 
 LOG_BYTES = 128 * 1024
-# Of a page of metrics; llama-server's has 3 KB.
-MAX_METRICS = 32 * 1024
-# An answer holds 256 Ki characters; the output, which is longest, comes last and is cut at its beginning.
-MAX_CAPTURE = 250_000
+# Of each part of a capture, in characters: an answer holds 256 Ki. Of the output it is the last.
+MAX_SECTION = 60_000
 
 BLANKED = "[blanked]"
 _SECRETS = re.compile(
@@ -46,7 +45,8 @@ class Captures:
 
     async def read_log(self, instance_id: str) -> str:
         member = self._find(instance_id)
-        return self._blank(member, await self._outside.keepers.read_tail(instance_id, LOG_BYTES))
+        tail = await self._outside.keepers.read_tail(instance_id, LOG_BYTES)
+        return self._blank(member, drop_cut_line(tail, LOG_BYTES))
 
     async def capture(self, instance_id: str) -> str:
         member = self._find(instance_id)
@@ -54,13 +54,12 @@ class Captures:
             ("", render_member(self._node, member)),
             ("transitions, the last one last", "\n".join(self._render_transitions(instance_id))),
             ("processes", await self._describe_processes(member)),
-            ("metrics", (await self._read_metrics(member))[:MAX_METRICS]),
+            ("metrics", await self._read_metrics(member)),
         ]
-        text = "\n\n".join(f"# {title}\n{body or NOTHING}" if title else body for title, body in sections)
+        text = "\n\n".join(f"# {title}\n{body[:MAX_SECTION] or NOTHING}" if title else body for title, body in sections)
         text = self._blank(member, text)
         log = await self._read_output(instance_id)
-        room = max(0, MAX_CAPTURE - len(text))
-        return f"{text}\n\n# output, the last of it\n{log[-room:] or NOTHING}\n"
+        return f"{text}\n\n# output, the last of it\n{log[-MAX_SECTION:] or NOTHING}\n"
 
     def _find(self, instance_id: str) -> MemberState:
         """An id is also a folder's name: it must be one of ours."""

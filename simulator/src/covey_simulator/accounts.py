@@ -145,4 +145,12 @@ def name_object(key: ObjectKey) -> str:
 
 
 def count_wished(placements: dict[ObjectKey, Placement]) -> dict[ObjectKey, int]:
-    return {key: 0 if item.spec.suspend else item.spec.replicas for key, item in placements.items()}
+    return {key: count_replicas(item) for key, item in placements.items()}
+
+
+def count_replicas(placement: Placement) -> int:
+    """Those that are wished whoever asks."""
+    spec = placement.spec
+    if spec.suspend:
+        return 0
+    return spec.replicas if spec.scaling is None else spec.scaling.min

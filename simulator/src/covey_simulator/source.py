@@ -48,9 +48,9 @@ class ScenarioSource:
         return True
 
     def scale(self, key: ObjectKey, replicas: int, now: float) -> bool:
-        """False if there is no such Placement."""
+        """False if there is no such Placement, or it scales by itself."""
         found = self._objects.get(key)
-        if not isinstance(found, Placement):
+        if not isinstance(found, Placement) or found.spec.scaling is not None:
             return False
         self.apply([found.changed(spec=found.spec.changed(replicas=replicas))], now)
         return True

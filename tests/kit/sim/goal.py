@@ -11,6 +11,7 @@ from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.wanted import render_wish
 from covey_planner.choice import choose
 from covey_planner.types import NodeView, Pool
+from covey_simulator.accounts import count_replicas
 from covey_simulator.engine import Engine
 from covey_simulator.machine import Keeper, Machine
 
@@ -69,7 +70,7 @@ def _why_not(
     if wedged := [keeper.engine.instance_id for _, keeper in found if keeper.engine.is_wedged]:
         return f"{wedged} of {name} generate nothing any more"
     scaling = placement.spec.scaling
-    wanted = placement.spec.replicas if scaling is None else scaling.min
+    wanted = count_replicas(placement)
     if len(found) > wanted:
         return f"{len(found)} of {name} run, {wanted} are wished"
     if scaling is not None and not placement.status.ready.endswith(f"/{wanted}"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from covey_agent.capturing import BLANKED, blank
+from covey_agent.keeper.output import drop_cut_line
 from covey_agent.recorder import FILE, MAX_TRANSITIONS, Recorder, read_lines
 from covey_agent.supervisor.state import Failure, MemberState, State
 from covey_api.instance import MemberPhase
@@ -65,6 +66,11 @@ def test_disk_that_refuses_is_said_once_and_costs_nothing_else(
     told.observe(State(), first, 1.0)
     told.observe(first, State().with_member(member(MemberPhase.STARTING)), 2.0)
     assert len(caplog.records) == 1
+
+
+def test_line_that_a_tail_begins_in_is_left_out() -> None:
+    assert drop_cut_line("cret\nsecond\n", 12) == "second\n"
+    assert drop_cut_line("first\nsecond\n", 100) == "first\nsecond\n"
 
 
 def test_keys_and_tokens_are_blanked() -> None:

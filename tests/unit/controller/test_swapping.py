@@ -4,6 +4,7 @@ from covey_api.instance import InstanceGoal
 from covey_api.meta import Condition
 from covey_api.placement import ContextWish, Placement, Scaling
 from covey_api.reasons import EventReason, ReadyReason
+from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.scaling import scale
 from covey_controller.reconcile.why import explain
 from covey_controller.reconcile.world import Scaled
@@ -119,6 +120,46 @@ def test_a_request_is_never_cut_however_long_it_takes() -> None:
     clients.end("a")
     clients.run(10)
     assert clients.story.routed() == ["b-0"]
+
+
+def test_what_a_gateway_may_serve_that_is_not_heard_is_not_taken_for_idle() -> None:
+    """Cut off from the controller alone, it serves on by its table."""
+    clients = Clients(scaled("a", idle_seconds=60))
+    clients.ask("a")
+    clients.run(10)
+    clients.end("a")
+    clients.gateway.dead = True
+    clients.run(300)
+    assert [each.spec.goal for each in clients.story.instances()] == [InstanceGoal.RUN]
+    clients.gateway.dead = False
+    clients.run(50)
+    assert len(clients.story.instances()) == 1
+    clients.run(40)
+    assert clients.story.instances() == []
+
+
+def test_a_leader_that_was_paused_takes_nothing_for_idle_that_it_could_not_see() -> None:
+    clients = Clients(scaled("a", idle_seconds=60))
+    clients.ask("a")
+    clients.run(10)
+    clients.end("a")
+    clients.story.step(500)
+    clients.run(50)
+    assert [each.spec.goal for each in clients.story.instances()] == [InstanceGoal.RUN]
+
+
+def test_a_closed_door_opens_where_the_store_fails() -> None:
+    clients = Clients(scaled("a"), scaled("b"))
+    clients.ask("a")
+    clients.run(10)
+    clients.ask("b")
+    clients.run(DWELL + 10)
+    assert clients.story.routed() == []
+    clients.end("a")
+    made = plan(clients.story.observe(), clients.story.now)
+    assert made.actions, "it is quiet: it drains"
+    assert made.endpoints_unacted is not None
+    assert [each.instance for each in made.endpoints_unacted.endpoints] == ["default/a-0"]
 
 
 def test_the_door_opens_again_when_nobody_waits_any_more() -> None:

@@ -138,7 +138,7 @@ class Parent(PartGroup):
         try:
             async with asyncio.timeout(CONTROLLER_START_SECONDS):
                 with Control(self._settings.state) as control:
-                    while not self._hurried:
+                    while not (self._hurried or self.ending.is_set()):
                         if await asyncio.to_thread(control.is_ready):
                             return
                         await asyncio.sleep(POLL_SECONDS)

@@ -1,5 +1,6 @@
 """Routes of what only the controller knows, in both modes: why, plan, logs, gateways, tokens, the authority."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -147,7 +148,8 @@ class KnowledgeRoutes:
 async def _read_documents(request: Request) -> tuple[Kind, ...]:
     body = await read_message(request, DocumentsBody, MAX_BODY_BYTES)
     with explain_refusals():
-        return parse_objects(body.text, body.name)
+        # In a thread: megabytes of documents must not cost the leader its lease.
+        return await asyncio.to_thread(parse_objects, body.text, body.name)
 
 
 def key_of(request: Request) -> ObjectKey:

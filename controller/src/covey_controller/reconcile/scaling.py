@@ -7,8 +7,9 @@
 | fewer, for longer | that many, at least `min` |
 | none, but a replica gave a byte within `idleSeconds` | one |
 
-A request between two reports of a gateway is seen by the byte it got. What is held for a Model counts for each of its
-Placements: which of them can start is not known yet. A new leader begins with what runs.
+A request between two reports of a gateway is seen by the byte it got. A gateway that isn't heard may serve on by its
+table: nothing is judged idle before all that are known have been heard for `idleSeconds`. What is held for a Model
+counts for each of its Placements: which of them can start is not known yet. A new leader begins with what runs.
 """
 
 from collections.abc import Sequence
@@ -67,8 +68,15 @@ def _scale(draft: Draft, key: ObjectKey, placement: Placement, scaling: Scaling,
     asked = draft.asked.get(model_key(key, placement))
     load = sum(draft.in_flight.get(sight.id, 0) for sight in running) + (max(1, asked.held) if asked else 0)
     before = draft.world.memory.scaled.get(key) or Scaled(_bound(scaling, len(running)), draft.now)
+    heard_since = draft.watching_since if _are_all_heard(draft) else draft.now
+    before = Scaled(before.count, max(before.needed_at, heard_since))
     draft.scaled[key] = scale(scaling, before, load, used_at, draft.now)
     draft.wake_at(max(before.needed_at, used_at) + scaling.idle_seconds)
+
+
+def _are_all_heard(draft: Draft) -> bool:
+    """Whether every gateway that is known says what it has in flight."""
+    return 0 < len(live_gateways(draft)) == len(draft.world.gateways)
 
 
 def scale(scaling: Scaling, before: Scaled, load: int, used_at: float, now: float) -> Scaled:

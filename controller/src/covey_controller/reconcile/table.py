@@ -56,6 +56,8 @@ def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outc
 def keep_drained(draft: Draft, planned: Endpoints) -> Endpoints:
     """The planned table for when the plan's actions can't be stored: what they would drain stays in it.
 
+    So does what makes room for another: that one can't be started.
+
     It is of what was heard and of what is stored: what serves no more leaves it, whatever the store does.
     """
     stored = {
@@ -63,8 +65,12 @@ def keep_drained(draft: Draft, planned: Endpoints) -> Endpoints:
         for each in draft.world.objects
         if isinstance(each, Instance) and each.spec.goal is InstanceGoal.RUN
     }
-    sights = [s for s in draft.sights.values() if s.id in stored and s.instance.spec.goal is InstanceGoal.DRAIN]
-    kept = [endpoint for sight in sights if (endpoint := _endpoint(draft, sight, {})) is not None]
+    sights = [
+        each
+        for each in draft.sights.values()
+        if each.id in stored and (each.instance.spec.goal is InstanceGoal.DRAIN or each.id in draft.yields)
+    ]
+    kept = [endpoint for sight in sights if (endpoint := _render_endpoint(draft, sight, None)) is not None]
     ordered = tuple(sorted((*planned.endpoints, *kept), key=lambda endpoint: endpoint.instance_id))
     return planned.model_copy(update={"endpoints": ordered})
 
@@ -76,6 +82,11 @@ def _endpoint(draft: Draft, sight: Sight, known: Mapping[str, Endpoint]) -> Endp
     before = known.get(sight.id)
     if before is not None and sight.instance.key in draft.resting:
         return before
+    return _render_endpoint(draft, sight, before)
+
+
+def _render_endpoint(draft: Draft, sight: Sight, before: Endpoint | None) -> Endpoint | None:
+    """None where nothing serves. `before`: as it is published."""
     spec = sight.instance.spec
     if sight.phase is not MemberPhase.READY or sight.id in draft.unreachable:
         return None

@@ -20,6 +20,7 @@ from covey_api.reasons import FailureCause
 
 from covey_agent.engines.libraries import explain_missing_library
 from covey_agent.engines.proof import is_proven
+from covey_agent.keeper.output import EXIT_TAIL_BYTES, drop_cut_line
 from covey_agent.ports import EngineProgram, Launch
 
 KEY_FILE = "engine.key"
@@ -120,7 +121,7 @@ class Adapter:
         return self._description.clients_words.sub("", output) if self._description.clients_words else output
 
     def classify_exit(self, status: int, tail: str) -> tuple[FailureCause, str]:
-        tail = self.blank(tail)
+        tail = self.blank(drop_cut_line(tail, EXIT_TAIL_BYTES))
         if missing := explain_missing_library("the engine", tail):
             return FailureCause.MISSING_LIBRARY, missing
         words = f"{render_status(status)}{quote_last_error(tail)}"

@@ -22,6 +22,12 @@ def read_tail(folder: str, count: int) -> str:
     return data.decode(errors="replace")
 
 
+def drop_cut_line(tail: str, count: int) -> str:
+    """A tail of at most `count` bytes without the line in whose middle it begins: what must not be shown of a line
+    can't be told by its end."""
+    return tail.partition("\n")[2] if len(tail.encode()) >= count else tail
+
+
 class Ring:
     """A log of two files, `name` and `name.1`, each of at most `file_bytes`, and the last bytes in memory."""
 
