@@ -169,7 +169,8 @@ def test_failing_store_is_tried_with_growing_waits_and_said_once(caplog: pytest.
     assert len(said) == 1
 
 
-def test_engine_that_dies_leaves_the_table_while_the_store_refuses_every_write() -> None:
+@pytest.mark.parametrize("failure", [OSError("disk is full"), Conflict("somebody writes all the time")])
+def test_engine_that_dies_leaves_the_table_while_the_store_refuses_every_write(failure: Exception) -> None:
     """And nobody is told anything that could not be stored."""
 
     async def story() -> None:
@@ -184,7 +185,7 @@ def test_engine_that_dies_leaves_the_table_while_the_store_refuses_every_write()
             ours = next(iter(one.members), None) or next(iter(other.members))
             agent = one if ours in one.members else other
             before = control.board.published.assignments
-            store.fail = [OSError("disk is full")] * 1000
+            store.fail = [failure] * 1000
             await asyncio.sleep(30)
             agent.members[ours] = agent.members[ours].model_copy(
                 update={"phase": MemberPhase.FAILED, "port": 0, "cause": FailureCause.EXITED}
