@@ -206,3 +206,16 @@ def test_any_interleaving_of_lists_and_events_ends_as_the_servers_truth(steps: l
             versions[uid] = version
     mirror.end_list(mirror.begin_list(), *server.list())
     assert known(mirror) == server.objects
+
+
+def test_what_is_shown_otherwise_at_a_known_version_by_a_watch_or_an_answer_is_believed() -> None:
+    """While kinds are upgraded, an API server shows objects without the new fields at the version that has them."""
+    mirror = KindMirror(Node)
+    mirror.observe(sight("a", "u1", 5))
+    whole = sight("a", "u1", 5, spec={"unschedulable": True})
+    change = mirror.observe(whole)
+    assert change is not None
+    assert change.after is not None
+    assert isinstance(change.after.object, Node)
+    assert change.after.object.spec.unschedulable
+    assert mirror.observe(whole) is None

@@ -122,14 +122,26 @@ class KindMirror:
         if sighting.uid in self._deleted:
             return None
         if entry is not None:
-            is_known = (entry.uid, entry.version) == (sighting.uid, sighting.version)
-            if is_known or (sighting.version <= entry.version and entry.version > listed):
+            if (entry.uid, entry.version) == (sighting.uid, sighting.version):
+                return self._look_again(entry, sighting)
+            if sighting.version <= entry.version and entry.version > listed:
                 return None
             if sighting.uid != entry.uid:
                 self._deleted.add(entry.uid)
         parsed, fault = parse_object(self._kind, sighting.raw)
         made = Entry(sighting.uid, sighting.version, parsed, fault)
         self.entries[sighting.key] = made
+        return Change(sighting.key, entry, made)
+
+    def _look_again(self, entry: Entry, sighting: Sighting) -> Change | None:
+        """At a version that is known. While kinds are upgraded an API server shows objects without the new fields, at
+        the version that has them; a list, which is of nothing but versions, would never find that out."""
+        if sighting.is_of_list:
+            return None
+        parsed, fault = parse_object(self._kind, sighting.raw)
+        if parsed == entry.object:
+            return None
+        made = self.entries[sighting.key] = Entry(sighting.uid, sighting.version, parsed, fault)
         return Change(sighting.key, entry, made)
 
 

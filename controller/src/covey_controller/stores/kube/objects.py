@@ -35,6 +35,10 @@ class Sighting:
     body: JsonObject | msgspec.Raw
 
     @property
+    def is_of_list(self) -> bool:
+        return not isinstance(self.body, dict)
+
+    @property
     def raw(self) -> JsonObject:
         """The whole object; parsed now, if it is of a list."""
         return self.body if isinstance(self.body, dict) else cast("JsonObject", json.loads(bytes(self.body)))
