@@ -275,6 +275,29 @@ def test_a_source_of_one_file_is_edited_in_it(repository: Repository, state: Pat
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("path", "rest"),
+    [("-d.yaml", ""), ("-d.yaml", "#-d.yaml"), ("--name-only/--full-name.yaml", "#--name-only")],
+)
+def test_files_that_are_called_as_an_option_are_edited(path: str, rest: str, state: Path, tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "options")
+    repository.push({path: f"{model_yaml()}---\n{placement_yaml()}"})
+
+    async def scenario() -> None:
+        async with following(source_of(repository, rest, pushes=True), state) as store:
+            await store.apply_documents(placement_yaml(replicas=2), "x", ADA)
+            assert await replicas(store) == 2
+            repository.pull()
+            repository.push({path: f"{model_yaml()}---\n{placement_yaml(replicas=3)}"})
+            await refreshed(store, head(repository))
+            assert await replicas(store) == 3
+            await store.delete_documents((placement_key(),), ADA)
+            assert set(await store.list_objects()) == {model_key()}
+            assert git(repository.bare, "ls-tree", "-r", "--name-only", "main") == path
+
+    asyncio.run(scenario())
+
+
 def test_an_invalid_edit_and_an_unknown_name_make_no_commit(repository: Repository, state: Path) -> None:
     async def scenario() -> None:
         async with following(source_of(repository), state) as store:

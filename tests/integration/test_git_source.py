@@ -20,6 +20,7 @@ from covey_api.meta import ObjectMeta
 from covey_api.node import Node
 from covey_api.placement import Placement
 from covey_controller.ports import InvalidSet
+from covey_controller.stores.files.folder import MAX_FILE_BYTES
 from covey_controller.stores.files.store import FilesStore, clone_path, store_paths
 from covey_controller.stores.git import clone as clone_module
 from covey_controller.stores.git.address import parse_git_address
@@ -572,6 +573,62 @@ def test_a_damaged_clone_is_made_anew(repository: Repository, server: GitServer,
                 commit = repository.push({"fleet/placement.yaml": placement_yaml(replicas=3)})
                 await applied(store, commit)
                 await noticed(store, "was damaged and is made anew")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "words", ["upload-pack: packfile 1 of the repository is corrupt", "remote did not send all necessary objects"]
+)
+def test_a_server_that_calls_itself_damaged_costs_no_clone(
+    repository: Repository, server: GitServer, state: Path, words: str
+) -> None:
+    clone = clone_path(followed(server), state)
+    repository.push({"never-fetched": os.urandom(MAX_FILE_BYTES + 1)})
+
+    async def scenario() -> None:
+        async with following(followed(server), state, head(repository)) as store:
+            await store.apply_documents(model_yaml("other"), "other.yaml")
+            server.knobs.complaint = words
+            store.refresh_source()
+            await noticed(store, words)
+            asked = len(server.knobs.requests)
+            await until(lambda: len(server.knobs.requests) > asked + 2)
+            server.knobs.complaint = ""
+            repository.push({"fleet/placement.yaml": placement_yaml(replicas=2)})
+            store.refresh_source()
+            async with asyncio.timeout(SOON_SECONDS):
+                while await replicas(store) != 2:
+                    await store.wait_changed(1)
+            assert set(await store.list_objects()) == BOTH | {model_key("other")}
+        assert not list(clone.parent.glob("*.damaged*"))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("lost", ["HEAD", "objects"])
+def test_a_damaged_clone_with_edits_is_kept_however_often_clones_are_damaged(
+    repository: Repository, server: GitServer, state: Path, lost: str
+) -> None:
+    clone = clone_path(followed(server), state)
+    kept, later = clone.with_suffix(".damaged"), clone.with_suffix(".damaged-2")
+
+    async def scenario() -> None:
+        async with following(followed(server), state, head(repository)) as store:
+            await store.apply_documents(model_yaml("other"), "other.yaml")
+        edit = git(clone, "rev-parse", "refs/heads/covey")
+        for number in range(3):
+            if lost == "HEAD" and number == 0:
+                (clone / "HEAD").unlink()
+            else:
+                for path in [*clone.glob("objects/??/*"), *clone.glob("objects/pack/*.pack")]:
+                    path.chmod(0o600)
+                    path.write_bytes(b"nonsense")
+            async with following(followed(server), state, head(repository)) as store:
+                await noticed(store, f"the old one is '{later if number else kept}'")
+                assert set(await store.list_objects()) == BOTH
+        assert (kept / "refs/heads/covey").read_text().strip() == edit
+        assert {path.name for path in clone.parent.glob("*.damaged*")} == {kept.name, later.name}
 
     run(scenario())
 

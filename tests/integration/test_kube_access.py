@@ -237,6 +237,15 @@ async def test_right_in_one_namespace_is_a_right_there_alone(fleet: KubeFleet) -
         assert error_of(await client.post("/api/v1/authority/rotate")) == (403, "Forbidden")
 
 
+async def test_right_to_change_the_fleet_is_none_to_replace_its_authority(fleet: KubeFleet) -> None:
+    fleet.ensure("v1", "ServiceAccount", "settler", NAMESPACE)
+    fleet.grant("settler", [{"apiGroups": ["covey.dev"], "resources": ["fleets"], "verbs": ["update"]}])
+    async with control(fleet, fleet.request_token("settler", NAMESPACE, CONTROL_AUDIENCE)) as client:
+        answer = await client.post("/api/v1/authority/rotate")
+        assert error_of(answer) == (403, "Forbidden")
+        assert "'update' 'authorities.covey.dev' in all namespaces" in answer.json()["error"]["message"]
+
+
 async def test_right_that_is_taken_away_is_gone_within_seconds(fleet: KubeFleet) -> None:
     fleet.ensure("v1", "ServiceAccount", "leaver", NAMESPACE)
     rules = [{"apiGroups": ["covey.dev"], "resources": ["placements"], "verbs": ["get"]}]

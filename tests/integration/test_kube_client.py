@@ -1,6 +1,7 @@
 """Calls of the API server, and the vault in a Secret, on a real one."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -169,11 +170,15 @@ def test_kubeconfig_that_a_controller_cannot_use_is_refused_by_name(
 
 
 @asynccontextmanager
-async def answering(status: str, content: str, folder: Path) -> AsyncGenerator[Path]:
-    """A kubeconfig of something that is no API server and answers every call so."""
+async def answering(
+    status: str, content: str, folder: Path, *, asked: list[bytes] | None = None
+) -> AsyncGenerator[Path]:
+    """A kubeconfig of something that is no API server and answers every call so; `asked` gets the calls' heads."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        call = await reader.readuntil(b"\r\n\r\n")
+        if asked is not None:
+            asked.append(call)
         head = f"HTTP/1.1 {status}\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
         writer.write((head + content).encode())
         await writer.drain()
@@ -220,3 +225,23 @@ def test_certificate_that_is_half_replaced_leaves_the_login_before_in_force(tmp_
                 await client.request("GET", "/api")
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("status", ["302 Found", "307 Temporary Redirect", "308 Permanent Redirect"])
+def test_nothing_is_sent_to_where_a_redirect_points(tmp_path: Path, status: str) -> None:
+    elsewhere: list[bytes] = []
+
+    async def scenario() -> None:
+        other = tmp_path / "other"
+        other.mkdir()
+        async with answering("200 OK", "{}", other, asked=elsewhere) as target:
+            port = re.search(r"http://127.0.0.1:(\d+)", target.read_text())
+            assert port is not None
+            answer = f"{status}\r\nLocation: http://localhost:{port[1]}/"
+            async with answering(answer, "", tmp_path) as config, KubeClient(KubeconfigLogin(config)) as client:
+                for method in ("GET", "POST", "PATCH"):
+                    with pytest.raises(KubeAway, match="the answer must be an API server's; it is a redirect"):
+                        await client.request(method, "/version", body={"data": "c2VjcmV0"})
+
+    asyncio.run(scenario())
+    assert elsewhere == []

@@ -99,7 +99,7 @@ def call_control(fleet: KubeFleet, replica: Replica, path: str, body: JsonObject
     """As who may do all that there is to be done there."""
     rules: list[JsonObject] = [
         {"apiGroups": ["covey.dev"], "resources": ["jointokens"], "verbs": ["create"]},
-        {"apiGroups": ["covey.dev"], "resources": ["fleets"], "verbs": ["update"]},
+        {"apiGroups": ["covey.dev"], "resources": ["authorities"], "verbs": ["update"]},
     ]
     fleet.grant(CLI, rules, name="operator")
     headers = {"x-covey-token": fleet.request_token(CLI, NAMESPACE, CONTROL_AUDIENCE)}

@@ -40,10 +40,10 @@ EVERYWHERE = {
     | rights("authorization.k8s.io", "subjectaccessreviews", "create"),
     "covey-gateway": set[str](),
     "covey-agent": set[str](),
-    "covey-cli": rights("covey.dev", "placements", "get") | rights("covey.dev", "instancelogs", "get"),
+    "covey-cli": rights("covey.dev", "placements instancelogs", "get"),
     "covey-cli-operator": rights("covey.dev", "jointokens", "create")
     | rights("covey.dev", "gateways", "delete")
-    | rights("covey.dev", "fleets/=default", "update"),
+    | rights("covey.dev", "authorities", "update"),
 }
 AUTHORITY = rights("", "configmaps", "create") | rights("", "configmaps/=covey-authority", "get patch")
 IN_NAMESPACE = {

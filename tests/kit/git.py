@@ -99,6 +99,8 @@ class Knobs:
     """It takes a request and answers nothing until this is False again."""
     failing: bool = False
     """It answers 503."""
+    complaint: str = ""
+    """What it says in git's own protocol instead of an answer."""
     requests: list[str] = field(default_factory=list[str])
 
 
@@ -167,6 +169,10 @@ def _make_certificate(folder: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
+def _render_line(text: str) -> bytes:
+    return f"{len(text) + 4:04x}{text}".encode()
+
+
 def _make_backend(folder: Path, knobs: Knobs) -> type[BaseHTTPRequestHandler]:
     class Backend(BaseHTTPRequestHandler):
         """CGI for `git http-backend`."""
@@ -195,6 +201,11 @@ def _make_backend(folder: Path, knobs: Knobs) -> type[BaseHTTPRequestHandler]:
                 self._answer(503, [], b"later")
                 return
             path, _, query = self.path.partition("?")
+            if knobs.complaint:
+                service = query.removeprefix("service=")
+                words = _render_line(f"# service={service}\n") + b"0000" + _render_line(f"ERR {knobs.complaint}")
+                self._answer(200, [("Content-Type", f"application/x-{service}-advertisement")], words)
+                return
             variables = ENVIRONMENT | {
                 "GIT_PROJECT_ROOT": str(folder),
                 "GIT_HTTP_EXPORT_ALL": "1",

@@ -10,18 +10,25 @@ each rollout of the gateways brings new names: those that are gone go with the n
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 from covey_api.messages import CertificateRole, RefusedGateway
 from pydantic import BaseModel, ValidationError
 
 from covey_controller.authority import BACKDATED, CERTIFICATE_LIFETIME
-from covey_controller.ports import Vault
+from covey_controller.ports import Vault, VaultUnavailable
 from covey_controller.serving.protocol import Peer
 from covey_controller.vault import DENIALS, change_document
 
 # A pod that joined so lately may not have been heard yet.
 JOINING_SECONDS = 600
+# A vault that is away keeps each change for half a minute; who waits behind more than one is told so instead.
+TURN_SECONDS = 30.0
+
+
+class CertificateDenied(Exception):
+    """A renewal with a certificate that is refused by now."""
 
 
 class _Dates(BaseModel):
@@ -36,11 +43,15 @@ class _Dates(BaseModel):
 
 
 class Denials:
-    """One event loop, no locks. Another leader's are known after `reload`."""
+    """One event loop. One change at a time: of two that came back out of order the older list would be in force.
+
+    Another leader's are known after `reload`.
+    """
 
     def __init__(self, vault: Vault) -> None:
         """`reload` before anything else."""
         self._vault = vault
+        self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._dates = _Dates()
 
@@ -49,11 +60,12 @@ class Denials:
 
         One that is gone is written again, for the same reason.
         """
-        content = await self._vault.read(DENIALS)
-        if content is None and self._dates != _Dates():
-            content = self._dates.model_dump_json().encode()
-            await self._vault.replace(DENIALS, content, seen=None)
-        self._put_in_force(_parse(content))
+        async with self._one_at_a_time():
+            content = await self._vault.read(DENIALS)
+            if content is None and self._dates != _Dates():
+                content = self._dates.model_dump_json().encode()
+                await self._vault.replace(DENIALS, content, seen=None)
+            self._put_in_force(_parse(content))
 
     async def record_issue(
         self,
@@ -61,10 +73,14 @@ class Denials:
         name: str,
         now: float,
         *,
+        renewed: Peer | None = None,
         is_pod: bool | None = None,
         may_be_there: Callable[[str], bool] = lambda gateway: True,
     ) -> int:
         """The date to issue a certificate with now: after all that is refused of this name. Written down first.
+
+        `renewed`: who asks by a certificate. CertificateDenied if that is refused in the very list that is written:
+        when the call was let in it may still have been good, and a later date would let the removed back in.
 
         `is_pod`: joined as one or not; None for a renewal, which says nothing of it. What isn't known of a renewal was
         forgotten, and only gateways that are pods are, when `may_be_there` says no of one.
@@ -74,6 +90,8 @@ class Denials:
 
         def record(dates: _Dates) -> _Dates:
             nonlocal issued
+            if renewed is not None and _issued_at(renewed) <= dates.denied.get(key, 0):
+                raise CertificateDenied
             issued = max(int(now), dates.denied.get(key, 0) + 1)
             newest = max(issued, dates.issued.get(key, 0))
             was_pod = key in dates.pods or (role is CertificateRole.GATEWAY and key not in dates.issued)
@@ -112,8 +130,7 @@ class Denials:
         return f"{role}/{name}" in self._dates.pods
 
     def is_denied(self, peer: Peer) -> bool:
-        issued = peer.not_before + BACKDATED.total_seconds()
-        return issued <= self._dates.denied.get(f"{peer.role}/{peer.name}", 0)
+        return _issued_at(peer) <= self._dates.denied.get(f"{peer.role}/{peer.name}", 0)
 
     @property
     def refused_gateways(self) -> tuple[RefusedGateway, ...]:
@@ -135,7 +152,24 @@ class Denials:
         def render(content: bytes | None) -> bytes:
             return _forget_expired(change(_parse(content)), now).model_dump_json().encode()
 
-        self._put_in_force(_parse(await change_document(self._vault, DENIALS, render)))
+        async with self._one_at_a_time():
+            self._put_in_force(_parse(await change_document(self._vault, DENIALS, render)))
+
+    @contextlib.asynccontextmanager
+    async def _one_at_a_time(self) -> AsyncGenerator[None]:
+        """VaultUnavailable when those before take too long."""
+        if self._turn.locked():
+            try:
+                async with asyncio.timeout(TURN_SECONDS):
+                    await self._turn.acquire()
+            except TimeoutError:
+                raise VaultUnavailable(f"'{DENIALS}' is still being changed for others; try again") from None
+        else:
+            await self._turn.acquire()
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _put_in_force(self, dates: _Dates) -> None:
         is_news = dates.denied != self._dates.denied
@@ -150,6 +184,10 @@ async def open_denials(vault: Vault) -> Denials:
     denials = Denials(vault)
     await denials.reload()
     return denials
+
+
+def _issued_at(peer: Peer) -> float:
+    return peer.not_before + BACKDATED.total_seconds()
 
 
 def _parse(content: bytes | None) -> _Dates:

@@ -90,7 +90,6 @@ class Access:
     resource: str
     namespace: str = ""
     """Empty: in all namespaces, or of a cluster-scoped kind."""
-    name: str = ""
 
 
 class Reviewer(Protocol):

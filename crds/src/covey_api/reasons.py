@@ -95,6 +95,8 @@ class AccessKeyReason(StrEnum):
 
     ACCEPTED = "Accepted"
     """Gateways are told of it, and take it until it expires."""
+    HASH_CONFLICT = "HashConflict"
+    """An older AccessKey has the same hash; gateways are not told of this one."""
 
 
 class EventReason(StrEnum):

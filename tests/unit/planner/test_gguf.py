@@ -187,7 +187,7 @@ def test_wrong_value_is_named_with_what_must_hold(key: str, value: Typed, words:
 @pytest.mark.parametrize(
     ("position", "packed", "words"),
     [
-        (0, b"GGML", "must begin with 'GGUF'; got b'GGML' (at byte 0)"),
+        (0, b"GGML", "must begin with 'GGUF'; it begins with something else (at byte 0)"),
         (4, struct.pack("<I", 1), "version must be 2 or 3, little-endian; got 1 (at byte 4)"),
         (4, struct.pack(">I", 3), "version must be 2 or 3, little-endian; got 50331648"),
         (8, struct.pack("<Q", 2**63), "must have at most 65536 tensors; got 9223372036854775808"),

@@ -61,7 +61,7 @@ def build_cluster_app(routes: KnowledgeRoutes, access: ControlAccess) -> Starlet
             write("gateways/{name}", routes.delete_gateway, Access("delete", "gateways"), "DELETE"),
             write("plan", routes.plan, Access("get", "placements")),
             write("tokens", routes.create_token, Access("create", "jointokens")),
-            write("authority/rotate", routes.rotate_authority, Access("update", "fleets", name="default")),
+            write("authority/rotate", routes.rotate_authority, Access("update", "authorities")),
             *elsewhere,
         ],
         exception_handlers=error_renderers(),

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.requests import Request
 
 from covey_controller.authority import InvalidSigningRequest, parse_signing_request
-from covey_controller.denials import Denials
+from covey_controller.denials import CertificateDenied, Denials
 from covey_controller.fleet_api.pods import PodRefused, Pods
 from covey_controller.ports import ReviewUnavailable, VaultUnavailable
 from covey_controller.serving.answers import ApiError, ApiReason, host_of, unavailable
@@ -57,12 +57,7 @@ class Admission:
                 f"'{request.url.path}' needs a client certificate of this fleet; join with a token to get one",
             )
         if self._denials.is_denied(peer):
-            raise ApiError(
-                403,
-                ApiReason.CERTIFICATE_DENIED,
-                f"the certificate of {peer.role} '{peer.name}' is refused: it was removed from the fleet. "
-                "Join again with a new token.",
-            )
+            raise _denied(peer.role, peer.name)
         return peer
 
     def admit_agent(self, request: Request) -> Peer:
@@ -109,7 +104,7 @@ class Admission:
         return False
 
     async def renew(self, peer: Peer, wish: JoinRequest) -> JoinAnswer:
-        """A new certificate for the same role and name."""
+        """A new certificate for the same role and name. ApiError 403 if the peer's was refused meanwhile."""
         if (wish.role, wish.name) != (peer.role, peer.name):
             raise ApiError(
                 403,
@@ -117,21 +112,36 @@ class Admission:
                 f"a renewal must be for {peer.role} '{peer.name}' as the certificate says; "
                 f"got {wish.role} '{wish.name[:64]}'",
             )
-        return await self._issue(wish, _parse_key(wish))
+        return await self._issue(wish, _parse_key(wish), renewed=peer)
 
     async def _issue(
-        self, wish: JoinRequest, key: ec.EllipticCurvePublicKey, *, is_pod: bool | None = None
+        self,
+        wish: JoinRequest,
+        key: ec.EllipticCurvePublicKey,
+        *,
+        renewed: Peer | None = None,
+        is_pod: bool | None = None,
     ) -> JoinAnswer:
         now = time.time()
         try:
             issued = await self._denials.record_issue(
-                wish.role, wish.name, now, is_pod=is_pod, may_be_there=self._may_be_there
+                wish.role, wish.name, now, renewed=renewed, is_pod=is_pod, may_be_there=self._may_be_there
             )
+        except CertificateDenied:
+            raise _denied(wish.role, wish.name) from None
         except VaultUnavailable as error:
             raise unavailable(f"no certificate can be issued now: {error}") from None
         authority = self._trust.current
         certificate = authority.issue_client(key, wish.role, wish.name, issued)
         return JoinAnswer(certificate=certificate, authorities=authority.bundle_pem, now=now)
+
+
+def _denied(role: CertificateRole, name: str) -> ApiError:
+    return ApiError(
+        403,
+        ApiReason.CERTIFICATE_DENIED,
+        f"the certificate of {role} '{name}' is refused: it was removed from the fleet. Join again with a new token.",
+    )
 
 
 def _status_of(refused: TokenRefused | PodRefused) -> int:

@@ -10,7 +10,7 @@ from covey_api.instance import InstanceGoal, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.model import Model
 from covey_api.placement import Placement
-from covey_api.reasons import ModelReason, NodeReason, ReadyReason
+from covey_api.reasons import AccessKeyReason, ModelReason, NodeReason, ReadyReason
 from covey_planner.text import render_refusals
 from covey_planner.types import NodeState
 
@@ -151,6 +151,16 @@ def judge_instance(draft: Draft, sight: Sight) -> Outcome:
     reason = _REASON_OF_PHASE.get(sight.phase, ReadyReason.ENGINE_STARTING)
     cause = _cause(sight)
     return Waiting(reason, f"{sight.phase}{cause}", warns=bool(cause))
+
+
+def judge_key(*, is_refused: bool) -> Outcome:
+    """It doesn't say whose the other key is: that may be in a namespace that isn't the reader's."""
+    if is_refused:
+        words = (
+            "`spec.hash` must be no older key's; an older AccessKey has it, and this one counts for nothing. Delete it"
+        )
+        return Stalled(AccessKeyReason.HASH_CONFLICT, f"{words}, and make another key with `covey key create`")
+    return Done(AccessKeyReason.ACCEPTED, "gateways take it until it expires")
 
 
 def judge_model(draft: Draft, model: Model, refused: dict[str, str]) -> Outcome:

@@ -13,16 +13,16 @@ from covey_api.meta import Status
 from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Placement, PlacementStatus, ReasonCount
-from covey_api.reasons import AccessKeyReason, EventReason, FleetReason, NodeReason
+from covey_api.reasons import EventReason, FleetReason, NodeReason
 
 from covey_controller.reconcile.conditions import Claim, conditions_of, is_changed, make_claim
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import MemberSight, NodeSight, Sight
-from covey_controller.reconcile.judge import judge_instance, judge_model, judge_node
+from covey_controller.reconcile.judge import judge_instance, judge_key, judge_model, judge_node
 from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled, Waiting
 from covey_controller.reconcile.paths import observe_path_failures, plan_path_condition
 from covey_controller.reconcile.resting import observe_node_rest
-from covey_controller.reconcile.table import address_of, front_of, refused_aliases
+from covey_controller.reconcile.table import address_of, front_of, refused_aliases, refused_keys
 
 _PHASES = {
     MemberPhase.PENDING: InstancePhase.PENDING,
@@ -83,9 +83,9 @@ def _write_settings(draft: Draft) -> None:
     """What has no state of its own: seen, and in force. Unsaid, a wait for it would never end."""
     if (fleet := draft.fleet) is not None:
         _write(draft, fleet, fleet.status, fleet.status, Done(FleetReason.APPLIED, "new instances are made by it"))
+    refused = refused_keys(draft.keys)
     for key in draft.keys:
-        accepted = Done(AccessKeyReason.ACCEPTED, "gateways take it until it expires")
-        _write(draft, key, key.status, key.status, accepted)
+        _write(draft, key, key.status, key.status, judge_key(is_refused=key.key in refused))
 
 
 def _write(

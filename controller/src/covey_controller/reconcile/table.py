@@ -5,10 +5,11 @@ endpoint stays as it was last known, `confirmed: false`, until a gateway finds i
 left the table.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from urllib.parse import urlsplit
 
+from covey_api.access_key import AccessKey
 from covey_api.instance import Instance, InstanceGoal, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.messages import ClientKey, Endpoint, Endpoints, ModelState, Progress, ServedModel
@@ -45,9 +46,11 @@ def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outc
         )
         for key, model in sorted(draft.models.items(), key=lambda item: (item[0].namespace, item[0].name))
     )
+    unheeded = refused_keys(draft.keys)
     client_keys = tuple(
         ClientKey(namespace=key.key.namespace, name=key.metadata.name, hash=key.spec.hash, expiry=key.spec.expiry)
         for key in draft.keys
+        if key.key not in unheeded
     )
     ordered = tuple(sorted(endpoints, key=lambda endpoint: endpoint.instance_id))
     return Endpoints(term=draft.world.term, serial=0, models=models, endpoints=ordered, keys=client_keys)
@@ -170,6 +173,13 @@ def refused_aliases(models: dict[ObjectKey, Model]) -> dict[ObjectKey, dict[str,
             if owner != key.name:
                 refused.setdefault(key, {})[alias] = owner
     return refused
+
+
+def refused_keys(keys: Iterable[AccessKey]) -> frozenset[ObjectKey]:
+    """Those whose hash an older one has, wherever it is: else who reads a hash could make the key theirs, or end it."""
+    owners: dict[str, ObjectKey] = {}
+    by_age = sorted(keys, key=lambda key: (key.metadata.creation_timestamp, key.key.namespace, key.key.name))
+    return frozenset(key.key for key in by_age if owners.setdefault(key.spec.hash, key.key) != key.key)
 
 
 def _placements_by_model(draft: Draft) -> dict[ObjectKey, list[ObjectKey]]:

@@ -68,7 +68,8 @@ def parse_gguf_header(prefix: bytes | memoryview, file_bytes: int) -> GgufHeader
     reader = Reader(prefix, file_bytes)
     magic = reader.u32("magic")
     if magic != _MAGIC:
-        raise HeaderInvalid(f"the file must begin with 'GGUF'; got {magic.to_bytes(4, 'little')!r}{at(0)}")
+        # Without what was found: any file of the machine may be named, and who reads the message may not read that.
+        raise HeaderInvalid(f"the file must begin with 'GGUF'; it begins with something else{at(0)}")
     version = reader.u32("version")
     if version not in _VERSIONS:
         raise HeaderInvalid(f"the GGUF version must be 2 or 3, little-endian; got {version}{at(4)}")

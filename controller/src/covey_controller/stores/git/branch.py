@@ -7,9 +7,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from covey_controller.stores.git.clone import HEAD_REF, REMOTE_REF, Clone, Tip
+from covey_controller.stores.git.clone import Clone, Tip
 from covey_controller.stores.git.edits import MAX_AHEAD, Line, move_line, read_line, shorten_line, write_edit
 from covey_controller.stores.git.objects import Signature
+from covey_controller.stores.git.refs import HEAD_REF, REMOTE_REF
 from covey_controller.stores.git.settings import GitSettings
 from covey_controller.stores.git.tree import TreeFiles, read_tree
 

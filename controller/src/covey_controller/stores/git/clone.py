@@ -7,13 +7,12 @@ It knows git and refs, nothing of documents. Three refs, and nobody else writes 
     refs/covey/aside/N  edits that contradict what the remote became; kept until somebody removes them
 
 Fetches are one commit deep and leave out files larger than a document may be. History decides and no clock does: what
-the ref names now is wanted, whether it is newer, older or unrelated. A clone that git can't use is put aside (one is
-kept, for edits that weren't pushed) and made anew.
+the ref names now is wanted, whether it is newer, older or unrelated. A clone that git can't use is put aside
+(`damaged`) and made anew. Whether it can't is never the remote's to say: its words only make us look.
 """
 
 import asyncio
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +20,14 @@ from pathlib import Path
 from covey_controller.stores.files.folder import MAX_FILE_BYTES
 from covey_controller.stores.git.address import GitAddress
 from covey_controller.stores.git.command import FETCH_SECONDS, LOOK_SECONDS, Fault, Git, GitFault
+from covey_controller.stores.git.damaged import may_hold_edits, put_aside, remove
 from covey_controller.stores.git.objects import Objects
+from covey_controller.stores.git.refs import ASIDE_REFS, HEAD_REF, INCOMING_REF, REMOTE_REF
 
 # Documents take at most 64 MiB; the rest is other files of a shared repository at one commit.
 MAX_CLONE_BYTES = 256 << 20
 # With what was fetched before. At least as much again as one commit may bring: it is fetched whole that seldom.
 MAX_KEPT_BYTES = 512 << 20
-REMOTE_REF, HEAD_REF, ASIDE_REFS = "refs/covey/remote", "refs/heads/covey", "refs/covey/aside/"
-_INCOMING_REF = "refs/covey/incoming"
 SIZE_POLL_SECONDS = 0.5
 # A tag that is an object of its own is listed twice; the second is the commit.
 _PEELED = "^{}"
@@ -53,6 +52,8 @@ class Clone:
     def __init__(self, folder: Path, address: GitAddress, git: Git) -> None:
         self.folder = folder
         self.objects = Objects(folder, git)
+        self.damaged_folder: Path | None = None
+        """Where the one before is, that was damaged."""
         self._address = address
         self._git = git
 
@@ -74,7 +75,7 @@ class Clone:
 
     async def renew(self) -> None:
         """Put the repository aside and begin an empty one."""
-        await asyncio.to_thread(self._put_aside)
+        self.damaged_folder = await asyncio.to_thread(put_aside, self.folder)
         await self._configure()
 
     async def is_overgrown(self) -> bool:
@@ -83,12 +84,8 @@ class Clone:
 
     async def begin_anew(self) -> None:
         """An empty repository instead; what only this one has is lost."""
-        await asyncio.to_thread(_remove, self.folder)
+        await asyncio.to_thread(remove, self.folder)
         await self._configure()
-
-    @property
-    def damaged_folder(self) -> Path:
-        return self.folder.with_suffix(".damaged")
 
     async def observe_tip(self) -> Tip:
         """Ask the remote what the address means now. GitFault with GONE when it means nothing."""
@@ -97,7 +94,10 @@ class Clone:
             return Tip(address.ref, address.ref)
         names = _candidates(address.ref)
         patterns = [pattern for name in names for pattern in (name, f"{name}{_PEELED}")]
-        answer = await self._git.remote("ls-remote", "--symref", "origin", *patterns, seconds=LOOK_SECONDS)
+        try:
+            answer = await self._git.remote("ls-remote", "--symref", "origin", *patterns, seconds=LOOK_SECONDS)
+        except GitFault as error:
+            raise await self._judge(error) from None
         found, default = _parse_refs(answer.decode(errors="replace"))
         for name in names:
             if name in found:
@@ -116,7 +116,7 @@ class Clone:
             "--depth=1",
             f"--filter=blob:limit={MAX_FILE_BYTES + 1}",
             "origin",
-            f"+{tip.ref}:{_INCOMING_REF}",
+            f"+{tip.ref}:{INCOMING_REF}",
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -125,8 +125,8 @@ class Clone:
                 watching.cancel()
         except* GitFault as faults:
             await asyncio.to_thread(self._clear)
-            raise _first(faults) from None
-        commit = await self.objects.resolve(f"{_INCOMING_REF}^{{commit}}")
+            raise await self._judge(_first(faults)) from None
+        commit = await self.objects.resolve(f"{INCOMING_REF}^{{commit}}")
         if not commit:
             raise GitFault(Fault.GONE, f"'{self._address.ref}' must name a commit")
         return commit
@@ -152,7 +152,23 @@ class Clone:
         try:
             await self._git.remote("push", "--quiet", "origin", f"{commit}:{branch}", seconds=LOOK_SECONDS)
         except GitFault as error:
-            raise GitFault(error.fault, f"the push failed: {error}") from None
+            judged = await self._judge(error)
+            raise GitFault(judged.fault, f"the push failed: {error}") from None
+
+    async def _judge(self, error: GitFault) -> GitFault:
+        """A failure of a call of the remote: DAMAGED if it may be the clone's fault, and the clone doesn't hold."""
+        if not error.may_be_ours:
+            return error
+        try:
+            refs = [REMOTE_REF, HEAD_REF, *await self.list_refs(ASIDE_REFS)]
+            commits = [commit for ref in refs if (commit := await self.objects.resolve(ref))]
+            await self._git.local("fsck", "--connectivity-only", "--no-dangling", "--no-progress", *commits)
+            if packs := sorted(str(path) for path in self.folder.glob("objects/pack/*.idx")):
+                await self._git.local("verify-pack", *packs)
+        except GitFault as own:
+            # Not checked in time proves nothing.
+            return GitFault(Fault.DAMAGED, str(error)) if own.fault is Fault.DAMAGED else error
+        return error
 
     async def _configure(self) -> None:
         await asyncio.to_thread(self.folder.mkdir, mode=0o700, parents=True, exist_ok=True)
@@ -160,9 +176,14 @@ class Clone:
         await self._git.local("config", "remote.origin.url", self._address.url)
 
     def _clear(self) -> bool:
-        """Remove locks and half packs; True if there is a repository. Nobody else works on it: the lock is held."""
+        """Remove locks and half packs; True if there is a repository. Nobody else works on it: the lock is held.
+
+        GitFault with DAMAGED for one that lost its HEAD and may hold edits.
+        """
         if not (self.folder / "HEAD").exists():
-            _remove(self.folder)
+            if may_hold_edits(self.folder):
+                raise GitFault(Fault.DAMAGED, f"the clone '{self.folder}' lacks its HEAD")
+            remove(self.folder)
             return False
         for pattern in (
             "*.lock",
@@ -175,11 +196,6 @@ class Clone:
                 left.unlink(missing_ok=True)
         return True
 
-    def _put_aside(self) -> None:
-        _remove(self.damaged_folder)
-        if self.folder.exists():
-            self.folder.rename(self.damaged_folder)
-
     async def _watch_size(self) -> None:
         """GitFault when the clone grows beyond its bound."""
         before = await asyncio.to_thread(_size_of, self.folder)
@@ -191,13 +207,6 @@ class Clone:
                     "their own"
                 )
                 raise GitFault(Fault.TOO_LARGE, words)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _candidates(ref: str) -> tuple[str, ...]:

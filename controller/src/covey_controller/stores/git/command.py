@@ -81,11 +81,14 @@ class Fault(StrEnum):
 class GitFault(Exception):
     """A git command failed; the words can be shown."""
 
-    def __init__(self, fault: Fault, words: str) -> None:
+    def __init__(self, fault: Fault, words: str, *, may_be_ours: bool = False) -> None:
+        """`may_be_ours`: it is a call of the remote that failed, and the words fit a clone that is damaged, too."""
         super().__init__(words)
         self.fault = fault
+        self.may_be_ours = may_be_ours
 
 
+# The remote may say the same of itself: no proof.
 _DAMAGE = re.compile(r"corrupt|bad object|packfile|loose object|shallow file|not a git repository: '/|did not send all")
 _FAULTS = (
     (re.compile(r"\[rejected\]|(cannot|failed to) lock|non-fast-forward|stale info"), Fault.REJECTED),
@@ -148,7 +151,7 @@ class Git:
         return output
 
     async def remote(self, *arguments: str, seconds: float) -> bytes:
-        """A command that speaks to the remote. GitFault says what stands in the way."""
+        """A command that speaks to the remote. GitFault says what stands in the way; never DAMAGED."""
         variables = self._environment | {"GIT_ALLOW_PROTOCOL": _PROTOCOLS[self._scheme]}
         settings: tuple[str, ...] = ()
         if self._credentials is not None:
@@ -158,15 +161,10 @@ class Git:
             variables["GIT_SSH_COMMAND"] = await self._ssh_command()
         status, output, words = await self._run((*settings, *arguments), b"", variables, seconds)
         if status != 0:
-            raise GitFault(self._classify(words), _choose_words(words))
+            own = "\n".join(line for line in words.splitlines() if not line.startswith("remote:"))
+            may_be_ours = str(self._folder) in own or _DAMAGE.search(own) is not None
+            raise GitFault(_classify(words), _choose_words(words), may_be_ours=may_be_ours)
         return output
-
-    def _classify(self, words: str) -> Fault:
-        own = "\n".join(line for line in words.splitlines() if not line.startswith("remote:"))
-        # Words about a file of the clone, or of objects that should be in it, are about no server.
-        if str(self._folder) in own or _DAMAGE.search(own):
-            return Fault.DAMAGED
-        return next((fault for pattern, fault in _FAULTS if pattern.search(words)), Fault.UNREACHABLE)
 
     async def _ssh_command(self) -> str:
         """The user's own, else OpenSSH in batch mode; without a terminal neither of them can ask."""
@@ -223,6 +221,10 @@ class Git:
                 await process.wait()
             os.pwrite(self._lock, b" " * 20, 0)
         return bytes(output)
+
+
+def _classify(words: str) -> Fault:
+    return next((fault for pattern, fault in _FAULTS if pattern.search(words)), Fault.UNREACHABLE)
 
 
 def _tail(words: IO[bytes]) -> str:

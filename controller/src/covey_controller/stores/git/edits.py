@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from covey_controller.ports import Applied
-from covey_controller.stores.git.clone import ASIDE_REFS, HEAD_REF, REMOTE_REF, Clone
+from covey_controller.stores.git.clone import Clone
 from covey_controller.stores.git.objects import NEW_FILE_MODE, Entry, Signature
+from covey_controller.stores.git.refs import ASIDE_REFS, HEAD_REF, REMOTE_REF
 
 # Edits not pushed that are carried over; more of them is a fleet that is run without its repository.
 MAX_AHEAD = 256

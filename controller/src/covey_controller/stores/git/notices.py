@@ -1,5 +1,6 @@
 """What people should know about a git source. Pure words, the same for the same state."""
 
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 
@@ -42,10 +43,11 @@ def render_line_notices(clone: Path, branch: str, ahead: int, aside: Collection[
     """Edits that the remote doesn't have."""
     notices: list[str] = []
     if ahead and not pushes:
-        target = branch or "refs/heads/BRANCH"
+        # People paste this; what a branch may be called, a shell may run.
+        target = shlex.quote(f"covey:{branch or 'refs/heads/BRANCH'}")
         notices.append(
             f"{ahead} {'edit is' if ahead == 1 else 'edits are'} only in the clone '{clone}', ahead of the remote. "
-            f"Push with: git -C '{clone}' push origin covey:{target} (or start with `--push`)"
+            f"Push with: git -C '{clone}' push origin {target} (or start with `--push`)"
         )
     for ref in sorted(aside)[:_MAX_ASIDE]:
         notices.append(

@@ -50,7 +50,9 @@ class Objects:
         Names that are no UTF-8 keep their bytes escaped.
         """
         flags = ("-r",) if recursive else ()
-        answer = await self._git.local("--literal-pathspecs", "ls-tree", *flags, "-z", "--full-tree", tree, *paths)
+        # After `--`: people may call their files as an option is written.
+        options = ("ls-tree", *flags, "-z", "--full-tree", "--")
+        answer = await self._git.local("--literal-pathspecs", *options, tree, *paths)
         entries: list[Entry] = []
         for line in answer.split(b"\0", most)[: most if most >= 0 else None]:
             if line:

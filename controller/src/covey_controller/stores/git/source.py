@@ -138,6 +138,7 @@ class GitSource:
         if self._is_damaged:
             await branch.renew()
             self._is_damaged = False
+            self._say_damaged(branch)
         if self._now() >= self._look_at:
             await self._look(branch)
         await self._read_head(leadership, branch)
@@ -246,7 +247,6 @@ class GitSource:
         """After a fault of git's: what ran goes on, and the remote is asked again later."""
         if error.fault is Fault.DAMAGED and self._branch is not None:
             self._is_damaged = True
-            self._say_damaged(self._branch)
             self._tree_commit = ""
         self._back_off(render_fault(self._name, error))
 
@@ -267,6 +267,7 @@ class GitSource:
         self._edits.fail_all(LeaseLost("this process doesn't lead any more; ask the leader"))
 
     def _say_damaged(self, branch: Branch) -> None:
+        """After it was made anew."""
         self._damage = (
             f"the clone of '{self._name}' was damaged and is made anew; the old one is "
             f"'{branch.clone.damaged_folder}': remove it unless it holds edits that weren't pushed"

@@ -1,5 +1,7 @@
 """Calls of the API server: few, small, asynchronous, each with a deadline. It knows HTTP and no Covey object.
 
+No redirect is followed: no API server answers with one, and a secret that is written must not go where it points.
+
 The files of the login are looked at again every few seconds, and at once when a call is refused as unauthorized: tokens
 of pods expire, and the kubelet replaces them. What can be repeated without harm is repeated a few times: any call that
 the server turned away before it began (429), and reads that met a server that is starting or busy.
@@ -170,7 +172,7 @@ class KubeClient:
         url, headers = f"{session.credentials.server}{call.target}", call.headers(session.credentials.token)
         try:
             async with self._open().request(
-                call.method, url, data=call.content, headers=headers, ssl=session.tls
+                call.method, url, data=call.content, headers=headers, ssl=session.tls, allow_redirects=False
             ) as got:
                 return _Answer(got.status, await got.read(), _parse_seconds(got.headers.get("Retry-After", "")))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

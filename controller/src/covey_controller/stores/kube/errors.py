@@ -79,6 +79,8 @@ def no_api_server(call: str, content: bytes) -> KubeAway:
 
 def parse_refusal(call: str, status: int, content: bytes) -> KubeError:
     """The error for an answer that is none of 2xx."""
+    if status < HTTPStatus.BAD_REQUEST:
+        return KubeAway(call, status, "NoApiServer", "the answer must be an API server's; it is a redirect")
     try:
         refusal = _Refusal.model_validate_json(content)
     except ValidationError:

@@ -39,7 +39,6 @@ class KubeReviewer:
     async def review_access(self, caller: Caller, access: Access) -> bool:
         attributes = {"group": GROUP, "verb": access.verb, "resource": access.resource}
         attributes |= {"namespace": access.namespace} if access.namespace else {}
-        attributes |= {"name": access.name} if access.name else {}
         spec: JsonObject = {
             "user": caller.user,
             "uid": caller.uid,
