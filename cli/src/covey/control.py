@@ -5,6 +5,7 @@ Synchronous: a command does one thing after another. `covey up` uses it through 
 
 import json
 import os
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
@@ -159,6 +160,19 @@ class Control(ControlApi):
         path = str(control_socket(state))
         transport = httpx.HTTPTransport(uds=path)
         super().__init__(httpx.Client(transport=transport, base_url="http://covey", timeout=CALL_TIMEOUT_SECONDS), path)
+
+    def is_ready(self) -> bool:
+        return self._is_listening() and super().is_ready()
+
+    def _is_listening(self) -> bool:
+        """Asked first while it is waited for: the client leaves a socket open of each connection that is refused."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(2.0)
+            try:
+                probe.connect(self._place)
+            except OSError:
+                return False
+        return True
 
     def explain_absence(self, error: Exception) -> str:
         if is_kept_up(self.state):
