@@ -384,11 +384,16 @@ class Worldlet:
             old = assignments.get(node)
             if old is None or old != new.model_copy(update={"serial": old.serial}):
                 assignments[node] = new.model_copy(update={"serial": self._next_serial()})
-        endpoints = self.published.endpoints
-        new_table = made.endpoints
-        if new_table is not None and (endpoints is None or endpoints.model_copy(update={"serial": 0}) != new_table):
-            endpoints = new_table.model_copy(update={"serial": self._next_serial()})
-        self.published = Published(endpoints, assignments)
+        self.published = Published(self.published.endpoints, assignments)
+        if made.endpoints is not None:
+            self.publish_table(made.endpoints)
+
+    def publish_table(self, table: Endpoints) -> None:
+        """With the next serial, if it says something new."""
+        before = self.published.endpoints
+        if before is None or before.model_copy(update={"serial": 0}) != table:
+            made = table.model_copy(update={"serial": self._next_serial()})
+            self.published = Published(made, self.published.assignments)
 
     def _next_serial(self) -> int:
         self.serial += 1

@@ -13,4 +13,5 @@ FAILED_ONCE: dict[int, str] = {
     92: "the same as 35",
     115: "a gateway whose stream broke as it was told to end went on for ever",
     136: "a leader that began while its store refused writes published no table: a dead engine stayed routed",
+    156: "a door that was opened while the store failed was taken for closed: a swap stopped an engine in mid-request",
 }

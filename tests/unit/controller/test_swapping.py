@@ -4,6 +4,7 @@ from covey_api.instance import InstanceGoal
 from covey_api.meta import Condition
 from covey_api.placement import ContextWish, Placement, Scaling
 from covey_api.reasons import EventReason, ReadyReason
+from covey_controller.reconcile.outcomes import Plan
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.scaling import scale
 from covey_controller.reconcile.why import explain
@@ -25,6 +26,10 @@ def ready(clients: Clients, name: str) -> Condition:
 
 def drained(clients: Clients) -> list[str]:
     return [note.message for note in clients.story.notes if note.reason == EventReason.DRAIN_STARTED]
+
+
+def drains_of(made: Plan) -> list[str]:
+    return [note.key.name for note in made.notes if note.reason == EventReason.DRAIN_STARTED]
 
 
 def test_it_is_at_zero_until_it_is_asked_for_and_again_when_it_was_not_for_long() -> None:
@@ -160,6 +165,23 @@ def test_a_closed_door_opens_where_the_store_fails() -> None:
     assert made.actions, "it is quiet: it drains"
     assert made.endpoints_unacted is not None
     assert [each.instance for each in made.endpoints_unacted.endpoints] == ["default/a-0"]
+
+
+def test_a_door_that_was_opened_is_closed_anew_before_anything_drains() -> None:
+    """The store failed, so the table went out with it: gateways may have sent it requests that none has told of."""
+    clients = Clients(scaled("a"), scaled("b"))
+    clients.ask("a")
+    clients.run(10)
+    clients.ask("b")
+    clients.run(DWELL + 10)
+    assert clients.story.routed() == []
+    clients.end("a")
+    made = plan(clients.story.observe(), clients.story.now)
+    assert made.endpoints_unacted is not None
+    clients.story.publish_table(made.endpoints_unacted)
+    assert drains_of(plan(clients.story.observe(), clients.story.now)) == []
+    clients.run(10)
+    assert clients.story.routed() == ["b-0"]
 
 
 def test_the_door_opens_again_when_nobody_waits_any_more() -> None:

@@ -22,6 +22,7 @@ by the controller (a new leader would begin it anew: what clients have waited fo
 from collections.abc import Iterable, Sequence
 
 from covey_api.instance import InstanceGoal, MemberPhase
+from covey_api.messages import Order
 from covey_planner.types import Wish
 
 from covey_controller.reconcile.draft import Draft
@@ -131,9 +132,7 @@ def _close(maker: InstanceMaker, sights: Iterable[Sight]) -> str:
     draft = maker.draft
     closed = list(sights)
     for sight in closed:
-        known = draft.world.memory.yields.get(sight.id)
-        left = (known.left if known is not None else None) or left_at(draft, sight.id)
-        draft.yields[sight.id] = Yield(maker.key, left)
+        draft.yields[sight.id] = Yield(maker.key, _left(draft, sight))
     if not all(_is_quiet(draft, sight) for sight in closed):
         return f"waits for the requests on {quote_names(closed)} to end, which then makes room"
     for sight in closed:
@@ -142,6 +141,13 @@ def _close(maker: InstanceMaker, sights: Iterable[Sight]) -> str:
         count = draft.scaled[owner].count if owner in draft.scaled else 1
         draft.scaled[owner] = Scaled(max(0, count - 1), draft.now)
     return f"waits for {quote_names(closed)}, which nobody asks, to make room"
+
+
+def _left(draft: Draft, sight: Sight) -> Order | None:
+    """Order of the first table since which it has been out; None while it is in: its door may have been opened."""
+    known = draft.world.memory.yields.get(sight.id)
+    out = left_at(draft, sight.id)
+    return known.left if out is not None and known is not None and known.left is not None else out
 
 
 def _is_quiet(draft: Draft, sight: Sight) -> bool:
