@@ -14,4 +14,5 @@ FAILED_ONCE: dict[int, str] = {
     115: "a gateway whose stream broke as it was told to end went on for ever",
     136: "a leader that began while its store refused writes published no table: a dead engine stayed routed",
     156: "a door that was opened while the store failed was taken for closed: a swap stopped an engine in mid-request",
+    894: "an old replica never made room on the one node left where the new revision had failed once",
 }
