@@ -101,8 +101,8 @@ def observe_node(
     """State of one node.
 
     1. Nothing heard in this leadership: facts pending for `NODE_SILENCE_SECONDS`, then Unknown.
-    2. Silent for `NODE_SILENCE_SECONDS`, or its stream is broken: Unknown, since the last that was heard at the earliest:
-       its reports may still come, and nobody is given up who speaks.
+    2. Silent for `NODE_SILENCE_SECONDS`, or its stream is broken: Unknown, since the last report at the earliest. They
+       may go on without a stream, and nobody is given up who speaks.
     3. No facts or lanes reported: facts pending.
     4. Otherwise Ready.
     """
