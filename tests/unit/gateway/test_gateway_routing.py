@@ -27,9 +27,7 @@ def served(name: str, namespace: str = "default", **fields: object) -> ServedMod
     )
 
 
-def target(
-    id_: str = "a", *, slots: int = 1, weight: int = 1, confirmed: bool = True, doubted: bool = False
-) -> Target:
+def target(id_: str = "a", *, slots: int = 1, weight: int = 1, confirmed: bool = True, doubted: bool = False) -> Target:
     return Target(
         id=id_,
         instance_id=id_,
