@@ -52,8 +52,8 @@ PROOFS: Mapping[Task, Proof] = {
 }
 
 
-async def is_proven(http: httpx.AsyncClient, instance: Instance, port: int, key: str) -> bool:
-    """One bounded try; never raises."""
+async def explain_unproven(http: httpx.AsyncClient, instance: Instance, port: int, key: str) -> str:
+    """What the request met instead, in words; empty: it was done. One bounded try; never raises."""
     proof = PROOFS[instance.spec.task]
     try:
         async with asyncio.timeout(PROBE_SECONDS):
@@ -63,6 +63,15 @@ async def is_proven(http: httpx.AsyncClient, instance: Instance, port: int, key:
                 headers={"authorization": f"Bearer {key}"},
                 timeout=PROBE_SECONDS,
             )
-        return answer.status_code == 200 and proof.is_done(answer.json())
-    except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError, IndexError):
-        return False
+    except httpx.ConnectError:
+        return f"nothing listens on its port {port}"
+    except (httpx.TimeoutException, TimeoutError):
+        return f"it took the smallest request, and gave no answer within {PROBE_SECONDS:.0f} s"
+    except httpx.HTTPError as error:
+        return f"it broke off the smallest request ({type(error).__name__})"
+    try:
+        if answer.status_code == 200 and proof.is_done(answer.json()):
+            return ""
+    except (ValueError, KeyError, TypeError, IndexError):
+        pass  # what it answered is no such answer
+    return f"its answer to the smallest request has status {answer.status_code} and isn't what was asked for"

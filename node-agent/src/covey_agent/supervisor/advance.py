@@ -98,8 +98,9 @@ def _advance_living(
         look = Examine(member.instance_id, member.assignment, keeper)
         return replace(member, work=member.work | {Work.EXAMINE}), (look,)
     if now >= member.started_at + member.spec.startup_seconds:  # 2d
+        met = "it took the smallest request, and has given no answer" if Work.PROBE in member.work else member.unready
         words = f"no token within `startupSeconds` ({member.spec.startup_seconds} s) of the engine's start"
-        failure = Failure(FailureCause.NOT_READY_IN_TIME, words)
+        failure = Failure(FailureCause.NOT_READY_IN_TIME, f"{words}: {met}" if met else words)
         return _stop(replace(member, phase=MemberPhase.STARTING, overdue=True, failure=failure))
     member = replace(member, phase=MemberPhase.STARTING)
     if Work.PROBE in member.work or now < member.wait_until:
