@@ -6,14 +6,15 @@ After each story the agent, which lives on, holds what it held before: processes
 import asyncio
 import os
 import signal
+import struct
 from collections.abc import Generator
 from dataclasses import dataclass
 
 import httpx
 import pytest
-from agent_rig import A, AgentRig, assert_gone, is_keeper
+from agent_rig import A, AgentRig, assert_gone, given, is_keeper
 from covey_api.instance import MemberPhase
-from covey_api.messages import MemberAssignment, MemberGoal, MemberReport
+from covey_api.messages import MemberAssignment, MemberGoal, MemberReport, Progress
 from covey_api.reasons import FailureCause
 from kit.leaks import Leaks
 from kit.processes import processes_of
@@ -22,6 +23,8 @@ from shared_rig import SharedRig, assign_model, model_of, shared_rig
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 MODEL = b"GGUF" + bytes(1000)
+# The head of a program in ELF, for RISC-V.
+FOREIGN_PROGRAM = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHI", 2, 243, 1) + bytes(40)
 HTML = b"<!doctype html><title>Sign in</title>"
 # What the agent knows of files that it was asked for, and when it wrote down what it was told last.
 KEPT = ("files", "assignments.json", "models", "agent.log")
@@ -205,5 +208,42 @@ def test_a_keeper_that_is_killed_in_any_phase_takes_its_engine_with_it(shared: S
         lost = await rig.wait_phase(after)
         assert lost.cause is (FailureCause.KEEPER_LOST if phase is MemberPhase.STARTING else None)
         assert_gone(member.pid)
+
+    shared.tell(story)
+
+
+def test_a_binary_of_another_processor_is_told_and_never_started(shared: SharedRig) -> None:
+    async def story(rig: AgentRig) -> None:
+        program, good = rig.folder / "models" / "llama-server", rig.board.spec
+        program.write_bytes(FOREIGN_PROGRAM)
+        program.chmod(0o700)
+        rig.board.spec = given(program)
+        rig.board.wish(assign_model(rig))
+        await failed(
+            rig, FailureCause.NO_USABLE_ENGINE, str(program), "is no program for this machine", "another processor"
+        )
+        rig.board.spec = good
+
+    shared.tell(story)
+
+
+def test_how_far_a_load_is_and_how_fast_is_told_while_it_lasts(shared: SharedRig) -> None:
+    async def story(rig: AgentRig) -> None:
+        content = b"GGUF" + bytes(64 * 2**20)
+        rig.board.wish(assign_model(rig, content, knobs={"load": "4"}))
+
+        def told() -> Progress | None:
+            member = rig.board.members.get(A)
+            return member.progress if member and member.phase is MemberPhase.STARTING else None
+
+        while told() is None:
+            rig.board.publish()  # a report follows each snapshot; by themselves they come every few seconds
+            await asyncio.sleep(0.2)
+        progress = told()
+        assert progress is not None
+        assert (progress.step, progress.total_bytes) == ("load", len(content))
+        assert 0 < progress.done_bytes < len(content)
+        assert progress.bytes_per_second > 0
+        assert (await rig.wait_phase(MemberPhase.READY)).progress is None
 
     shared.tell(story)
