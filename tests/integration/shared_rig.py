@@ -77,7 +77,7 @@ def assign_model(
     content: bytes = b"GGUF" + bytes(1000),
     knobs: Mapping[str, str] = MappingProxyType({}),
     key: str = A,
-    **spec: object,
+    startup_seconds: int = 60,
 ) -> MemberAssignment:
     """A model of its own, by its content and the engine's knobs for it."""
     path = model_of(rig, key)
@@ -90,7 +90,7 @@ def assign_model(
         size_bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
     )
-    return rig.assign(key, artifact=artifact, **spec)
+    return rig.assign(key, artifact=artifact, startup_seconds=startup_seconds)
 
 
 def model_of(rig: AgentRig, key: str = A) -> Path:

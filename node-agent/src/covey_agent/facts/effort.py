@@ -35,6 +35,6 @@ def _read_bytes(process: psutil.Process) -> tuple[int, int]:
     """From disks, and by reading from files wherever they were."""
     try:
         counters = process.io_counters()
-        return counters.read_bytes, counters.read_chars
+        return counters.read_bytes, int(getattr(counters, "read_chars", 0))  # of Linux alone
     except (psutil.AccessDenied, AttributeError):  # not Linux, or none of ours to see
         return 0, 0
