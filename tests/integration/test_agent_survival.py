@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 from agent_rig import A, AgentRig, B, assert_gone, environment_of, is_keeper, running_rig
 from covey_api.instance import Costs, Member, MemberPhase
 from covey_api.messages import Ask, AskKind, MemberGoal
@@ -17,6 +18,8 @@ from covey_api.reasons import FailureCause
 from kit.processes import assert_none_left, is_running, processes_of
 from shared_rig import assign_model
 
+# A probe that hangs is abandoned in two seconds; the rest is a busy machine's.
+LANES_SECONDS = 10.0
 Story = Callable[[AgentRig], Awaitable[None]]
 
 
@@ -34,11 +37,23 @@ def run(folder: Path, story: Story, **knobs: str) -> None:
     assert_none_left(folder / "state")
 
 
-def test_agent_serves_what_is_assigned_and_interrupt_ends_it(tmp_path: Path) -> None:
+def test_agent_serves_what_is_assigned_while_a_driver_hangs_and_interrupt_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "asked"
+    driver = tmp_path / "bin" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text(f"#!/bin/sh\necho $$ >> {asked}\nexec sleep 3600\n")
+    driver.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{driver.parent}:{os.environ['PATH']}")
+
     async def story(rig: AgentRig) -> None:
         rig.board.wish(rig.assign())
         rig.start()
         member = await rig.wait_phase(MemberPhase.READY)
+        await rig.wait(
+            lambda: rig.board.last is not None and bool(rig.board.last.lanes), "lanes are told", LANES_SECONDS
+        )
         assert [engine.pid for engine in rig.engines()] == [member.pid]
         argv = " ".join(word for process in processes_of(rig.state) for word in process.cmdline())
         assert "key-of" not in argv
@@ -49,6 +64,10 @@ def test_agent_serves_what_is_assigned_and_interrupt_ends_it(tmp_path: Path) -> 
         assert await asyncio.to_thread(rig.kill, signal.SIGINT) == 0
         assert time.monotonic() - began < 10
         assert_gone(member.pid)
+        asked_of = [int(pid) for pid in asked.read_text().split()]
+        assert asked_of
+        for pid in asked_of:
+            assert_gone(pid)
 
     run(tmp_path, story)
 
