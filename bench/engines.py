@@ -1,7 +1,7 @@
 """What Covey adds to an engine: to its start, and beside it while it runs. One JSON line a figure, for each engine.
 
-What is added to a start lies outside the engine's own: from the assignment to the engine's process; from its page's saying
-that it is loaded to the agent's first token, less what that request takes by itself, asked again right after; and from
+What is added to a start lies outside the engine's own: from the assignment to the engine's process; from its page's
+saying that it is loaded to the first token, less what that request takes by itself, asked again right after; and from
 there to the report that says `Ready`. The whole is shown beside the same command started bare, in turn with it: on a
 noisy machine their difference says little. At rest: the agent, and the keeper of that engine, by `/proc`.
 
