@@ -1,9 +1,9 @@
 """What Covey adds to an engine: to its start, and beside it while it runs. One JSON line a figure, for each engine.
 
 What is added to a start lies outside the engine's own: from the assignment to the engine's process; from its page's
-saying that it is loaded to the first token, less what that request takes by itself, asked again right after; and from
-there to the report that says `Ready`. The whole is shown beside the same command started bare, in turn with it: on a
-noisy machine their difference says little. At rest: the agent, and the keeper of that engine, by `/proc`.
+saying that it is loaded to the first token, less what the same takes of the same command started bare, in turn with it;
+and from there to the report that says `Ready`. How long the engine loads cancels out, which on a noisy machine is more
+than all the rest. At rest: the agent, and the keeper of that engine, by `/proc`.
 
 `LlamaCpp` and `Mlx` are measured where the tests' cache has them (`make engines`), and named as skipped where not.
 Usage: `engines.py [ENGINE …]`.
@@ -73,20 +73,25 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
+class Bare:
+    """Seconds of a start without Covey."""
+
+    until_answered: float
+    """From its being loaded to the first token."""
+    whole: float
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Seconds of a start by the agent."""
 
     until_spawned: float
     """From the assignment to the engine's process."""
-    until_asked: float
-    """From its being loaded to the request that was answered: how often the agent asks."""
+    until_answered: float
+    """From its being loaded to the first token: what the engine takes, and how often the agent asks."""
     until_told: float
     """From the answer to the report that says `Ready`."""
     whole: float
-
-    @property
-    def added(self) -> float:
-        return self.until_spawned + self.until_asked + self.until_told
 
 
 def say(engine: EngineName, figure: str, value: float, unit: str, **more: object) -> None:
@@ -132,22 +137,25 @@ class Bench:
         await self._start()  # the agent asks a program once what it is
         await self._stop()
         kept: list[Start] = []
-        bare: list[float] = []
+        bare: list[Bare] = []
         for _ in range(REPEATS):
             kept.append(await self._start())
             launch = self._read_launch()
             await self._stop()
             bare.append(await self._start_bare(*launch))
-        added = [each.added for each in kept]
+        spawned, answered, told = (
+            statistics.median(getattr(each, name) for each in kept)
+            for name in ("until_spawned", "until_answered", "until_told")
+        )
+        asked = max(0.0, answered - statistics.median(each.until_answered for each in bare))
         parts = {
-            "worst": round(1000 * max(added)),
-            "until_spawned_ms": round(1000 * statistics.median(each.until_spawned for each in kept)),
-            "until_asked_ms": round(1000 * statistics.median(each.until_asked for each in kept)),
-            "until_told_ms": round(1000 * statistics.median(each.until_told for each in kept)),
+            "until_spawned_ms": round(1000 * spawned),
+            "until_asked_ms": round(1000 * asked),
+            "until_told_ms": round(1000 * told),
             "whole_s": round(statistics.median(each.whole for each in kept), 2),
-            "bare_s": round(statistics.median(bare), 2),
+            "bare_s": round(statistics.median(each.whole for each in bare), 2),
         }
-        say(engine, "start added", 1000 * statistics.median(added), "ms", repeats=REPEATS, **parts)
+        say(engine, "start added", 1000 * (spawned + asked + told), "ms", repeats=REPEATS, **parts)
         await self._start()
         await self._measure_rest()
         await self._stop()
@@ -183,21 +191,13 @@ class Bench:
             await self._wait(MemberPhase.READY)
             ended = time.monotonic()
         pid, answered = self._rig.board.members[A].pid, self._read_answered()
-        request = statistics.median([await self._ask() for _ in range(REPEATS)])
-        until_asked = max(0.0, answered - healthy.result() - request)
-        return Start(spawned_at(pid) - began_at, until_asked, ended - answered, ended - began)
+        return Start(spawned_at(pid) - began_at, answered - healthy.result(), ended - answered, ended - began)
 
     def _read_answered(self) -> float:
         """When the agent saw the first token, by its flight recorder: the machine's own clock."""
         lines = (self._rig.members / A / "timeline.jsonl").read_text().splitlines()
         ready = [entry for entry in map(json.loads, lines) if entry["phase"] == MemberPhase.READY]
         return float(ready[-1]["monotonicSeconds"])
-
-    async def _ask(self) -> float:
-        """Seconds of the smallest request."""
-        began = time.monotonic()
-        assert not await self._adapter.explain_unready(self._instance, self._port(), self._assignment().key)
-        return time.monotonic() - began
 
     async def _wait_healthy(self) -> float:
         """When the engine's own page first says that it is loaded."""
@@ -225,8 +225,8 @@ class Bench:
         launch = json.loads((self._rig.members / A / "launch.json").read_text())
         return launch["argv"], launch["environment"], (self._rig.members / A / "engine.key").read_text()
 
-    async def _start_bare(self, command: list[str], environment: dict[str, str], key: str) -> float:
-        """Seconds until it answers. The same command on another port, with a copy of its key."""
+    async def _start_bare(self, command: list[str], environment: dict[str, str], key: str) -> Bare:
+        """The same command on another port, with a copy of its key."""
         key_file, port = self._rig.folder / "bare.key", choose_port()
         key_file.write_text(key)
         key_flag = command.index("--api-key-file" if "--api-key-file" in command else "--key-file")
@@ -238,9 +238,10 @@ class Bench:
                 subprocess.Popen, command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         try:
-            await wait_healthy(port)
+            healthy = await wait_healthy(port)
             assert not await self._adapter.explain_unready(self._instance, port, key.strip())
-            return time.monotonic() - began
+            ended = time.monotonic()
+            return Bare(ended - healthy, ended - began)
         finally:
             process.terminate()
             await asyncio.to_thread(process.wait, 20)
