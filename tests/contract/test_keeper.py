@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -506,7 +506,7 @@ def score_of(pid: int) -> int:
 
 
 @contextmanager
-def limited_group(limit_bytes: int) -> Iterator[Path]:
+def limited_group(limit_bytes: int) -> Generator[Path]:
     """A control group for memory below this process's own; skips where none may be made."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = next((line.split(":")[2] for line in lines if line.split(":")[1] == "memory"), None)
