@@ -5,7 +5,10 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -14,6 +17,7 @@ from covey_agent.keeper import keepers as keepers_module
 from covey_agent.keeper import link
 from covey_agent.keeper.keepers import ProcessKeepers
 from covey_agent.keeper.link import connect
+from covey_agent.keeper.memory import AHEAD
 from covey_agent.keeper.observed import observe_start_time
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
 from kit.processes import (
@@ -492,6 +496,62 @@ def test_keeper_whose_folder_is_gone_ends_soon_after_its_agent(folder: Path) -> 
         assert is_running(process.pid), "while an agent is there it runs on"
         keepers.close()  # as an agent's death does
         await asyncio.to_thread(wait_for, lambda: not is_running(process.pid), "the engine ends without its folder")
+
+    run(story)
+    assert_none_left(folder)
+
+
+def score_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+@contextmanager
+def limited_group(limit_bytes: int) -> Generator[Path]:
+    """A control group for memory below this process's own; skips where none may be made."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next((line.split(":")[2] for line in lines if line.split(":")[1] == "memory"), None)
+    group = Path(f"/sys/fs/cgroup/memory{own}/covey-test-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
+    except OSError as error:
+        pytest.skip(f"no control group with a limit can be made here: {error}")
+    try:
+        yield group
+    finally:
+        wait_for(lambda: not (group / "cgroup.procs").read_text(), "the group is empty")
+        group.rmdir()
+
+
+GROWS = "import time; time.sleep({after}); grown = [b'x' * 2**20 for _ in range({mib})]; time.sleep(60)"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what the kernel does is Linux's")
+def test_engine_that_takes_all_memory_dies_and_nobody_else(folder: Path) -> None:
+    """The bystander is larger when memory ends; and it started before."""
+
+    def grow(mib: int, after: float) -> tuple[str, ...]:
+        return (sys.executable, "-I", "-S", "-c", GROWS.format(mib=mib, after=after))
+
+    async def story() -> None:
+        keepers = ProcessKeepers(folder, 60)
+        process = await keepers.start(ID, 1, free_port(), Launch(grow(80, after=3), {}, ()))
+        keeper = json.loads((folder / ID / "keeper.json").read_text())["pid"]
+        assert score_of(process.pid) == score_of(os.getpid()) + AHEAD
+        assert score_of(keeper) == score_of(os.getpid())
+        with limited_group(100 * 2**20) as group:
+            bystander = await asyncio.create_subprocess_exec(*grow(55, after=0.5), stdin=subprocess.DEVNULL)
+            for pid in (process.pid, keeper, bystander.pid):
+                (group / "cgroup.procs").write_text(str(pid))
+            try:
+                ended = await keepers.wait_exit(ID)
+                assert (ended.status, ended.ended_by, ended.out_of_memory) == (-signal.SIGKILL, "Engine", True)
+                assert is_running(keeper)
+                assert bystander.returncode is None
+                await keepers.release(ID)
+            finally:
+                bystander.kill()
+                await bystander.wait()
 
     run(story)
     assert_none_left(folder)

@@ -10,12 +10,16 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 from agent_rig import A, AgentRig, B, assert_gone, environment_of, is_keeper, running_rig
 from covey_api.instance import Costs, Member, MemberPhase
 from covey_api.messages import Ask, AskKind, MemberGoal
 from covey_api.reasons import FailureCause
 from kit.processes import assert_none_left, is_running, processes_of
+from shared_rig import assign_model
 
+# A probe that hangs is abandoned in two seconds; the rest is a busy machine's.
+LANES_SECONDS = 10.0
 Story = Callable[[AgentRig], Awaitable[None]]
 
 
@@ -33,11 +37,23 @@ def run(folder: Path, story: Story, **knobs: str) -> None:
     assert_none_left(folder / "state")
 
 
-def test_agent_serves_what_is_assigned_and_interrupt_ends_it(tmp_path: Path) -> None:
+def test_agent_serves_what_is_assigned_while_a_driver_hangs_and_interrupt_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "asked"
+    driver = tmp_path / "bin" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text(f"#!/bin/sh\necho $$ >> {asked}\nexec sleep 3600\n")
+    driver.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{driver.parent}:{os.environ['PATH']}")
+
     async def story(rig: AgentRig) -> None:
         rig.board.wish(rig.assign())
         rig.start()
         member = await rig.wait_phase(MemberPhase.READY)
+        await rig.wait(
+            lambda: rig.board.last is not None and bool(rig.board.last.lanes), "lanes are told", LANES_SECONDS
+        )
         assert [engine.pid for engine in rig.engines()] == [member.pid]
         argv = " ".join(word for process in processes_of(rig.state) for word in process.cmdline())
         assert "key-of" not in argv
@@ -48,6 +64,10 @@ def test_agent_serves_what_is_assigned_and_interrupt_ends_it(tmp_path: Path) -> 
         assert await asyncio.to_thread(rig.kill, signal.SIGINT) == 0
         assert time.monotonic() - began < 10
         assert_gone(member.pid)
+        asked_of = [int(pid) for pid in asked.read_text().split()]
+        assert asked_of
+        for pid in asked_of:
+            assert_gone(pid)
 
     run(tmp_path, story)
 
@@ -157,20 +177,6 @@ def test_killed_keeper_takes_its_engine_along_and_is_reported_lost(tmp_path: Pat
     run(tmp_path, story)
 
 
-def test_engine_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    async def story(rig: AgentRig) -> None:
-        rig.board.wish(rig.assign())
-        rig.start()
-        member = await rig.wait_phase(MemberPhase.READY)
-        rig.board.wish(rig.assign(goal=MemberGoal.STOP))
-        await rig.wait_phase(MemberPhase.STOPPED)
-        assert_gone(member.pid)
-        record = json.loads((rig.members / A / "exit.json").read_text())
-        assert (record["status"], record["endedBy"]) == (-signal.SIGKILL, "Stop")
-
-    run(tmp_path, story, ignore_term="yes", fork="yes")
-
-
 def test_drained_and_stopped_member_is_forgotten_when_it_is_not_assigned_any_more(tmp_path: Path) -> None:
     async def story(rig: AgentRig) -> None:
         rig.board.wish(rig.assign())
@@ -253,28 +259,6 @@ def test_higher_attempt_replaces_the_engine(tmp_path: Path) -> None:
         assert len(rig.engines()) == 1
 
     run(tmp_path, story)
-
-
-def test_engine_that_never_answers_is_stopped_after_its_startup_seconds(tmp_path: Path) -> None:
-    async def story(rig: AgentRig) -> None:
-        rig.board.wish(rig.assign(startup_seconds=2))
-        rig.start()
-        failed = await rig.wait_phase(MemberPhase.FAILED)
-        assert failed.cause is FailureCause.NOT_READY_IN_TIME
-        assert rig.engines() == []
-
-    run(tmp_path, story, hang_health="yes")
-
-
-def test_slow_engine_is_starting_until_it_generates(tmp_path: Path) -> None:
-    async def story(rig: AgentRig) -> None:
-        rig.board.wish(rig.assign())
-        rig.start()
-        await rig.wait_phase(MemberPhase.STARTING)
-        await rig.wait_phase(MemberPhase.READY)
-        assert rig.board.members[A].restarts == 0
-
-    run(tmp_path, story, slow_start="2")
 
 
 def test_engine_whose_port_was_taken_gets_another(tmp_path: Path) -> None:
@@ -405,5 +389,43 @@ def test_reports_leave_out_what_did_not_change_and_are_full_when_asked(tmp_path:
         assert full.facts is not None
         assert full.lanes
         assert full.applied == rig.board.order
+
+    run(tmp_path, story)
+
+
+def test_agent_that_is_killed_takes_every_member_up_where_it_stood(tmp_path: Path) -> None:
+    """Loading, draining, stopping, crashing again and again: one of each, and a kill in the midst of all."""
+    loading, draining, stopping, crashing = (f"00000000000000c{number}" for number in range(4))
+    knobs: dict[str, dict[str, str]] = {
+        loading: {"slow_start": "5"},
+        draining: {},
+        stopping: {"ignore_term": "yes", "fork": "yes"},
+        crashing: {"die_at": "1"},
+    }
+    goals = {draining: MemberGoal.DRAIN, stopping: MemberGoal.STOP}
+
+    async def story(rig: AgentRig) -> None:
+        wishes = {key: assign_model(rig, knobs=own, key=key) for key, own in knobs.items()}
+        rig.board.wish(*wishes.values())
+        rig.start()
+        before = {key: (await rig.wait_phase(MemberPhase.READY, key)).pid for key in goals}
+        before[loading] = (await rig.wait_phase(MemberPhase.STARTING, loading)).pid
+        rig.board.wish(*(each.changed(goal=goals.get(key, MemberGoal.SERVE)) for key, each in wishes.items()))
+        await rig.wait_phase(MemberPhase.DRAINING, draining)
+        await rig.wait_phase(MemberPhase.DRAINING, stopping)
+        rig.kill()
+        rig.start()
+        await rig.wait_phase(MemberPhase.DRAINING, draining, pid=before[draining])
+        # Its engine has ignored SIGTERM once: what an agent has begun its keeper carries out.
+        await rig.wait_phase(MemberPhase.STOPPED, stopping)
+        assert_gone(before[stopping])
+        record = json.loads((rig.members / stopping / "exit.json").read_text())
+        assert (record["status"], record["endedBy"]) == (-signal.SIGKILL, "Stop")
+        await rig.wait_phase(MemberPhase.READY, loading, pid=before[loading])
+        crashed = await rig.wait_phase(MemberPhase.FAILED, crashing)
+        assert (crashed.cause, crashed.restarts) == (FailureCause.EXITED, 3)
+        told = [report.members for _, report in rig.board.reports if report.members]
+        counts = [each.restarts for members in told for each in members if each.instance_id == crashing]
+        assert counts == sorted(counts), "restarts are counted on, whoever counts"
 
     run(tmp_path, story)

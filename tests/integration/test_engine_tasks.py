@@ -53,7 +53,7 @@ async def running_engine(
             process = await asyncio.create_subprocess_exec(*launch.argv, env=environment, stdout=log, stderr=log)
         try:
             deadline = time.monotonic() + START_SECONDS
-            while not await adapter.is_ready(instance, port, KEY):
+            while await adapter.explain_unready(instance, port, KEY):
                 assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
                 await asyncio.sleep(0.2)
             yield adapter, port
@@ -78,7 +78,7 @@ def test_an_encoder_is_ready_when_it_made_a_vector_and_generates_no_token(tmp_pa
     async def whole() -> None:
         async with running_engine(tmp_path, program, encoder, weights) as (adapter, port):
             chat = builders.instance(task=Task.CHAT, options=options)
-            assert not await adapter.is_ready(chat, port, KEY)
+            assert await adapter.explain_unready(chat, port, KEY)
             texts = ["a cat", "a kitten", "the stock market"]
             answer = await asyncio.to_thread(ask, port, "/v1/embeddings", input=texts)
             cat, kitten, market = (each["embedding"] for each in answer["data"])

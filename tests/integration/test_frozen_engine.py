@@ -52,7 +52,7 @@ async def running_engine(folder: Path) -> AsyncGenerator[tuple[Adapter, EnginePr
         process = start(launch, folder / "log")
         try:
             deadline = time.monotonic() + START_SECONDS
-            while not await adapter.is_ready(INSTANCE, port, KEY):
+            while await adapter.explain_unready(INSTANCE, port, KEY):
                 assert process.poll() is None, (folder / "log").read_text()[-2000:]
                 assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
                 await asyncio.sleep(0.2)

@@ -1,7 +1,8 @@
 """A double of an engine: speaks as much of llama-server's HTTP as the agent needs, and misbehaves on demand.
 
-Takes llama-server's flags and honours `--port`, `--api-key-file`, `--version`, `--help` and `--list-devices`. Knobs
-come by environment, since the argv is the adapter's:
+Takes llama-server's flags and honours `-m`, `--port`, `--api-key-file`, `--version`, `--help` and `--list-devices`.
+What it is given as its model must begin as a GGUF file does. Knobs come by environment, since the argv is the
+adapter's, and for one model alone from the file `MODEL.knobs` beside it (JSON, names in lower case without `DOUBLE_`):
 
     DOUBLE_SLOW_START    seconds before it listens
     DOUBLE_HANG_HEALTH   any value: accepts requests and never answers
@@ -17,6 +18,10 @@ come by environment, since the argv is the adapter's:
     DOUBLE_WEDGE_AFTER   requests that generate; with the next one generation hangs for ever, and /health still answers
     DOUBLE_PREFILL       seconds that it computes, at full load, before the first byte of a stream
     DOUBLE_FORK          any value: leaves a child in its process group that ignores SIGTERM
+    DOUBLE_LOAD          seconds over which it reads its model, before it listens
+    DOUBLE_GARBAGE       any value: answers every request with 200 and bytes that mean nothing
+    DOUBLE_DIE_AT        the request that generates, counted from 1, in whose midst it exits
+    DOUBLE_CLOSE_AFTER   requests that generate; then it listens no more and lives on
 """
 
 import contextlib
@@ -31,7 +36,21 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-KNOBS = {name.removeprefix("DOUBLE_"): value for name, value in os.environ.items() if name.startswith("DOUBLE_")}
+LOAD_PIECES = 40
+
+
+def flag(name: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else ""
+
+
+def read_knobs() -> dict[str, str]:
+    knobs = {name.removeprefix("DOUBLE_"): value for name, value in os.environ.items() if name.startswith("DOUBLE_")}
+    with contextlib.suppress(FileNotFoundError), open(f"{flag('-m')}.knobs") as file:
+        knobs |= {name.upper(): value for name, value in json.load(file).items()}
+    return knobs
+
+
+KNOBS = read_knobs()
 
 
 def compute(seconds: float) -> None:
@@ -40,20 +59,33 @@ def compute(seconds: float) -> None:
         pass
 
 
-def flag(name: str) -> str:
-    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else ""
+def read_model() -> None:
+    """As llama-server does: a piece after the other, and with its words where it is no model."""
+    path, seconds = flag("-m"), float(KNOBS.get("LOAD", "0"))
+    if not path:
+        return
+    with open(path, "rb") as file:
+        magic = file.read(4)
+        if magic != b"GGUF":
+            shown = magic.decode("ascii", "replace")
+            print(f"0.00.004.685 E gguf_init_from_reader: invalid magic characters: '{shown}', expected 'GGUF'")
+            print(f"0.00.004.690 E llama_model_load: error loading model: failed to load model from {path}", flush=True)
+            sys.exit(1)
+        for _ in range(LOAD_PIECES if seconds else 0):
+            file.read(os.path.getsize(path) // LOAD_PIECES)
+            time.sleep(seconds / LOAD_PIECES)
 
 
 class Requests(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     key = ""
-    generated = itertools.count()
+    generated = itertools.count(1)
 
     def log_message(self, format: str, *args: object) -> None:
         print(format % args, flush=True)
 
     def answer(self, status: int, document: object) -> None:
-        body = json.dumps(document).encode()
+        body = b"\x00\xff{]" if "GARBAGE" in KNOBS else json.dumps(document).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -69,14 +101,22 @@ class Requests(BaseHTTPRequestHandler):
         self.hang()
         if self.key and self.headers.get("Authorization") != f"Bearer {self.key}":
             self.answer(401, {"error": {"message": "Invalid API Key"}})
-        elif "WEDGE_AFTER" in KNOBS and next(self.generated) >= int(KNOBS["WEDGE_AFTER"]):
+            return
+        number = next(self.generated)
+        if "WEDGE_AFTER" in KNOBS and number > int(KNOBS["WEDGE_AFTER"]):
             time.sleep(3600)
+        elif number == int(KNOBS.get("DIE_AT", "0")):
+            os._exit(int(KNOBS.get("EXIT_CODE", "1")))
         elif request.get("stream"):
             compute(float(KNOBS.get("PREFILL", "0")))
             self.stream()
         else:
             usage = {"prompt_tokens": 1, "completion_tokens": 1}
             self.answer(200, {"choices": [{"message": {"content": "a"}}], "usage": usage, "pid": os.getpid()})
+        if number == int(KNOBS.get("CLOSE_AFTER", "0")):
+            self.close_connection = True
+            self.server.shutdown()
+            self.server.server_close()
 
     def hang(self) -> None:
         if "HANG_HEALTH" in KNOBS:
@@ -125,6 +165,7 @@ def main() -> None:
     if dies_at_load():
         print(KNOBS["DIE_AT_LOAD"], flush=True)
         sys.exit(int(KNOBS.get("EXIT_CODE", "1")))
+    read_model()
     held = bytearray(int(KNOBS.get("ALLOCATE_MIB", "0")) * 1024 * 1024)
     time.sleep(float(KNOBS.get("SLOW_START", "0")))
     if path := flag("--api-key-file"):
@@ -140,6 +181,7 @@ def main() -> None:
     print(f"listening, holding {len(held)} bytes", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
+        time.sleep(3600)  # it listens no more
 
 
 if __name__ == "__main__":

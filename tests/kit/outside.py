@@ -151,9 +151,9 @@ class FakeAdapter:
             raise self.failure
         return Launch(("engine", str(weights), *map(str, companions)), {}, ())
 
-    async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
+    async def explain_unready(self, instance: Instance, port: int, key: str) -> str:
         self.unready_probes -= 1
-        return self.unready_probes < 0
+        return "" if self.unready_probes < 0 else "it loads"
 
     async def observe_progress(self, port: int, key: str) -> str | None:
         await asyncio.sleep(0)

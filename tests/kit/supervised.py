@@ -151,7 +151,7 @@ class World:
                 self.living[key] = self._engine(effect)
                 self.send(KeeperStarted(key, self.living[key]))
             case Probe(key, _, process):
-                self.send(Probed(key, process.identity, well and self.living.get(key) == process))
+                self.send(Probed(key, process.identity, "" if well and self.living.get(key) == process else "it loads"))
             case Examine(key, assignment, process):
                 finding = Finding.GENERATES if well and self.living.get(key) == process else Finding.DEAD
                 self.send(Examined(key, process.identity, assignment.suspect_since, finding, "nothing moves"))

@@ -242,6 +242,8 @@ class MemberStatus(Message):
     """Why it ended, in words."""
     restarts: int = 0
     """How often the agent started it again within this attempt."""
+    progress: Annotated[str, Field(max_length=80)] = ""
+    """How far its slowest step is, in steps of 10 %: `model 40 %`, `engine 10 %`, `load 90 %`."""
 
 
 class InstanceStatus(Status):
@@ -267,6 +269,7 @@ class Instance(Kind):
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("Model", ".spec.model"),
         Column("Phase", ".status.phase"),
+        Column("Progress", ".status.members[*].progress"),
         Column("Goal", ".spec.goal"),
         Column("Node", ".spec.members[*].node"),
         Column("Engine", ".spec.engine"),

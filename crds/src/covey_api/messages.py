@@ -176,7 +176,7 @@ class Progress(Message):
     """How far the slowest step of a member is."""
 
     step: Annotated[str, Field(max_length=64)]
-    """`model`, `engine`, `load`."""
+    """`model`, `engine`: being fetched; `load`: read by the engine."""
     done_bytes: Count = 0
     total_bytes: Count = 0
     bytes_per_second: Count = 0

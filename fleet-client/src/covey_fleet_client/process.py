@@ -7,6 +7,11 @@ from contextlib import suppress
 
 from covey_api.text import escape_controls
 
+logger = logging.getLogger(__name__)
+
+# A gateway's connections: a client's and an engine's each, for some thousand streams at a time.
+ENOUGH_FILES = 8192
+
 
 class _LineFormatter(logging.Formatter):
     """One line per record, tracebacks too: whoever reads lines (`covey up`, journald) sees whole records."""
@@ -24,8 +29,20 @@ def start_logging(part: str) -> None:
 
 
 def raise_file_limit() -> None:
-    """Each member, transfer and connection takes descriptors; the soft limit is often 1024 or, on macOS, 256."""
+    """Each member, transfer and connection takes descriptors; the soft limit is often 1024 or, on macOS, 256.
+
+    Where the hard limit is low too, that is said once: a part that runs out of descriptors refuses connections, and
+    nothing in that refusal names the limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):  # macOS refuses its own "unlimited"
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= now < ENOUGH_FILES:  # -1: unlimited
+        logger.warning(
+            "this process may open %d files, and should be able to open %d: raise the hard limit (`ulimit -Hn`, "
+            "`LimitNOFILE=` of its service), or it refuses connections when it is busy",
+            now,
+            ENOUGH_FILES,
+        )

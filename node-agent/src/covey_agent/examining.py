@@ -50,6 +50,8 @@ class _Look:
     first: Effort | None
     counted: set[str] = field(default_factory=set[str])
     """What its counters said."""
+    met: str = ""
+    """What the last try of the smallest request met."""
 
     @property
     def probe_seconds(self) -> float:
@@ -64,7 +66,7 @@ class _Look:
         last = self.facts.observe_effort(self.process.pid)
         if self.first is None or last is None or len(self.counted) > 1:
             return True
-        is_reading = last.read_bytes - self.first.read_bytes >= WORKING_READ_BYTES
+        is_reading = last.disk_bytes - self.first.disk_bytes >= WORKING_READ_BYTES
         return is_reading or last.cpu_seconds - self.first.cpu_seconds >= (now - self.began) * WORKING_SHARE
 
 
@@ -96,7 +98,8 @@ async def _completes(look: _Look) -> bool:
     assignment, port = look.assignment, look.process.port
     try:
         async with asyncio.timeout(look.probe_seconds):
-            while not await look.adapter.is_ready(assignment.instance, port, assignment.key):
+            while met := await look.adapter.explain_unready(assignment.instance, port, assignment.key):
+                look.met = met
                 if look.is_gone():
                     return False
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -116,8 +119,9 @@ async def _count(look: _Look) -> None:
 
 def _explain(look: _Look) -> str:
     spec = look.assignment.instance.spec
+    met = f" ({look.met})" if look.met else ""
     return (
         f"'{spec.engine}' lives, but gave gateways no byte, did not complete the smallest request within "
-        f"{look.probe_seconds:.0f} s, and did no work meanwhile: what generates in it is dead. It is stopped. Its "
+        f"{look.probe_seconds:.0f} s{met}, and did no work meanwhile: what generates in it is dead. It is stopped. Its "
         f"output: 'agent/members/{spec.instance_id}/output.log' in the node's state folder"
     )

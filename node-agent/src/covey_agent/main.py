@@ -54,6 +54,9 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 9.0
 # The address is a look at this machine's routes; a name server may take longer, and nothing waits for that.
 ADDRESS_SECONDS = 2.0
+# A connection for each question to an engine: one that is kept would hold a thread of it, and would still be answered
+# where nobody else gets in any more.
+ANEW = httpx.Limits(max_connections=100, max_keepalive_connections=0)
 
 
 def main() -> int:
@@ -123,7 +126,7 @@ async def open_outside(
     engines = open_engines(web, cache, downloader, os.environ)
     keepers = ProcessKeepers(folder / "members", options.orphan_grace_seconds, lambda: whereabouts.front)
     stack.callback(keepers.close)
-    loopback = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+    loopback = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, limits=ANEW))
     adapters = {each.engine: Adapter(each, loopback) for each in DESCRIPTIONS}
     facts = MachineFacts(options.cache, lambda: engines.devices)
     return Outside(artifacts, engines, facts, keepers, adapters), engines

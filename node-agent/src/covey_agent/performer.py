@@ -126,8 +126,8 @@ class Performer:
                 return KeeperStarted(key, await outside.keepers.start(key, attempt, port, launch))
             case Probe(key, assignment, process):
                 adapter = outside.adapters[assignment.instance.spec.engine]
-                is_ready = await adapter.is_ready(assignment.instance, process.port, assignment.key)
-                return Probed(key, process.identity, is_ready)
+                unready = await adapter.explain_unready(assignment.instance, process.port, assignment.key)
+                return Probed(key, process.identity, unready)
             case Examine(key, assignment, process):
                 adapter = outside.adapters[assignment.instance.spec.engine]
                 finding, words = await examine(adapter, outside.facts, assignment, process)
@@ -214,7 +214,7 @@ def fail(effect: Slow, error: AgentError) -> Event | None:
         case StartKeeper():
             return KeeperFailed(key, error.cause, error.message)
         case Probe(_, _, process):
-            return Probed(key, process.identity, False)
+            return Probed(key, process.identity, error.message)
         case Examine(_, assignment, process):
             return Examined(key, process.identity, assignment.suspect_since, Finding.COMPUTES, error.message)
         case StopKeeper():

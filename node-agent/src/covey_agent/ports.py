@@ -87,8 +87,10 @@ class Effort:
     """What an engine's processes have done since their start: it grows while anything of them is at work."""
 
     cpu_seconds: float
-    read_bytes: int
-    """From disks, also by way of mapped files; 0 where the system doesn't say."""
+    disk_bytes: int
+    """Read from disks, also by way of mapped files; 0 where the system doesn't say."""
+    read_bytes: int = 0
+    """Read from files wherever they were, also from the page cache; not by way of mapped files. 0 likewise."""
 
 
 class Facts(Protocol):
@@ -137,8 +139,9 @@ class EngineAdapter(Protocol):
         `companions`: files of `instance.spec.companions`, in their order."""
         ...
 
-    async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
-        """True once the engine completed the smallest request of its task. One bounded try; never raises."""
+    async def explain_unready(self, instance: Instance, port: int, key: str) -> str:
+        """Why it isn't ready, in words; empty: the engine completed the smallest request of its task. One bounded try;
+        never raises."""
         ...
 
     async def observe_progress(self, port: int, key: str) -> str | None:

@@ -7,6 +7,7 @@ after `resend` are full.
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +17,7 @@ from covey_api.node import NodeFacts
 from covey_fleet_client.beats import next_beat
 from covey_fleet_client.errors import FleetError
 
+from covey_agent.loading import Loads
 from covey_agent.ports import Artifacts, Facts, Fleet
 from covey_agent.runtime import Runtime
 from covey_agent.supervisor.state import MemberState
@@ -79,6 +81,7 @@ class Reporter:
         """By instance id: what was said last of each member without its Instance, and from what."""
         self._used: dict[str, int] = {}
         """By instance id: the most memory that its engine had."""
+        self._loads = Loads(facts)
 
     @property
     def boot_id(self) -> str:
@@ -144,8 +147,8 @@ class Reporter:
 
     def _render_members(self, *, is_full: bool) -> tuple[MemberReport, ...]:
         """Every member, by instance id; strays with their Instance always, since nobody else knows it."""
-        progress = self._runtime.progress
         members = self._runtime.state.members
+        progress = self._observe_progress(members)
         self._used = {key: self._observe_used(key, member) for key, member in members.items()}
         if is_full:
             return tuple(
@@ -154,6 +157,13 @@ class Reporter:
             )
         self._rendered = {key: self._render_again(key, member, progress.get(key)) for key, member in members.items()}
         return tuple(report for _, _, report in self._rendered.values())
+
+    def _observe_progress(self, members: Mapping[str, MemberState]) -> dict[str, Progress | None]:
+        """Of what is fetched, or else of what loads."""
+        now = asyncio.get_running_loop().time()
+        self._loads.forget(frozenset(members))
+        loads = {key: self._loads.observe(member, now) for key, member in members.items()}
+        return {key: self._runtime.progress.get(key) or load for key, load in loads.items()}
 
     def _render_again(
         self, key: str, member: MemberState, progress: Progress | None

@@ -54,16 +54,16 @@ class Adapter:
     ) -> Launch:
         return Launch((str(program.path),), {}, ())
 
-    async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
+    async def explain_unready(self, instance: Instance, port: int, key: str) -> str:
         await asyncio.sleep(self._random.uniform(0.001, 0.1))
         engine = self._machine.ports.get(port)
         if engine is None or engine.key != key or not engine.is_loaded(self._machine.now()):
-            return False
+            return "it isn't loaded"
         if engine.is_wedged:
             await asyncio.wait({engine.exit}, timeout=PROBE_SECONDS)
-            return False
+            return "it gave no answer"
         engine.ready_told_at = engine.ready_told_at or self._machine.now()
-        return True
+        return ""
 
     async def observe_progress(self, port: int, key: str) -> str | None:
         return None

@@ -45,10 +45,10 @@ class Machine(FakeFacts):
 class HangingAdapter(FakeAdapter):
     """Its engine takes requests, and never answers one."""
 
-    async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
-        await super().is_ready(instance, port, key)
+    async def explain_unready(self, instance: Instance, port: int, key: str) -> str:
+        await super().explain_unready(instance, port, key)
         await asyncio.sleep(3600)
-        return False
+        return "no answer"
 
 
 def look(

@@ -1,7 +1,7 @@
 """The supervisor's decisions: tables of what happens, and rules that no order of events may break."""
 
 import pytest
-from covey_agent.supervisor.advance import next_due
+from covey_agent.supervisor.advance import SILENT_SECONDS, next_due
 from covey_agent.supervisor.effects import CheckFit, Effect, Examine, FetchArtifact, StartKeeper, StopKeeper
 from covey_agent.supervisor.events import (
     CloseAsked,
@@ -120,6 +120,33 @@ def test_engine_without_a_token_in_time_is_stopped_and_never_retried() -> None:
     assert member.failure.cause is FailureCause.NOT_READY_IN_TIME
     assert "300 s" in member.failure.message
     assert world.starts == 1
+
+
+@pytest.mark.parametrize(
+    ("ended_tries", "since", "words"),
+    [
+        (0, SILENT_SECONDS, "it took the smallest request, and has given no answer"),
+        (1, 0.5, "it loads"),
+        (1, SILENT_SECONDS, "it took the smallest request, and has given no answer"),
+    ],
+)
+def test_engine_that_is_late_is_told_with_what_its_last_request_met(ended_tries: int, since: float, words: str) -> None:
+    """By a try that waits for its answer, or else by the last that ended."""
+    world = World()
+    world.send(snapshot(assign()))
+    for _ in range(4):
+        world.end_pending(0)
+    due = world.member().started_at + world.member().spec.startup_seconds
+    world.now = due - since
+    for _ in range(ended_tries):
+        world.end_pending(0, well=False)
+        world.now = world.member().wait_until
+        world.send(Ticked())
+    world.now = max(due, world.now + since)
+    world.send(Ticked())
+    failure = world.member().failure
+    assert failure is not None
+    assert failure.message.endswith(f": {words}")
 
 
 def test_doubted_engine_that_generates_is_looked_at_once_for_each_doubt() -> None:

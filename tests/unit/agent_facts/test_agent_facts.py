@@ -86,6 +86,28 @@ def test_nvidia_devices_are_read_and_noise_is_not() -> None:
     assert (second.name, second.total_bytes) == ("NVIDIA GB10", 0)
 
 
+def read_output(name: str) -> list[str]:
+    """Lines that a real tool printed; their origin is in the file's first lines."""
+    lines = (Path(__file__).parent / "outputs" / name).read_text().splitlines()
+    assert any(line.startswith("# origin") for line in lines)
+    return [line for line in lines if not line.startswith("# ")]
+
+
+def test_cards_and_a_chip_without_memory_of_its_own_are_read_as_nvidia_tells_them() -> None:
+    cards = parse_nvidia("\n".join(read_output("nvidia-smi-two-cards.csv")))
+    assert [(card.name, card.total_bytes) for card in cards] == [("Quadro RTX 4000", 8192 * MIB)] * 2
+    assert len({card.id for card in cards}) == 2
+    (chip,) = parse_nvidia("\n".join(read_output("nvidia-smi-gb10.csv")))
+    assert (chip.name, chip.compute, chip.total_bytes) == ("NVIDIA GB10", Compute.CUDA, 0)
+
+
+def test_strix_halo_is_read_from_its_kernels_files(tmp_path: Path) -> None:
+    files = dict(line.split(" ", 1) for line in read_output("sys-strix-halo.txt"))
+    (device,) = observe_amd(write(tmp_path, files))
+    assert (device.id, device.name) == ("pci-0000:c3:00.0", "AMD GPU 0x1586")
+    assert (device.compute, device.total_bytes) == (Compute.ROCM, 4096 * MIB)
+
+
 def test_amd_devices_are_read_by_their_address(tmp_path: Path) -> None:
     card = "sys/class/drm/card1/device"
     root = write(

@@ -1,5 +1,8 @@
 """Lanes from what `llama-server --list-devices` prints."""
 
+from pathlib import Path
+
+import pytest
 from covey_agent.engines.lanes import device_pools, parse_devices, plan_lanes
 from covey_api.engines import Compute, LaneState
 from covey_api.node import MemoryPool
@@ -60,3 +63,54 @@ def test_metal_fills_the_hosts_memory() -> None:
 
 def test_what_is_no_list_gives_no_device() -> None:
     assert parse_devices("error: unknown argument: --list-devices\n  Vulkan0: x (y MiB, z MiB free)") == ()
+
+
+def read_output(name: str) -> str:
+    """What a real tool printed, reduced to what is parsed; its origin is in its first lines."""
+    text = (Path(__file__).parent / "outputs" / name).read_text()
+    assert "# origin" in text
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# "))
+
+
+@pytest.mark.parametrize(
+    ("output", "compute", "total_mib"),
+    [("list-devices-gb10.txt", Compute.CUDA, 124609), ("list-devices-strix-halo-rocm.txt", Compute.ROCM, 120000)],
+)
+def test_devices_that_fill_the_machines_own_memory_are_lanes_of_the_hosts_pool(
+    output: str, compute: Compute, total_mib: int
+) -> None:
+    (device,) = parse_devices(read_output(output))
+    assert (device.compute, device.pool, device.total_bytes) == (compute, "Host", total_mib * MIB)
+    lanes = plan_lanes("b1", "", LaneState.INSTALLED, (device,))
+    assert [(lane.compute, lane.pool) for lane in lanes] == [(compute, "Host"), (Compute.CPU, "Host")]
+    assert device_pools((device,)) == ()
+
+
+def test_graphics_on_the_chip_are_left_out_beside_a_card_of_the_same_compute() -> None:
+    listed = (
+        "  Device 0: AMD Radeon RX 7900 XTX, gfx1100 (0x1100), VMM: no, Wave Size: 32\n"
+        "  Device 1: AMD Radeon Graphics, gfx1036 (0x1036), VMM: no, Wave Size: 32\n"
+        "Available devices:\n"
+        "  ROCm0: AMD Radeon RX 7900 XTX (24560 MiB, 24500 MiB free)\n"
+        "  ROCm1: AMD Radeon Graphics (31861 MiB, 31000 MiB free)\n"
+    )
+    assert [device.pool for device in parse_devices(listed)] == ["ROCm0"]
+
+
+@pytest.mark.parametrize("name", ["AMD Radeon 780M Graphics", "AMD Radeon(TM) 8060S Graphics", "NVIDIA Thor"])
+def test_a_chips_graphics_are_known_by_name_where_no_architecture_is_told(name: str) -> None:
+    prefix = "CUDA0" if name.startswith("NVIDIA") else "ROCm0"
+    (device,) = parse_devices(f"Available devices:\n  {prefix}: {name} (64038 MiB, 64034 MiB free)\n")
+    assert device.pool == "Host"
+
+
+@pytest.mark.parametrize("name", ["AMD Radeon PRO W7900", "AMD Radeon RX 7600M XT", "AMD Instinct MI300X"])
+def test_a_card_is_not_taken_for_a_chips_graphics(name: str) -> None:
+    (device,) = parse_devices(f"Available devices:\n  ROCm0: {name} (8176 MiB, 8000 MiB free)\n")
+    assert device.pool == "ROCm0"
+
+
+def test_vulkan_on_strix_halo_is_told_to_share_the_hosts_memory() -> None:
+    """The list that follows is ours, for neither origin shows it."""
+    listed = "Available devices:\n" + "".join(f"  Vulkan{n}: x (65000 MiB, 64000 MiB free)\n" for n in (0, 1))
+    assert parse_devices(read_output("list-devices-strix-halo-vulkan.txt") + listed) == ()

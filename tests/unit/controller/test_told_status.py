@@ -1,7 +1,10 @@
 """What a Placement's columns say of the wish while something else serves: numbers of the wish, and of what serves."""
 
+import pytest
 from covey_api.instance import InstanceGoal, MemberPhase
+from covey_api.messages import Progress
 from covey_api.placement import ContextWish, Placement, PlacementStatus
+from covey_controller.reconcile.status import render_progress
 from kit import builders
 from kit.worlds import FakeGateway, Worldlet
 
@@ -61,3 +64,13 @@ def test_a_placement_of_which_nothing_runs_names_no_window() -> None:
     story.run(15)
     assert status_of(story).ready == "0/1"
     assert "contextTokens" not in status_of(story).to_wire()
+
+
+@pytest.mark.parametrize(
+    ("done_bytes", "total_bytes", "told"),
+    [(0, 100, ""), (9, 100, ""), (10, 100, "load 10 %"), (59, 100, "load 50 %"), (100, 100, "load 100 %"), (5, 0, "")],
+)
+def test_progress_is_told_in_steps_of_ten_percent(done_bytes: int, total_bytes: int, told: str) -> None:
+    """Each step is a write of the status: a quiet fleet writes nothing, and a load of an hour writes ten times."""
+    progress = Progress(step="load", done_bytes=done_bytes, total_bytes=total_bytes)
+    assert render_progress(progress) == told

@@ -1,9 +1,18 @@
 """What every part does at its start."""
 
 import logging
+import resource
+import subprocess
+import sys
 
 import pytest
-from covey_fleet_client.process import start_logging
+from covey_fleet_client.process import ENOUGH_FILES, start_logging
+
+START = (
+    "import resource; from covey_fleet_client.process import raise_file_limit, start_logging; "
+    "resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard})); "
+    "start_logging('part'); raise_file_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+)
 
 
 def test_log_line_holds_no_escape_sequence_and_no_second_line(
@@ -15,3 +24,15 @@ def test_log_line_holds_no_escape_sequence_and_no_second_line(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].endswith(r"found \x1b[2J\x9b1m\r\n2026 part INFO all is well")
+
+
+@pytest.mark.parametrize("hard", [1000, ENOUGH_FILES])
+def test_as_many_files_as_may_be_are_opened_and_too_few_are_told_once(hard: int) -> None:
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < hard:  # -1: unlimited
+        pytest.skip("this process may not open so many itself")
+    program = START.format(soft=256, hard=hard)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{hard}\n"
+    told = [line for line in done.stderr.splitlines() if "may open 1000 files" in line and "LimitNOFILE" in line]
+    assert len(told) == (1 if hard < ENOUGH_FILES else 0)
+    assert len(done.stderr.splitlines()) == len(told)

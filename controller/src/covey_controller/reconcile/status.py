@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, InstanceStatus, MemberPhase, MemberStatus
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.messages import NODE_SILENCE_SECONDS
+from covey_api.messages import NODE_SILENCE_SECONDS, Progress
 from covey_api.meta import Status
 from covey_api.model import Model
 from covey_api.node import Node
@@ -198,7 +198,14 @@ def _observed_member(member: MemberSight, node: str, stored: MemberStatus | None
         cause=reason.cause if reason else None,
         message=reason.message if reason else "",
         restarts=report.restarts if report else 0,
+        progress=render_progress(report.progress) if report and report.progress else "",
     )
+
+
+def render_progress(progress: Progress) -> str:
+    """In steps of 10 %, since each is a write of the status; the bytes are asked for when somebody wants them."""
+    percent = progress.done_bytes * 10 // progress.total_bytes * 10 if progress.total_bytes else 0
+    return f"{progress.step} {percent} %" if percent else ""
 
 
 def _observed_placement(draft: Draft, key: ObjectKey, placement: Placement) -> PlacementStatus:

@@ -20,8 +20,9 @@ from covey_agent.artifacts.header import read_geometry
 from covey_agent.artifacts.web import corrupt, unavailable
 from covey_agent.ports import OnTransfer, Transfer
 
-# One step of hashing: between steps the thread looks whether it should stop.
-_CHUNK_BYTES = 8 * 1024 * 1024
+# One step of hashing: between steps the thread looks whether it should stop. Larger ones are no faster, and the agent
+# would keep what two of them took.
+_CHUNK_BYTES = 1024 * 1024
 
 
 class LocalFiles:

@@ -20,7 +20,7 @@ from covey_api.instance import Instance
 from covey_api.reasons import FailureCause
 
 from covey_agent.engines.libraries import explain_missing_library
-from covey_agent.engines.proof import is_proven
+from covey_agent.engines.proof import explain_unproven
 from covey_agent.keeper.output import EXIT_TAIL_BYTES, drop_cut_line
 from covey_agent.ports import AgentError, EngineProgram, Launch
 
@@ -118,8 +118,8 @@ class Adapter:
         beside = {each.role: path for each, path in zip(stamped, companions, strict=True)}
         return self._description.render(Start(program, instance, weights, folder, port, key, beside))
 
-    async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
-        return await is_proven(self._http, instance, port, key)
+    async def explain_unready(self, instance: Instance, port: int, key: str) -> str:
+        return await explain_unproven(self._http, instance, port, key)
 
     async def observe_progress(self, port: int, key: str) -> str | None:
         counters = self._description.counters

@@ -2,6 +2,8 @@
 
 What the driver's own tools see is not asked here: a device counts when this engine, in this build, can fill its memory.
 A lane's pool has the engine's name of the device (`Vulkan0`), so that stamped bytes, readings and `-dev` mean the same.
+Where a device fills the machine's own memory the pool is the host's: the same bytes must not be promised twice (ADR
+37).
 """
 
 import re
@@ -14,6 +16,12 @@ from covey_api.node import MemoryPool
 _DEVICE = re.compile(r"^ +([A-Za-z]+)([0-9]*): (.+) \(([0-9]+) MiB, ([0-9]+) MiB free\)$", re.MULTILINE)
 # `ggml_vulkan: 0 = AMD Radeon 780M (RADV PHOENIX) (radv) | uma: 1 | fp16: 1 | …`
 _UNIFIED = re.compile(r"^ggml_vulkan: ([0-9]+) = .*\| uma: 1\b", re.MULTILINE)
+# `  Device 0: AMD Radeon Graphics, gfx1151 (0x1151), VMM: no, Wave Size: 32`, after `found 1 ROCm devices`
+_ROCM_ARCHITECTURE = re.compile(r"^ +Device ([0-9]+): .*, (gfx[0-9a-f]+)\b", re.MULTILINE)
+# AMD's processors with graphics, by the architecture of these: Raven to Rembrandt, Phoenix, Strix Point and Halo.
+_AMD_APUS = re.compile(r"gfx(902|909|90c|1013|103[3567]|1103|115[0123])")
+# The same by name, where a build doesn't say the architecture; NVIDIA's of Grace Blackwell and Jetson.
+_ON_CHIP = re.compile(r"\b(GB10|Orin|Thor|Xavier)\b|Radeon(\(TM\))? (Graphics|[0-9]{3}M|80[0-9]{2}S)\b")
 # Vulkan on the CPU: slower than the CPU backend, in the same memory.
 _SOFTWARE = re.compile(r"llvmpipe|swiftshader|lavapipe|softpipe", re.IGNORECASE)
 _COMPUTES = {
@@ -42,18 +50,34 @@ class EngineDevice:
 def parse_devices(text: str) -> tuple[EngineDevice, ...]:
     """Devices in the output of `--list-devices` that have memory and an own compute.
 
-    Integrated GPUs are left out (`uma: 1`): what they fill is the host's memory, which a pool of their own would
-    promise twice. Metal is the exception: there the engine is made for it, and the pool is the host's.
+    1. Vulkan on a device that shares the host's memory (`uma: 1`): left out, as slow as the CPU or slower there.
+    2. Metal, CUDA and ROCm on such a device: its pool is the host's. Where the same compute has a card with memory of
+       its own it is left out: an engine without `-dev` would take both.
+    3. Everything else: a pool of its own.
     """
     unified = {f"Vulkan{number}" for number in _UNIFIED.findall(text)}
+    architectures = {f"ROCm{number}": name for number, name in _ROCM_ARCHITECTURE.findall(text)}
     found: list[EngineDevice] = []
     for prefix, number, description, total, free in _DEVICE.findall(text):
         name, compute = f"{prefix}{number}", _COMPUTES.get(prefix)
         if compute is None or int(total) == 0 or name in unified or _SOFTWARE.search(description):
             continue
-        pool = HOST_POOL if compute is Compute.METAL else name
+        pool = HOST_POOL if _is_of_host(compute, description, architectures.get(name, "")) else name
         found.append(EngineDevice(name, description, compute, pool, int(total) * _MIB, int(free) * _MIB))
-    return tuple(found)
+    carded = {device.compute for device in found if device.pool != HOST_POOL}
+    return tuple(device for device in found if device.pool != HOST_POOL or device.compute not in carded)
+
+
+def _is_of_host(compute: Compute, description: str, architecture: str) -> bool:
+    """Whether the device fills the machine's own memory."""
+    match compute:
+        case Compute.METAL:
+            return True
+        case Compute.CUDA | Compute.ROCM:
+            is_apu = _AMD_APUS.fullmatch(architecture) is not None
+            return is_apu or (not architecture and _ON_CHIP.search(description) is not None)
+        case _:
+            return False
 
 
 def plan_lanes(version: str, digest: str, state: LaneState, devices: tuple[EngineDevice, ...]) -> tuple[Lane, ...]:

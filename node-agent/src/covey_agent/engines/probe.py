@@ -12,6 +12,8 @@ from pathlib import Path
 _MAX_OUTPUT_BYTES = 256 * 1024
 # A killed child that doesn't end sits in the kernel (a dead GPU driver): it is left behind.
 _REAP_SECONDS = 1.0
+# Exit status of what could not be started, as a shell has it.
+CANNOT_START = 126
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 async def ask(program: Path, *arguments: str, environment: Mapping[str, str], seconds: float) -> Answer | None:
-    """The answer, or None when it doesn't end in time. What can't be started answers as a shell would: 126, and why."""
+    """The answer, or None when it doesn't end in time. What can't be started answers as a shell would, and says why."""
     try:
         process = await asyncio.create_subprocess_exec(
             program,
@@ -41,7 +43,7 @@ async def ask(program: Path, *arguments: str, environment: Mapping[str, str], se
             start_new_session=True,
         )
     except OSError as error:
-        return Answer(126, error.strerror or type(error).__name__)
+        return Answer(CANNOT_START, error.strerror or type(error).__name__)
     output = bytearray()
     try:
         async with asyncio.timeout(seconds):

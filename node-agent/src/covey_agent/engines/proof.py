@@ -16,6 +16,9 @@ from covey_api.instance import Instance
 
 # One try of a probe: a token of a large model on a slow CPU, after its first pass over the weights.
 PROBE_SECONDS = 30.0
+# How long one try asks an engine that loads, and how often: a request a twentieth of a second costs some 3 % of a core.
+LOADING_SECONDS = 1.0
+AGAIN_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,23 @@ PROOFS: Mapping[Task, Proof] = {
 }
 
 
-async def is_proven(http: httpx.AsyncClient, instance: Instance, port: int, key: str) -> bool:
-    """One bounded try; never raises."""
+async def explain_unproven(http: httpx.AsyncClient, instance: Instance, port: int, key: str) -> str:
+    """What the request met instead, in words; empty: it was done. One bounded try; never raises.
+
+    An engine that loads refuses in a millisecond: it is asked again and again for `LOADING_SECONDS`, so that it is
+    ready when it can be, and not when it is asked the next time.
+    """
+    now = asyncio.get_running_loop().time
+    deadline = now() + LOADING_SECONDS
+    while True:
+        met, is_loading = await _ask(http, instance, port, key)
+        if not is_loading or now() >= deadline:
+            return met
+        await asyncio.sleep(AGAIN_SECONDS)
+
+
+async def _ask(http: httpx.AsyncClient, instance: Instance, port: int, key: str) -> tuple[str, bool]:
+    """The words, and whether it was refused as by an engine that loads."""
     proof = PROOFS[instance.spec.task]
     try:
         async with asyncio.timeout(PROBE_SECONDS):
@@ -63,6 +81,16 @@ async def is_proven(http: httpx.AsyncClient, instance: Instance, port: int, key:
                 headers={"authorization": f"Bearer {key}"},
                 timeout=PROBE_SECONDS,
             )
-        return answer.status_code == 200 and proof.is_done(answer.json())
-    except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError, IndexError):
-        return False
+    except httpx.ConnectError:
+        return f"nothing listens on its port {port}", True
+    except (httpx.TimeoutException, TimeoutError):
+        return f"it took the smallest request, and gave no answer within {PROBE_SECONDS:.0f} s", False
+    except httpx.HTTPError as error:
+        return f"it broke off the smallest request ({type(error).__name__})", False
+    try:
+        if answer.status_code == 200 and proof.is_done(answer.json()):
+            return "", False
+    except (ValueError, KeyError, TypeError, IndexError):
+        pass  # what it answered is no such answer
+    words = f"its answer to the smallest request has status {answer.status_code} and isn't what was asked for"
+    return words, answer.status_code == 503

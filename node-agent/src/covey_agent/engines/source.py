@@ -3,8 +3,11 @@
 A program is believed once it answered `--version`: what can't start is told apart before weights are waited for.
 """
 
+import errno
 import os
+import platform
 import re
+import sys
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +16,7 @@ from covey_api.node import EngineOverride, Provisioning
 from covey_api.reasons import FailureCause
 
 from covey_agent.engines.libraries import explain_missing_library
-from covey_agent.engines.probe import ask
+from covey_agent.engines.probe import CANNOT_START, ask
 from covey_agent.ports import AgentError, EngineProgram, OnTransfer
 
 PROVISIONING_OFF = "COVEY_NO_ENGINE_PROVISIONING"
@@ -80,6 +83,11 @@ async def ask_version(program: EngineProgram, seconds: float) -> str:
         raise unusable(f"{name} did not answer `--version` within {seconds:.0f} s.")
     if missing := explain_missing_library(str(program.path), answer.text):
         raise AgentError(FailureCause.MISSING_LIBRARY, missing)
+    if answer.status == CANNOT_START and answer.text == os.strerror(errno.ENOEXEC):
+        raise unusable(
+            f"{program.path} is no program for this machine ({platform.machine()}, {sys.platform}): it is built for "
+            "another processor or system, or damaged. Give one that fits in the Node's `spec.engines`."
+        )
     if answer.status != 0:
         last = " ".join(answer.text.split())[-200:]
         raise unusable(f"{name} must answer `--version`; it ended with {answer.status}: {last}")

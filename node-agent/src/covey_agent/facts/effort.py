@@ -1,4 +1,4 @@
-"""What an engine's processes have done so far: processor time, and what they read from disks.
+"""What an engine's processes have done so far: processor time, what they read from disks, and what they read at all.
 
 `psutil` reads it alike on Linux and macOS. Per thread it can't be had everywhere, so that of threads that take requests
 counts with that of those that compute: who judges by it must allow for them.
@@ -18,19 +18,23 @@ def observe_effort(pid: int) -> Effort | None:
         family = [process, *process.children(recursive=True)]
     except psutil.Error:
         return None
-    cpu_seconds, read_bytes = 0.0, 0
+    cpu_seconds, disk_bytes, read_bytes = 0.0, 0, 0
     for each in family:
         try:
             times = each.cpu_times()
             cpu_seconds += times.user + times.system
-            read_bytes += _read_bytes(each)
+            from_disk, at_all = _read_bytes(each)
         except psutil.Error:
             continue  # a child that ended just now
-    return Effort(cpu_seconds, read_bytes)
+        disk_bytes += from_disk
+        read_bytes += at_all
+    return Effort(cpu_seconds, disk_bytes, read_bytes)
 
 
-def _read_bytes(process: psutil.Process) -> int:
+def _read_bytes(process: psutil.Process) -> tuple[int, int]:
+    """From disks, and by reading from files wherever they were."""
     try:
-        return process.io_counters().read_bytes
+        counters = process.io_counters()
+        return counters.read_bytes, int(getattr(counters, "read_chars", 0))  # of Linux alone
     except (psutil.AccessDenied, AttributeError):  # not Linux, or none of ours to see
-        return 0
+        return 0, 0

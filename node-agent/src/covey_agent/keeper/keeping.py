@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from covey_agent.keeper.asking import Asking
+from covey_agent.keeper.memory import stand_in_front
 from covey_agent.keeper.observed import observe_oom_kills, observe_start_time, write_record
 from covey_agent.keeper.output import OUTPUT_FILE_BYTES, Ring
 
@@ -88,6 +89,7 @@ class Keeper:
             # macOS has no such signal: there the agent ends an engine whose keeper is gone, when it finds it.
             for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
                 signal.signal(number, signal.SIG_DFL)
+            stand_in_front()
             if libc is not None:
                 libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != keeper:

@@ -24,6 +24,10 @@ from covey_agent.supervisor.state import Failure, MemberState, State, Work
 # From SIGTERM to SIGKILL. What was in flight has been drained before; an engine needs this to let go of its memory.
 STOP_GRACE_SECONDS = 5.0
 
+# A try that has lasted this long since it could begin is not refused any more (`engines.proof.LOADING_SECONDS`): it
+# waits for an answer.
+SILENT_SECONDS = 1.5
+
 # Ended by CancelWork without an event.
 _CANCELLABLE = frozenset({Work.FETCH, Work.ENGINE, Work.FIT})
 
@@ -98,8 +102,10 @@ def _advance_living(
         look = Examine(member.instance_id, member.assignment, keeper)
         return replace(member, work=member.work | {Work.EXAMINE}), (look,)
     if now >= member.started_at + member.spec.startup_seconds:  # 2d
+        is_silent = Work.PROBE in member.work and now - member.wait_until >= SILENT_SECONDS
+        met = "it took the smallest request, and has given no answer" if is_silent else member.unready
         words = f"no token within `startupSeconds` ({member.spec.startup_seconds} s) of the engine's start"
-        failure = Failure(FailureCause.NOT_READY_IN_TIME, words)
+        failure = Failure(FailureCause.NOT_READY_IN_TIME, f"{words}: {met}" if met else words)
         return _stop(replace(member, phase=MemberPhase.STARTING, overdue=True, failure=failure))
     member = replace(member, phase=MemberPhase.STARTING)
     if Work.PROBE in member.work or now < member.wait_until:

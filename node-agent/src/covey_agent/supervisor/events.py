@@ -94,7 +94,8 @@ class Probed:
 
     instance_id: str
     identity: str
-    is_ready: bool
+    unready: str
+    """Why it isn't ready, in words; empty: it is."""
 
 
 class Finding(StrEnum):

@@ -20,11 +20,13 @@ PROBE_AGAIN_SECONDS = 0.2
 EXAMINE_AGAIN_SECONDS = 5.0
 
 
-def judge_probe(member: MemberState, identity: str, is_ready: bool, now: float) -> MemberState:
+def judge_probe(member: MemberState, identity: str, unready: str, now: float) -> MemberState:
     if Work.PROBE not in member.work or member.keeper is None or member.keeper.identity != identity:
         return member
     member = replace(member, work=member.work - {Work.PROBE})
-    return replace(member, ready=True) if is_ready else replace(member, wait_until=now + PROBE_AGAIN_SECONDS)
+    if not unready:
+        return replace(member, ready=True, unready="")
+    return replace(member, unready=unready, wait_until=now + PROBE_AGAIN_SECONDS)
 
 
 def judge_examination(member: MemberState, event: Examined, now: float) -> MemberState:

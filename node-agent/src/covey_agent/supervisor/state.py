@@ -56,6 +56,8 @@ class MemberState:
     engine: str = ""
     """Identity of the keeper's engine; after a start of the agent: of the one that ran before."""
     ready: bool = False
+    unready: str = ""
+    """What the last probe of its engine met; empty: none has ended."""
     started_at: float = 0.0
     wait_until: float = 0.0
     """Nothing is tried before: a backoff, the next probe, the next look at memory."""

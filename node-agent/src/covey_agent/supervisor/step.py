@@ -168,8 +168,8 @@ def _change(
                 return member
             member = replace(member, work=member.work - {Work.LAUNCH}, weights=None, program=None)
             return _crash(member, Failure(cause, message), now)
-        case Probed(_, identity, is_ready):
-            return judge_probe(member, identity, is_ready, now)
+        case Probed(_, identity, unready):
+            return judge_probe(member, identity, unready, now)
         case Examined():
             return judge_examination(member, event, now)
         case KeeperReleased():
@@ -182,7 +182,14 @@ def _hold(member: MemberState, process: EngineProcess, is_ready: bool, now: floa
     if member.keeper == process:
         return member
     return replace(
-        member, keeper=process, engine=process.identity, ready=is_ready, started_at=now, wait_until=now, overdue=False
+        member,
+        keeper=process,
+        engine=process.identity,
+        ready=is_ready,
+        unready="",
+        started_at=now,
+        wait_until=now,
+        overdue=False,
     )
 
 
