@@ -88,6 +88,7 @@ class Exchange:
         self._request_id = choose_request_id(head)
         self._admitted = admitted
         self._hold = Hold(traffic.waiting, self, head.hold_seconds if head else None)
+        self._session = head.session if head is not None else b""
         self._is_first = False
         self._is_whole = False
         # The rest of the body is not worth waiting for.
@@ -231,7 +232,7 @@ class Exchange:
         return is_free
 
     def _deliver(self, ask: Ask, excluded: str | None = None) -> None:
-        target = self._traffic.take(ask.model, excluded)
+        target = self._traffic.take(ask.model, excluded, ask.request, self._session)
         if isinstance(target, ApiError):
             self.fail(target)
             return

@@ -15,7 +15,10 @@ from covey_api.messages import EndpointDemand, ServedModel
 from covey_gateway.cancels import Cancels
 from covey_gateway.limits import MAX_BODIES_BYTES
 from covey_gateway.routing.access import AccessPolicy
-from covey_gateway.routing.choose import Load, NoneFree, choose_target, set_aside
+from covey_gateway.routing.affinity import Homes
+from covey_gateway.routing.choose import NoneFree, choose_target
+from covey_gateway.routing.conversation import digest_conversation
+from covey_gateway.routing.load import Load, set_aside
 from covey_gateway.routing.refusals import (
     refuse_media,
     refuse_none_free,
@@ -64,6 +67,7 @@ class Traffic:
         self._instances: dict[str, str] = {}
         self._departed: set[str] = set()
         self._turn = 0
+        self._homes = Homes()
         self._body_bytes = 0
         self._path_failures: dict[str, str] = {}
         self._on_news: Callable[[], None] = lambda: None
@@ -101,6 +105,7 @@ class Traffic:
             self._forget(id_)
         for id_ in [id_ for id_ in self._instances if id_ not in now and id_ not in self._loads]:
             del self._instances[id_]
+        self._homes.keep_only(now)
         self.waiting.tell(self.table)
         return frozenset(before - now.keys())
 
@@ -141,16 +146,30 @@ class Traffic:
         model = self.table.resolve(caller, asked)
         return refuse_unknown(asked, self.table.names_for(caller)) if model is None else model
 
-    def take(self, model: ServedModel, excluded: str | None = None) -> Target | ApiError:
-        """An endpoint for one request, counted as in flight there until `release`."""
+    def take(
+        self,
+        model: ServedModel,
+        excluded: str | None = None,
+        request: Request | None = None,
+        session: bytes = b"",
+    ) -> Target | ApiError:
+        """An endpoint for one request, counted as in flight there until `release`.
+
+        `request`, `session`: by what it is known which conversation it continues.
+        """
         key = (model.namespace, model.name)
         model = self.table.models.get(key, model)
         targets = self.table.targets.get(key, ())
         if not targets:
             return refuse_unready(model)
-        chosen = choose_target(targets, self._loads, self._clock(), self._turn, excluded)
+        now, conversation = self._clock(), None
+        if request is not None and len(targets) > 1:
+            conversation = digest_conversation(request, key, session)
+        chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
         if isinstance(chosen, NoneFree):
             return refuse_none_free(model, chosen)
+        if conversation is not None:
+            self._homes.remember(conversation, chosen.id, now)
         self._turn += 1
         load = self._loads.setdefault(chosen.id, Load())
         load.in_flight += 1
