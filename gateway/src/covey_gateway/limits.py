@@ -58,6 +58,14 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 # An endpoint that refuses is set aside: long enough for a restart to begin, never longer than a person waits.
 ASIDE_FIRST_SECONDS = 1.0
 ASIDE_LONGEST_SECONDS = 30.0
+# Failures in a row: three may be one client that asks for the impossible again and again, two at a time.
+FAILURES_ASIDE = 5
+# An endpoint that owes bytes for so long and gives nobody any is passed over: as long as some thousand tokens of a prompt
+# take on a slow machine.
+SILENT_ENDPOINT_SECONDS = 5.0
+# A machine that vanished (no power, no network) is noticed after this long without a byte, and so many asks in so many
+# seconds: engines may well be silent for minutes, and are alive.
+KEEP_ALIVE_IDLE_SECONDS, KEEP_ALIVE_PROBES, KEEP_ALIVE_PROBE_SECONDS = 15, 3, 5
 
 # The gateway itself.
 

@@ -140,6 +140,7 @@ class GatewayServer:
         self._state.default_headers = [(b"date", self._traffic.date)]
         for connection in self._connections():
             connection.check_deadlines(now)
+        self._traffic.look_for_silent()
         self._engines.close_idle(now)
 
     def _connections(self) -> list[ClientConnection]:

@@ -11,14 +11,15 @@ from email.utils import formatdate
 from typing import Protocol
 
 from covey_api.messages import EndpointDemand, ServedModel
+from covey_api.reasons import ErrorCode
 
 from covey_gateway.cancels import Cancels
-from covey_gateway.limits import MAX_BODIES_BYTES
+from covey_gateway.limits import FAILURES_ASIDE, MAX_BODIES_BYTES, SILENT_ENDPOINT_SECONDS
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.affinity import Homes
 from covey_gateway.routing.choose import NoneFree, choose_target
 from covey_gateway.routing.conversation import digest_conversation
-from covey_gateway.routing.load import Load, set_aside
+from covey_gateway.routing.load import Load, judge_failure, set_aside
 from covey_gateway.routing.refusals import (
     refuse_media,
     refuse_none_free,
@@ -178,17 +179,48 @@ class Traffic:
         return chosen
 
     def confirm(self, target: Target) -> None:
-        """The endpoint answered with a byte."""
+        """The endpoint answered with a byte. One that fails at requests shows by a whole answer that it works again."""
         load = self._loads[target.id]
-        if load.aside is not None:
+        if load.aside is not None and not load.is_failing:
             load.aside = None
             _log.info("endpoint %s of model '%s' answers again", target.id, target.model)
+
+    def succeed(self, target: Target) -> None:
+        """The endpoint gave a whole answer."""
+        load = self._loads[target.id]
+        load.failures = 0
+        self.confirm(target)
+
+    def fail(self, target: Target, error: ApiError) -> None:
+        """The endpoint gave an answer that ends in this, or none."""
+        load = self._loads[target.id]
+        if error.code is ErrorCode.UPSTREAM_TIMEOUT:
+            if not load.is_silent:
+                return
+            load.failures = max(load.failures, FAILURES_ASIDE - 1)  # one answer it owes to all weighs like many
+        elif error.code not in (ErrorCode.UPSTREAM_ERROR, ErrorCode.UPSTREAM_ENDED):
+            return
+        targets = self.table.targets.get((target.namespace, target.model), ())
+        siblings = [self._loads.get(each.id) for each in targets]
+        if judge_failure(load, siblings, self._clock()) and load.aside is not None:
+            words = "endpoint %s of model '%s' is set aside for %.0f s, since it failed %d times in a row: %s"
+            _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.message)
+
+    def look_for_silent(self) -> None:
+        """Mark endpoints that owe bytes and give nobody any."""
+        now = self._clock()
+        for id_, load in self._loads.items():
+            awaiting = self._awaiting.get(id_, ())
+            since = min((at for each in awaiting if (at := each.silent_since) is not None), default=now)
+            heard_at = _latest((load.heard_at, *(each.last_byte_at for each in awaiting)))
+            load.is_silent = now - (since if heard_at is None else max(since, heard_at)) >= SILENT_ENDPOINT_SECONDS
 
     def release(self, target: Target, *, refused: str | None = None) -> None:
         """The request is no longer there; `refused` says how the endpoint failed before a byte."""
         load = self._loads[target.id]
         load.in_flight -= 1
         if refused is not None:
+            load.failures = 0
             was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock())
             if not was_aside:
                 self._on_news()
@@ -249,7 +281,8 @@ class Traffic:
             found[instance_id] = known.model_copy(
                 update={
                     "in_flight": known.in_flight + load.in_flight,
-                    "unreachable": known.unreachable or (load.aside is not None and id_ not in self._departed),
+                    "unreachable": known.unreachable
+                    or (load.aside is not None and not load.is_failing and id_ not in self._departed),
                     "last_byte_seconds": min((each for each in ages if each is not None), default=None),
                     "oldest_silent_seconds": _latest((known.oldest_silent_seconds, *silences)),
                 }
