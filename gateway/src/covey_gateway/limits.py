@@ -20,6 +20,8 @@ MAX_SCHEMA_BYTES = 1024 * 1024
 MAX_PIPELINED = 16
 # Bytes kept unparsed behind an unanswered request before the connection is no longer read.
 MAX_HELD_BYTES = 64 * 1024
+# A TLS handshake is two trips and no more: what takes longer holds a connection for nothing.
+HANDSHAKE_SECONDS = 10.0
 # A request head comes in one packet; 20 s is a very bad mobile link.
 HEAD_SECONDS = 20.0
 # No byte of a body for this long: the client is gone or means harm.
@@ -60,8 +62,8 @@ ASIDE_FIRST_SECONDS = 1.0
 ASIDE_LONGEST_SECONDS = 30.0
 # Failures in a row: three may be one client that asks for the impossible again and again, two at a time.
 FAILURES_ASIDE = 5
-# An endpoint that owes bytes for so long and gives nobody any is passed over: as long as some thousand tokens of a prompt
-# take on a slow machine.
+# An endpoint that owes bytes for so long and gives nobody any is passed over: some thousand tokens of a prompt take as
+# long on a slow machine.
 SILENT_ENDPOINT_SECONDS = 5.0
 # A machine that vanished (no power, no network) is noticed after this long without a byte, and so many asks in so many
 # seconds: engines may well be silent for minutes, and are alive.

@@ -40,6 +40,7 @@ from covey_gateway.upstream import Engines
 
 if TYPE_CHECKING:
     from covey_gateway.fleet import FleetLink
+    from covey_gateway.tls import ServedCertificate, TlsDoor
 
 DEFAULT_LISTEN = "127.0.0.1:52415"
 _NO_KEYS = (
@@ -64,6 +65,8 @@ class Options:
     state: Path
     lifeline: int | None
     image_hosts: tuple[str, ...]
+    tls: tuple[Path, Path] | None
+    """Files of the certificate and of its key."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,6 +97,8 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         "--state", type=Path, metavar="DIR", help="the state folder (default: COVEY_STATE or the user's)"
     )
     parser.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate and its chain")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key; both are read again when they change")
     parser.add_argument("--insecure", action="store_true", help="serve without keys also where others reach it")
     parser.add_argument(
         "--remote",
@@ -111,6 +116,8 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     host, colon, port = str(read.listen).rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         parser.error(f"`--listen` must be HOST:PORT with a port from 0 to 65535; got '{read.listen}'")
+    if (read.tls_cert is None) is not (read.tls_key is None):
+        parser.error("`--tls-cert` and `--tls-key` must be given together")
     return Options(
         host=host.strip("[]"),
         port=int(port),
@@ -124,6 +131,7 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         state=read.state or _default_state(),
         lifeline=read.lifeline,
         image_hosts=tuple(read.image_host or os.environ.get("COVEY_IMAGE_HOSTS", "").split()),
+        tls=None if read.tls_cert is None else (read.tls_cert, read.tls_key),
     )
 
 
@@ -154,7 +162,9 @@ class _Stop:
 
 async def run_gateway(options: Options) -> None:
     """Serve until asked to stop. StartError (in a group) when that isn't possible."""
+    certificate = _load_certificate(options.tls)
     bound = bind_socket(options.host, options.port)
+    address = _render_address(bound, "http" if certificate is None else "https")
     loop = asyncio.get_running_loop()
     stop = _Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -192,13 +202,13 @@ async def run_gateway(options: Options) -> None:
         machine = None if options.remote or kept is None else observe_machine()
         if kept is not None and (saved := kept.load()):
             apply(parse_endpoints(saved, machine))
-        await server.start(bound)
-        _log.info("listening on %s", _render_address(bound))
+        await server.start(bound, certificate and _make_door(certificate, tasks))
+        _log.info("listening on %s", address)
         await server.app.load()
         if kept is not None:
             # On a thread: TLS and an HTTP client take a moment to load, and clients are served meanwhile.
             await asyncio.to_thread(import_module, "covey_gateway.fleet")
-            link = _build_link(options, traffic, apply, kept, bound, machine)
+            link = _build_link(options, traffic, apply, kept, address, machine)
             background.append(tasks.create_task(link.run()))
             background.append(tasks.create_task(paths.run()))
         await stop.requested.wait()
@@ -222,7 +232,7 @@ def _build_link(
     traffic: Traffic,
     apply: Callable[[RoutingTable], None],
     kept: KeptTable,
-    bound: socket.socket,
+    address: str,
     machine: str | None,
 ) -> "FleetLink":
     # TLS and an HTTP client are 15 MB that a gateway with a static table has no use for.
@@ -238,11 +248,25 @@ def _build_link(
         options.controller_url,
         Admission(options.token_file, options.authority_file),
         render_covey_name(options.name) if options.name else render_name(socket.gethostname()),
-        _render_address(bound),
+        address,
         machine,
     )
 
 
-def _render_address(bound: socket.socket) -> str:
+def _load_certificate(files: tuple[Path, Path] | None) -> "ServedCertificate | None":
+    if files is None:
+        return None
+    from covey_gateway.tls import ServedCertificate  # TLS takes a moment to load
+
+    return ServedCertificate(*files)
+
+
+def _make_door(certificate: "ServedCertificate", tasks: asyncio.TaskGroup) -> "TlsDoor":
+    from covey_gateway.tls import TlsDoor
+
+    return TlsDoor(certificate, tasks.create_task)
+
+
+def _render_address(bound: socket.socket, scheme: str) -> str:
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -10,6 +10,8 @@ import logging
 import resource
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,8 @@ from covey_gateway.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from covey_gateway.tls import TlsDoor
 
 # Connections that wait to be accepted; a burst of a thousand clients starts within one sweep of the loop.
 _BACKLOG = 1024
@@ -107,14 +111,25 @@ class GatewayServer:
         )
         self._config.load()
         self._server: asyncio.Server | None = None
+        self._door: TlsDoor | None = None
         self._accepted = asyncio.Event()
         self._is_resting = True
 
-    async def start(self, bound: socket.socket) -> None:
+    async def start(self, bound: socket.socket, door: "TlsDoor | None" = None) -> None:
+        """`door`: clients speak TLS, and come by it."""
         loop = asyncio.get_running_loop()
         self.check_deadlines(time.time(), loop.time())
         most = choose_max_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        self._server = await loop.create_server(lambda: self._accept(most), sock=bound, backlog=_BACKLOG)
+        accept: Callable[[], asyncio.Protocol] = partial(self._accept, most)
+        if door is None:
+            self._server = await loop.create_server(accept, sock=bound, backlog=_BACKLOG)
+            return
+
+        def has_room(in_handshake: int) -> bool:
+            return len(self._state.connections) + in_handshake < most + MAX_REFUSED
+
+        door.open(bound, _BACKLOG, accept, has_room)
+        self._door = door
 
     def _accept(self, most: int) -> Relay:
         if self._is_resting:  # the date is as old as the sweep's last look
@@ -150,6 +165,8 @@ class GatewayServer:
         """Accept nothing more, let answers that are due end within `seconds`, end the rest with an error."""
         if self._server is not None:
             self._server.close()
+        if self._door is not None:
+            self._door.close()
         for connection in self._connections():
             connection.shutdown()
         for _ in range(int(seconds / _DRAIN_CHECK_SECONDS)):

@@ -57,7 +57,7 @@ def judge_failure(load: Load, siblings: Collection[Load | None], now: float) -> 
     """It failed at a request. True: so often in a row that it is set aside now.
 
     `siblings`: of all endpoints of its model, itself too; None: nothing is known of one. Failures set none aside that
-    would be more than half of them: what fails everywhere is the requests' fault, and a failing one is better than none.
+    would be more than half of them: what fails everywhere is the requests' fault, and better one that fails than none.
     """
     load.failures += 1
     others = sum(1 for each in siblings if each is not None and each is not load and each.aside is not None)
