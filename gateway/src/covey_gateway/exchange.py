@@ -71,11 +71,13 @@ class Exchange:
         keeps_alive: bool,
         is_chunked: bool,
         path: bytes = b"",
+        cors: bytes = b"",
     ) -> None:
         """`head` is None when it could not be read; `path` says then whose envelope the refusal has.
 
-        `is_chunked`: the client understands chunks (HTTP/1.1).
+        `is_chunked`: the client understands chunks (HTTP/1.1). `cors`: header lines for the page that asks.
         """
+        self._cors = cors
         self.keeps_alive = keeps_alive
         self.is_over = False
         self._client = client
@@ -268,6 +270,7 @@ class Exchange:
                 keeps_alive=self.keeps_alive,
                 is_chunked=self._is_chunked,
                 content_type=self._format.stream_type,
+                more=self._cors,
             )
         )
 
@@ -312,6 +315,7 @@ class Exchange:
                 retry_after_seconds=error.retry_after_seconds if error else None,
                 allow=error.allow if error else None,
                 content_type=content_type,
+                more=self._cors,
             )
         )
         self._finish()

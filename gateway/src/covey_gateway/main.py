@@ -33,6 +33,7 @@ from covey_gateway.kept_table import KeptTable
 from covey_gateway.limits import DRAIN_SECONDS, ORPHAN_DRAIN_SECONDS
 from covey_gateway.paths import Paths
 from covey_gateway.routing.access import choose_policy
+from covey_gateway.routing.cors import parse_origins
 from covey_gateway.routing.table import RoutingTable, parse_endpoints
 from covey_gateway.server import GatewayServer, bind_socket
 from covey_gateway.traffic import Traffic
@@ -65,6 +66,7 @@ class Options:
     state: Path
     lifeline: int | None
     image_hosts: tuple[str, ...]
+    cors_origins: frozenset[bytes]
     tls: tuple[Path, Path] | None
     """Files of the certificate and of its key."""
 
@@ -111,6 +113,12 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         metavar="HOST",
         help="fetch images from HOST, HOST:PORT, *.DOMAIN or *; repeatable (default: COVEY_IMAGE_HOSTS, or nowhere)",
     )
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        metavar="ORIGIN",
+        help="let pages of this origin read answers; repeatable (default: COVEY_CORS_ORIGINS, or none)",
+    )
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe ends")
     read = parser.parse_args(arguments)
     host, colon, port = str(read.listen).rpartition(":")
@@ -118,6 +126,12 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         parser.error(f"`--listen` must be HOST:PORT with a port from 0 to 65535; got '{read.listen}'")
     if (read.tls_cert is None) is not (read.tls_key is None):
         parser.error("`--tls-cert` and `--tls-key` must be given together")
+    try:
+        cors_origins = parse_origins(read.cors_origin or os.environ.get("COVEY_CORS_ORIGINS", "").split())
+    except ValueError as error:
+        parser.error(f"`--cors-origin`: {error}")
+    if b"*" in cors_origins and not choose_policy(host.strip("[]"), read.insecure).needs_key:
+        parser.error("`--cors-origin *` lets every page in the world ask; it is taken only where a key is needed")
     return Options(
         host=host.strip("[]"),
         port=int(port),
@@ -131,6 +145,7 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         state=read.state or _default_state(),
         lifeline=read.lifeline,
         image_hosts=tuple(read.image_host or os.environ.get("COVEY_IMAGE_HOSTS", "").split()),
+        cors_origins=cors_origins,
         tls=None if read.tls_cert is None else (read.tls_cert, read.tls_key),
     )
 
@@ -169,7 +184,7 @@ async def run_gateway(options: Options) -> None:
     stop = _Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.request, signal.Signals(number).name, DRAIN_SECONDS)
-    traffic = Traffic(choose_policy(options.host, options.insecure), loop.time)
+    traffic = Traffic(choose_policy(options.host, options.insecure, options.cors_origins), loop.time)
     async with asyncio.TaskGroup() as tasks:
         fronts = Fronts(options.state / "gateway") if options.table is None else None
         engines = Engines(loop, tasks.create_task, fronts)
