@@ -151,7 +151,7 @@ def run_litellm(ports: list[int], folder: Path) -> Generator[Peer]:
 
 
 async def wait_ready(peer: Peer, request: bytes) -> None:
-    async with asyncio.timeout(180):
+    async with asyncio.timeout(300):
         while True:
             try:
                 async with asyncio.timeout(30), connections(peer.address) as pool:

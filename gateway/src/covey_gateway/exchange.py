@@ -78,6 +78,7 @@ class Exchange:
         `is_chunked`: the client understands chunks (HTTP/1.1). `cors`: header lines for the page that asks.
         """
         self._cors = cors
+        self._is_body_wanted = head is None or head.method != b"HEAD"
         self.keeps_alive = keeps_alive
         self.is_over = False
         self._client = client
@@ -305,19 +306,19 @@ class Exchange:
     def _write_answer(
         self, status: int, content: bytes, error: ApiError | None = None, content_type: bytes = b"application/json"
     ) -> None:
-        self._client.write(
-            render_answer(
-                status,
-                content,
-                request_id=self._request_id,
-                date=self._traffic.date,
-                keeps_alive=self.keeps_alive,
-                retry_after_seconds=error.retry_after_seconds if error else None,
-                allow=error.allow if error else None,
-                content_type=content_type,
-                more=self._cors,
-            )
+        answer = render_answer(
+            status,
+            content,
+            request_id=self._request_id,
+            date=self._traffic.date,
+            keeps_alive=self.keeps_alive,
+            retry_after_seconds=error.retry_after_seconds if error else None,
+            allow=error.allow if error else None,
+            content_type=content_type,
+            more=self._cors,
         )
+        # A client that asked for the head alone would take a body for the next answer.
+        self._client.write(answer if self._is_body_wanted else answer[: len(answer) - len(content)])
         self._finish()
 
     def _finish(self) -> None:

@@ -4,8 +4,8 @@
 
 # Vision requests carry images as base64; providers take 50 MB of them. The body is held whole to decode its top level.
 MAX_BODY_BYTES = 64 * 1024 * 1024
-# All bodies that are held at a time: eight of the longest, so that many clients can't take the machine's memory.
-MAX_BODIES_BYTES = 512 * 1024 * 1024
+# All bodies that are held at a time: four of the longest, so that many clients can't take the machine's memory.
+MAX_BODIES_BYTES = 256 * 1024 * 1024
 # With an engine's connection for each, 16,384 file descriptors: what any system lets one process have.
 MAX_CONNECTIONS = 8192
 # Descriptors that are no client's and no engine's: logs, the controller's connection, the event loop, files being read.
@@ -22,8 +22,8 @@ MAX_PIPELINED = 16
 MAX_HELD_BYTES = 64 * 1024
 # A TLS handshake is two trips and no more: what takes longer holds a connection for nothing.
 HANDSHAKE_SECONDS = 10.0
-# A request head comes in one packet; 20 s is a very bad mobile link.
-HEAD_SECONDS = 20.0
+# A request head comes in one packet; 10 s is a very bad mobile link.
+HEAD_SECONDS = 10.0
 # No byte of a body for this long: the client is gone or means harm.
 BODY_SILENCE_SECONDS = 20.0
 # The whole body: the longest one at 110 kB/s.
