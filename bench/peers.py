@@ -194,6 +194,7 @@ async def measure_peer(peer: Peer, number: int) -> None:
     emit("request_p50_ms", statistics.median(milliseconds), **where)
     emit("request_p99_ms", statistics.quantiles(milliseconds, n=100)[98], **where)
     short, _ = await measure(peer, render(stream=True, max_tokens=1), count)
+    emit("cpu_per_stream_of_one_token_us", short, **where)
     long, _ = await measure(peer, render(stream=True, max_tokens=CHUNKS + 1), max(CONNECTIONS, STREAMS // slow))
     emit("cpu_per_streamed_chunk_us", (long - short) / CHUNKS, **where)
 
