@@ -57,7 +57,9 @@ def _chunk(content: bytes) -> bytes:
 
 
 class Stub(asyncio.Protocol):
-    """Answers at once: `max_tokens` events of a stream, each written by itself, or one answer."""
+    """Answers at once: `max_tokens` events of a stream, each written by itself, or one answer; a probe too."""
+
+    GAP_SECONDS = 0.002
 
     def connection_made(self, transport: Any) -> None:
         self._transport: asyncio.Transport = transport
@@ -70,6 +72,9 @@ class Stub(asyncio.Protocol):
         if not end or len(body) < length:
             return
         self._held = b""
+        if head.startswith(b"GET"):
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nOK")
+            return
         request = json.loads(body)
         if not request.get("stream"):
             answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
@@ -87,7 +92,7 @@ class Stub(asyncio.Protocol):
             self._transport.write(_chunk(_DONE) + b"0\r\n\r\n")
             return
         self._transport.write(_chunk(_EVENT))
-        asyncio.get_running_loop().call_later(0.002 if left > 1 else 0, self._write_events, left - 1)
+        asyncio.get_running_loop().call_later(self.GAP_SECONDS if left > 1 else 0, self._write_events, left - 1)
 
 
 async def serve_stub() -> None:

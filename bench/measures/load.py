@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -34,6 +35,13 @@ def parse_address(url: str) -> Address:
     assert parts.hostname is not None
     assert parts.port is not None
     return parts.hostname, parts.port
+
+
+def find_free_ports(count: int) -> list[int]:
+    """Of loopback; free a moment ago."""
+    with ExitStack() as stack:
+        bound = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in bound]
 
 
 class Connections:

@@ -259,7 +259,9 @@ class RawClient:
     async def read_answer(self) -> Answer:
         status, headers = await self.read_head()
         async with asyncio.timeout(20):
-            if "content-length" in headers:
+            if status == 204:
+                body = b""
+            elif "content-length" in headers:
                 body = await self.reader.readexactly(int(headers["content-length"]))
             elif headers.get("transfer-encoding") == "chunked":
                 body = b""

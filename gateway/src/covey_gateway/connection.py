@@ -292,7 +292,8 @@ class ClientConnection(HttpToolsProtocol):
             return
         self._lingers_until = self.now() + LINGER_SECONDS
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS can't: there the client sees the end by the length it was told
+            self.transport.write_eof()
 
     def shutdown(self) -> None:
         """Take no more requests; the connection ends with the answer that is due."""

@@ -125,14 +125,15 @@ class Delivery:
     def on_engine_lost(self, reason: str) -> None:
         connection, self._connection = self._connection, None
         if connection is not None and connection.has_answered:
-            self._sender.fail(ApiError(502, ErrorCode.UPSTREAM_ENDED, f"the engine ended the answer early: {reason}"))
+            self._fail(ApiError(502, ErrorCode.UPSTREAM_ENDED, f"the engine ended the answer early: {reason}"))
         elif connection is not None and connection.is_reused and self._engines is not None:
             self._engines.connect(self.target, self, fresh=True)
         else:
             self.on_unreachable(reason)
 
     def on_engine_head(self, status: int, content_type: bytes, retry_after_seconds: int | None) -> None:
-        self._traffic.confirm(self.target)
+        if status < 500 or status in (501, 503):
+            self._traffic.confirm(self.target)
         self._heard_at = self.last_byte_at = self._pace.now()
         model = self.ask.model.name
         if (request := self.ask.request) is not None:
@@ -149,9 +150,9 @@ class Delivery:
         if isinstance(taken, Broken):
             if taken.told:
                 self._sender.write_events(taken.told)
-            self._sender.fail(taken.error)
+            self._fail(taken.error)
         elif isinstance(taken, ApiError):
-            self._sender.fail(taken)
+            self._fail(taken)
         elif taken:
             self._sender.write_events(taken)
 
@@ -159,13 +160,19 @@ class Delivery:
         self._connection = None
         ending = self._reply.end()
         if isinstance(ending, Refusal):
-            self._sender.fail(ending.error)
-        elif self._reply.is_stream:
+            self._fail(ending.error)
+            return
+        self._traffic.succeed(self.target)
+        if self._reply.is_stream:
             if ending:
                 self._sender.write_events(ending)
             self._sender.end_stream()
         else:
             self._sender.answer(ending)
+
+    def _fail(self, error: ApiError) -> None:
+        self._traffic.fail(self.target, error)
+        self._sender.fail(error)
 
     # Time and backpressure.
 
@@ -197,7 +204,7 @@ class Delivery:
             since, limit = self._asked_at, timeouts.total_seconds
             words = "has not ended its answer after `totalSeconds`"
         if now - since > limit:
-            self._sender.fail(ApiError(504, ErrorCode.UPSTREAM_TIMEOUT, f"the engine {words} ({limit} s)"))
+            self._fail(ApiError(504, ErrorCode.UPSTREAM_TIMEOUT, f"the engine {words} ({limit} s)"))
 
     def _look_for_turn(self, now: float) -> None:
         if self._turn_at is None and self._traffic.has_turn(self.target, self):

@@ -71,11 +71,14 @@ class Exchange:
         keeps_alive: bool,
         is_chunked: bool,
         path: bytes = b"",
+        cors: bytes = b"",
     ) -> None:
         """`head` is None when it could not be read; `path` says then whose envelope the refusal has.
 
-        `is_chunked`: the client understands chunks (HTTP/1.1).
+        `is_chunked`: the client understands chunks (HTTP/1.1). `cors`: header lines for the page that asks.
         """
+        self._cors = cors
+        self._is_body_wanted = head is None or head.method != b"HEAD"
         self.keeps_alive = keeps_alive
         self.is_over = False
         self._client = client
@@ -88,6 +91,7 @@ class Exchange:
         self._request_id = choose_request_id(head)
         self._admitted = admitted
         self._hold = Hold(traffic.waiting, self, head.hold_seconds if head else None)
+        self._session = head.session if head is not None else b""
         self._is_first = False
         self._is_whole = False
         # The rest of the body is not worth waiting for.
@@ -231,7 +235,7 @@ class Exchange:
         return is_free
 
     def _deliver(self, ask: Ask, excluded: str | None = None) -> None:
-        target = self._traffic.take(ask.model, excluded)
+        target = self._traffic.take(ask.model, excluded, ask.request, self._session)
         if isinstance(target, ApiError):
             self.fail(target)
             return
@@ -267,6 +271,7 @@ class Exchange:
                 keeps_alive=self.keeps_alive,
                 is_chunked=self._is_chunked,
                 content_type=self._format.stream_type,
+                more=self._cors,
             )
         )
 
@@ -301,18 +306,19 @@ class Exchange:
     def _write_answer(
         self, status: int, content: bytes, error: ApiError | None = None, content_type: bytes = b"application/json"
     ) -> None:
-        self._client.write(
-            render_answer(
-                status,
-                content,
-                request_id=self._request_id,
-                date=self._traffic.date,
-                keeps_alive=self.keeps_alive,
-                retry_after_seconds=error.retry_after_seconds if error else None,
-                allow=error.allow if error else None,
-                content_type=content_type,
-            )
+        answer = render_answer(
+            status,
+            content,
+            request_id=self._request_id,
+            date=self._traffic.date,
+            keeps_alive=self.keeps_alive,
+            retry_after_seconds=error.retry_after_seconds if error else None,
+            allow=error.allow if error else None,
+            content_type=content_type,
+            more=self._cors,
         )
+        # A client that asked for the head alone would take a body for the next answer.
+        self._client.write(answer if self._is_body_wanted else answer[: len(answer) - len(content)])
         self._finish()
 
     def _finish(self) -> None:

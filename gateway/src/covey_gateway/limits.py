@@ -4,8 +4,8 @@
 
 # Vision requests carry images as base64; providers take 50 MB of them. The body is held whole to decode its top level.
 MAX_BODY_BYTES = 64 * 1024 * 1024
-# All bodies that are held at a time: eight of the longest, so that many clients can't take the machine's memory.
-MAX_BODIES_BYTES = 512 * 1024 * 1024
+# All bodies that are held at a time: four of the longest, so that many clients can't take the machine's memory.
+MAX_BODIES_BYTES = 256 * 1024 * 1024
 # With an engine's connection for each, 16,384 file descriptors: what any system lets one process have.
 MAX_CONNECTIONS = 8192
 # Descriptors that are no client's and no engine's: logs, the controller's connection, the event loop, files being read.
@@ -20,8 +20,10 @@ MAX_SCHEMA_BYTES = 1024 * 1024
 MAX_PIPELINED = 16
 # Bytes kept unparsed behind an unanswered request before the connection is no longer read.
 MAX_HELD_BYTES = 64 * 1024
-# A request head comes in one packet; 20 s is a very bad mobile link.
-HEAD_SECONDS = 20.0
+# A TLS handshake is two trips and no more: what takes longer holds a connection for nothing.
+HANDSHAKE_SECONDS = 10.0
+# A request head comes in one packet; 10 s is a very bad mobile link.
+HEAD_SECONDS = 10.0
 # No byte of a body for this long: the client is gone or means harm.
 BODY_SILENCE_SECONDS = 20.0
 # The whole body: the longest one at 110 kB/s.
@@ -58,6 +60,14 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 # An endpoint that refuses is set aside: long enough for a restart to begin, never longer than a person waits.
 ASIDE_FIRST_SECONDS = 1.0
 ASIDE_LONGEST_SECONDS = 30.0
+# Failures in a row: three may be one client that asks for the impossible again and again, two at a time.
+FAILURES_ASIDE = 5
+# An endpoint that owes bytes for so long and gives nobody any is passed over: some thousand tokens of a prompt take as
+# long on a slow machine.
+SILENT_ENDPOINT_SECONDS = 5.0
+# A machine that vanished (no power, no network) is noticed after this long without a byte, and so many asks in so many
+# seconds: engines may well be silent for minutes, and are alive.
+KEEP_ALIVE_IDLE_SECONDS, KEEP_ALIVE_PROBES, KEEP_ALIVE_PROBE_SECONDS = 15, 3, 5
 
 # The gateway itself.
 

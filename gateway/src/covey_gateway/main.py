@@ -33,6 +33,7 @@ from covey_gateway.kept_table import KeptTable
 from covey_gateway.limits import DRAIN_SECONDS, ORPHAN_DRAIN_SECONDS
 from covey_gateway.paths import Paths
 from covey_gateway.routing.access import choose_policy
+from covey_gateway.routing.cors import parse_origins
 from covey_gateway.routing.table import RoutingTable, parse_endpoints
 from covey_gateway.server import GatewayServer, bind_socket
 from covey_gateway.traffic import Traffic
@@ -40,6 +41,7 @@ from covey_gateway.upstream import Engines
 
 if TYPE_CHECKING:
     from covey_gateway.fleet import FleetLink
+    from covey_gateway.tls import ServedCertificate, TlsDoor
 
 DEFAULT_LISTEN = "127.0.0.1:52415"
 _NO_KEYS = (
@@ -64,6 +66,9 @@ class Options:
     state: Path
     lifeline: int | None
     image_hosts: tuple[str, ...]
+    cors_origins: frozenset[bytes]
+    tls: tuple[Path, Path] | None
+    """Files of the certificate and of its key."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,6 +99,8 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         "--state", type=Path, metavar="DIR", help="the state folder (default: COVEY_STATE or the user's)"
     )
     parser.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate and its chain")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key; both are read again when they change")
     parser.add_argument("--insecure", action="store_true", help="serve without keys also where others reach it")
     parser.add_argument(
         "--remote",
@@ -106,11 +113,25 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         metavar="HOST",
         help="fetch images from HOST, HOST:PORT, *.DOMAIN or *; repeatable (default: COVEY_IMAGE_HOSTS, or nowhere)",
     )
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        metavar="ORIGIN",
+        help="let pages of this origin read answers; repeatable (default: COVEY_CORS_ORIGINS, or none)",
+    )
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe ends")
     read = parser.parse_args(arguments)
     host, colon, port = str(read.listen).rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         parser.error(f"`--listen` must be HOST:PORT with a port from 0 to 65535; got '{read.listen}'")
+    if (read.tls_cert is None) is not (read.tls_key is None):
+        parser.error("`--tls-cert` and `--tls-key` must be given together")
+    try:
+        cors_origins = parse_origins(read.cors_origin or os.environ.get("COVEY_CORS_ORIGINS", "").split())
+    except ValueError as error:
+        parser.error(f"`--cors-origin`: {error}")
+    if b"*" in cors_origins and not choose_policy(host.strip("[]"), read.insecure).needs_key:
+        parser.error("`--cors-origin *` lets every page in the world ask; it is taken only where a key is needed")
     return Options(
         host=host.strip("[]"),
         port=int(port),
@@ -124,6 +145,8 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         state=read.state or _default_state(),
         lifeline=read.lifeline,
         image_hosts=tuple(read.image_host or os.environ.get("COVEY_IMAGE_HOSTS", "").split()),
+        cors_origins=cors_origins,
+        tls=None if read.tls_cert is None else (read.tls_cert, read.tls_key),
     )
 
 
@@ -154,12 +177,14 @@ class _Stop:
 
 async def run_gateway(options: Options) -> None:
     """Serve until asked to stop. StartError (in a group) when that isn't possible."""
+    certificate = _load_certificate(options.tls)
     bound = bind_socket(options.host, options.port)
+    address = _render_address(bound, "http" if certificate is None else "https")
     loop = asyncio.get_running_loop()
     stop = _Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.request, signal.Signals(number).name, DRAIN_SECONDS)
-    traffic = Traffic(choose_policy(options.host, options.insecure), loop.time)
+    traffic = Traffic(choose_policy(options.host, options.insecure, options.cors_origins), loop.time)
     async with asyncio.TaskGroup() as tasks:
         fronts = Fronts(options.state / "gateway") if options.table is None else None
         engines = Engines(loop, tasks.create_task, fronts)
@@ -192,13 +217,13 @@ async def run_gateway(options: Options) -> None:
         machine = None if options.remote or kept is None else observe_machine()
         if kept is not None and (saved := kept.load()):
             apply(parse_endpoints(saved, machine))
-        await server.start(bound)
-        _log.info("listening on %s", _render_address(bound))
+        await server.start(bound, certificate and _make_door(certificate, tasks))
+        _log.info("listening on %s", address)
         await server.app.load()
         if kept is not None:
             # On a thread: TLS and an HTTP client take a moment to load, and clients are served meanwhile.
             await asyncio.to_thread(import_module, "covey_gateway.fleet")
-            link = _build_link(options, traffic, apply, kept, bound, machine)
+            link = _build_link(options, traffic, apply, kept, address, machine)
             background.append(tasks.create_task(link.run()))
             background.append(tasks.create_task(paths.run()))
         await stop.requested.wait()
@@ -222,7 +247,7 @@ def _build_link(
     traffic: Traffic,
     apply: Callable[[RoutingTable], None],
     kept: KeptTable,
-    bound: socket.socket,
+    address: str,
     machine: str | None,
 ) -> "FleetLink":
     # TLS and an HTTP client are 15 MB that a gateway with a static table has no use for.
@@ -238,11 +263,25 @@ def _build_link(
         options.controller_url,
         Admission(options.token_file, options.authority_file),
         render_covey_name(options.name) if options.name else render_name(socket.gethostname()),
-        _render_address(bound),
+        address,
         machine,
     )
 
 
-def _render_address(bound: socket.socket) -> str:
+def _load_certificate(files: tuple[Path, Path] | None) -> "ServedCertificate | None":
+    if files is None:
+        return None
+    from covey_gateway.tls import ServedCertificate  # TLS takes a moment to load
+
+    return ServedCertificate(*files)
+
+
+def _make_door(certificate: "ServedCertificate", tasks: asyncio.TaskGroup) -> "TlsDoor":
+    from covey_gateway.tls import TlsDoor
+
+    return TlsDoor(certificate, tasks.create_task)
+
+
+def _render_address(bound: socket.socket, scheme: str) -> str:
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

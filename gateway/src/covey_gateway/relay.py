@@ -5,6 +5,7 @@ A hot path is taken out of uvicorn's hands before any ASGI: half the CPU of a re
 
 import asyncio
 import time
+from dataclasses import replace
 
 import httptools
 from covey_api.reasons import ErrorCode
@@ -16,6 +17,7 @@ from covey_gateway.exchange import Exchange, choose_request_id
 from covey_gateway.images import Images
 from covey_gateway.limits import MAX_REFUSED
 from covey_gateway.routing.access import admit
+from covey_gateway.routing.cors import Headers, is_preflight, render_cors, render_preflight
 from covey_gateway.routing.refusals import refuse_method
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
@@ -54,8 +56,14 @@ class Relay(ClientConnection):
         version = self.parser.get_http_version()
         head = parse_head(self.parser.get_method(), self.url, version, self.headers)
         admitted = self._admit(head) if isinstance(head, RequestHead) else head
+        cors: Headers = []
+        if isinstance(head, RequestHead) and (origins := self.traffic.policy.cors_origins):
+            cors = render_cors(origins, head.origin)
+            if isinstance(admitted, Caller) and is_preflight(origins, head, self.headers):
+                self._start_asgi(admitted, choose_request_id(head), [*cors, *render_preflight(self.headers)], True)
+                return
         if isinstance(head, RequestHead) and isinstance(admitted, Caller) and head.path not in HOT_PATHS:
-            self._start_asgi(admitted, choose_request_id(head))
+            self._start_asgi(admitted, choose_request_id(head), cors)
             return
         self.receive(
             Exchange(
@@ -69,11 +77,15 @@ class Relay(ClientConnection):
                 keeps_alive=isinstance(head, RequestHead) and version == "1.1" and self.parser.should_keep_alive(),
                 is_chunked=version == "1.1",
                 path=self._path,
+                cors=b"".join(b"%b: %b\r\n" % line for line in cors),
             )
         )
 
     def _admit(self, head: RequestHead) -> Caller | ApiError:
-        admitted = admit(self.traffic.policy, head, self.traffic.table.keys, time.time())
+        policy = self.traffic.policy
+        if is_preflight(policy.cors_origins, head, self.headers):
+            return admit(replace(policy, needs_key=False), head, {}, 0.0)
+        admitted = admit(policy, head, self.traffic.table.keys, time.time())
         if isinstance(admitted, ApiError):
             return admitted
         if head.path in HOT_PATHS:
@@ -86,11 +98,13 @@ class Relay(ClientConnection):
             return invalid_request("the request target must be a valid path")
         return admitted
 
-    def _start_asgi(self, caller: Caller, request_id: str) -> None:
+    def _start_asgi(self, caller: Caller, request_id: str, more: Headers, is_preflight: bool = False) -> None:
         """uvicorn makes its cycle; its turn is ours to say, so its own pipeline stays empty."""
+        if is_preflight:
+            self.scope.setdefault("state", {})["preflight"] = True
         self.scope.setdefault("state", {})["caller"] = caller
         super().on_headers_complete()
-        self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", request_id.encode())]
+        self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", request_id.encode()), *more]
         if self.pipeline:
             self.flow.resume_reading()
             self._start_asgi_task(*self.pipeline.pop())

@@ -10,6 +10,8 @@ import logging
 import resource
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,8 @@ from covey_gateway.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from covey_gateway.tls import TlsDoor
 
 # Connections that wait to be accepted; a burst of a thousand clients starts within one sweep of the loop.
 _BACKLOG = 1024
@@ -83,6 +87,10 @@ class LateApp:
         return app
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        if "preflight" in scope.get("state", {}):  # all of its answer is in the head that the relay gave it
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
         app = await self.load()
         await app(scope, receive, send)
 
@@ -107,14 +115,25 @@ class GatewayServer:
         )
         self._config.load()
         self._server: asyncio.Server | None = None
+        self._door: TlsDoor | None = None
         self._accepted = asyncio.Event()
         self._is_resting = True
 
-    async def start(self, bound: socket.socket) -> None:
+    async def start(self, bound: socket.socket, door: "TlsDoor | None" = None) -> None:
+        """`door`: clients speak TLS, and come by it."""
         loop = asyncio.get_running_loop()
         self.check_deadlines(time.time(), loop.time())
         most = choose_max_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        self._server = await loop.create_server(lambda: self._accept(most), sock=bound, backlog=_BACKLOG)
+        accept: Callable[[], asyncio.Protocol] = partial(self._accept, most)
+        if door is None:
+            self._server = await loop.create_server(accept, sock=bound, backlog=_BACKLOG)
+            return
+
+        def has_room(in_handshake: int) -> bool:
+            return len(self._state.connections) + in_handshake < most + MAX_REFUSED
+
+        door.open(bound, _BACKLOG, accept, has_room)
+        self._door = door
 
     def _accept(self, most: int) -> Relay:
         if self._is_resting:  # the date is as old as the sweep's last look
@@ -140,6 +159,7 @@ class GatewayServer:
         self._state.default_headers = [(b"date", self._traffic.date)]
         for connection in self._connections():
             connection.check_deadlines(now)
+        self._traffic.look_for_silent()
         self._engines.close_idle(now)
 
     def _connections(self) -> list[ClientConnection]:
@@ -149,6 +169,8 @@ class GatewayServer:
         """Accept nothing more, let answers that are due end within `seconds`, end the rest with an error."""
         if self._server is not None:
             self._server.close()
+        if self._door is not None:
+            self._door.close()
         for connection in self._connections():
             connection.shutdown()
         for _ in range(int(seconds / _DRAIN_CHECK_SECONDS)):

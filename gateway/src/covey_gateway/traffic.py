@@ -11,11 +11,15 @@ from email.utils import formatdate
 from typing import Protocol
 
 from covey_api.messages import EndpointDemand, ServedModel
+from covey_api.reasons import ErrorCode
 
 from covey_gateway.cancels import Cancels
-from covey_gateway.limits import MAX_BODIES_BYTES
+from covey_gateway.limits import FAILURES_ASIDE, MAX_BODIES_BYTES, SILENT_ENDPOINT_SECONDS
 from covey_gateway.routing.access import AccessPolicy
-from covey_gateway.routing.choose import Load, NoneFree, choose_target, set_aside
+from covey_gateway.routing.affinity import Homes
+from covey_gateway.routing.choose import NoneFree, choose_target
+from covey_gateway.routing.conversation import digest_conversation
+from covey_gateway.routing.load import Load, judge_failure, set_aside
 from covey_gateway.routing.refusals import (
     refuse_media,
     refuse_none_free,
@@ -64,6 +68,7 @@ class Traffic:
         self._instances: dict[str, str] = {}
         self._departed: set[str] = set()
         self._turn = 0
+        self._homes = Homes()
         self._body_bytes = 0
         self._path_failures: dict[str, str] = {}
         self._on_news: Callable[[], None] = lambda: None
@@ -101,6 +106,7 @@ class Traffic:
             self._forget(id_)
         for id_ in [id_ for id_ in self._instances if id_ not in now and id_ not in self._loads]:
             del self._instances[id_]
+        self._homes.keep_only(now)
         self.waiting.tell(self.table)
         return frozenset(before - now.keys())
 
@@ -141,16 +147,30 @@ class Traffic:
         model = self.table.resolve(caller, asked)
         return refuse_unknown(asked, self.table.names_for(caller)) if model is None else model
 
-    def take(self, model: ServedModel, excluded: str | None = None) -> Target | ApiError:
-        """An endpoint for one request, counted as in flight there until `release`."""
+    def take(
+        self,
+        model: ServedModel,
+        excluded: str | None = None,
+        request: Request | None = None,
+        session: bytes = b"",
+    ) -> Target | ApiError:
+        """An endpoint for one request, counted as in flight there until `release`.
+
+        `request`, `session`: by what it is known which conversation it continues.
+        """
         key = (model.namespace, model.name)
         model = self.table.models.get(key, model)
         targets = self.table.targets.get(key, ())
         if not targets:
             return refuse_unready(model)
-        chosen = choose_target(targets, self._loads, self._clock(), self._turn, excluded)
+        now, conversation = self._clock(), None
+        if request is not None and len(targets) > 1:
+            conversation = digest_conversation(request, key, session)
+        chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
         if isinstance(chosen, NoneFree):
             return refuse_none_free(model, chosen)
+        if conversation is not None:
+            self._homes.remember(conversation, chosen.id, now)
         self._turn += 1
         load = self._loads.setdefault(chosen.id, Load())
         load.in_flight += 1
@@ -159,17 +179,48 @@ class Traffic:
         return chosen
 
     def confirm(self, target: Target) -> None:
-        """The endpoint answered with a byte."""
+        """The endpoint answered with a byte. One that fails at requests shows by a whole answer that it works again."""
         load = self._loads[target.id]
-        if load.aside is not None:
+        if load.aside is not None and not load.is_failing:
             load.aside = None
             _log.info("endpoint %s of model '%s' answers again", target.id, target.model)
+
+    def succeed(self, target: Target) -> None:
+        """The endpoint gave a whole answer."""
+        load = self._loads[target.id]
+        load.failures = 0
+        self.confirm(target)
+
+    def fail(self, target: Target, error: ApiError) -> None:
+        """The endpoint gave an answer that ends in this, or none."""
+        load = self._loads[target.id]
+        if error.code is ErrorCode.UPSTREAM_TIMEOUT:
+            if not load.is_silent:
+                return
+            load.failures = max(load.failures, FAILURES_ASIDE - 1)  # one answer it owes to all weighs like many
+        elif error.code not in (ErrorCode.UPSTREAM_ERROR, ErrorCode.UPSTREAM_ENDED):
+            return
+        targets = self.table.targets.get((target.namespace, target.model), ())
+        siblings = [self._loads.get(each.id) for each in targets]
+        if judge_failure(load, siblings, self._clock()) and load.aside is not None:
+            words = "endpoint %s of model '%s' is set aside for %.0f s, since it failed %d times in a row: %s"
+            _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.message)
+
+    def look_for_silent(self) -> None:
+        """Mark endpoints that owe bytes and give nobody any."""
+        now = self._clock()
+        for id_, load in self._loads.items():
+            awaiting = self._awaiting.get(id_, ())
+            since = min((at for each in awaiting if (at := each.silent_since) is not None), default=now)
+            heard_at = _latest((load.heard_at, *(each.last_byte_at for each in awaiting)))
+            load.is_silent = now - (since if heard_at is None else max(since, heard_at)) >= SILENT_ENDPOINT_SECONDS
 
     def release(self, target: Target, *, refused: str | None = None) -> None:
         """The request is no longer there; `refused` says how the endpoint failed before a byte."""
         load = self._loads[target.id]
         load.in_flight -= 1
         if refused is not None:
+            load.failures = 0
             was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock())
             if not was_aside:
                 self._on_news()
@@ -230,7 +281,8 @@ class Traffic:
             found[instance_id] = known.model_copy(
                 update={
                     "in_flight": known.in_flight + load.in_flight,
-                    "unreachable": known.unreachable or (load.aside is not None and id_ not in self._departed),
+                    "unreachable": known.unreachable
+                    or (load.aside is not None and not load.is_failing and id_ not in self._departed),
                     "last_byte_seconds": min((each for each in ages if each is not None), default=None),
                     "oldest_silent_seconds": _latest((known.oldest_silent_seconds, *silences)),
                 }

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import httptools
 
 from covey_gateway.fronts import Fronts, NoWay, explain_dial
+from covey_gateway.keep_alive import apply_keep_alive
 from covey_gateway.limits import ENGINE_IDLE_SECONDS, FILES_AGAIN_SECONDS, MAX_IDLE_PER_ENDPOINT
 from covey_gateway.routing.table import Target
 
@@ -90,6 +91,12 @@ class EngineConnection(asyncio.Protocol):
         """It isn't needed now; perhaps it is soon."""
         self._receiver = None
         self._engines.keep(self)
+
+    def keep_alive(self) -> None:
+        """Notice when the machine at the other end is gone."""
+        shown = self._transport.get_extra_info("socket")
+        if shown is not None and self.is_open:
+            apply_keep_alive(shown)
 
     @property
     def is_open(self) -> bool:
@@ -257,10 +264,13 @@ class Engines:
             raise NoWay(target.no_way)
         if target.front is None:
             _, connection = await self._loop.create_connection(make, target.host, target.port)
-            return connection
-        if self._fronts is None:
+        elif self._fronts is None:
             raise NoWay("it is behind a front, and this gateway has no certificate to show there")
-        return await self._fronts.connect(self._loop, make, target.front)
+        else:
+            connection = await self._fronts.connect(self._loop, make, target.front)
+        if target.front is not None or not target.host.startswith("127."):
+            connection.keep_alive()
+        return connection
 
     def keep(self, connection: EngineConnection) -> None:
         """For the next request, if there is room."""

@@ -101,6 +101,7 @@ class Gateway:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = asyncio.get_running_loop().time()
+            self.traffic.look_for_silent()
             self.engines.close_idle(now)
             self._held = [each for each in self._held if not each.is_over]
             for each in self._held:

@@ -9,7 +9,8 @@ from covey_api.messages import ClientKey, Endpoint, Endpoints, ModelState, Progr
 from covey_api.reasons import ErrorCode
 from covey_gateway.limits import MAX_OUTSTANDING_PER_SLOT
 from covey_gateway.routing.access import AccessPolicy, admit, choose_policy, is_local_authority, is_local_origin
-from covey_gateway.routing.choose import Aside, Load, NoneFree, choose_target, set_aside
+from covey_gateway.routing.choose import NoneFree, choose_target
+from covey_gateway.routing.load import Aside, Load, set_aside
 from covey_gateway.routing.refusals import refuse_none_free, refuse_task, refuse_unknown, refuse_unready
 from covey_gateway.routing.table import Caller, Target, parse_endpoints, parse_hash, parse_key
 from covey_gateway.wire.errors import ApiError

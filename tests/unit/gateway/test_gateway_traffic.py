@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from covey_api.messages import EndpointDemand, ModelState, Order, ServedModel
 from covey_api.reasons import ErrorCode
-from covey_gateway.limits import MAX_BODIES_BYTES
+from covey_gateway.limits import FAILURES_ASIDE, MAX_BODIES_BYTES
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.table import Caller, RoutingTable, Target, build_table
 from covey_gateway.traffic import HEARD_LATELY_SECONDS, Traffic
@@ -195,3 +195,53 @@ def test_ages_of_two_addresses_of_one_instance_are_those_that_matter_most() -> N
     clock.now = 40.0
     (told,) = made.observe_demand()
     assert (told.in_flight, told.last_byte_seconds, told.oldest_silent_seconds) == (2, 10.0, 30.0)
+
+
+def failed(made: Traffic, code: ErrorCode = ErrorCode.UPSTREAM_ERROR) -> str:
+    found = taken(made)
+    made.fail(found, ApiError(502, code, "it failed"))
+    made.release(found)
+    return found.instance_id
+
+
+def test_failures_count_in_a_row_alone_and_of_the_endpoint_alone() -> None:
+    made, _ = traffic(target("a"), target("b"))
+    for number in range(10 * FAILURES_ASIDE):
+        asked = {failed(made), failed(made)}  # in turns
+        if number % (FAILURES_ASIDE - 1) == 0:
+            for found in (taken(made), taken(made)):
+                made.succeed(found)
+                made.release(found)
+        assert asked == {"a", "b"}
+    for _ in range(2 * FAILURES_ASIDE):
+        assert {failed(made, ErrorCode.CONTEXT_LENGTH_EXCEEDED) for _ in range(2)} == {"a", "b"}
+    made, _ = traffic(target("a"), target("b"))
+    ids = [failed(made) for _ in range(4 * FAILURES_ASIDE)]
+    # One of two is set aside; the other one stays, however it fails.
+    assert len(set(ids[-FAILURES_ASIDE:])) == 1
+
+
+def test_a_connection_that_is_refused_is_news_also_of_one_that_failed() -> None:
+    made, clock = traffic(target("a"), target("b"))
+    for _ in range(2 * FAILURES_ASIDE):
+        failed(made)
+    assert not any(each.unreachable for each in made.observe_demand())
+    clock.now = 1.0
+    probe = taken(made)
+    made.release(probe, refused="it took no connection")
+    assert [each.instance_id for each in made.observe_demand() if each.unreachable] == [probe.instance_id]
+
+
+def test_an_endpoint_is_silent_once_it_owes_a_byte_and_gives_nobody_one() -> None:
+    made, clock = traffic(target("a"), target("b"))
+    first = taken(made)
+    waiting, heard = Waiting(silent_since=0.0), Waiting(last_byte_at=4.0)
+    made.follow(first, waiting)
+    made.follow(first, heard)
+    for now, is_passed_over in ((4.9, False), (8.9, False), (9.0, True)):
+        clock.now = now
+        made.look_for_silent()
+        found = [taken(made) for _ in range(4)]
+        for each in found:
+            made.release(each)
+        assert ({each.id for each in found} == {"b@127.0.0.1:1"}) is is_passed_over, now

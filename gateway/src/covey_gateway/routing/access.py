@@ -1,9 +1,9 @@
 """Who may ask: the local-origin rule and keys.
 
 On loopback no key is needed, but any web page can reach loopback too: `Host` must be local (a rebound DNS name isn't)
-and `Origin` absent or local. On any other address a key is needed. A key that looks like one of ours is checked
-wherever it is sent, so that a deleted one is refused at once; another is ignored where none is needed, since SDKs
-always send one.
+and `Origin` absent, local or on the list (`--cors-origin`). On any other address a key is needed. A key that looks like
+one of ours is checked wherever it is sent, so that a deleted one is refused at once; another is ignored where none is
+needed, since SDKs always send one.
 
 Keys are found by the SHA-256 of what was sent. How long a lookup takes tells about a digest's bits at most, and whoever
 could choose a digest's bits would have broken SHA-256; the comparison itself takes constant time.
@@ -21,6 +21,7 @@ from covey_api.access_key import KEY_PREFIX
 from covey_api.messages import Cancel
 from covey_api.reasons import ErrorCode
 
+from covey_gateway.routing.cors import is_allowed
 from covey_gateway.routing.table import Caller, Key
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.head import RequestHead
@@ -35,18 +36,20 @@ _ORIGIN = re.compile(r"https?://(?P<host>[^/]+)")
 class AccessPolicy:
     needs_local_origin: bool
     needs_key: bool
+    cors_origins: frozenset[bytes] = frozenset()
+    """Of web pages that may read answers."""
 
 
-def choose_policy(listen_host: str, insecure: bool) -> AccessPolicy:
+def choose_policy(listen_host: str, insecure: bool, cors_origins: frozenset[bytes] = frozenset()) -> AccessPolicy:
     """`insecure` lifts both rules: whoever says so answers for the network."""
     if is_local_host(listen_host):
-        return AccessPolicy(needs_local_origin=not insecure, needs_key=False)
-    return AccessPolicy(needs_local_origin=False, needs_key=not insecure)
+        return AccessPolicy(not insecure, needs_key=False, cors_origins=cors_origins)
+    return AccessPolicy(needs_local_origin=False, needs_key=not insecure, cors_origins=cors_origins)
 
 
 def admit(policy: AccessPolicy, head: RequestHead, keys: Mapping[bytes, Key], now: float) -> Caller | ApiError:
     """1. Host and Origin, where the rule holds. 2. Health checks pass. 3. A key that is needed or looks like ours."""
-    if policy.needs_local_origin and (error := _check_origin(head)) is not None:
+    if policy.needs_local_origin and (error := _check_origin(head, policy.cors_origins)) is not None:
         return error
     if head.path in _OPEN_PATHS:
         return Caller()
@@ -68,10 +71,12 @@ def may_cancel(cancel: Cancel, owner: Caller) -> bool:
     return cancel.key == owner.key
 
 
-def _check_origin(head: RequestHead) -> ApiError | None:
+def _check_origin(head: RequestHead, allowed: frozenset[bytes]) -> ApiError | None:
     host = None if head.host is None else head.host.decode("latin-1")
     if host is not None and not is_local_authority(host):
         found = f"`Host` must be local on this address (localhost, 127.0.0.1, [::1]); got '{host[:100]}'"
+    elif is_allowed(allowed, head.origin):
+        return None
     elif head.origin is not None and not is_local_origin(origin := head.origin.decode("latin-1")):
         found = f"a request from a web page must come from a local one; `Origin` is '{origin[:100]}'"
     else:

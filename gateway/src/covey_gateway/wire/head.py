@@ -38,6 +38,8 @@ class RequestHead:
     expects_continue: bool
     hold_seconds: int | None = None
     """The longest that the client wants to be held for (`x-covey-hold`); None: it doesn't say."""
+    session: bytes = b""
+    """The conversation, as the client names it (`x-session-id`); empty: it doesn't."""
 
 
 def parse_head(
@@ -79,6 +81,7 @@ def parse_head(
         content_length=int(seen.get(b"content-length", b"0")),
         expects_continue=version == "1.1" and seen.get(b"expect", b"").lower() == b"100-continue",
         hold_seconds=hold_seconds,
+        session=seen.get(b"x-session-id", b""),
     )
 
 

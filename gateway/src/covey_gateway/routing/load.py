@@ -1,0 +1,68 @@
+"""What this gateway knows of one endpoint by itself: how much is there, and whether it answers."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from covey_gateway.limits import ASIDE_FIRST_SECONDS, ASIDE_LONGEST_SECONDS, FAILURES_ASIDE
+from covey_gateway.routing.table import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Why an endpoint gets no requests."""
+
+    until: float
+    seconds: float
+    is_probed: bool = False
+    """A request is trying it."""
+
+    def blocks(self, now: float) -> bool:
+        return self.is_probed or now < self.until
+
+
+def set_aside(previous: Aside | None, now: float) -> Aside:
+    """After a refusal. Requests that fail together count as one."""
+    if previous is not None and now < previous.until:
+        return previous
+    seconds = ASIDE_FIRST_SECONDS if previous is None else min(previous.seconds * 2, ASIDE_LONGEST_SECONDS)
+    return Aside(now + seconds, seconds)
+
+
+@dataclass(slots=True)
+class Load:
+    in_flight: int = 0
+    aside: Aside | None = None
+    heard_at: float | None = None
+    """When a request that is over had its last byte from it."""
+    is_silent: bool = False
+    """Whether it owes bytes and has given none to anybody for a while."""
+    failures: int = 0
+    """Answers in a row that were its own failures."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether it takes connections, and fails at what is asked."""
+        return self.failures >= FAILURES_ASIDE
+
+
+IDLE = Load()
+
+
+def measure_outstanding(target: Target, loads: Mapping[str, Load]) -> float:
+    """With one more request, for the endpoint's size."""
+    return (loads.get(target.id, IDLE).in_flight + 1) / (target.slots * target.weight)
+
+
+def judge_failure(load: Load, siblings: Collection[Load | None], now: float) -> bool:
+    """It failed at a request. True: so often in a row that it is set aside now.
+
+    `siblings`: of all endpoints of its model, itself too; None: nothing is known of one. Failures set none aside that
+    would be more than half of them: what fails everywhere is the requests' fault, and better one that fails than none.
+    """
+    load.failures += 1
+    others = sum(1 for each in siblings if each is not None and each is not load and each.aside is not None)
+    if not load.is_failing or others + 1 > len(siblings) // 2:
+        return False
+    was_open = load.aside is None or now >= load.aside.until
+    load.aside = set_aside(load.aside, now)
+    return was_open

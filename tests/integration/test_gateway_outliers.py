@@ -1,0 +1,144 @@
+"""One bad endpoint among good ones: it fails at what it is asked, it hangs, its machine vanishes."""
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from covey_api.placement import RequestTimeouts
+from covey_gateway.limits import FAILURES_ASIDE, SILENT_ENDPOINT_SECONDS
+from integration.gateway_rig import (
+    STREAM_HEAD,
+    Call,
+    ScriptedEngine,
+    asked,
+    chunk,
+    connected,
+    eventually,
+    running_gateway,
+    say_hello,
+    token,
+)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+
+async def fail(call: Call) -> None:
+    await call.refuse(500, b'{"error":{"code":500,"message":"CUDA error: out of memory"}}')
+
+
+async def break_off(call: Call) -> None:
+    await call.write(STREAM_HEAD, chunk(token("a")))
+    call.reset()
+
+
+async def hang(call: Call) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("script", [fail, break_off])
+async def test_an_endpoint_that_fails_fast_does_not_draw_the_requests_of_all(script: object) -> None:
+    async with ScriptedEngine() as good, ScriptedEngine() as bad:
+        bad.script = script  # pyright: ignore[reportAttributeAccessIssue]
+        async with running_gateway(good.target("a"), bad.target("b")) as gateway:
+            statuses = [(await asked(gateway)).status for _ in range(40)]
+            assert len(bad.calls) == FAILURES_ASIDE
+            assert statuses.count(502) == FAILURES_ASIDE
+            # It takes connections: the controller, which looks for those that don't, hears nothing of it.
+            assert not any(each.unreachable for each in gateway.traffic.observe_demand())
+
+
+async def test_one_request_tries_it_when_its_time_is_over_and_an_answer_brings_it_back() -> None:
+    async with (
+        ScriptedEngine() as good,
+        ScriptedEngine(fail) as bad,
+        running_gateway(good.target("a"), bad.target("b")) as gateway,
+    ):
+        for _ in range(20):
+            await asked(gateway)
+        assert len(bad.calls) == FAILURES_ASIDE
+        await asyncio.sleep(1.05)
+        for _ in range(8):
+            await asked(gateway)
+        assert len(bad.calls) == FAILURES_ASIDE + 1
+        bad.script = say_hello
+        await asyncio.sleep(2.05)
+        assert {(await asked(gateway)).status for _ in range(8)} == {200}
+        assert len(bad.calls) >= FAILURES_ASIDE + 4
+
+
+async def test_what_fails_everywhere_leaves_endpoints_to_ask() -> None:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(ScriptedEngine(fail)) for _ in range(4)]
+        gateway = await stack.enter_async_context(running_gateway(*(engine.target() for engine in engines)))
+        answers = [await asked(gateway) for _ in range(60)]
+        assert {answer.error["code"] for answer in answers} == {"upstream_error"}
+        for engine in engines:
+            engine.script = say_hello
+        assert (await asked(gateway)).status == 200
+
+
+async def test_requests_that_are_to_blame_themselves_set_nothing_aside() -> None:
+    async def blame(call: Call) -> None:
+        await call.refuse(500, b'{"error":{"code":500,"message":"Failed to parse messages: no"}}')
+
+    async with (
+        ScriptedEngine(blame) as one,
+        ScriptedEngine(blame) as two,
+        running_gateway(one.target("a"), two.target("b")) as gateway,
+    ):
+        assert {(await asked(gateway)).status for _ in range(20)} == {400}
+        assert len(one.calls) == len(two.calls) == 10
+
+
+async def test_a_hung_endpoint_delays_no_one_else() -> None:
+    async with (
+        ScriptedEngine() as good,
+        ScriptedEngine(hang) as hung,
+        running_gateway(good.target("a"), hung.target("b")) as gateway,
+        connected(gateway) as first,
+        connected(gateway) as second,
+    ):
+        await first.ask()
+        await second.ask()
+        await eventually(lambda: len(hung.calls) == 1)
+        await asyncio.sleep(SILENT_ENDPOINT_SECONDS + 0.1)
+        gateway.pass_time(0)
+        answers = await asyncio.gather(*(asked(gateway) for _ in range(40)))
+        assert {answer.status for answer in answers} == {200}
+        assert len(hung.calls) == 1
+
+
+async def test_an_endpoint_that_hangs_is_set_aside_with_the_request_it_let_time_out() -> None:
+    timeouts = RequestTimeouts(first_token_seconds=6)
+    async with ScriptedEngine() as good, ScriptedEngine(hang) as hung:
+        targets = [replace(engine.target(name), timeouts=timeouts) for engine, name in ((good, "a"), (hung, "b"))]
+        async with running_gateway(*targets) as gateway, connected(gateway) as first, connected(gateway) as second:
+            await first.ask()
+            await second.ask()
+            await eventually(lambda: len(hung.calls) == 1)
+            for _ in range(65):
+                await asyncio.sleep(0.1)
+                gateway.pass_time(0)
+            assert {(await first.read_answer()).status, (await second.read_answer()).status} == {200, 504}
+            assert {(await asked(gateway)).status for _ in range(8)} == {200}
+            assert len(hung.calls) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's own table")
+async def test_connections_to_other_machines_are_asked_by_the_kernel_whether_they_live() -> None:
+    def has_timer(port: int) -> bool:
+        """Whether the side that connected has a keep-alive timer."""
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        found = [row[5][:2] for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "01"]
+        assert found, "no connection"
+        return found == ["02"]
+
+    async with ScriptedEngine() as near, running_gateway(near.target()) as gateway:
+        await asked(gateway)
+        assert not has_timer(near.port)
+    async with ScriptedEngine() as far, running_gateway(replace(far.target(), host="localhost")) as gateway:
+        await asked(gateway)
+        assert has_timer(far.port)
