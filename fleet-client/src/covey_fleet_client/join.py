@@ -104,10 +104,12 @@ async def ensure_joined(
     Callers retry `FleetErrorKind.UNREACHABLE` with `Backoff`.
     """
     parsed = _parse_token(token) if token is not None else None
+    url = parse_controller_url(controller_url)
     if identity.is_valid(role, name, time.time()) and (
         parsed is None
         or (_is_pinned(identity, parsed) and not (takes_new_token and identity.read_token_id() != parsed.id))
     ):
+        identity.note_controller(url)
         return identity
     if parsed is None:
         raise FleetError(
@@ -115,7 +117,6 @@ async def ensure_joined(
             f"there is no valid certificate for {role} '{name}' in '{identity.folder}' and no token to join with. "
             f"Make one with `covey token create --role {role}`.",
         )
-    url = parse_controller_url(controller_url)
     authority = await _fetch_authority(url, parsed)
     return await _join(identity, url, role, name, parsed.text, (authority,), token_id=parsed.id)
 
@@ -159,6 +160,7 @@ async def _join(
     log_skew(answer, now)
     # Before the certificate: a member whose end falls between the two must not come back by a token that it has used.
     identity.write_token_id(token_id)
+    identity.note_controller(url)
     return identity.accept(answer, role, name, now)
 
 
