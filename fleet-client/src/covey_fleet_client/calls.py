@@ -24,6 +24,8 @@ CALL_SECONDS = 10.0
 # Longest line of a stream: a snapshot of hundreds of Instances is under a tenth of it.
 MAX_LINE_BYTES = 16 * 1024 * 1024
 _ERROR_BYTES = 64 * 1024
+# OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED, which Python gives no names.
+_WRONG_TIME = (9, 10)
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -173,6 +175,12 @@ def explain_failures(origin: Origin) -> Generator[None]:
 
 def _explain(error: Exception, where: str) -> FleetError:
     cause = error.__cause__ if isinstance(error, DialFailed) else None
+    if isinstance(cause, ssl.SSLCertVerificationError) and cause.verify_code in _WRONG_TIME:
+        return FleetError(
+            FleetErrorKind.INVALID,
+            f"{where} shows a certificate that isn't valid at this machine's time ({cause.verify_message}). Most "
+            "likely one of the two clocks is wrong: set both by a time server. `covey doctor` says how far it is off.",
+        )
     if isinstance(cause, ssl.SSLCertVerificationError):
         return FleetError(
             FleetErrorKind.INVALID,

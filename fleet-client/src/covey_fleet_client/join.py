@@ -112,10 +112,12 @@ async def ensure_joined(
         identity.note_controller(url)
         return identity
     if parsed is None:
+        is_late = identity.certificate is not None and time.time() >= identity.expires_at
+        if_late = " It has expired by this machine's clock: if it can't be, set the clock." if is_late else ""
         raise FleetError(
             FleetErrorKind.DENIED,
-            f"there is no valid certificate for {role} '{name}' in '{identity.folder}' and no token to join with. "
-            f"Make one with `covey token create --role {role}`.",
+            f"there is no valid certificate for {role} '{name}' in '{identity.folder}' and no token to join with."
+            f"{if_late} Make one with `covey token create --role {role}`.",
         )
     authority = await _fetch_authority(url, parsed)
     return await _join(identity, url, role, name, parsed.text, (authority,), token_id=parsed.id)

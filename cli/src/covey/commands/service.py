@@ -25,7 +25,7 @@ _MANAGER = click.option(
 
 @click.group()
 def service() -> None:
-    """Run Covey as a service: systemd (of the user or the system), or launchd (of the user)."""
+    """Run Covey as a service of systemd or launchd."""
 
 
 @service.command(
