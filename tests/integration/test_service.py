@@ -215,6 +215,8 @@ def test_a_token_goes_by_a_file_and_never_by_the_command_line_or_environment(mac
         (("controller", "--source", "/nowhere"), "must be a folder or a file"),
         (("keeper",), "is not one of"),
         (("--run-as", "me", "up", str(EXAMPLE)), "with --system only"),
+        (("--system", "--run-as", "no-such-one", "up", str(EXAMPLE)), "this machine has no user 'no-such-one'"),
+        (("--system", "--manager", "launchd", "up", str(EXAMPLE)), "an agent of the user only"),
     ],
 )
 def test_what_the_role_would_not_take_is_refused_before_anything_is_written(

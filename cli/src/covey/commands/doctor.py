@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from covey.commands.options import state_option
 from covey.doctor.accelerators import ENGINES_SECONDS, look_at_engines_here, look_at_gpu
 from covey.doctor.clock import look_at_clock
 from covey.doctor.examine import Check, examine, mend
@@ -20,7 +19,7 @@ from covey.doctor.place import Place
 from covey.doctor.ports import look_at_ports
 from covey.doctor.services import look_at_services
 from covey.errors import ExitCode
-from covey.paths import CACHE_VARIABLE, default_cache_folder
+from covey.paths import CACHE_VARIABLE, STATE_VARIABLE, default_cache_folder, default_state_folder
 
 CHECKS = (
     Check("state", look_at_state),
@@ -46,12 +45,19 @@ CHECKS = (
 @click.option("--controller", default="", metavar="URL", help="The fleet API to reach; by default as last joined.")
 @click.option(
     "--cache",
-    type=click.Path(path_type=Path),
+    type=Path,  # click's own type would look at it, and hang where its disk does
+    metavar="DIRECTORY",
     envvar=CACHE_VARIABLE,
     default=default_cache_folder,
     help=f"Folder for models and engines; also {CACHE_VARIABLE}.",
 )
-@state_option
+@click.option(
+    "--state",
+    type=Path,
+    metavar="DIRECTORY",
+    default=default_state_folder,
+    help=f"The state folder; also {STATE_VARIABLE}.",
+)
 def doctor(fix: bool, output: str, strict: bool, controller: str, cache: Path, state: Path) -> None:
     """Look at what this machine needs to be a node.
 

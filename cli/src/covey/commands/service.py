@@ -3,6 +3,7 @@
 import getpass
 import json
 import os
+import pwd
 import stat
 import sys
 from pathlib import Path
@@ -63,6 +64,7 @@ def install(
     """
     if run_as and not is_system:
         raise CommandError("--run-as must be given with --system only", ExitCode.WRONG_USE)
+    _check_user(run_as)
     manager = choose_manager(os.environ, Path.home(), named=named, is_system=is_system)
     wanted = _plan(role, arguments, is_system=is_system, run_as=run_as)
     try:
@@ -83,6 +85,8 @@ def install(
     if create_environment_file(wanted.environment_file, os.environ, is_system=is_system):
         click.echo(f"created {wanted.environment_file} (variables of the service: yours to edit)")
     _note_token(wanted)
+    if is_system and not wanted.run_as:
+        click.echo("note: it runs as root, and so do its engines; --run-as USER gives it to another", err=True)
     if no_start:
         return
     for note in manager.start(wanted, is_changed=written is Written.CHANGED):
@@ -101,6 +105,13 @@ def _plan(role: str, arguments: tuple[str, ...], *, is_system: bool, run_as: str
     program = (str(script),) if script.exists() else (sys.executable, "-m", "covey")
     user = run_as if run_as != "root" else ""
     return Service(role, (*program, role, *rendered), state, base / "covey" / f"{role}.env", is_system, user)
+
+
+def _check_user(name: str) -> None:
+    try:
+        pwd.getpwnam(name or "root")
+    except KeyError:
+        raise CommandError(f"--run-as: this machine has no user '{name}'", ExitCode.WRONG_USE) from None
 
 
 def _require_token(role: str, rendered: list[str], state: Path, *, is_system: bool) -> None:
