@@ -143,11 +143,11 @@ $1"
 }
 
 make_environment() {
-    [ -x "$1/bin/python" ] && "$1/bin/python" -m pip --version >/dev/null 2>&1 && return
-    rm -rf "$1"
-    mkdir -p "$(dirname "$1")"
-    "$python" -m venv "$1" >/dev/null || {
-        rm -rf "$1"
+    "$home/venv/bin/python" -m pip --version >/dev/null 2>&1 && return
+    rm -rf "$home/venv"
+    mkdir -p "$home"
+    "$python" -m venv "$home/venv" >/dev/null || {
+        rm -rf "$home/venv"
         fail "'$python' can't make a virtual environment; on Debian and Ubuntu install the package python3-venv"
     }
 }
@@ -157,7 +157,7 @@ pip_install() {
     shift
     [ -z "$offline" ] || set -- --no-index "$@"
     [ -z "$constraints" ] || set -- --constraint "$constraints" "$@"
-    "$environment/bin/python" -m pip --disable-pip-version-check install --quiet --no-input --find-links "$wheels" "$@"
+    "$home/venv/bin/python" -m pip --disable-pip-version-check --python "$environment/bin/python" install --quiet --no-input --find-links "$wheels" "$@"
 }
 
 install_covey() {
@@ -189,7 +189,8 @@ install_vllm() {
         say "vLLM is installed in '$home/vllm' already"
     else
         say "Installing vLLM into '$home/vllm' (some gigabytes)"
-        make_environment "$home/vllm"
+        rm -rf "$home/vllm"
+        "$python" -m venv --without-pip "$home/vllm" || fail "'$python' can't make a virtual environment"
         constraints=''
         pip_install "$home/vllm" vllm || {
             rm -rf "$home/vllm"
@@ -245,7 +246,7 @@ if [ -n "$from" ]; then
     find_folder
     choose_wheels
 fi
-make_environment "$home/venv"
+make_environment
 if [ -z "$from" ]; then
     build_wheels
     choose_wheels

@@ -6,7 +6,7 @@ not honoured: the pinned authority alone says who the controller is.
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -61,9 +61,15 @@ def open_client(controller_url: str, context: ssl.SSLContext) -> HttpClient:
 
 
 async def call(
-    client: HttpClient, method: str, path: str, *, body: Message | None = None, bearer: str | None = None
+    client: HttpClient,
+    method: str,
+    path: str,
+    *,
+    body: Message | None = None,
+    bearer: str | None = None,
+    on_head: Callable[[HttpAnswer], None] = lambda _: None,
 ) -> bytes:
-    """The whole answer, at most MAX_BODY_BYTES."""
+    """The whole answer, at most MAX_BODY_BYTES. `on_head` gets its head once it is known to be no refusal."""
     headers: dict[str, str] = {}
     if bearer is not None:
         if not bearer.isascii() or not bearer.isprintable():
@@ -79,6 +85,7 @@ async def call(
             client.ask(method, f"{FLEET_PREFIX}/{path}", content=content, headers=headers) as answer,
         ):
             await check_status(answer)
+            on_head(answer)
             return await _read_bounded(answer, MAX_BODY_BYTES)
 
 

@@ -27,7 +27,7 @@ from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import Identity
 
 # Certificates and reports tolerate more; a person should hear of it before they don't.
-_NOTABLE_SKEW_SECONDS = 30.0
+NOTABLE_SKEW_SECONDS = 30.0
 _TOKEN_PREFIX = "covey-"  # noqa: S105 - how every join token begins
 _TOKEN = re.compile(r"^covey-(?P<id>[0-9a-f]{1,64})\.[A-Za-z0-9_-]{1,128}\.(?P<digest>[0-9a-f]{64})$")
 
@@ -159,7 +159,7 @@ async def _join(
         content = await call(client, "POST", "join", body=request, bearer=token)
     answer = parse_answer(content, JoinAnswer, "join")
     now = time.time()
-    log_skew(answer, now)
+    log_skew(answer.now, now)
     # Before the certificate: a member whose end falls between the two must not come back by a token that it has used.
     identity.write_token_id(token_id)
     identity.note_controller(url)
@@ -210,8 +210,9 @@ def trusting_context(authorities: tuple[x509.Certificate, ...]) -> ssl.SSLContex
     return context
 
 
-def log_skew(answer: JoinAnswer, now: float) -> None:
-    if abs(skew := answer.now - now) > _NOTABLE_SKEW_SECONDS:
+def log_skew(theirs: float, ours: float) -> None:
+    """Both in seconds since the epoch."""
+    if abs(skew := theirs - ours) > NOTABLE_SKEW_SECONDS:
         _log.warning("the controller's clock is %+.0f s from this machine's; set both by NTP", skew)
 
 

@@ -8,13 +8,12 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 from covey_api.messages import FLEET_PREFIX
+from covey_fleet_client.join import NOTABLE_SKEW_SECONDS
 
 from covey.doctor.finding import Finding, Level, ok
 from covey.doctor.place import Place
 from covey.doctor.programs import ask_tool
 
-# As agents warn of it.
-_NOTABLE_SECONDS = 30.0
 # Certificates are dated a day back: a clock that is slower than that finds the controller's not valid yet.
 _LIMIT_SECONDS = 86_400.0
 _CALL_SECONDS = 6.0
@@ -77,7 +76,7 @@ def measure_skew(url: str) -> float:
 
 def judge_skew(ahead_seconds: float) -> Finding:
     off = abs(ahead_seconds)
-    if off < _NOTABLE_SECONDS:
+    if off < NOTABLE_SKEW_SECONDS:
         return ok("clock", "this clock agrees with the controller's")
     words = f"this clock is {describe_seconds(off)} {'ahead of' if ahead_seconds > 0 else 'behind'} the controller's"
     fix = "set both by a time server: `timedatectl set-ntp true`"
