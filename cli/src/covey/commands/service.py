@@ -99,7 +99,7 @@ def _plan(role: str, arguments: tuple[str, ...], *, is_system: bool, run_as: str
     cache = SYSTEM_CACHE if is_system else Path(os.environ.get("COVEY_CACHE") or default_cache_folder()).absolute()
     rendered = render_arguments(role, arguments, Path.cwd(), state, cache)
     state = Path(find_value(rendered, "--state"))
-    _require_token(role, rendered, state, is_system=is_system)
+    _require_token(role, rendered, state)
     base = Path("/etc") if is_system else Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     script = Path(sys.executable).parent / "covey"
     program = (str(script),) if script.exists() else (sys.executable, "-m", "covey")
@@ -114,7 +114,7 @@ def _check_user(name: str) -> None:
         raise CommandError(f"--run-as: this machine has no user '{name}'", ExitCode.WRONG_USE) from None
 
 
-def _require_token(role: str, rendered: list[str], state: Path, *, is_system: bool) -> None:
+def _require_token(role: str, rendered: list[str], state: Path) -> None:
     """A service can't ask for one, and gets none by the environment."""
     known, path = ROLES[role], find_value(rendered, "--token-file")
     if path:
@@ -122,7 +122,7 @@ def _require_token(role: str, rendered: list[str], state: Path, *, is_system: bo
             raise CommandError(f"--token-file: there is no file '{path}'", ExitCode.WRONG_USE)
         return
     has_joined = (state / known.identity / "certificate.pem").exists()
-    if known.needs_token and not has_joined and not is_system and "--table" not in rendered:
+    if known.needs_token and not has_joined and "--table" not in rendered:
         words = "this machine hasn't joined yet, and a service can't ask for a token: write it into a file of mode 0600"
         raise CommandError(f"{words}, and give `--token-file FILE` after '{role}'", ExitCode.WRONG_USE)
 
