@@ -17,7 +17,7 @@ from kit.cache import shared_cache
 from kit.fleet import EXAMPLE, free_port
 
 # The first run on a machine fetches forty wheels.
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "install.sh"
@@ -90,7 +90,7 @@ def install(home: Path, *arguments: str, **variables: str) -> subprocess.Complet
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
 
