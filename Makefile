@@ -32,6 +32,7 @@ test: setup ## run every test
 check: setup ## format, lint, types, borders, dependencies
 	@$(RUN) ruff format --check .
 	@$(RUN) ruff check .
+	@$(RUN) shellcheck install.sh
 	@$(RUN) basedpyright
 	@$(RUN) lint-imports
 	@for part in $(PARTS); do (cd $$part && $(RUN) deptry src) || exit 1; done

@@ -149,6 +149,9 @@ def test_agent_alone_joins_without_a_gateway(elsewhere: Elsewhere, machine: Mach
         assert "covey_gateway" not in names
         assert machine.refused("--no-gateway")[0] == 1
         assert "belongs to a running Covey" in machine.refused("--no-gateway")[1]
+    path.unlink()  # as one does with a secret that was used; a service's words stay as they were
+    with machine.running("--no-gateway", "--token-file", str(path)):
+        pass
 
 
 def test_tokens_that_let_nobody_in_are_told_apart(elsewhere: Elsewhere, machine: Machine) -> None:

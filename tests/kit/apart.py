@@ -1,6 +1,7 @@
 """Parts as processes of their own, each with its own state folder, as on several machines."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,8 @@ class Apart:
     port: int
     """Of the gateway."""
     parts: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    """Further variables of parts that start from now on."""
 
     @property
     def state(self) -> Path:
@@ -48,7 +51,9 @@ class Apart:
     def start(self, part: str, name: str, *flags: str) -> None:
         command = [sys.executable, "-m", f"covey_{part}", "--state", str(self.base / name), *flags]
         with (self.base / f"{name}.log").open("ab") as log:
-            self.parts[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.parts[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | self.environment
+            )
 
     def start_controller(self) -> None:
         self.start("controller", "controller", "--source", str(self.base / "fleet"), "--fleet-listen", "127.0.0.1:0")

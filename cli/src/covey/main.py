@@ -28,6 +28,8 @@ COMMANDS = {
     "logs": "covey.commands.logs:logs",
     "capture": "covey.commands.logs:capture",
     "chat": "covey.commands.chat:chat",
+    "doctor": "covey.commands.doctor:doctor",
+    "service": "covey.commands.service:service",
     "key": "covey.commands.secrets:key",
     "token": "covey.commands.secrets:token",
 }

@@ -19,6 +19,11 @@ def default_state_folder() -> Path:
     return Path(base) / "covey"
 
 
+def default_cache_folder() -> Path:
+    """`covey` in the user's XDG cache folder; who reads it looks at `COVEY_CACHE` before."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "covey"
+
+
 def control_socket(state: Path) -> Path:
     return state / "control.sock"
 
@@ -28,10 +33,18 @@ def is_kept_up(state: Path) -> bool:
     try:
         if "source" not in json.loads((state / "up.json").read_text()):
             return False  # a `covey join`: its controller is elsewhere
+    except (OSError, ValueError, TypeError):
+        return False
+    return is_held(state)  # else it was killed, and left its record
+
+
+def is_held(state: Path) -> bool:
+    """Whether a `covey up` or `covey join` has this state folder now."""
+    try:
         with (state / "up.lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except (OSError, ValueError, TypeError):
+    except OSError:
         return False
-    return False  # it was killed, and left its record
+    return False

@@ -6,7 +6,7 @@ not honoured: the pinned authority alone says who the controller is.
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -24,6 +24,8 @@ CALL_SECONDS = 10.0
 # Longest line of a stream: a snapshot of hundreds of Instances is under a tenth of it.
 MAX_LINE_BYTES = 16 * 1024 * 1024
 _ERROR_BYTES = 64 * 1024
+# OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED, which Python gives no names.
+_WRONG_TIME = (9, 10)
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -59,9 +61,15 @@ def open_client(controller_url: str, context: ssl.SSLContext) -> HttpClient:
 
 
 async def call(
-    client: HttpClient, method: str, path: str, *, body: Message | None = None, bearer: str | None = None
+    client: HttpClient,
+    method: str,
+    path: str,
+    *,
+    body: Message | None = None,
+    bearer: str | None = None,
+    on_head: Callable[[HttpAnswer], None] = lambda _: None,
 ) -> bytes:
-    """The whole answer, at most MAX_BODY_BYTES."""
+    """The whole answer, at most MAX_BODY_BYTES. `on_head` gets its head once it is known to be no refusal."""
     headers: dict[str, str] = {}
     if bearer is not None:
         if not bearer.isascii() or not bearer.isprintable():
@@ -77,6 +85,7 @@ async def call(
             client.ask(method, f"{FLEET_PREFIX}/{path}", content=content, headers=headers) as answer,
         ):
             await check_status(answer)
+            on_head(answer)
             return await _read_bounded(answer, MAX_BODY_BYTES)
 
 
@@ -173,6 +182,12 @@ def explain_failures(origin: Origin) -> Generator[None]:
 
 def _explain(error: Exception, where: str) -> FleetError:
     cause = error.__cause__ if isinstance(error, DialFailed) else None
+    if isinstance(cause, ssl.SSLCertVerificationError) and cause.verify_code in _WRONG_TIME:
+        return FleetError(
+            FleetErrorKind.INVALID,
+            f"{where} shows a certificate that isn't valid at this machine's time ({cause.verify_message}). Most "
+            "likely one of the two clocks is wrong: set both by a time server. `covey doctor` says how far it is off.",
+        )
     if isinstance(cause, ssl.SSLCertVerificationError):
         return FleetError(
             FleetErrorKind.INVALID,

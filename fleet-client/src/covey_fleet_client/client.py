@@ -8,7 +8,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from email.utils import parsedate_to_datetime
 from typing import Self
 
 from covey_api.messages import KEEPALIVE, JoinAnswer, JoinRequest
@@ -25,8 +26,9 @@ from covey_fleet_client.calls import (
     read_lines,
 )
 from covey_fleet_client.errors import FleetError, FleetErrorKind
+from covey_fleet_client.http import Answer as HttpAnswer
 from covey_fleet_client.identity import Identity
-from covey_fleet_client.join import log_skew, trusting_context
+from covey_fleet_client.join import NOTABLE_SKEW_SECONDS, log_skew, trusting_context
 
 # The wall clock is looked at this often: a machine that slept notices within it, and it costs nothing.
 _CHECK_SECONDS = 3600.0
@@ -44,6 +46,8 @@ class FleetClient:
         self._identity = identity
         self._context = trusting_context(identity.authorities)
         self._context.load_cert_chain(identity.certificate_path, identity.key_path)
+        self._told_skew = 0.0
+        """Seconds by which the controller's clock was ahead when that was told last."""
         self._http = open_client(parse_controller_url(controller_url), self._context)
 
     async def __aenter__(self) -> Self:
@@ -73,7 +77,7 @@ class FleetClient:
         await call(self._http, "PUT", path, body=message)
 
     async def watch_certificate(self) -> None:
-        """Renew the certificate whenever it is due or the fleet's authorities are others, until cancelled.
+        """Renew the certificate whenever it is due or the fleet's authorities are others, until cancelled. Tell skew.
 
         Run it in the process's TaskGroup. Whoever replaces an authority waits for an hour between the steps.
         """
@@ -93,11 +97,21 @@ class FleetClient:
 
     async def _has_current_authorities(self) -> bool:
         """The order counts too: the first one signs."""
-        content = await call(self._http, "GET", "authority")
+        content = await call(self._http, "GET", "authority", on_head=self._read_clock)
         try:
             return tuple(x509.load_pem_x509_certificates(content)) == self._identity.authorities
         except ValueError as error:
             raise FleetError(FleetErrorKind.INVALID, f"the fleet's authorities must be PEM: {error}") from None
+
+    def _read_clock(self, answer: HttpAnswer) -> None:
+        with suppress(ValueError):
+            self._note_clock(parsedate_to_datetime(answer.date).timestamp(), time.time())
+
+    def _note_clock(self, theirs: float, ours: float) -> None:
+        """A skew is told once, and again when it is another."""
+        if abs(theirs - ours - self._told_skew) > NOTABLE_SKEW_SECONDS:
+            self._told_skew = theirs - ours
+            log_skew(theirs, ours)
 
     def _check_expiry(self) -> None:
         """An expired certificate ends in a broken handshake, which doesn't say why: so it is said here."""
@@ -115,7 +129,7 @@ class FleetClient:
         request = JoinRequest(role=role, name=identity.name, signing_request=identity.render_signing_request())
         answer = await self.post("renew", request, JoinAnswer)
         now = time.time()
-        log_skew(answer, now)
+        self._note_clock(answer.now, now)
         self._identity = identity.accept(answer, role, identity.name, now)
         # Authorities are added; who is trusted no more is forgotten with this process.
         self._context.load_verify_locations(cafile=self._identity.authorities_path)

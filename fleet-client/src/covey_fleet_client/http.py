@@ -47,6 +47,8 @@ class Answer:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.status = response.status
         self.reason = response.reason or ""
+        self.date = response.headers.get("date", "")
+        """What time it is to the other end, as HTTP tells it; empty: it doesn't say."""
         self._response = response
 
     async def chunks(self) -> AsyncGenerator[bytes]:

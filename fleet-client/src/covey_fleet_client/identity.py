@@ -5,6 +5,7 @@ cut between two writes.
 """
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,6 +85,12 @@ class Identity:
     def write_token_id(self, token_id: str) -> None:
         write_private(self.folder / "token-id", f"{token_id}\n")
 
+    def note_controller(self, url: str) -> None:
+        """Where its fleet was reached last, for whoever looks at this machine. No part depends on it."""
+        with suppress(OSError):
+            if read_controller_url(self.folder) != url:
+                write_private(self.folder / "controller", f"{url}\n")
+
     def render_signing_request(self) -> str:
         """PEM. It carries the key only: role and name are the controller's to write."""
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "covey")])
@@ -127,6 +134,23 @@ def load_identity(folder: Path) -> Identity:
         certificate=next(iter(_load_certificates(folder / "certificate.pem")), None),
         authorities=_load_certificates(folder / "authorities.pem"),
     )
+
+
+def read_controller_url(folder: Path) -> str:
+    """Where the fleet of the identity in this folder was reached last; empty while it never was."""
+    return _read_word(folder / "controller")
+
+
+def read_name(folder: Path) -> str:
+    """The name that the identity in this folder was joined by; empty while it wasn't."""
+    return _read_word(folder / "name")
+
+
+def _read_word(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def render_name(hostname: str) -> str:

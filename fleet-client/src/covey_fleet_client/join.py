@@ -27,7 +27,7 @@ from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import Identity
 
 # Certificates and reports tolerate more; a person should hear of it before they don't.
-_NOTABLE_SKEW_SECONDS = 30.0
+NOTABLE_SKEW_SECONDS = 30.0
 _TOKEN_PREFIX = "covey-"  # noqa: S105 - how every join token begins
 _TOKEN = re.compile(r"^covey-(?P<id>[0-9a-f]{1,64})\.[A-Za-z0-9_-]{1,128}\.(?P<digest>[0-9a-f]{64})$")
 
@@ -104,18 +104,21 @@ async def ensure_joined(
     Callers retry `FleetErrorKind.UNREACHABLE` with `Backoff`.
     """
     parsed = _parse_token(token) if token is not None else None
+    url = parse_controller_url(controller_url)
     if identity.is_valid(role, name, time.time()) and (
         parsed is None
         or (_is_pinned(identity, parsed) and not (takes_new_token and identity.read_token_id() != parsed.id))
     ):
+        identity.note_controller(url)
         return identity
     if parsed is None:
+        is_late = identity.certificate is not None and time.time() >= identity.expires_at
+        if_late = " It has expired by this machine's clock: if it can't be, set the clock." if is_late else ""
         raise FleetError(
             FleetErrorKind.DENIED,
-            f"there is no valid certificate for {role} '{name}' in '{identity.folder}' and no token to join with. "
-            f"Make one with `covey token create --role {role}`.",
+            f"there is no valid certificate for {role} '{name}' in '{identity.folder}' and no token to join with."
+            f"{if_late} Make one with `covey token create --role {role}`.",
         )
-    url = parse_controller_url(controller_url)
     authority = await _fetch_authority(url, parsed)
     return await _join(identity, url, role, name, parsed.text, (authority,), token_id=parsed.id)
 
@@ -156,9 +159,10 @@ async def _join(
         content = await call(client, "POST", "join", body=request, bearer=token)
     answer = parse_answer(content, JoinAnswer, "join")
     now = time.time()
-    log_skew(answer, now)
+    log_skew(answer.now, now)
     # Before the certificate: a member whose end falls between the two must not come back by a token that it has used.
     identity.write_token_id(token_id)
+    identity.note_controller(url)
     return identity.accept(answer, role, name, now)
 
 
@@ -206,8 +210,9 @@ def trusting_context(authorities: tuple[x509.Certificate, ...]) -> ssl.SSLContex
     return context
 
 
-def log_skew(answer: JoinAnswer, now: float) -> None:
-    if abs(skew := answer.now - now) > _NOTABLE_SKEW_SECONDS:
+def log_skew(theirs: float, ours: float) -> None:
+    """Both in seconds since the epoch."""
+    if abs(skew := theirs - ours) > NOTABLE_SKEW_SECONDS:
         _log.warning("the controller's clock is %+.0f s from this machine's; set both by NTP", skew)
 
 

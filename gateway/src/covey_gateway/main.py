@@ -251,18 +251,20 @@ def _build_link(
     machine: str | None,
 ) -> "FleetLink":
     # TLS and an HTTP client are 15 MB that a gateway with a static table has no use for.
-    from covey_fleet_client.identity import render_name
+    from covey_fleet_client.identity import read_name, render_name
     from covey_fleet_client.join import Admission
 
     from covey_gateway.fleet import FleetLink
 
+    # The name that it joined by: a machine that is called otherwise since then needs no new certificate.
+    name = render_covey_name(options.name) if options.name else read_name(kept.folder)
     return FleetLink(
         traffic,
         apply,
         kept,
         options.controller_url,
         Admission(options.token_file, options.authority_file),
-        render_covey_name(options.name) if options.name else render_name(socket.gethostname()),
+        name or render_name(socket.gethostname()),
         address,
         machine,
     )

@@ -41,3 +41,16 @@ def test_a_controller_that_is_away_is_no_warning_about_the_certificate(
         asyncio.run(watch())
     told = [record for record in caplog.records if record.name == "covey_fleet_client.client"]
     assert [record.levelname for record in told] == ["DEBUG"]
+
+
+def test_a_skew_is_told_once_and_again_when_it_is_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client = FleetClient(joined_in(tmp_path), f"https://127.0.0.1:{free_port()}")
+    now = time.time()
+    for theirs in (now + 5, now - 7200, now - 7190, now - 7210, now + 3600, now, now - 7200):
+        client._note_clock(theirs, now)  # pyright: ignore[reportPrivateUsage]
+    told = [record.getMessage().split(" s from")[0] for record in caplog.records]
+    assert told == [
+        "the controller's clock is -7200",
+        "the controller's clock is +3600",
+        "the controller's clock is -7200",
+    ]

@@ -83,6 +83,10 @@ def _find_token(path: Path | None, *, is_needed: bool) -> str | None:
     if path is not None:
         try:
             return path.read_text().strip()
+        except FileNotFoundError as error:
+            if not is_needed:  # who has joined may throw the token away, and a service's words stay as they were
+                return None
+            raise CommandError(f"cannot read '{path}': {error}", ExitCode.WRONG_USE) from error
         except (OSError, UnicodeDecodeError) as error:
             raise CommandError(f"cannot read '{path}': {error}", ExitCode.WRONG_USE) from error
     if given := os.environ.pop(TOKEN_VARIABLE, ""):  # parts and engines must not inherit it

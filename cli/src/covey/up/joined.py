@@ -54,7 +54,8 @@ class JoinSettings:
         host = render_name(socket.gethostname())
         found = [(agent, CertificateRole.AGENT, self.name or agent.name or host)]
         if self.listen:
-            found.append((load_identity(self.state / "gateway"), CertificateRole.GATEWAY, host))
+            gateway = load_identity(self.state / "gateway")
+            found.append((gateway, CertificateRole.GATEWAY, gateway.name or host))
         return found
 
     def needs_token(self) -> bool:

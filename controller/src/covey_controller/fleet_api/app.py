@@ -6,6 +6,7 @@ What flows down is whole state in streams of JSON lines, so a lost connection co
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import contextmanager
+from email.utils import formatdate
 from typing import TypeVar
 
 from covey_api.messages import (
@@ -60,8 +61,15 @@ class FleetRoutes:
         self._closing = closing
 
     async def authority(self, _: Request) -> Response:
-        """The bundle, for anybody: a joiner checks it against its token before it trusts it."""
-        return PlainTextResponse(self._trust.current.bundle_pem, media_type="application/x-pem-file")
+        """The bundle, for anybody: a joiner checks it against its token before it trusts it.
+
+        With this clock's time: whose own is so wrong that no certificate seems valid learns it here.
+        """
+        return PlainTextResponse(
+            self._trust.current.bundle_pem,
+            headers={"date": formatdate(usegmt=True)},
+            media_type="application/x-pem-file",
+        )
 
     async def join(self, request: Request) -> Response:
         wish = await read_message(request, JoinRequest, MAX_JOIN_BYTES)

@@ -40,6 +40,11 @@ class NodeEngines:
         """Accelerators as llama-server listed them last; `observe_lanes` refreshes them."""
         return self._llama_server.devices
 
+    @property
+    def complaints(self) -> Mapping[EngineName, str]:
+        """Why an engine isn't offered, as of the last look."""
+        return self._complaints
+
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         async with asyncio.TaskGroup() as group:
             looks = [group.create_task(self._observe(source, spec)) for source in self._sources.values()]

@@ -1,0 +1,149 @@
+"""The fleet and the indexes, as this machine reaches them."""
+
+import asyncio
+import time
+from contextlib import aclosing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+from covey_agent.artifacts.index import IndexSettings, observe_index_settings, origin_of, split_login
+from covey_api.messages import CertificateRole
+from covey_fleet_client.calls import call, open_client, parse_controller_url
+from covey_fleet_client.errors import FleetError, FleetErrorKind
+from covey_fleet_client.identity import Identity, load_identity
+from covey_fleet_client.join import trusting_context
+
+from covey.doctor.finding import Finding, Level, ok
+from covey.doctor.place import Place
+from covey.up.left import has_controller
+
+# As a client's that waits for one: an index that is slower makes every start slow.
+_INDEX_SECONDS = 8.0
+_HUB = "https://huggingface.co"
+_STOPPED = "nothing that changes reaches this machine; what runs here goes on as it was last assigned"
+
+
+def look_at_controller(place: Place) -> list[Finding]:
+    url = place.controller_url
+    if place.is_own_controller:
+        if has_controller(place.state):
+            return [ok("controller", "the controller of this state folder listens")]
+        return [ok("controller", "the controller of this state folder isn't running")]
+    if not url:
+        return [
+            ok("controller", "this machine is in no fleet yet: `covey up DIR` begins one, `covey join URL` joins one")
+        ]
+    return [asyncio.run(_reach(place, url)), *_look_at_certificates(place)]
+
+
+async def _reach(place: Place, url: str) -> Finding:
+    """By the pinned authorities and this machine's certificate, as its agent does. Nothing is asked that counts."""
+    try:
+        origin = parse_controller_url(url)
+        identity = _find_identity(place)
+        if identity is None:
+            words = f"this machine hasn't joined the fleet at {url}"
+            return Finding("controller", Level.WARNING, words, "it gets nothing to run", f"`covey join {url}`")
+        context = trusting_context(identity.authorities)
+        context.load_cert_chain(identity.certificate_path, identity.key_path)
+        async with aclosing(open_client(origin, context)) as client:
+            await call(client, "GET", "authority")
+    except FleetError as error:
+        fix = (
+            "check this machine's clock (see `clock`) and the address"
+            if error.kind is FleetErrorKind.INVALID
+            else "check the address, its firewall, and that it runs"
+        )
+        return Finding("controller", Level.BROKEN, error.message, _STOPPED, fix)
+    except OSError as error:
+        words = f"this machine's certificate can't be used: {error.strerror or error}"
+        return Finding("controller", Level.BROKEN, words, _STOPPED, "join again with a new token")
+    return ok("controller", f"the fleet at {url} answers, and is the one that this machine joined")
+
+
+def _find_identity(place: Place) -> Identity | None:
+    """Read only: an identity that isn't there is not made."""
+    for part in ("agent", "gateway"):
+        folder = place.state / part
+        if (folder / "certificate.pem").exists() and (folder / "key.pem").exists():
+            identity = load_identity(folder)
+            if identity.certificate is not None and identity.authorities:
+                return identity
+    return None
+
+
+def _look_at_certificates(place: Place) -> list[Finding]:
+    found: list[Finding] = []
+    for role in (CertificateRole.AGENT, CertificateRole.GATEWAY):
+        folder = place.state / role.value
+        if (folder / "certificate.pem").exists() and (folder / "key.pem").exists():
+            found.append(_judge_certificate(load_identity(folder), role))
+    return found
+
+
+def _judge_certificate(identity: Identity, role: CertificateRole) -> Finding:
+    now, name = time.time(), f"{role} '{identity.name}'"
+    if identity.is_valid(role, identity.name, now):
+        days = (identity.expires_at - now) / 86_400
+        return ok(
+            "identity", f"the certificate of {name} is good for {days:.0f} days; it renews itself while it serves"
+        )
+    if identity.certificate is not None and now >= identity.expires_at:
+        words, fix = (
+            f"the certificate of {name} has expired",
+            "join again with a new token; if it can't be, see `clock`",
+        )
+    else:
+        words, fix = f"the certificate of {name} isn't of this machine's key and fleet", "join again with a new token"
+    return Finding("identity", Level.BROKEN, words, "the controller refuses this machine", fix)
+
+
+def look_at_indexes(place: Place) -> list[Finding]:
+    settings = observe_index_settings(place.environment, place.home)
+    findings = [_ask_index(settings)]
+    if place.environment.get("HF_HUB_OFFLINE", "0") in ("", "0"):
+        findings.append(_ask_hub(place.environment.get("HF_ENDPOINT") or _HUB, settings))
+    return findings
+
+
+def _ask_index(settings: IndexSettings) -> Finding:
+    login = settings.logins.get(origin_of(settings.url))
+    auth = (
+        httpx.BasicAuth(login.user, login.password)
+        if login
+        else httpx.NetRCAuth(str(settings.netrc))
+        if settings.netrc
+        else None
+    )
+    if urlsplit(settings.url).scheme == "file":
+        return ok("index", f"packages come from '{settings.url}'")
+    consequence = "models by `pypi://` and engines that aren't in the cache can't be fetched"
+    return _ask(f"{settings.url}/", "the package index", consequence, settings.authorities, auth)
+
+
+def _ask_hub(url: str, settings: IndexSettings) -> Finding:
+    address, _ = split_login(url)
+    consequence = "models by `hf://` that aren't in the cache can't be fetched"
+    return _ask(address, "the model hub", consequence, settings.authorities, None)
+
+
+def _ask(url: str, what: str, consequence: str, authorities: Path | None, auth: httpx.Auth | None) -> Finding:
+    """Only that it answers: an index of packages has no page of its own everywhere, and 404 is an answer too."""
+    fix = "check name server, proxy and firewall; or name a mirror (PIP_INDEX_URL, HF_ENDPOINT)"
+    try:
+        verify = httpx.create_ssl_context(verify=str(authorities)) if authorities else True
+        with (
+            httpx.Client(verify=verify, timeout=_INDEX_SECONDS, auth=auth) as client,
+            client.stream("GET", url) as answer,
+        ):
+            status = answer.status_code
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        words = f"{what} at {url} can't be reached: {str(error) or type(error).__name__}"
+        return Finding("index", Level.WARNING, words, consequence, fix)
+    if status in (401, 403):
+        words = f"{what} at {url} refuses this machine's credentials (status {status})"
+        return Finding("index", Level.WARNING, words, consequence, "correct them where pip or uv read them")
+    if status >= 500:
+        return Finding("index", Level.WARNING, f"{what} at {url} answers with status {status}", consequence, fix)
+    return ok("index", f"{what} at {url} answers")

@@ -1,0 +1,148 @@
+"""What a service is, and how each manager is told. Nothing here reads the world.
+
+The rules that a maintainer would break by accident:
+
+- Only the main process is signalled at a stop (`KillMode=process`, `AbandonProcessGroup`): it ends its parts in their
+  order, and what it must leave, engines under their keepers, outlives a crash or a restart of it. With the default the
+  manager would kill every engine with the first crash.
+- An engine that runs out of memory must not take the others along (`OOMPolicy=continue`).
+- A clean end stays an end (`Restart=on-failure`, `SuccessfulExit`), wrong use is not tried again (status 2), and what
+  fails ten times within ten minutes stays down: each try costs a whole start.
+"""
+
+import plistlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey.errors import ExitCode
+from covey.paths import STATE_VARIABLE
+from covey.service.sealed import seal
+
+# Ten starts in ten minutes are a loop. Delays grow to a minute, so that a machine that is only late gets up by itself.
+HOT_STARTS = 10
+HOT_SECONDS = 600
+_FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS, _DELAY_STEPS = 2, 60, 8
+# Where delays can't grow.
+_FIXED_DELAY_SECONDS = 10
+_STEPS_SINCE = 254
+# `covey up` stops its parts within 15 s.
+_STOP_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One service. `command` is absolute, and holds no secret."""
+
+    role: str
+    command: tuple[str, ...]
+    state: Path
+    environment_file: Path
+    is_system: bool = False
+    run_as: str = ""
+    """Of a system service: its user; empty: root."""
+
+    @property
+    def name(self) -> str:
+        return f"covey-{self.role}"
+
+    @property
+    def label(self) -> str:
+        return f"dev.covey.{self.role}"
+
+    @property
+    def log(self) -> Path:
+        """Where launchd keeps what it prints; systemd has its journal."""
+        return self.state / "log" / "service.log"
+
+
+def render_systemd(service: Service, systemd_version: int) -> str:
+    """`systemd_version` 0: not known."""
+    wanted_by = "multi-user.target" if service.is_system else "default.target"
+    lines = [
+        f"# Written by `covey service install {service.role}`. To change it: `systemctl edit`, or install anew.",
+        f"# covey-state: {service.state}",
+        "[Unit]",
+        f"Description=Covey ({service.role})",
+        *(["Wants=network-online.target", "After=network-online.target"] if service.is_system else []),
+        f"StartLimitIntervalSec={HOT_SECONDS}",
+        f"StartLimitBurst={HOT_STARTS}",
+        "",
+        "[Service]",
+        "Type=exec",
+        f"ExecStart={' '.join(quote_systemd(word) for word in service.command)}",
+        f"EnvironmentFile=-{_escape_specifiers(str(service.environment_file))}",
+        *([f"User={service.run_as}"] if service.run_as else []),
+        "Restart=on-failure",
+        *_render_delays(systemd_version),
+        f"RestartPreventExitStatus={ExitCode.WRONG_USE.value}",
+        "KillMode=process",
+        f"TimeoutStopSec={_STOP_SECONDS}",
+        "Delegate=yes",
+        "OOMPolicy=continue",
+        "UMask=0077",
+        *(["NoNewPrivileges=yes"] if service.is_system else []),
+        *_render_folders(service),
+        "",
+        "[Install]",
+        f"WantedBy={wanted_by}",
+    ]
+    return seal("\n".join(lines) + "\n", "# Written by", "# ")
+
+
+def _render_delays(version: int) -> list[str]:
+    if version < _STEPS_SINCE:
+        return [f"RestartSec={_FIXED_DELAY_SECONDS}"]
+    return [
+        f"RestartSec={_FIRST_DELAY_SECONDS}",
+        f"RestartSteps={_DELAY_STEPS}",
+        f"RestartMaxDelaySec={_LONGEST_DELAY_SECONDS}",
+    ]
+
+
+def _render_folders(service: Service) -> list[str]:
+    """Folders that systemd makes for the service's user; only where they are the usual ones."""
+    if not service.is_system or service.state != SYSTEM_STATE:
+        return []
+    return [
+        f"StateDirectory={SYSTEM_STATE.name}",
+        "StateDirectoryMode=0700",
+        f"CacheDirectory={SYSTEM_CACHE.name}",
+    ]
+
+
+SYSTEM_STATE = Path("/var/lib/covey")
+SYSTEM_CACHE = Path("/var/cache/covey")
+
+
+def quote_systemd(word: str) -> str:
+    """One word of `ExecStart`: neither split, nor expanded as a specifier or variable."""
+    if not word.isprintable():
+        raise ValueError(f"a word of a service's command must be one line of printable text; got {word!r}")
+    escaped = _escape_specifiers(word).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    return escaped if re.fullmatch(r"[\w@%+=:,./-]+", escaped, re.ASCII) else f'"{escaped}"'
+
+
+def _escape_specifiers(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def render_launchd(service: Service, python: str) -> str:
+    """launchd knows no file of variables and stops no loop: a launcher of ours does both, and becomes the service."""
+    launcher = (python, "-m", "covey.service.launch", str(service.environment_file), str(service.state))
+    content = {
+        "Label": service.label,
+        "ProgramArguments": [*launcher, "--", *service.command],
+        "EnvironmentVariables": {STATE_VARIABLE: str(service.state)},
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": _FIXED_DELAY_SECONDS,
+        "ExitTimeOut": _STOP_SECONDS,
+        "AbandonProcessGroup": True,
+        "ProcessType": "Interactive",  # else macOS holds its processor and disk back
+        "StandardErrorPath": str(service.log),
+        "StandardOutPath": str(service.log),
+        "Umask": 0o077,
+    }
+    text = plistlib.dumps(content, sort_keys=False).decode()
+    return seal(text, "<!DOCTYPE", "<!-- ", " -->")

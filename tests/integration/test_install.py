@@ -1,0 +1,185 @@
+"""`install.sh` in a clean home, with nothing but wheels in a folder: no index, no settings, no terminal."""
+
+import base64
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uv
+from kit.cache import shared_cache
+from kit.fleet import EXAMPLE, free_port
+
+# The first run on a machine fetches forty wheels.
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "install.sh"
+
+
+@pytest.fixture(scope="module")
+def wheels() -> Iterator[Path]:
+    """A local index: Covey's wheels of this checkout, those that they need, and a vLLM that says its version."""
+    with tempfile.TemporaryDirectory(prefix="wheels") as folder:
+        for wheel in _needed_wheels().iterdir():
+            os.link(wheel, Path(folder) / wheel.name) if _is_same_disk(wheel, folder) else shutil.copy(wheel, folder)
+        build = [uv.find_uv_bin(), "build", "--quiet", "--all-packages", "--wheel", "--out-dir", folder]
+        subprocess.run(build, cwd=ROOT, check=True, timeout=240)
+        _make_vllm(Path(folder))
+        yield Path(folder)
+
+
+def _is_same_disk(path: Path, folder: str) -> bool:
+    return path.stat().st_dev == os.stat(folder).st_dev
+
+
+def _needed_wheels() -> Path:
+    """As locked, fetched once for each lock."""
+    digest = hashlib.sha256((ROOT / "uv.lock").read_bytes()).hexdigest()[:16]
+    folder = shared_cache() / f"install-{digest}-{sys.version_info.major}{sys.version_info.minor}"
+    if folder.is_dir():
+        return folder
+    with tempfile.TemporaryDirectory(dir=shared_cache()) as scratch:
+        subprocess.run([sys.executable, "-m", "venv", f"{scratch}/venv"], check=True, timeout=120)
+        export = [uv.find_uv_bin(), "export", "--quiet", "--frozen", "--package", "covey", "--no-emit-workspace"]
+        wanted = subprocess.run([*export, "--no-hashes"], cwd=ROOT, check=True, capture_output=True, timeout=60).stdout
+        (Path(scratch) / "wanted.txt").write_bytes(wanted)
+        pip = [f"{scratch}/venv/bin/python", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        subprocess.run([*pip, "--dest", f"{scratch}/wheels", "-r", f"{scratch}/wanted.txt"], check=True, timeout=280)
+        (Path(scratch) / "wheels").rename(folder)
+    return folder
+
+
+def _make_vllm(folder: Path) -> None:
+    files = {
+        "vllm.py": "def main():\n    print('9.9')\n",
+        "vllm-9.9.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 9.9\n",
+        "vllm-9.9.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "vllm-9.9.dist-info/entry_points.txt": "[console_scripts]\nvllm = vllm:main\n",
+    }
+    record = "vllm-9.9.dist-info/RECORD"
+    lines = [f"{name},sha256={_record_digest(text)},{len(text)}\n" for name, text in files.items()]
+    with zipfile.ZipFile(folder / "vllm-9.9-py3-none-any.whl", "w") as wheel:
+        for name, text in (files | {record: "".join([*lines, f"{record},,\n"])}).items():
+            wheel.writestr(name, text)
+
+
+def _record_digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+def install(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """With a home of its own, and no index that answers."""
+    environment = {
+        "HOME": str(home),
+        "PATH": f"{home}/bin:/usr/bin:/bin",
+        "PIP_INDEX_URL": f"http://127.0.0.1:{free_port()}/simple",
+        "PIP_NO_COMPILE": "1",  # half of its time
+        "HF_HUB_OFFLINE": "1",
+    }
+    return subprocess.run(
+        ["/bin/sh", str(SCRIPT), *arguments],
+        env=environment | variables,
+        cwd=home,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def snapshot(folder: Path) -> dict[str, int]:
+    return {str(path): path.lstat().st_mtime_ns for path in folder.rglob("*") if "__pycache__" not in path.parts}
+
+
+def test_one_command_makes_a_node_without_an_index_and_again_changes_nothing(wheels: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    calls = tmp_path / "calls"
+    (tmp_path / "bin" / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> "{calls}"\n')
+    (tmp_path / "bin" / "systemctl").chmod(0o755)
+    prefix = tmp_path / "a place"
+    words = ["--headless", "--offline", "--from", str(wheels), "--prefix", str(prefix), "--python", sys.executable]
+    words += ["--with-vllm", "--up", str(EXAMPLE)]
+    first = install(tmp_path, *words)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "The doctor's look at this machine:" in first.stdout
+    assert f"'{prefix}/bin' isn't on PATH" in first.stdout
+    for program, said in (("covey", "covey, version"), ("vllm", "9.9"), ("kubectl-covey", "covey, version")):
+        done = subprocess.run([prefix / "bin" / program, "--version"], capture_output=True, text=True, check=True)
+        assert said in done.stdout
+    unit = tmp_path / ".config" / "systemd" / "user" / "covey-up.service"
+    assert f"{prefix}/share/covey/venv/bin/covey" in unit.read_text()
+    assert f"PATH={prefix}/bin:" in (tmp_path / ".config" / "covey" / "up.env").read_text()
+    assert "enable --now covey-up.service" in calls.read_text()
+    assert not (tmp_path / ".local").exists(), "only what was named is written"
+    assert not (tmp_path / ".profile").exists()
+
+    before = snapshot(prefix) | snapshot(tmp_path / ".config")
+    again = install(tmp_path, *words)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "is installed in" in again.stdout
+    assert "already, from these very wheels" in again.stdout
+    assert snapshot(prefix) | snapshot(tmp_path / ".config") == before
+
+    link = prefix / "bin" / "covey"
+    link.unlink()
+    link.write_text("somebody's own\n")
+    refused = install(tmp_path, *words)
+    assert refused.returncode == 1
+    assert "isn't this installer's" in refused.stderr
+    assert link.read_text() == "somebody's own\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--offline",), 2, "--offline needs --from"),
+        (("--frob",), 2, "there is no option '--frob'"),
+        (("--prefix", ""), 2, "--prefix needs a value"),
+        (("--from", "/nowhere"), 2, "there is no folder '/nowhere'"),
+        (("--up", ".", "--join", "https://127.0.0.1:1"), 2, "exclude each other"),
+        (("--token-file", "t"), 2, "must be given with --join"),
+        (("--join", "https://127.0.0.1:1", "--token-file", "t"), 2, "there is no file 't'"),
+        (("--from", "."), 1, "must hold a wheel of covey; there is none"),
+        (("--from", ".", "--python", "/bin/false"), 1, "must be Python 3.11 or newer"),
+    ],
+)
+def test_wrong_use_is_told_and_nothing_is_written(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    given = arguments if "--python" in arguments else (*arguments, "--python", sys.executable)
+    done = install(tmp_path, *given)
+    assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_old_python_and_two_wheels_of_one_part_are_told(tmp_path: Path) -> None:
+    for version in ("0.1.0", "0.2.0"):
+        (tmp_path / f"covey-{version}-py3-none-any.whl").touch()
+    done = install(tmp_path, "--from", ".", "--python", sys.executable)
+    assert (done.returncode, "must hold one wheel of covey; there are 2" in done.stderr) == (1, True)
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("dirname", "uname"):
+        (old / name).symlink_to(shutil.which(name) or "")
+    (old / "python3").symlink_to("/bin/false")
+    done = install(tmp_path, "--from", ".", PATH=str(old))
+    assert (done.returncode, "Python 3.11 or newer must be on PATH" in done.stderr) == (1, True)
+
+
+def test_the_script_is_plain_sh() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).parent / "shellcheck", "--shell=sh", "--severity=style", SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
