@@ -311,12 +311,17 @@ class Endpoint(Message):
 
 
 class ClientKey(Message):
-    """An AccessKey as gateways need it."""
+    """An AccessKey as gateways need it. Limits are the fleet's: each gateway has its share of them."""
 
     namespace: str
     name: str
     hash: str
     expiry: str | None = None
+    models: tuple[str, ...] | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    concurrency: int | None = None
 
 
 MAX_REQUEST_ID = 128
@@ -350,6 +355,8 @@ class Endpoints(Message):
     models: tuple[ServedModel, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
     keys: tuple[ClientKey, ...] = ()
+    gateways: tuple[str, ...] = ()
+    """Names of those that share the limits of keys, sorted; none where no key has any."""
     cancels: tuple[Cancel, ...] = ()
 
     @property
@@ -383,6 +390,30 @@ class ModelDemand(Message):
     """How long ago a request that doesn't wait was refused, of the last `REFUSED_COUNTS_SECONDS`; None: none was."""
 
 
+class KeyUsage(Message):
+    """What a key's requests came to at one gateway, since that process began: it only grows."""
+
+    key: Annotated[str, Field(max_length=128)]
+    """`namespace/name` of the AccessKey."""
+    requests: Count = 0
+    """That reached an engine."""
+    estimated_requests: Count = 0
+    """Of these: they ended early, so that their tokens are estimated."""
+    prompt_tokens: Count = 0
+    cached_tokens: Count = 0
+    """Of the prompts', what was read from a cache."""
+    completion_tokens: Count = 0
+
+
+class KeySpent(Message):
+    """What a key with a limit of the day has spent of it, at all gateways together."""
+
+    key: str
+    day: int
+    """Days since the epoch, UTC."""
+    tokens: int
+
+
 class Demand(Message):
     """`POST demand`, gateway to controller: every `REPORT_SECONDS` at the latest.
 
@@ -400,8 +431,13 @@ class Demand(Message):
     """Nodes of the table's endpoints while that table is an earlier leader's: whom a lost store can't name."""
     models: tuple[ModelDemand, ...] = ()
     """By namespace and name."""
+    boot: Annotated[str, Field(max_length=64)] = ""
+    """Random per process: what `usage` has grown since."""
+    usage: Annotated[tuple[KeyUsage, ...], Field(max_length=10_000)] = ()
+    """Of keys whose usage this leader doesn't have yet."""
 
 
 class DemandAnswer(Message):
     term: int
     serial: int
+    spent: tuple[KeySpent, ...] = ()

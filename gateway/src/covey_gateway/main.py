@@ -34,6 +34,7 @@ from covey_gateway.limits import DRAIN_SECONDS, ORPHAN_DRAIN_SECONDS
 from covey_gateway.paths import Paths
 from covey_gateway.routing.access import choose_policy
 from covey_gateway.routing.table import RoutingTable, parse_endpoints
+from covey_gateway.seeing import begin_access_log, serve_figures
 from covey_gateway.server import GatewayServer, bind_socket
 from covey_gateway.table import load_table
 from covey_gateway.traffic import Traffic
@@ -65,6 +66,8 @@ class Options:
     state: Path
     lifeline: int | None
     image_hosts: tuple[str, ...]
+    access_log: str
+    metrics: tuple[str, int] | None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,14 +110,19 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         metavar="HOST",
         help="fetch images from HOST, HOST:PORT, *.DOMAIN or *; repeatable (default: COVEY_IMAGE_HOSTS, or nowhere)",
     )
+    parser.add_argument(
+        "--access-log",
+        default=os.environ.get("COVEY_ACCESS_LOG", ""),
+        metavar="FILE",
+        help="a JSON line a request to FILE, - for standard output (default: COVEY_ACCESS_LOG, or off)",
+    )
+    parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="answer GET /metrics there, to anybody")
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe ends")
     read = parser.parse_args(arguments)
-    host, colon, port = str(read.listen).rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        parser.error(f"`--listen` must be HOST:PORT with a port from 0 to 65535; got '{read.listen}'")
+    host, port = _parse_address(parser, "--listen", str(read.listen))
     return Options(
-        host=host.strip("[]"),
-        port=int(port),
+        host=host,
+        port=port,
         insecure=read.insecure,
         remote=read.remote,
         table=read.table,
@@ -124,8 +132,17 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         name=read.name,
         state=read.state or _default_state(),
         lifeline=read.lifeline,
+        access_log=read.access_log,
+        metrics=_parse_address(parser, "--metrics-listen", read.metrics_listen) if read.metrics_listen else None,
         image_hosts=tuple(read.image_host or os.environ.get("COVEY_IMAGE_HOSTS", "").split()),
     )
+
+
+def _parse_address(parser: argparse.ArgumentParser, flag: str, text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        parser.error(f"`{flag}` must be HOST:PORT with a port from 0 to 65535; got '{text}'")
+    return host.strip("[]"), int(port)
 
 
 def _default_state() -> Path:
@@ -177,6 +194,10 @@ async def run_gateway(options: Options) -> None:
                 _log.info("there is an access key: serving")
 
         background = [tasks.create_task(server.sweep())]
+        if (logging_task := begin_access_log(options.access_log, traffic, tasks.create_task)) is not None:
+            background.append(logging_task)
+        if options.metrics is not None:
+            background.append(tasks.create_task(serve_figures(*options.metrics, traffic)))
         if options.lifeline is not None:
             background.append(tasks.create_task(stop.follow_lifeline(options.lifeline)))
         if options.table is not None:

@@ -88,7 +88,7 @@ class Relay(ClientConnection):
 
     def _start_asgi(self, caller: Caller, request_id: str) -> None:
         """uvicorn makes its cycle; its turn is ours to say, so its own pipeline stays empty."""
-        self.scope.setdefault("state", {})["caller"] = caller
+        self.scope.setdefault("state", {}).update(caller=caller, request_id=request_id)
         super().on_headers_complete()
         self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", request_id.encode())]
         if self.pipeline:

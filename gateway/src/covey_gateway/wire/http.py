@@ -21,8 +21,9 @@ def render_answer(
     retry_after_seconds: int | None = None,
     allow: str | None = None,
     content_type: bytes = b"application/json",
+    more: bytes = b"",
 ) -> bytes:
-    """A whole answer."""
+    """A whole answer. `more`: header lines, each with its end."""
     return b"".join(
         (
             _STATUS_LINES[status],
@@ -30,6 +31,7 @@ def render_answer(
             _common(request_id, date, keeps_alive),
             b"retry-after: %d\r\n" % retry_after_seconds if retry_after_seconds is not None else b"",
             b"allow: %b\r\n" % allow.encode() if allow is not None else b"",
+            more,
             b"content-length: %d\r\n\r\n" % len(body),
             body,
         )
@@ -37,7 +39,7 @@ def render_answer(
 
 
 def render_stream_head(
-    *, request_id: str, date: bytes, keeps_alive: bool, is_chunked: bool, content_type: bytes
+    *, request_id: str, date: bytes, keeps_alive: bool, is_chunked: bool, content_type: bytes, more: bytes = b""
 ) -> bytes:
     """The head of an event stream. Unchunked (HTTP/1.0) it ends with the connection.
 
@@ -48,6 +50,7 @@ def render_stream_head(
             _STATUS_LINES[200],
             b"content-type: %b\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n" % content_type,
             _common(request_id, date, keeps_alive and is_chunked),
+            more,
             b"transfer-encoding: chunked\r\n\r\n" if is_chunked else b"\r\n",
         )
     )
