@@ -42,8 +42,56 @@ class AccessKeySpec(KeyLimits):
     """UTC, e.g. `2027-01-31T00:00:00Z`; refused from then on. When absent: never."""
 
 
+Total = Annotated[int, Field(ge=0, le=2**53 - 1)]
+
+
+class KeyCounts(Message):
+    """What a key's requests came to."""
+
+    requests: Total = 0
+    """That reached an engine."""
+    estimated_requests: Total = 0
+    """Of these: they ended early, so that their tokens are estimated."""
+    prompt_tokens: Total = 0
+    """Of the prompts, cached ones included."""
+    cached_tokens: Total = 0
+    """Of the prompts', what an engine had in its cache."""
+    completion_tokens: Total = 0
+    """That engines generated."""
+
+    @property
+    def tokens(self) -> int:
+        """What limits count."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class CountedBoot(KeyCounts):
+    """What of one gateway's count is in the sums already."""
+
+    boot: Annotated[str, Field(max_length=128)]
+    """The gateway's name and its process's random one."""
+
+
+class KeyUsageStatus(Message):
+    """What the key has used, as of `countedAt`."""
+
+    total: KeyCounts = KeyCounts()
+    """Since the key was made."""
+    day: Annotated[str, Field(max_length=10)] = ""
+    """In UTC; empty: it was never used."""
+    today: KeyCounts = KeyCounts()
+    """On that day."""
+    counted_at: Annotated[str, Field(max_length=20)] = ""
+    """When this was written: once a minute at most."""
+    counted: Annotated[tuple[CountedBoot, ...], Field(max_length=64)] = ()
+    """Gateways' counts as they were then, so that none counts twice."""
+
+
 class AccessKeyStatus(Status):
     """What is known of the key."""
+
+    usage: KeyUsageStatus = KeyUsageStatus()
+    """What the key has used."""
 
 
 class AccessKey(Kind):

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from covey_api.access_key import KeyCounts
 from covey_api.engines import Lane
 from covey_api.instance import Instance, MemberPhase
 from covey_api.meta import Message
@@ -390,25 +391,17 @@ class ModelDemand(Message):
     """How long ago a request that doesn't wait was refused, of the last `REFUSED_COUNTS_SECONDS`; None: none was."""
 
 
-class KeyUsage(Message):
-    """What a key's requests came to at one gateway, since that process began: it only grows."""
+class KeyUsage(KeyCounts):
+    """The same at one gateway, since that process began: it only grows."""
 
-    key: Annotated[str, Field(max_length=128)]
-    """`namespace/name` of the AccessKey."""
-    requests: Count = 0
-    """That reached an engine."""
-    estimated_requests: Count = 0
-    """Of these: they ended early, so that their tokens are estimated."""
-    prompt_tokens: Count = 0
-    cached_tokens: Count = 0
-    """Of the prompts', what was read from a cache."""
-    completion_tokens: Count = 0
+    hash: Annotated[str, Field(max_length=71)]
+    """The AccessKey's: one of the same name that was made anew is another key."""
 
 
 class KeySpent(Message):
     """What a key with a limit of the day has spent of it, at all gateways together."""
 
-    key: str
+    hash: str
     day: int
     """Days since the epoch, UTC."""
     tokens: int
