@@ -16,6 +16,9 @@ from covey_gateway.routing.table import RoutingTable
 from covey_gateway.wire.allowances import Allowance
 from covey_gateway.wire.errors import ApiError
 
+# In one report, of those that it may have; the others come with the next.
+MAX_REPORTED = 4096
+
 
 class Accounts:
     """`clock` is monotonic, `wall` seconds since the epoch. Quotas by `namespace/name` of keys, usage by their hash."""
@@ -23,8 +26,7 @@ class Accounts:
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self.boot = secrets.token_hex(8)
         """Of what follows: it begins anew with the process."""
-        self.own_name = ""
-        """This gateway's, as the controller calls it."""
+        self._own_name = ""
         self._clock = clock
         self._wall = wall
         self._limits: dict[str, Limits] = {}
@@ -40,7 +42,7 @@ class Accounts:
         """These keys there are, with their limits. One that is gone, or was made anew, starts from nothing."""
         keys = {key.full_name: key for key in table.keys.values()}
         self._limits = {
-            name: share_limits(key.limits, table.gateways, self.own_name)
+            name: share_limits(key.limits, table.gateways, self._own_name)
             for name, key in keys.items()
             if key.limits != NO_LIMITS
         }
@@ -51,6 +53,11 @@ class Accounts:
         known = set(self._hashes.values())
         self._usage = {hash_: usage for hash_, usage in self._usage.items() if hash_ in known}
         self._told = {hash_: usage for hash_, usage in self._told.items() if hash_ in known}
+
+    def name_gateway(self, name: str, table: RoutingTable) -> None:
+        """How the controller calls this gateway: shares are by name. `table`: in force, perhaps of the last run."""
+        self._own_name = name
+        self.apply_table(table)
 
     def begin(self, key: str) -> ApiError | None:
         """A request of this key begins, or why it doesn't."""
@@ -94,7 +101,8 @@ class Accounts:
         self._spent_told = {
             self._hashes[name]: quota.spent_today for name, quota in self._quotas.items() if name in self._hashes
         }
-        return tuple(usage for hash_, usage in sorted(self._usage.items()) if self._told.get(hash_) != usage)
+        untold = [usage for hash_, usage in sorted(self._usage.items()) if self._told.get(hash_) != usage]
+        return tuple(untold[:MAX_REPORTED])
 
     def confirm_usage(self, told: tuple[KeyUsage, ...], spent: tuple[KeySpent, ...]) -> None:
         """The leader has this usage; `spent`: what the fleet has spent of each day's limit."""

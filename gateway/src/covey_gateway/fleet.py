@@ -87,7 +87,7 @@ class FleetLink:
         self._connected_fleet: Fleet | None = None
         self._leader_term: int | None = None
         """Of the leader that is connected, once it has answered."""
-        traffic.accounts.own_name = name
+        traffic.accounts.name_gateway(name, traffic.table)
         traffic.watch_news(self._is_due.set)
         traffic.cancels.pass_on = self._pass_on
 
@@ -213,6 +213,7 @@ class FleetLink:
     def _observe_demand(self) -> Demand:
         table = self._traffic.table if self._traffic.has_table else None
         is_foreign = table is not None and table.order.term != self._leader_term
+        usage = self._traffic.accounts.observe_usage()
         return Demand(
             gateway=self._name,
             address=self._address,
@@ -220,6 +221,6 @@ class FleetLink:
             endpoints=self._traffic.observe_demand(),
             nodes=self._traffic.observe_nodes() if is_foreign else (),
             models=self._traffic.waiting.observe_demand(),
-            boot=self._traffic.accounts.boot,
-            usage=self._traffic.accounts.observe_usage(),
+            boot=self._traffic.accounts.boot if usage else "",
+            usage=usage,
         )
