@@ -1,22 +1,23 @@
 """What the ASGI app answers, written down like everything else: lists, probes, cancels, and what isn't there."""
 
-from typing import Any
-
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing import TYPE_CHECKING, Any
 
 from covey_gateway.records import Record
 from covey_gateway.traffic import Traffic
 from covey_gateway.wire.formats import choose_format
 
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 
 class Recorded:
     """An ASGI app around another one. `scope["state"]` has the caller and the request's id."""
 
-    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
+    def __init__(self, app: "ASGIApp", traffic: Traffic) -> None:
         self._app = app
         self._traffic = traffic
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         state: dict[str, Any] = scope.get("state", {})
         path = str(scope["path"])
         client = scope.get("client")
@@ -31,7 +32,7 @@ class Recorded:
             status=500,
         )
 
-        async def send_counted(message: Message) -> None:
+        async def send_counted(message: "Message") -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
             else:
