@@ -16,6 +16,7 @@ from covey_api.messages import (
     Cancel,
     CertificateRole,
     Demand,
+    DemandAnswer,
     Endpoints,
     Order,
     Report,
@@ -66,9 +67,9 @@ class SteeredBoard:
         self.beats.append((node, report))
         return ReportAnswer(term=1, serial=self._serial)
 
-    def on_demand(self, gateway: str, demand: Demand) -> Order:
+    def on_demand(self, gateway: str, demand: Demand) -> DemandAnswer:
         self.demands.append((gateway, demand))
-        return self.order
+        return DemandAnswer(term=self.order.term, serial=self.order.serial)
 
     def on_cancel(self, gateway: str, cancel: Cancel) -> int:
         return 0

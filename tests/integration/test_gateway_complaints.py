@@ -231,22 +231,26 @@ async def test_an_answer_without_a_word_of_one_is_no_answer(name: str, is_stream
         assert answer.status == 502
 
 
-@pytest.mark.parametrize("name", ["chat", "completions", "responses", "embeddings", "messages", "ollama chat"])
+FORMATS = ["chat", "completions", "responses", "embeddings", "messages", "ollama chat"]
+
+
+async def answer_any(call: Call) -> None:
+    if b"embeddings" in call.head:
+        await call.refuse(200, b'{"data":[{"index":0,"embedding":[1]}]}')
+    elif b"/v1/completions" in call.head:
+        piece = b'data: {"id":"c","choices":[{"index":0,"text":"Hi","finish_reason":"stop"}]}\n\n'
+        await call.write(STREAM_HEAD, chunk(piece + DONE), LAST_CHUNK)
+    else:
+        await call.stream("Hi")
+
+
+@pytest.mark.parametrize("name", FORMATS)
 async def test_the_first_request_to_a_model_that_sleeps_or_loads_is_never_a_fault_of_its_own(name: str) -> None:
     """Scaled to zero the first request got 400; one that waits a moment must be told so, and then be served."""
     spoken, tasks = CALLS[name], ("Chat", "Embedding")
     body = json.dumps({"model": "m"} | spoken.body).encode()
 
-    async def answer(call: Call) -> None:
-        if b"embeddings" in call.head:
-            await call.refuse(200, b'{"data":[{"index":0,"embedding":[1]}]}')
-        elif b"/v1/completions" in call.head:
-            piece = b'data: {"id":"c","choices":[{"index":0,"text":"Hi","finish_reason":"stop"}]}\n\n'
-            await call.write(STREAM_HEAD, chunk(piece + DONE), LAST_CHUNK)
-        else:
-            await call.stream("Hi")
-
-    async with ScriptedEngine(answer) as engine, running_gateway() as gateway:
+    async with ScriptedEngine(answer_any) as engine, running_gateway() as gateway:
         for state in (ModelState.NOT_PLACED, ModelState.LOADING, ModelState.READY):
             model = MODEL.model_copy(update={"state": state, "tasks": tasks})
             gateway.route(models=(model,))
@@ -256,3 +260,22 @@ async def test_the_first_request_to_a_model_that_sleeps_or_loads_is_never_a_faul
             assert ("retry-after" in refused.headers) is (state is not ModelState.NOT_PLACED)
         gateway.route(engine.target(), models=(model,))
         assert (await post(gateway, spoken.path, body)).status == 200
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_request_to_a_model_that_sleeps_wakes_it_and_is_answered(name: str) -> None:
+    """A gateway answered 503 at once, and whether anything had been started was the client's to guess."""
+    spoken = CALLS[name]
+    asleep = MODEL.model_copy(
+        update={"state": ModelState.NOT_PLACED, "wakes": True, "hold_seconds": 60, "tasks": ("Chat", "Embedding")}
+    )
+    async with ScriptedEngine(answer_any) as engine, running_gateway() as gateway:
+        gateway.route(models=(asleep,))
+        told: list[int] = []
+        gateway.traffic.watch_news(lambda: told.extend(each.held for each in gateway.traffic.waiting.observe_demand()))
+        answer = asyncio.create_task(post(gateway, spoken.path, json.dumps({"model": "m"} | spoken.body).encode()))
+        await eventually(lambda: told == [1])
+        assert not answer.done()
+        gateway.route(engine.target(), models=(asleep.model_copy(update={"state": ModelState.READY}),))
+        assert (await answer).status == 200
+        assert len(engine.calls) == 1

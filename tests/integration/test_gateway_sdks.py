@@ -159,6 +159,31 @@ async def test_openai_chat_stream_ends_with_usage_and_no_choices(engine: Target)
         assert all(chunk.system_fingerprint for chunk in chunks)
 
 
+async def test_a_stop_sequence_ends_the_answer_before_it_in_every_format(engine: Target) -> None:
+    async with clients(engine) as sdk:
+        create = sdk.openai.chat.completions.create
+        free = await create(model="m", messages=USER, max_tokens=12, **GREEDY)
+        words = free.choices[0].message.content.split(" ")
+        stop, text = f" {words[2]}", " ".join(words[:2])
+        whole = await create(model="m", messages=USER, max_tokens=12, stop=[stop], **GREEDY)
+        stream = [each async for each in await create(model="m", messages=USER, stop=stop, stream=True, **GREEDY)]
+        spoken = "".join(c.delta.content or "" for each in stream for c in each.choices)
+        old = await sdk.openai.completions.create(model="m", prompt="1 2 3 4", max_tokens=16, stop=["7"], **GREEDY)
+        message = await sdk.anthropic.messages.create(
+            model="m", messages=USER, max_tokens=12, stop_sequences=[stop], extra_body=COLD
+        )
+        told = await sdk.ollama.chat("m", USER, options={"num_predict": 12, "stop": [stop], **GREEDY})
+        assert [whole.choices[0].message.content, spoken, message.content[0].text, told.message.content] == [text] * 4
+        assert "7" not in old.choices[0].text
+        finish = [c.finish_reason for each in stream for c in each.choices if c.finish_reason]
+        ends = [whole.choices[0].finish_reason, *finish, message.stop_reason, told.done_reason]
+        assert ends == ["stop", "stop", "end_turn", "stop"]
+        assert whole.usage.completion_tokens < free.usage.completion_tokens
+        fingerprints = {free.system_fingerprint, *(each.system_fingerprint for each in stream), old.system_fingerprint}
+        assert len(fingerprints) == 1, "one engine"
+        assert fingerprints != {None}
+
+
 async def test_openai_completions_count_every_choice_once(engine: Target) -> None:
     async with clients(engine) as sdk:
         create = sdk.openai.completions.create

@@ -102,9 +102,8 @@ class ControlApi(Questions, ABC):
     def delete_keys(self, keys: list[JsonObject], author: str = "") -> list[JsonObject]:
         return cast(list[JsonObject], self.call("POST", "/api/v1/delete", {"keys": keys, "author": author})["results"])
 
-    def create_key(self, name: str, namespace: str, expiry: str | None) -> str:
-        body = {"name": name, "namespace": namespace} | ({"expiry": expiry} if expiry else {})
-        return str(self.call("POST", "/api/v1/keys", body)["key"])
+    def create_key(self, name: str, namespace: str, limits: JsonObject) -> str:
+        return str(self.call("POST", "/api/v1/keys", {"name": name, "namespace": namespace} | limits)["key"])
 
     def watch_objects(self, plurals: list[str], namespace: str | None) -> Iterator[JsonObject]:
         """Of all namespaces: the controller's watch knows no filter, so it is made here."""

@@ -44,8 +44,8 @@ class Objects(Protocol):
 
     def delete_keys(self, keys: list[JsonObject], author: str = "") -> list[JsonObject]: ...
 
-    def create_key(self, name: str, namespace: str, expiry: str | None) -> str:
-        """A new access key's text, of which only the hash is stored."""
+    def create_key(self, name: str, namespace: str, limits: JsonObject) -> str:
+        """A new access key's text, of which only the hash is stored. `limits`: of its `spec`, but the hash."""
         ...
 
 

@@ -24,6 +24,7 @@ EXAMPLES = {
     "get": "covey get models,placements -o wide",
     "join": "COVEY_TOKEN=… covey join https://controller:52414",
     "key create": "covey key create laptop --expiry 2027-01-31T00:00:00Z",
+    "key usage": "covey key usage laptop",
     "key delete": "covey key delete laptop",
     "logs": "covey logs -f placement/smollm2",
     "plan": "covey plan -f models/",

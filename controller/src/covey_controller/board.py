@@ -19,6 +19,7 @@ from covey_api.messages import (
     Assignments,
     Cancel,
     Demand,
+    DemandAnswer,
     Endpoints,
     MemberGoal,
     Order,
@@ -36,6 +37,7 @@ from covey_controller.readers import Reader, Readers
 from covey_controller.reconcile.doubts import silent_ids
 from covey_controller.reconcile.fleet import routed_ids
 from covey_controller.reconcile.world import AgentView, GatewayView, Published
+from covey_controller.usages import Usages
 
 # A gateway that left is forgotten after this; drains stopped waiting for it long before.
 FORGET_SECONDS = 600.0
@@ -79,6 +81,7 @@ class FleetBoard:
         self._readers = Readers(machine)
         self._cancels = Cancels()
         self._asks = OpenAsks()
+        self.usages = Usages()
         self.wake = asyncio.Event()
 
     # What the loop does with it.
@@ -206,7 +209,7 @@ class FleetBoard:
             return None
         return self.on_report(node, report)
 
-    def on_demand(self, gateway: str, demand: Demand) -> Order:
+    def on_demand(self, gateway: str, demand: Demand) -> DemandAnswer:
         """Keep it; the loop wakes when a table was applied, or what drains or can't be reached changed."""
         now = self._clock()
         session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
@@ -217,7 +220,8 @@ class FleetBoard:
         if before != demand and self._weigh(before) != self._weigh(demand):
             self.wake.set()
         self._observe_order(f"gateway '{gateway}'", demand.applied)
-        return self.order
+        self.usages.hear(gateway, demand)
+        return DemandAnswer(term=self._term, serial=self._serial, spent=self.usages.spent())
 
     def on_cancel(self, gateway: str, cancel: Cancel) -> int:
         """Tell all other gateways that are connected; how many these are."""
@@ -399,6 +403,7 @@ class FleetBoard:
         for name, session in list(self._observed.gateways.items()):
             if not session.connected and now - session.last_seen > FORGET_SECONDS:
                 del self._observed.gateways[name]
+                self.usages.forget(name)
 
 
 def _differ(before: Message, after: Message, names: tuple[str, ...]) -> bool:

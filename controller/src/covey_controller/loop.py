@@ -241,6 +241,7 @@ class ReconcileLoop:
             self._board.publish(self._board.published.assignments, made.endpoints_unacted)
             return now
         self._board.publish(made.assignments, made.endpoints)
+        self._board.usages.remember(made.spending)
         self._memory, self._planned_at = replace(made.memory, planned_at=self._memory.planned_at), now
         await self._report(lease, made, objects, now)
         if not self._aside.holds_statuses:  # a header that was read, and isn't stored, would be asked for again
@@ -254,6 +255,7 @@ class ReconcileLoop:
             objects=objects,
             agents=self._board.observe_agents(),
             gateways=self._board.observe_gateways(),
+            usage=self._board.usages.observe(),
             answers=dict(self._board.observed.answers),
             published=self._board.published,
             memory=self._memory,

@@ -18,6 +18,7 @@ from covey_api.messages import (
     Assignments,
     Cancel,
     Demand,
+    DemandAnswer,
     Endpoints,
     Order,
     Report,
@@ -299,7 +300,7 @@ class Board(Protocol):
         done, of any other."""
         ...
 
-    def on_demand(self, gateway: str, demand: Demand) -> Order: ...
+    def on_demand(self, gateway: str, demand: Demand) -> DemandAnswer: ...
 
     def on_cancel(self, gateway: str, cancel: Cancel) -> int:
         """Tell all other gateways that are connected; how many these are."""

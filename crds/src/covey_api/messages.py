@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from covey_api.access_key import KeyCounts
 from covey_api.engines import Lane
 from covey_api.instance import Instance, MemberPhase
 from covey_api.meta import Message
@@ -313,12 +314,17 @@ class Endpoint(Message):
 
 
 class ClientKey(Message):
-    """An AccessKey as gateways need it."""
+    """An AccessKey as gateways need it. Limits are the fleet's: each gateway has its share of them."""
 
     namespace: str
     name: str
     hash: str
     expiry: str | None = None
+    models: tuple[str, ...] | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    concurrency: int | None = None
 
 
 MAX_REQUEST_ID = 128
@@ -352,6 +358,8 @@ class Endpoints(Message):
     models: tuple[ServedModel, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
     keys: tuple[ClientKey, ...] = ()
+    gateways: tuple[str, ...] = ()
+    """Names of those that share the limits of keys, sorted; none where no key has any."""
     cancels: tuple[Cancel, ...] = ()
 
     @property
@@ -385,6 +393,22 @@ class ModelDemand(Message):
     """How long ago a request that doesn't wait was refused, of the last `REFUSED_COUNTS_SECONDS`; None: none was."""
 
 
+class KeyUsage(KeyCounts):
+    """The same at one gateway, since that process began: it only grows."""
+
+    hash: Annotated[str, Field(max_length=71)]
+    """The AccessKey's: one of the same name that was made anew is another key."""
+
+
+class KeySpent(Message):
+    """What a key with a limit of the day has spent of it, at all gateways together."""
+
+    hash: str
+    day: int
+    """Days since the epoch, UTC."""
+    tokens: int
+
+
 class Demand(Message):
     """`POST demand`, gateway to controller: every `REPORT_SECONDS` at the latest.
 
@@ -402,8 +426,13 @@ class Demand(Message):
     """Nodes of the table's endpoints while that table is an earlier leader's: whom a lost store can't name."""
     models: tuple[ModelDemand, ...] = ()
     """By namespace and name."""
+    boot: Annotated[str, Field(max_length=64)] = ""
+    """Random per process: what `usage` has grown since."""
+    usage: Annotated[tuple[KeyUsage, ...], Field(max_length=10_000)] = ()
+    """Of keys whose usage this leader doesn't have yet."""
 
 
 class DemandAnswer(Message):
     term: int
     serial: int
+    spent: tuple[KeySpent, ...] = ()

@@ -218,4 +218,5 @@ class ErrorCode(StrEnum):
     UPSTREAM_ENDED = "upstream_ended"
     UPSTREAM_TIMEOUT = "upstream_timeout"
     OVERLOADED = "overloaded"
+    RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     REQUEST_CANCELLED = "request_cancelled"

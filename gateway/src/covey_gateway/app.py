@@ -4,7 +4,9 @@ It answers from the same table as the relay. Its errors have the envelope of the
 FastAPI in its place validates nothing here (no call has a body), and took a fifth of the gateway's start.
 """
 
+import asyncio
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from covey_api.messages import Cancel, ModelState, ServedModel
@@ -18,6 +20,7 @@ from covey_gateway.cancels import NotPassedOn
 from covey_gateway.routing.access import is_operator
 from covey_gateway.routing.refusals import (
     refuse_declared,
+    refuse_figures,
     refuse_media_call,
     refuse_method,
     refuse_no_request,
@@ -66,6 +69,13 @@ def build_app(traffic: Traffic) -> Starlette:
             message = "no routing table was applied yet: the controller was not reached, and none is on disk"
         return _render_error(request, ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=1))
 
+    async def show_figures(request: Request) -> Response:
+        """To who is at this machine: figures name models of all namespaces."""
+        if not is_operator(traffic.policy, _caller(request)):
+            return _render_error(request, refuse_figures())
+        exposition = await asyncio.to_thread(import_module, "covey_gateway.exposition")
+        return exposition.render_figures(traffic.ledger.figures, request.headers.get("accept", ""))
+
     async def list_tags(request: Request) -> Response:
         return JSONResponse(render_tags(traffic.list_models(_caller(request))))
 
@@ -112,6 +122,7 @@ def build_app(traffic: Traffic) -> Starlette:
         Route("/v1/cancel/{id:path}", cancel, methods=["POST"]),
         Route("/healthz", is_alive, methods=["GET"]),
         Route("/readyz", is_ready, methods=["GET"]),
+        Route("/metrics", show_figures, methods=["GET"]),
         Route("/openapi.json", document, methods=["GET"]),
         Route("/docs", show_document, methods=["GET"]),
     ]

@@ -31,6 +31,7 @@ from covey_gateway.limits import (
     MAX_HELD_BYTES,
     MAX_PIPELINED,
 )
+from covey_gateway.records import Record
 from covey_gateway.routing.refusals import refuse_method, refuse_slow
 from covey_gateway.traffic import Traffic
 from covey_gateway.wire.errors import ApiError, invalid_request
@@ -81,6 +82,10 @@ class ClientConnection(HttpToolsProtocol):
 
     def now(self) -> float:
         return self.loop.time()
+
+    @property
+    def address(self) -> str:
+        return self.client[0] if self.client else ""
 
     # What the event loop calls.
 
@@ -180,7 +185,9 @@ class ClientConnection(HttpToolsProtocol):
         elif self._phase is _Phase.BODY:
             self.transport.close()
         elif self._answering is None:
-            content = choose_format(self._path).render_envelope(error)
+            form = choose_format(self._path)
+            content = form.render_envelope(error)
+            self.traffic.ledger.close(self._record_refusal(form.name, error, len(content)))
             self.write(
                 render_answer(
                     error.status,
@@ -192,6 +199,20 @@ class ClientConnection(HttpToolsProtocol):
                 )
             )
             self._linger()
+
+    def _record_refusal(self, form: str, error: ApiError, answer_bytes: int) -> Record:
+        """Of what never became a request."""
+        return Record(
+            "-",
+            self._path.decode("latin-1"),
+            "-",
+            self._phase_since,
+            format=form,
+            client=self.address,
+            status=error.status,
+            code=error.code.value,
+            answer_bytes=answer_bytes,
+        )
 
     # What the parser calls; `Relay` adds `on_headers_complete`.
 

@@ -17,6 +17,7 @@ from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import EngineConnection, Engines
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.http import render_engine_head
+from covey_gateway.wire.metering import Meter
 from covey_gateway.wire.request import Request, Teller, render_request
 
 
@@ -28,6 +29,7 @@ class Ask:
     request: Request | None
     """None once an engine answers."""
     teller: Teller
+    meter: Meter
 
 
 class Sender(Protocol):
@@ -73,6 +75,7 @@ class Delivery:
         self._heard_at = self._asked_at = pace.now()
         self._turn_at: float | None = None
         """When a slot was free for it; None: it waits behind others."""
+        self.first_byte_at: float | None = None
         self.last_byte_at: float | None = None
 
     @property
@@ -135,17 +138,28 @@ class Delivery:
         if status < 500 or status in (501, 503):
             self._traffic.confirm(self.target)
         self._heard_at = self.last_byte_at = self._pace.now()
-        model = self.ask.model.name
-        if (request := self.ask.request) is not None:
-            self._reply = choose_reply(status, content_type, retry_after_seconds, request, self.ask.teller, model)
+        ask = self.ask
+        if ask.request is not None:
+            self._reply = choose_reply(
+                status,
+                content_type,
+                retry_after_seconds,
+                ask.request,
+                ask.teller,
+                ask.model.name,
+                ask.meter,
+                self.target.engine,
+            )
         self.ask.request = None
         self._sender.accept_head()
         if self._reply.is_stream:
             self._sender.begin_stream()
 
     def on_engine_body(self, piece: bytes) -> None:
-        self._has_begun = True
         self._heard_at = self.last_byte_at = self._pace.now()
+        if not self._has_begun:
+            self._has_begun = True
+            self.first_byte_at = self._heard_at
         taken = self._reply.take(piece)
         if isinstance(taken, Broken):
             if taken.told:

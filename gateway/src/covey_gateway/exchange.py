@@ -19,6 +19,7 @@ from covey_api.reasons import ErrorCode
 from covey_gateway.delivery import Ask, Delivery
 from covey_gateway.images import Images
 from covey_gateway.limits import MAX_BODY_BYTES, SILENCE_SECONDS
+from covey_gateway.records import CLIENT_GONE, Record
 from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
@@ -28,6 +29,7 @@ from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.formats import HOT_PATHS, choose_format
 from covey_gateway.wire.head import RequestHead
 from covey_gateway.wire.http import CONTINUE, LAST_CHUNK, render_answer, render_chunk, render_stream_head
+from covey_gateway.wire.metering import Meter
 from covey_gateway.wire.request import Parsed, Question, Request
 
 _log = logging.getLogger(__name__)
@@ -43,6 +45,11 @@ def choose_request_id(head: RequestHead | None) -> str:
 
 class Client(Protocol):
     """The connection a request came on, as far as the request needs it."""
+
+    @property
+    def address(self) -> str:
+        """Where it comes from; empty: nobody knows."""
+        ...
 
     def now(self) -> float: ...
 
@@ -107,8 +114,19 @@ class Exchange:
         self._wants_stream = False
         self._written_at = client.now()
         self._format, self._parse = choose_format(path), None
+        self._key = ""
+        """Whose limits count it, while it is under way."""
+        self._meter: Meter | None = None
+        self._record = Record(
+            head.method.decode("latin-1") if head is not None else "-",
+            (head.path if head is not None else path).decode("latin-1"),
+            self._request_id,
+            self._written_at,
+            client=client.address,
+        )
         if head is not None:
             self._format, self._parse = HOT_PATHS.get(head.path) or (choose_format(head.path), None)
+        self._record.format = self._format.name
         if head is not None and head.content_length > MAX_BODY_BYTES:
             self._refuse_body(refuse_too_large(MAX_BODY_BYTES))
 
@@ -161,9 +179,12 @@ class Exchange:
         self._reserved_bytes = 0
 
     def _proceed(self) -> None:
-        """1. What was refused. 2. What can't be understood. 3. An endpoint."""
+        """1. What was refused. 2. A limit of its key. 3. What can't be understood. 4. An endpoint."""
         if isinstance(self._admitted, ApiError):
             self.fail(self._admitted)
+            return
+        if (key := self._admitted.key) and (spent := self._begin_for_key(key)) is not None:
+            self.fail(spent)
             return
         parsed = self._understand()
         if isinstance(parsed, ApiError):
@@ -172,6 +193,13 @@ class Exchange:
             self._tell(parsed, self._admitted)
         else:
             self._begin_asking(parsed, self._admitted)
+
+    def _begin_for_key(self, key: str) -> ApiError | None:
+        self._record.key = key
+        spent = self._traffic.accounts.begin(key)
+        if spent is None:
+            self._key = key
+        return spent
 
     def _understand(self) -> Parsed:
         if self._parse is None:
@@ -196,7 +224,10 @@ class Exchange:
         self._traffic.cancels.follow(self._request_id, caller, self)
         self._wants_stream = request.wants_stream
         self._written_at = self._client.now()
-        self._ask = Ask(model, request, request.make_teller(model.name))
+        self._meter = Meter(request.call, request.n, is_single=request.is_single)
+        self._ask = Ask(model, request, request.make_teller(model.name), self._meter)
+        record = self._record
+        record.namespace, record.model, record.is_stream = model.namespace, model.name, request.wants_stream
         if request.media:
             self._gathering = self._images.gather(request, self)
         else:
@@ -239,6 +270,9 @@ class Exchange:
         if isinstance(target, ApiError):
             self.fail(target)
             return
+        self._record.endpoint = target.instance_id
+        if self._record.sent_at is None:
+            self._record.sent_at = self._client.now()
         self._delivery = Delivery(self, self._client, self._traffic, target, ask, self._request_id)
         self._delivery.start(self._engines)
 
@@ -264,24 +298,25 @@ class Exchange:
             return
         self._has_head_sent = True
         self.keeps_alive = self.keeps_alive and self._is_chunked
-        self._client.write(
+        self._record.status = 200
+        self._write(
             render_stream_head(
                 request_id=self._request_id,
                 date=self._traffic.date,
                 keeps_alive=self.keeps_alive,
                 is_chunked=self._is_chunked,
                 content_type=self._format.stream_type,
-                more=self._cors,
+                more=self._cors + self._render_allowances(),
             )
         )
 
     def write_events(self, events: bytes) -> None:
         self._written_at = self._client.now()
-        self._client.write(render_chunk(events) if self._is_chunked else events)
+        self._write(render_chunk(events) if self._is_chunked else events)
 
     def end_stream(self) -> None:
         if self._is_chunked:
-            self._client.write(LAST_CHUNK)
+            self._write(LAST_CHUNK)
         self._finish()
 
     def answer(self, content: bytes) -> None:
@@ -293,6 +328,8 @@ class Exchange:
             return
         if error.status >= 500 and error.code not in _EXPECTED:
             _log.warning("request %s: %d %s: %s", self._request_id, error.status, error.code, error.message)
+        record = self._record
+        record.status, record.code, record.limit = error.status, error.code.value, error.limit
         if not self._has_head_sent:
             self.keeps_alive = self.keeps_alive and self._is_whole
             self._write_answer(error.status, self._format.render_envelope(error), error)
@@ -306,6 +343,7 @@ class Exchange:
     def _write_answer(
         self, status: int, content: bytes, error: ApiError | None = None, content_type: bytes = b"application/json"
     ) -> None:
+        self._record.status = status
         answer = render_answer(
             status,
             content,
@@ -315,18 +353,32 @@ class Exchange:
             retry_after_seconds=error.retry_after_seconds if error else None,
             allow=error.allow if error else None,
             content_type=content_type,
-            more=self._cors,
+            more=self._cors + self._render_allowances(),
         )
         # A client that asked for the head alone would take a body for the next answer.
-        self._client.write(answer if self._is_body_wanted else answer[: len(answer) - len(content)])
+        self._write(answer if self._is_body_wanted else answer[: len(answer) - len(content)])
         self._finish()
 
+    def _write(self, content: bytes) -> None:
+        self._record.answer_bytes += len(content)
+        self._client.write(content)
+
+    def _render_allowances(self) -> bytes:
+        key = self._record.key
+        return self._traffic.render_allowances(self._format.render_allowances, key) if key else b""
+
     def _finish(self) -> None:
-        self.abandon()
+        self._give_back()
         self._client.end_answer(keeps_alive=self.keeps_alive, is_read=self._is_whole)
 
     def abandon(self) -> None:
-        """Nobody waits for it any more: give everything back, end what an engine still does for it."""
+        """Its client is gone: end what an engine still does for it."""
+        if not self.is_over:
+            self._record.status = CLIENT_GONE
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """It is over, however it ended: everything it holds, once."""
         self.is_over = True
         self._hold.end()
         self._free_body()
@@ -335,7 +387,12 @@ class Exchange:
             self._gathering.cancel()
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
+            self._record.first_byte_at, self._record.last_byte_at = delivery.first_byte_at, delivery.last_byte_at
             delivery.abandon()
+        if self._key:
+            self._traffic.accounts.end(self._key)
+        self._record.request_bytes = self._body_bytes
+        self._traffic.ledger.close(self._record, self._meter)
 
     def cancel(self) -> None:
         _log.info("request %s was cancelled by its id", self._request_id)

@@ -87,6 +87,7 @@ class FleetLink:
         self._connected_fleet: Fleet | None = None
         self._leader_term: int | None = None
         """Of the leader that is connected, once it has answered."""
+        traffic.accounts.name_gateway(name, traffic.table)
         traffic.watch_news(self._is_due.set)
         traffic.cancels.pass_on = self._pass_on
 
@@ -150,6 +151,7 @@ class FleetLink:
     async def serve(self, fleet: Fleet, backoff: Backoff) -> None:
         """Follow tables and report demand over one connection; ends by FleetError only."""
         self._leader_term = None
+        self._traffic.accounts.forget_told()
         self._connected_fleet = fleet
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -194,10 +196,14 @@ class FleetLink:
         while True:
             self._is_due.clear()
             reported_at = clock()
-            answer = await fleet.post("demand", self._observe_demand(), DemandAnswer)
+            demand = self._observe_demand()
+            answer = await fleet.post("demand", demand, DemandAnswer)
             if answer.term != self._leader_term:
                 self._leader_term = answer.term
+                self._traffic.accounts.forget_told()
                 self._is_due.set()
+            else:
+                self._traffic.accounts.confirm_usage(demand.usage, answer.spent)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(next_beat(reported_at, REPORT_SECONDS, self._machine or "")):
                     await self._is_due.wait()
@@ -207,6 +213,7 @@ class FleetLink:
     def _observe_demand(self) -> Demand:
         table = self._traffic.table if self._traffic.has_table else None
         is_foreign = table is not None and table.order.term != self._leader_term
+        usage = self._traffic.accounts.observe_usage()
         return Demand(
             gateway=self._name,
             address=self._address,
@@ -214,4 +221,6 @@ class FleetLink:
             endpoints=self._traffic.observe_demand(),
             nodes=self._traffic.observe_nodes() if is_foreign else (),
             models=self._traffic.waiting.observe_demand(),
+            boot=self._traffic.accounts.boot if usage else "",
+            usage=usage,
         )

@@ -35,6 +35,7 @@ from covey_gateway.paths import Paths
 from covey_gateway.routing.access import choose_policy
 from covey_gateway.routing.cors import parse_origins
 from covey_gateway.routing.table import RoutingTable, parse_endpoints
+from covey_gateway.seeing import begin_access_log, serve_figures
 from covey_gateway.server import GatewayServer, bind_socket
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
@@ -69,6 +70,8 @@ class Options:
     cors_origins: frozenset[bytes]
     tls: tuple[Path, Path] | None
     """Files of the certificate and of its key."""
+    access_log: str
+    metrics: tuple[str, int] | None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,22 +122,27 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         metavar="ORIGIN",
         help="let pages of this origin read answers; repeatable (default: COVEY_CORS_ORIGINS, or none)",
     )
+    parser.add_argument(
+        "--access-log",
+        default=os.environ.get("COVEY_ACCESS_LOG", ""),
+        metavar="FILE",
+        help="a JSON line a request to FILE, - for standard output (default: COVEY_ACCESS_LOG, or off)",
+    )
+    parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="answer GET /metrics there, to anybody")
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe ends")
     read = parser.parse_args(arguments)
-    host, colon, port = str(read.listen).rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        parser.error(f"`--listen` must be HOST:PORT with a port from 0 to 65535; got '{read.listen}'")
+    host, port = _parse_address(parser, "--listen", str(read.listen))
     if (read.tls_cert is None) is not (read.tls_key is None):
         parser.error("`--tls-cert` and `--tls-key` must be given together")
     try:
         cors_origins = parse_origins(read.cors_origin or os.environ.get("COVEY_CORS_ORIGINS", "").split())
     except ValueError as error:
         parser.error(f"`--cors-origin`: {error}")
-    if b"*" in cors_origins and not choose_policy(host.strip("[]"), read.insecure).needs_key:
+    if b"*" in cors_origins and not choose_policy(host, read.insecure).needs_key:
         parser.error("`--cors-origin *` lets every page in the world ask; it is taken only where a key is needed")
     return Options(
-        host=host.strip("[]"),
-        port=int(port),
+        host=host,
+        port=port,
         insecure=read.insecure,
         remote=read.remote,
         table=read.table,
@@ -144,10 +152,19 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         name=read.name,
         state=read.state or _default_state(),
         lifeline=read.lifeline,
+        access_log=read.access_log,
+        metrics=_parse_address(parser, "--metrics-listen", read.metrics_listen) if read.metrics_listen else None,
         image_hosts=tuple(read.image_host or os.environ.get("COVEY_IMAGE_HOSTS", "").split()),
         cors_origins=cors_origins,
         tls=None if read.tls_cert is None else (read.tls_cert, read.tls_key),
     )
+
+
+def _parse_address(parser: argparse.ArgumentParser, flag: str, text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        parser.error(f"`{flag}` must be HOST:PORT with a port from 0 to 65535; got '{text}'")
+    return host.strip("[]"), int(port)
 
 
 def _default_state() -> Path:
@@ -201,6 +218,10 @@ async def run_gateway(options: Options) -> None:
                 _log.info("there is an access key: serving")
 
         background = [tasks.create_task(server.sweep())]
+        if (logging_task := begin_access_log(options.access_log, traffic, tasks.create_task)) is not None:
+            background.append(logging_task)
+        if options.metrics is not None:
+            background.append(tasks.create_task(serve_figures(*options.metrics, traffic)))
         if options.lifeline is not None:
             background.append(tasks.create_task(stop.follow_lifeline(options.lifeline)))
         if options.table is not None:

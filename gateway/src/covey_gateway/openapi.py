@@ -53,7 +53,7 @@ _STATUSES: Mapping[int, str] = {
     408: "the request came too slowly",
     410: "cancelled by its id",
     413: "the body is too long",
-    429: "the engine has no room; `retry-after`",
+    429: "a limit of the key was hit, or the engine has no room; `retry-after`",
     431: "the head is too long",
     501: "no engine here does this",
     502: "the engine failed",
@@ -90,6 +90,18 @@ _COLD: tuple[tuple[str, str, str, tuple[dict[str, Any], ...], tuple[int, ...]], 
     ),
 )
 
+_FIGURES: dict[str, Any] = {
+    "summary": "Figures, on loopback and without a key",
+    "responses": {
+        "200": {
+            "description": "OpenMetrics to who asks for it",
+            "content": {
+                kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")
+            },
+        }
+    },
+}
+
 
 @cache
 def render_document() -> bytes:
@@ -100,6 +112,7 @@ def render_document() -> bytes:
         if parameters:
             operation["parameters"] = list(parameters)
         paths.setdefault(path, {})[method] = operation
+    paths["/metrics"] = {"get": _FIGURES | {"responses": _FIGURES["responses"] | _errors(_format_of("/metrics"), _FEW)}}
     document = {
         "openapi": "3.1.0",
         "info": {

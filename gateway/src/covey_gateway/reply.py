@@ -12,8 +12,9 @@ from covey_api.reasons import ErrorCode
 
 from covey_gateway.limits import MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_REFUSAL_BYTES
 from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.metering import Meter, drop_usage
 from covey_gateway.wire.openai.errors import engine_failed, translate_event_error, translate_refusal
-from covey_gateway.wire.request import STREAMED, Call, Request, Teller
+from covey_gateway.wire.request import STREAMED, Call, Request, Teller, has_extra_usage
 from covey_gateway.wire.sse import DONE, EventBuffer, EventTooLong, split_data, split_events
 
 
@@ -46,17 +47,25 @@ class Reply(Protocol):
 
 
 def choose_reply(
-    status: int, content_type: bytes, retry_after_seconds: int | None, request: Request, teller: Teller, model: str
+    status: int,
+    content_type: bytes,
+    retry_after_seconds: int | None,
+    request: Request,
+    teller: Teller,
+    model: str,
+    meter: Meter,
+    engine: str = "",
 ) -> Reply:
     if status in (404, 405) and request.call is Call.COUNT:
         return _Failed(_no_count(model))
     if status != 200:
         return _EngineRefusal(status, retry_after_seconds, model)
+    meter.has_begun = True
     if request.call not in STREAMED:
-        return _Whole(model, teller)
+        return _Whole(model, teller, meter)
     if not content_type.lower().startswith(b"text/event-stream"):
         return _Failed(_no_stream(content_type, model))
-    return _Events(model, teller, request.wants_stream)
+    return _Events(model, teller, meter, request.wants_stream, drops_usage=has_extra_usage(request, engine))
 
 
 class NoReply:
@@ -74,8 +83,10 @@ class NoReply:
 class _Events:
     """`is_stream`: what the teller says goes to the client as it comes; else all of it at the end."""
 
-    def __init__(self, model: str, teller: Teller, is_stream: bool) -> None:
+    def __init__(self, model: str, teller: Teller, meter: Meter, is_stream: bool, *, drops_usage: bool) -> None:
         self.is_stream = is_stream
+        self._drops_usage = drops_usage
+        self._meter = meter
         self._model = model
         self._teller = teller
         self._events = EventBuffer()
@@ -88,10 +99,13 @@ class _Events:
             return _too_long(self._model)
         if not events:
             return b""
+        self._meter.count(events)
         if not self._has_begun:
             self._has_begun = any(data != DONE for data in split_data(events))
             if self._events.is_done and not self._has_begun:
                 return engine_failed(self._model, "it ended its answer without a word of one")
+        if self._drops_usage and not (events := drop_usage(events)):
+            return b""
         return self._take_each(events) if self.is_stream and b'"error"' in events else self._teller.take(events)
 
     def _take_each(self, events: bytes) -> bytes | ApiError | Broken:
@@ -118,9 +132,10 @@ class _Whole:
 
     is_stream = False
 
-    def __init__(self, model: str, teller: Teller) -> None:
+    def __init__(self, model: str, teller: Teller, meter: Meter) -> None:
         self._model = model
         self._teller = teller
+        self._meter = meter
         self._body = bytearray()
 
     def take(self, piece: bytes) -> bytes | ApiError:
@@ -130,6 +145,7 @@ class _Whole:
         return b""
 
     def end(self) -> bytes | Refusal:
+        self._meter.read(bytes(self._body))
         told = self._teller.take(bytes(self._body))
         return Refusal(told) if isinstance(told, ApiError) else self._teller.end()
 

@@ -21,8 +21,10 @@ from uvicorn.server import ServerState
 
 from covey_gateway.connection import ClientConnection
 from covey_gateway.failures import StartError
+from covey_gateway.figures import Present
 from covey_gateway.images import Images
 from covey_gateway.limits import MAX_CONNECTIONS, MAX_REFUSED, RESERVED_FILES, SWEEP_SECONDS
+from covey_gateway.recorded import Recorded
 from covey_gateway.relay import Relay
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
@@ -40,22 +42,20 @@ _DRAIN_CHECK_SECONDS = 0.05
 _log = logging.getLogger(__name__)
 
 
-def bind_socket(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int, flag: str = "--listen") -> socket.socket:
     """StartError if the address is taken or not this machine's."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise StartError(f"`--listen` must be HOST:PORT of this machine; '{host}' is no address: {error}") from None
+        raise StartError(f"`{flag}` must be HOST:PORT of this machine; '{host}' is no address: {error}") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRINUSE:
-            words = (
-                f"port {port} on {host} is taken by another process (another `covey up`?); stop it or use `--listen`"
-            )
+            words = f"port {port} on {host} is taken by another process (another `covey up`?); stop it or use `{flag}`"
         else:
             words = f"{host}:{port} can't be listened on: {error.strerror}"
         raise StartError(words) from None
@@ -104,7 +104,7 @@ class GatewayServer:
         self.app = LateApp(traffic)
         # The server header and the access log would only cost; proxy headers are believed from nobody.
         self._config = Config(
-            self.app,
+            Recorded(self.app, traffic),
             interface="asgi3",
             lifespan="off",
             ws="none",
@@ -116,8 +116,13 @@ class GatewayServer:
         self._config.load()
         self._server: asyncio.Server | None = None
         self._door: TlsDoor | None = None
+        traffic.ledger.figures.observe = self._observe_figures
         self._accepted = asyncio.Event()
         self._is_resting = True
+
+    def _observe_figures(self) -> Present:
+        log = self._traffic.ledger.log
+        return self._traffic.observe_figures(len(self._state.connections), log.dropped if log is not None else 0)
 
     async def start(self, bound: socket.socket, door: "TlsDoor | None" = None) -> None:
         """`door`: clients speak TLS, and come by it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from covey_api.access_key import KEY_HASH_PATTERN
+from covey_api.access_key import KEY_HASH_PATTERN, Concurrency, RequestsPerMinute, TokensPerDay, TokensPerMinute
 from covey_api.messages import ClientKey, ModelState, Order, ServedModel
 from covey_api.meta import DEFAULT_NAMESPACE, Document
 from pydantic import Field, ValidationError, model_validator
@@ -60,6 +60,13 @@ class TableKey(Document):
     """`sha256:` and the hex digest of the whole key."""
     expiry: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")] | None = None
     """UTC; refused from then on. When absent: never."""
+    models: Annotated[tuple[_ModelName, ...], Field(min_length=1, max_length=256)] | None = None
+    """Models that it may ask for, by their names. When absent: all."""
+    requests_per_minute: RequestsPerMinute | None = None
+    tokens_per_minute: TokensPerMinute | None = None
+    tokens_per_day: TokensPerDay | None = None
+    """Counted anew when the gateway starts: without a controller nobody keeps it."""
+    concurrency: Concurrency | None = None
 
 
 class TableDocument(Document):
@@ -97,10 +104,7 @@ def parse_table(content: bytes, name: str) -> RoutingTable:
     except ValidationError as error:
         raise StartError(f"{name}: {_explain(error)}") from None
     targets = [_render_target(model, endpoint) for model in document.models for endpoint in model.endpoints]
-    keys = [
-        parse_key(ClientKey(namespace=DEFAULT_NAMESPACE, name=key.name, hash=key.hash, expiry=key.expiry))
-        for key in document.keys
-    ]
+    keys = [parse_key(ClientKey(namespace=DEFAULT_NAMESPACE, **key.model_dump())) for key in document.keys]
     return build_table(_ORDER, [_render_model(model) for model in document.models], targets, keys)
 
 

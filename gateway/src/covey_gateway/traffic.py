@@ -5,6 +5,7 @@ was applied stays in force until another one comes.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from email.utils import formatdate
@@ -13,7 +14,10 @@ from typing import Protocol
 from covey_api.messages import EndpointDemand, ServedModel
 from covey_api.reasons import ErrorCode
 
+from covey_gateway.accounts import Accounts
 from covey_gateway.cancels import Cancels
+from covey_gateway.figures import Present
+from covey_gateway.ledger import Ledger
 from covey_gateway.limits import FAILURES_ASIDE, MAX_BODIES_BYTES, SILENT_ENDPOINT_SECONDS
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.affinity import Homes
@@ -30,6 +34,7 @@ from covey_gateway.routing.refusals import (
 )
 from covey_gateway.routing.table import Caller, RoutingTable, Target
 from covey_gateway.waiting import Waiting
+from covey_gateway.wire.allowances import RenderAllowances
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.request import TASKS, Listing, Request
 
@@ -52,9 +57,9 @@ class Awaiting(Protocol):
 
 
 class Traffic:
-    """`clock` is monotonic."""
+    """`clock` is monotonic, `wall` seconds since the epoch."""
 
-    def __init__(self, policy: AccessPolicy, clock: Callable[[], float]) -> None:
+    def __init__(self, policy: AccessPolicy, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
         self.policy = policy
         self.table = RoutingTable()
         self.has_table = False
@@ -62,6 +67,9 @@ class Traffic:
         self.date = b""
         """The HTTP date, kept by the sweep."""
         self.cancels = Cancels()
+        self.accounts = Accounts(clock, wall)
+        self.ledger = Ledger(clock, self.accounts.charge)
+        self._wall = wall
         self._clock = clock
         self._loads: dict[str, Load] = {}
         self._awaiting: dict[str, list[Awaiting]] = {}
@@ -74,6 +82,9 @@ class Traffic:
         self._on_news: Callable[[], None] = lambda: None
         self.waiting = Waiting(clock, lambda: self._on_news())
         """Requests for models that are not ready."""
+
+    def now(self) -> float:
+        return self._clock()
 
     @property
     def is_ready(self) -> bool:
@@ -107,6 +118,7 @@ class Traffic:
         for id_ in [id_ for id_ in self._instances if id_ not in now and id_ not in self._loads]:
             del self._instances[id_]
         self._homes.keep_only(now)
+        self.accounts.apply_table(table)
         self.waiting.tell(self.table)
         return frozenset(before - now.keys())
 
@@ -203,6 +215,7 @@ class Traffic:
         targets = self.table.targets.get((target.namespace, target.model), ())
         siblings = [self._loads.get(each.id) for each in targets]
         if judge_failure(load, siblings, self._clock()) and load.aside is not None:
+            self.ledger.figures.of_model(target.namespace, target.model).ejections += 1
             words = "endpoint %s of model '%s' is set aside for %.0f s, since it failed %d times in a row: %s"
             _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.message)
 
@@ -224,6 +237,7 @@ class Traffic:
             was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock())
             if not was_aside:
                 self._on_news()
+                self.ledger.figures.of_model(target.namespace, target.model).ejections += 1
             words = "endpoint %s of model '%s' is set aside for %.0f s: %s"
             _log.warning(words, target.id, target.model, load.aside.seconds, refused)
         elif load.aside is not None and load.aside.is_probed:
@@ -250,6 +264,21 @@ class Traffic:
         awaiting.remove(request)
         if not awaiting:
             del self._awaiting[target.id]
+
+    def render_allowances(self, render: RenderAllowances, key: str) -> bytes:
+        """Header lines of what a key may still ask for; none where nothing limits it."""
+        requests, tokens = self.accounts.allowances(key)
+        return render(requests, tokens, self._wall()) if requests is not None or tokens is not None else b""
+
+    def observe_figures(self, connections: int, log_lines_dropped: int) -> Present:
+        """What is, for who asks for figures."""
+        in_flight = dict.fromkeys(self.table.models, 0)
+        for targets in self.table.targets.values():
+            for target in targets:
+                if (load := self._loads.get(target.id)) is not None:
+                    in_flight[target.namespace, target.model] += load.in_flight
+        held = sum(each.held for each in self.waiting.observe_demand())
+        return Present(connections, in_flight, held, self.is_ready, log_lines_dropped)
 
     def reserve_body(self, count: int) -> bool:
         """Room for that many bytes of a request's body, until they are given back."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.messages import AskAnswer, Demand, DemandAnswer, Report
+from covey_api.messages import AskAnswer, Demand, Report
 from covey_api.meta import Status
 from covey_controller.authority import derive_engine_key
 from covey_controller.board import FleetBoard
@@ -144,8 +144,7 @@ class Controller:
             self.board.on_answer(peer, AskAnswer.model_validate_json(body))
             return b""
         if path == "demand":
-            order = self.board.on_demand(peer, Demand.model_validate_json(body))
-            answer = DemandAnswer(term=order.term, serial=order.serial)
+            answer = self.board.on_demand(peer, Demand.model_validate_json(body))
         else:
             if path != f"nodes/{peer}/report":
                 raise LookupError(f"no route {method} {path}")

@@ -60,6 +60,10 @@ class Request:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    @property
+    def address(self) -> str:
+        return ""
+
     def write(self, data: bytes) -> None:
         self.written.append(data)
 

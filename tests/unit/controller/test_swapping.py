@@ -3,7 +3,7 @@
 from covey_api.instance import InstanceGoal
 from covey_api.meta import Condition
 from covey_api.placement import ContextWish, Placement, Scaling
-from covey_api.reasons import EventReason, ReadyReason
+from covey_api.reasons import EventReason, FailureCause, ReadyReason
 from covey_controller.reconcile.outcomes import Plan
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.scaling import scale
@@ -49,6 +49,38 @@ def test_it_is_at_zero_until_it_is_asked_for_and_again_when_it_was_not_for_long(
     clients.run(30)
     assert clients.story.instances() == []
     assert ready(clients, "a").reason == ReadyReason.SCALED_TO_ZERO
+
+
+def test_a_load_that_takes_longer_than_its_idle_time_is_never_given_up_before_it_was_ready() -> None:
+    """Elsewhere a model was scaled to zero before it was ready for the first time: it never was, however often asked.
+
+    Its client was answered at once and comes again later than that.
+    """
+    clients = Clients(scaled("a", idle_seconds=20))
+    clients.gateway.refused = {"a": 0.0}
+    clients.run(3)
+    (first,) = clients.story.instances()
+    clients.gateway.refused = {}
+    agent = clients.story.agents["a"]
+    agent.deaf = True  # its engine loads
+    clients.run(300)
+    assert [each.spec.instance_id for each in clients.story.instances()] == [first.spec.instance_id]
+    assert ready(clients, "a").reason == ReadyReason.ENGINE_STARTING
+    agent.deaf = False
+    clients.run(5)
+    assert clients.story.routed() == ["a-0"]
+    clients.run(30)
+    assert clients.story.instances() == [], "it is idle now"
+
+
+def test_a_load_that_failed_is_given_up_when_nobody_asks_any_more() -> None:
+    clients = Clients(scaled("a", idle_seconds=20))
+    clients.story.agents["a"].fail = lambda _: FailureCause.EXITED
+    clients.gateway.refused = {"a": 0.0}
+    clients.run(5)
+    clients.gateway.refused = {}
+    clients.run(60)
+    assert clients.story.instances() == []
 
 
 def test_a_request_that_does_not_wait_starts_it_too() -> None:

@@ -46,12 +46,18 @@ def test_a_smallest_request_is_asked_of_the_engine_as_a_stream_with_usage() -> N
     }
 
 
-def test_a_stream_request_keeps_its_own_stream_options() -> None:
-    assert accepted(body(stream=True)).wants_stream
-    assert "stream_options" not in sent(body(stream=True))
-    assert "stream_options" not in sent(body(stream=True, stream_options=None))
-    options = {"include_usage": False}
-    assert sent(body(stream=True, stream_options=options))["stream_options"] == options
+def test_a_stream_is_counted_whether_its_client_asks_or_not() -> None:
+    """llama-server tells figures unasked; of others usage is asked for, and kept from who didn't."""
+    for options in (None, {"include_usage": False}):
+        content = body(stream=True, stream_options=options)
+        assert accepted(content).withholds_usage
+        assert sent(content)["stream_options"] == {"include_usage": True}
+    request = accepted(body(stream=True))
+    assert "stream_options" not in json.loads(render_request(request, "m", "LlamaServer"))
+    options = {"include_usage": True, "include_obfuscation": False}
+    asking = accepted(body(stream=True, stream_options=options))
+    assert not asking.withholds_usage
+    assert json.loads(render_request(asking, "m", ""))["stream_options"] == options
 
 
 def test_the_smaller_of_both_token_limits_is_sent_under_one_name() -> None:

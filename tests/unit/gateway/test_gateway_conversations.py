@@ -57,6 +57,30 @@ def test_anthropic_turns_become_messages_in_order_and_tool_results_come_first() 
     assert (sent["max_tokens"], sent["stop"], sent["stream"]) == (5, ["END"], True)
 
 
+def test_images_in_a_tools_result_follow_it_in_the_users_turn() -> None:
+    """A screenshot of a tool: engines' tool messages have text alone."""
+    shot = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+    seen = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "shot:"}, shot]}
+    turns = [{"role": "user", "content": [seen, {"type": "text", "text": "What is it?"}]}]
+    request = parse_messages(body(messages=turns, max_tokens=5))
+    assert asked(request)["messages"] == [
+        {"role": "tool", "tool_call_id": "c1", "content": "shot:"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+                {"type": "text", "text": "What is it?"},
+            ],
+        },
+    ]
+    assert isinstance(request, Request)
+    assert request.media == "messages[0].content[0].content[1]"
+    seen["content"] = [shot | {"source": {"type": "url"}}]
+    refused = parse_messages(body(messages=turns, max_tokens=5))
+    assert isinstance(refused, ApiError)
+    assert "messages[0].content[0].content[0].source" in refused.message
+
+
 def test_a_billing_line_that_changes_with_every_request_does_not_change_the_prompt() -> None:
     def system(nonce: str) -> bytes:
         blocks = [

@@ -18,6 +18,8 @@ class Client:
     def __init__(self) -> None:
         self.written = b""
 
+    address = ""
+
     def now(self) -> float:
         return 0.0
 

@@ -18,6 +18,7 @@ SDKS = (
 )
 
 _ALL = "test_all_formats_tell_the_same_answer_with_and_without_a_stream"
+_STOP = "test_a_stop_sequence_ends_the_answer_before_it_in_every_format"
 _SCHEMA = "test_schemas_bind_the_answer_in_every_format"
 _LONG = "test_too_long_a_prompt_has_both_numbers_in_every_format"
 _THINK = "test_the_sdks_in_python_read_thoughts_apart_from_the_text"
@@ -37,6 +38,8 @@ MATRIX: dict[str, tuple[str, str, str, str, str, str]] = {
     ),
     "usage": (_ALL, _ALL, _ALL, "node:chat", "node:message", "node:ollama"),
     "finish reasons": (_ALL, _ALL, _ALL, "node:response", "node:message", "node:ollama"),
+    "stop sequences": (_STOP, _STOP, _STOP, _SAME, _SAME, _SAME),
+    "`system_fingerprint`": (_STOP, _NONE, _NONE, _SAME, _NONE, _NONE),
     "Responses": ("test_responses_stream_is_numbered_and_whole", _NONE, _NONE, "node:responseStream", _NONE, _NONE),
     "text completions": (
         "test_openai_completions_count_every_choice_once",

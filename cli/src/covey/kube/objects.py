@@ -122,10 +122,10 @@ class KubeControl:
             self._api.call("DELETE", path)
         return [key | {"outcome": "deleted"} for key in keys]
 
-    def create_key(self, name: str, namespace: str, expiry: str | None) -> str:
+    def create_key(self, name: str, namespace: str, limits: JsonObject) -> str:
         """Made here: the API server sees its hash alone, and the user's own right to create it decides."""
         text = KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
-        spec = {"hash": f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"} | ({"expiry": expiry} if expiry else {})
+        spec = {"hash": f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"} | limits
         body = {"apiVersion": API_VERSION, "kind": AccessKey.__name__, "metadata": {"name": name}, "spec": spec}
         params = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         try:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from covey_api.access_key import KEY_PREFIX, AccessKey
+from covey_api.access_key import KEY_PREFIX, AccessKey, AccessKeySpec
 from covey_api.kinds import ObjectKey
 from covey_api.meta import API_VERSION
 
@@ -48,6 +48,12 @@ async def create_access_key(source: Source, explainer: Explainer, body: AccessKe
     return text
 
 
+# Of a key, as far as who makes one says it.
+_SPEC_FIELDS = tuple(
+    field.alias for name, field in AccessKeySpec.model_fields.items() if name != "hash" and field.alias is not None
+)
+
+
 def render_applied(applied: tuple[Applied, ...]) -> dict[str, Any]:
     return {
         "results": [
@@ -68,8 +74,8 @@ def _render_document(body: AccessKeyBody, key_hash: str) -> str:
         "spec:",
         f"  hash: {json.dumps(key_hash)}",
     ]
-    if body.expiry is not None:
-        lines.append(f"  expiry: {json.dumps(body.expiry)}")
+    limits = body.to_wire()
+    lines += [f"  {name}: {json.dumps(limits[name])}" for name in _SPEC_FIELDS if name in limits]
     return "\n".join(lines) + "\n"
 
 

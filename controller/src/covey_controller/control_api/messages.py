@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from covey_api.access_key import KeyLimits
 from covey_api.messages import CertificateRole
 from covey_api.meta import DEFAULT_NAMESPACE, Message, Name
 from pydantic import Field
@@ -43,7 +44,7 @@ class TokenBody(Message):
     ttl_seconds: int = 3600
 
 
-class AccessKeyBody(Message):
+class AccessKeyBody(KeyLimits):
     name: Name
     namespace: Name = DEFAULT_NAMESPACE
     expiry: Annotated[str, Field(max_length=20)] | None = None

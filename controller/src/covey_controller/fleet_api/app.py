@@ -17,7 +17,6 @@ from covey_api.messages import (
     Cancel,
     CancelAnswer,
     Demand,
-    DemandAnswer,
     JoinRequest,
     Report,
 )
@@ -128,8 +127,7 @@ class FleetRoutes:
                 ApiReason.FORBIDDEN,
                 f"`gateway` must be '{peer.name}' as the certificate says; got '{demand.gateway[:64]}'",
             )
-        order = self._board.on_demand(peer.name, demand)
-        return render_message(DemandAnswer(term=order.term, serial=order.serial))
+        return render_message(self._board.on_demand(peer.name, demand))
 
     async def cancel(self, request: Request) -> Response:
         peer = self._admission.admit_gateway(request)

@@ -38,6 +38,7 @@ from covey_controller.reconcile.world import (
     Scaled,
     Search,
     Serving,
+    Spending,
     Spot,
     World,
     Yield,
@@ -117,6 +118,7 @@ class Draft:
     actions: list[Action] = field(default_factory=list[Action])
     notes: list[Note] = field(default_factory=list[Note])
     statuses: list[StatusWrite] = field(default_factory=list[StatusWrite])
+    spending: dict[str, Spending] = field(default_factory=dict[str, Spending])
     deadlines: list[float] = field(default_factory=list[float])
     used_answers: list[str] = field(default_factory=list[str])
     used_ids: int = 0

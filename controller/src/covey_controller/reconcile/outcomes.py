@@ -1,7 +1,7 @@
 """What a plan consists of, and the closed union of outcomes that statuses are made from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from covey_api.instance import Instance
 from covey_api.kinds import ObjectKey
@@ -11,7 +11,7 @@ from covey_api.node import Node
 from covey_api.placement import Placement
 from covey_api.reasons import AccessKeyReason, FleetReason, ModelReason, NodeReason, ReadyReason
 
-from covey_controller.reconcile.world import Memory
+from covey_controller.reconcile.world import Memory, Spending
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +132,5 @@ class Plan:
     """Ids of answers that this plan took in."""
     wake_at: float
     """When something is due although nothing changes."""
+    spending: Mapping[str, Spending] = field(default_factory=dict[str, Spending])
+    """By hash, of keys with a limit of the day."""

@@ -85,6 +85,7 @@ def plan(world: World, now: float) -> Plan:
         memory=_remember(draft, assignments),
         used_answers=tuple(draft.used_answers),
         wake_at=min((*draft.deadlines, now + MAX_SLEEP_SECONDS)),
+        spending=draft.spending,
     )
 
 

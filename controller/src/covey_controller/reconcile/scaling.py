@@ -6,6 +6,7 @@
 | fewer, for less than `idleSeconds` | as before |
 | fewer, for longer | that many, at least `min` |
 | none, but a replica gave a byte within `idleSeconds` | one |
+| none, but a replica is started for the first time | one: else what loads for longer than that would never be ready |
 
 A request between two reports of a gateway is seen by the byte it got. A gateway that isn't heard may serve on by its
 table: nothing is judged idle before all that are known have been heard for `idleSeconds`. What is held for a Model
@@ -25,6 +26,8 @@ from covey_controller.reconcile.drains import live_gateways
 from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.wanted import model_key
 from covey_controller.reconcile.world import Asked, GatewayView, Scaled, Serving
+
+_STARTING = (MemberPhase.PENDING, MemberPhase.FETCHING, MemberPhase.STARTING)
 
 
 def observe_demand(draft: Draft) -> None:
@@ -96,7 +99,12 @@ def _bound(scaling: Scaling, count: int) -> int:
 
 
 def _observe_use(draft: Draft, sight: Sight, heard: dict[str, float]) -> float:
-    """When it was last used; what doesn't serve was not."""
+    """When it was last used: now, while its first start goes on; what else doesn't serve was not.
+
+    Only the first: one that fails again and again would stay for ever.
+    """
+    if _is_first_start(sight):
+        return draft.now
     if sight.phase is not MemberPhase.READY or not sight.is_confirmed:
         return float("-inf")
     before = draft.world.memory.serving.get(sight.id, Serving(draft.now, draft.now))
@@ -104,6 +112,11 @@ def _observe_use(draft: Draft, sight: Sight, heard: dict[str, float]) -> float:
     used_at = max(before.used_at, seen)
     draft.serving[sight.id] = Serving(before.since, used_at)
     return used_at
+
+
+def _is_first_start(sight: Sight) -> bool:
+    restarts = sum(member.report.restarts for member in sight.members if member.report is not None)
+    return sight.phase in _STARTING and sight.instance.spec.attempt == 1 and not restarts
 
 
 def spare_count(placement: Placement, running: Sequence[Sight]) -> int:

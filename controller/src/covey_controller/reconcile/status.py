@@ -23,6 +23,7 @@ from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled, Wa
 from covey_controller.reconcile.paths import observe_path_failures, plan_path_condition
 from covey_controller.reconcile.resting import observe_node_rest
 from covey_controller.reconcile.table import address_of, front_of, refused_aliases, refused_keys
+from covey_controller.reconcile.usage import count_key
 
 _PHASES = {
     MemberPhase.PENDING: InstancePhase.PENDING,
@@ -85,7 +86,9 @@ def _write_settings(draft: Draft) -> None:
         _write(draft, fleet, fleet.status, fleet.status, Done(FleetReason.APPLIED, "new instances are made by it"))
     refused = refused_keys(draft.keys)
     for key in draft.keys:
-        _write(draft, key, key.status, key.status, judge_key(is_refused=key.key in refused))
+        is_refused = key.key in refused
+        status = key.status if is_refused else key.status.changed(usage=count_key(draft, key))
+        _write(draft, key, key.status, status, judge_key(is_refused=is_refused))
 
 
 def _write(

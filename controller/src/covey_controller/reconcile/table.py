@@ -18,7 +18,8 @@ from covey_api.model import Model
 from covey_api.placement import Placement, RequestTimeouts, UnknownFields
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import Sight
+from covey_controller.reconcile.drains import live_gateways
+from covey_controller.reconcile.fleet import Sight, live_until
 from covey_controller.reconcile.outcomes import Done, Outcome, Stalled
 from covey_controller.reconcile.wanted import model_key
 
@@ -48,12 +49,32 @@ def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outc
     )
     unheeded = refused_keys(draft.keys)
     client_keys = tuple(
-        ClientKey(namespace=key.key.namespace, name=key.metadata.name, hash=key.spec.hash, expiry=key.spec.expiry)
+        ClientKey(namespace=key.key.namespace, name=key.metadata.name, **key.spec.model_dump())
         for key in draft.keys
         if key.key not in unheeded
     )
     ordered = tuple(sorted(endpoints, key=lambda endpoint: endpoint.instance_id))
-    return Endpoints(term=draft.world.term, serial=0, models=models, endpoints=ordered, keys=client_keys)
+    return Endpoints(
+        term=draft.world.term,
+        serial=0,
+        models=models,
+        endpoints=ordered,
+        keys=client_keys,
+        gateways=_sharers(draft, client_keys),
+    )
+
+
+def _sharers(draft: Draft, keys: Iterable[ClientKey]) -> tuple[str, ...]:
+    """Gateways among whom limits are shared; none where there are none, so that a table is as it was when one comes.
+
+    One that is lost counts until its requests are over: its clients may be served by its table until then.
+    """
+    if not any(key.requests_per_minute or key.tokens_per_minute or key.concurrency for key in keys):
+        return ()
+    for gateway in draft.world.gateways:
+        if not gateway.connected:
+            draft.wake_at(live_until(gateway, draft.watching_since))
+    return tuple(sorted(gateway.name for gateway in live_gateways(draft)))
 
 
 def keep_drained(draft: Draft, planned: Endpoints) -> Endpoints:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, Order, Report
+from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, KeyUsage, Order, Report
 from covey_api.model import ModelSpec
 from covey_api.placement import PlacementSpec
 from covey_api.reasons import ReadyReason
@@ -41,6 +41,25 @@ class GatewayView:
     seen: float
     connected: bool
     demand: Demand | None = None
+
+
+Reported = Mapping[str, Mapping[str, KeyUsage]]
+"""What gateways counted: by a gateway's boot and a key's hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What one key spent today, and of each boot what of that is in it."""
+
+    day: int
+    """Days since the epoch, UTC."""
+    tokens: int
+    counted: Mapping[str, int]
+
+    def with_reports(self, hash_: str, reported: Reported) -> int:
+        """With what was reported since."""
+        now = {boot: found.tokens for boot, usages in reported.items() if (found := usages.get(hash_)) is not None}
+        return self.tokens + sum(max(0, tokens - self.counted.get(boot, 0)) for boot, tokens in now.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,3 +290,4 @@ class World:
     """What an agent must show with an Instance that the store does not know: a keyed hash, so pure."""
     allow_empty: bool = False
     """Strays are drained also when the store holds no Placement at all."""
+    usage: Reported = field(default_factory=dict[str, Mapping[str, KeyUsage]])

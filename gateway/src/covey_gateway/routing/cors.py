@@ -40,7 +40,7 @@ def render_cors(origins: frozenset[bytes], origin: bytes | None) -> Headers:
     headers = [(b"vary", b"origin")]
     if origin is not None and is_allowed(origins, origin):
         headers.append((b"access-control-allow-origin", origin))
-        headers.append((b"access-control-expose-headers", b"x-request-id, request-id, retry-after"))
+        headers.append((b"access-control-expose-headers", EXPOSED))
     return headers
 
 

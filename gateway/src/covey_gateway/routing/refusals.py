@@ -6,6 +6,7 @@ from covey_api.messages import ModelState, ServedModel
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.routing.choose import NoneFree
+from covey_gateway.routing.quotas import Spent
 from covey_gateway.wire.errors import ApiError, invalid_request
 from covey_gateway.wire.request import MEDIA_TASK, Request
 
@@ -86,6 +87,31 @@ def refuse_none_free(model: ServedModel, found: NoneFree) -> ApiError:
     return ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=found.retry_after_seconds)
 
 
+def refuse_spent(key: str, spent: Spent) -> ApiError:
+    """A limit of its key was hit."""
+    words, what = _LIMITS[spent.limit]
+    message = (
+        f"key '{key}' may have {spent.allowed} {words} here (`{spent.limit}`), and has; {what} frees in "
+        f"{spent.frees_after_seconds} s"
+    )
+    return ApiError(
+        429,
+        ErrorCode.RATE_LIMIT_EXCEEDED,
+        message,
+        spent.limit,
+        retry_after_seconds=spent.frees_after_seconds,
+        limit=spent.limit,
+    )
+
+
+_LIMITS = {
+    "requestsPerMinute": ("requests per minute", "the next one"),
+    "tokensPerMinute": ("tokens per minute", "some of it"),
+    "tokensPerDay": ("tokens per day (UTC)", "the next day's"),
+    "concurrency": ("requests at a time", "one perhaps"),
+}
+
+
 def refuse_cancelled() -> ApiError:
     return ApiError(410, ErrorCode.REQUEST_CANCELLED, "the request was cancelled by its id")
 
@@ -118,6 +144,11 @@ def refuse_media_call(path: str) -> ApiError:
 def refuse_declared(path: str) -> ApiError:
     message = f"{path[:200]} changes models, and models are declared, not made by calls: see `covey apply`"
     return ApiError(501, ErrorCode.TASK_NOT_SUPPORTED, message)
+
+
+def refuse_figures() -> ApiError:
+    words = "figures are told on loopback, to who sends no key, and on the port of `--metrics-listen`"
+    return ApiError(404, ErrorCode.NOT_FOUND, words)
 
 
 def refuse_slow(what: str) -> ApiError:

@@ -12,6 +12,8 @@ from covey_api.messages import ClientKey, Endpoint, Endpoints, Order, ServedMode
 from covey_api.meta import DEFAULT_NAMESPACE
 from covey_api.placement import RequestTimeouts
 
+from covey_gateway.routing.quotas import NO_LIMITS, Limits
+
 NO_ORDER = Order(term=-1, serial=-1)
 
 
@@ -64,6 +66,14 @@ class Key:
     digest: bytes
     expires_at: float | None
     """Seconds since the epoch."""
+    models: frozenset[str] | None = None
+    """Names of Models that it may ask for; None: all of its namespace."""
+    limits: Limits = NO_LIMITS
+    """Of the whole fleet."""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,11 @@ class Caller:
     """Whether `namespace/name` of another namespace is theirs to ask for."""
     key: str = ""
     """`namespace/name` of the key that was sent; empty: none, or one that isn't ours."""
+    models: frozenset[str] | None = None
+    """Names of Models that are theirs to ask for; None: all."""
+
+    def may_ask(self, model: str) -> bool:
+        return self.models is None or model in self.models
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +103,24 @@ class RoutingTable:
     )
     keys: Mapping[bytes, Key] = field(default_factory=dict[bytes, Key])
     """By digest."""
+    gateways: tuple[str, ...] = ()
+    """Among whom limits of keys are shared."""
 
     def resolve(self, caller: Caller, asked: str) -> ServedModel | None:
         name = self.aliases.get((caller.namespace, asked), asked)
-        if (model := self.models.get((caller.namespace, name))) is not None:
-            return model
-        namespace, _, name = asked.partition("/")
-        return self.models.get((namespace, name)) if caller.can_cross or namespace == caller.namespace else None
+        if (model := self.models.get((caller.namespace, name))) is None:
+            namespace, _, name = asked.partition("/")
+            is_theirs = caller.can_cross or namespace == caller.namespace
+            model = self.models.get((namespace, name)) if is_theirs else None
+        return model if model is not None and caller.may_ask(model.name) else None
 
     def names_for(self, caller: Caller) -> dict[str, ServedModel]:
         """What this caller may ask for, by the name to ask with, sorted."""
-        own = {name: model for (namespace, name), model in self.models.items() if namespace == caller.namespace}
+        own = {
+            name: model
+            for (namespace, name), model in self.models.items()
+            if namespace == caller.namespace and caller.may_ask(name)
+        }
         if not caller.can_cross:
             return own
         others = {
@@ -110,7 +132,11 @@ class RoutingTable:
 
 
 def build_table(
-    order: Order, models: Iterable[ServedModel], targets: Iterable[Target], keys: Iterable[Key]
+    order: Order,
+    models: Iterable[ServedModel],
+    targets: Iterable[Target],
+    keys: Iterable[Key],
+    gateways: tuple[str, ...] = (),
 ) -> RoutingTable:
     """Equal aliases and equal keys: the first by name has it (the controller refuses the others with a condition)."""
     by_name = {(model.namespace, model.name): model for model in sorted(models, key=lambda m: (m.namespace, m.name))}
@@ -124,7 +150,8 @@ def build_table(
     by_digest: dict[bytes, Key] = {}
     for key in sorted(keys, key=lambda key: (key.namespace, key.name)):
         by_digest.setdefault(key.digest, key)
-    return RoutingTable(order, by_name, aliases, {model: tuple(list_) for model, list_ in at.items()}, by_digest)
+    by_model = {model: tuple(list_) for model, list_ in at.items()}
+    return RoutingTable(order, by_name, aliases, by_model, by_digest, gateways)
 
 
 def parse_endpoints(snapshot: Endpoints, machine: str | None) -> RoutingTable:
@@ -134,6 +161,7 @@ def parse_endpoints(snapshot: Endpoints, machine: str | None) -> RoutingTable:
         snapshot.models,
         [parse_endpoint(endpoint, machine) for endpoint in snapshot.endpoints],
         [parse_key(key) for key in snapshot.keys],
+        snapshot.gateways,
     )
 
 
@@ -187,7 +215,9 @@ def parse_key(key: ClientKey) -> Key:
             expires_at = datetime.fromisoformat(key.expiry).timestamp()
         except ValueError:
             expires_at = 0.0
-    return Key(key.namespace, key.name, parse_hash(key.hash), expires_at)
+    limits = Limits(key.requests_per_minute, key.tokens_per_minute, key.tokens_per_day, key.concurrency)
+    models = None if key.models is None else frozenset(key.models)
+    return Key(key.namespace, key.name, parse_hash(key.hash), expires_at, models, limits)
 
 
 def parse_hash(text: str) -> bytes:

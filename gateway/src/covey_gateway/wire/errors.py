@@ -20,6 +20,8 @@ class ApiError:
     """How far a model that isn't ready is."""
     allow: str | None = None
     """Methods, for 405."""
+    limit: str = ""
+    """Which limit of the key was hit, for 429."""
 
 
 _T = TypeVar("_T")

@@ -6,6 +6,9 @@ A path that is in no format answers in OpenAI's envelope, unless it is below one
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from covey_gateway.wire.allowances import RenderAllowances
+from covey_gateway.wire.allowances import render_anthropic as render_anthropic_allowances
+from covey_gateway.wire.allowances import render_openai as render_openai_allowances
 from covey_gateway.wire.anthropic.answer import PING
 from covey_gateway.wire.anthropic.errors import render_envelope as render_anthropic
 from covey_gateway.wire.anthropic.request import COUNT_PATH, MESSAGES_PATH, parse_count, parse_messages
@@ -27,13 +30,14 @@ class Format:
     stream_type: bytes
     keep_alive: bytes
     """What a silent stream sends; empty: this format has nothing that means nothing."""
+    render_allowances: RenderAllowances = render_openai_allowances
 
 
 _SSE = b"text/event-stream; charset=utf-8"
 _COMMENT = b": keep-alive\n\n"
 
 OPENAI = Format("openai", render_openai, _SSE, _COMMENT)
-ANTHROPIC = Format("anthropic", render_anthropic, _SSE, PING)
+ANTHROPIC = Format("anthropic", render_anthropic, _SSE, PING, render_anthropic_allowances)
 OLLAMA = Format("ollama", render_ollama, b"application/x-ndjson", b"")
 
 OLLAMA_ROOTS = (b"", b"/ollama")

@@ -84,6 +84,12 @@ class Request:
     """Why it is refused unless the model passes fields that nobody here knows."""
     wants_progress: bool = False
     """Whether the answer begins with how long the prompt is."""
+    withholds_usage: bool = False
+    """Whether its client didn't ask for the usage that the engine is asked for: it is dropped."""
+    n: int = 1
+    """Answers to each prompt, where there may be several of both."""
+    is_single: bool = True
+    """Whether it has one prompt and one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,11 @@ class Question:
 Parsed = Request | Question | ApiError
 
 
+def has_extra_usage(request: Request, engine: str) -> bool:
+    """Whether the engine is asked for usage that the client isn't told. llama-server tells `timings` unasked."""
+    return request.withholds_usage and engine != EngineName.LLAMA_SERVER
+
+
 def render_request(request: Request, model: str, engine: str) -> bytes:
     """The body for an engine."""
     fields: dict[str, Any] = {"model": model, **request.fields}
@@ -120,4 +131,6 @@ def render_request(request: Request, model: str, engine: str) -> bytes:
         fields["max_tokens"] = request.max_tokens
     if request.wants_progress and engine == EngineName.LLAMA_SERVER:
         fields["return_progress"] = TRUE
+    if has_extra_usage(request, engine):
+        fields["stream_options"] = WITH_USAGE
     return _ENCODE(fields)

@@ -215,14 +215,20 @@ def _render_assistant(blocks: list[_Block], place: str) -> dict[str, Any]:
 
 
 def _render_turn(role: str, blocks: list[_Block], place: str) -> tuple[list[dict[str, Any]], str]:
-    """Results of tools as messages of their own, then the rest of the turn."""
+    """Results of tools as messages of their own, then the rest of the turn.
+
+    A tool's message has text alone for most engines and templates, so its images come first in what follows.
+    """
     results: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
     media = ""
     for index, block in enumerate(blocks):
         at = f"{place}[{index}]"
         if block.type == "tool_result":
-            results.append(_render_result(block, at))
+            result, images = _render_result(block, at)
+            results.append(result)
+            parts += [{"type": "image_url", "image_url": {"url": url}} for _, url in images]
+            media = media or next((place for place, _ in images), "")
         elif block.type == "image":
             parts.append({"type": "image_url", "image_url": {"url": _read_image(block, at)}})
             media = media or at
@@ -235,13 +241,21 @@ def _render_turn(role: str, blocks: list[_Block], place: str) -> tuple[list[dict
     return [*results, {"role": role, "content": "\n".join(part["text"] for part in parts)}], ""
 
 
-def _render_result(block: _Block, place: str) -> dict[str, Any]:
+def _render_result(block: _Block, place: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The message, and where each image of the result is, with its URL."""
     if not block.tool_use_id:
         raise Refused(invalid_request(f"`{place}.tool_use_id` must be the id of a call", "messages"))
-    content = block.content
+    content, images = block.content, list[tuple[str, str]]()
     if isinstance(content, list):
-        content = "\n".join(_read_text(one, f"{place}.content") for one in content)
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content or ""}
+        texts: list[str] = []
+        for index, one in enumerate(content):
+            at = f"{place}.content[{index}]"
+            if one.type == "image":
+                images.append((at, _read_image(one, at)))
+            else:
+                texts.append(_read_text(one, f"{place}.content"))
+        content = "\n".join(texts)
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content or ""}, images
 
 
 def _read_image(block: _Block, place: str) -> str:

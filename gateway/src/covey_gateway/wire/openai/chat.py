@@ -103,8 +103,23 @@ def _parse_fields(fields: Fields, model: str, unknown: Unknown) -> Request | Api
     if options is not None:
         sent["stream_options"] = options
     sent |= unknown.fields
-    make_teller = PassedChat if wants_stream else ChatAnswer
-    return Request(Call.CHAT, model, sent, make_teller, wants_stream, max_tokens, media, unknown=unknown.error)
+    withholds_usage = wants_stream and not _asks_usage(options)
+    return Request(
+        Call.CHAT,
+        model,
+        sent,
+        PassedChat if wants_stream else ChatAnswer,
+        wants_stream,
+        max_tokens,
+        media,
+        unknown=unknown.error,
+        withholds_usage=withholds_usage,
+        is_single="n" not in sent,
+    )
+
+
+def _asks_usage(options: msgspec.Raw | None) -> bool:
+    return options is not None and _ANY.decode(options).get("include_usage") is True
 
 
 def check_passed(unknown: Unknown) -> Fields | ApiError:

@@ -61,7 +61,17 @@ def parse_completion(body: bytes) -> Request | ApiError:
     def make_teller(name: str) -> Teller:
         return TextStream(name, n, with_usage) if wants_stream else TextAnswer(name, n)
 
-    return Request(Call.COMPLETION, model, sent, make_teller, wants_stream, max_tokens, unknown=unknown.error)
+    return Request(
+        Call.COMPLETION,
+        model,
+        sent,
+        make_teller,
+        wants_stream,
+        max_tokens,
+        unknown=unknown.error,
+        n=n,
+        is_single=False,
+    )
 
 
 def _drop_defaults(fields: Fields) -> None:

@@ -1,0 +1,85 @@
+"""What keys have used: gateways' counts, which only grow, added up in the AccessKeys' status (ADR 40).
+
+The status says of each boot how much of its count is in the sums, so counting the same report twice adds nothing, and
+neither does another leader that begins with the stored status. It is written at most once a minute, and not at all
+while nobody asks.
+"""
+
+from datetime import date, datetime, timedelta
+
+from covey_api.access_key import AccessKey, CountedBoot, KeyCounts, KeyUsageStatus
+
+from covey_controller.reconcile.draft import Draft
+from covey_controller.reconcile.world import Reported, Spending
+
+WRITE_SECONDS = 60
+# Boots whose count is remembered though their gateway isn't here: a leader that has just begun hears them again.
+MAX_COUNTED = 32
+# Those of gateways that are here; more than anybody runs.
+MAX_BOOTS = 64
+_FIELDS = tuple(KeyCounts.model_fields)
+_EPOCH = date(1970, 1, 1)
+
+
+def count_key(draft: Draft, key: AccessKey) -> KeyUsageStatus:
+    """The key's usage as it is to be stored: as it is, until it is due."""
+    stored = key.status.usage
+    counted = add_reports(stored, key.spec.hash, draft.world.usage, draft.world.timestamp)
+    if key.spec.tokens_per_day is not None:
+        draft.spending[key.spec.hash] = _observe_spending(counted, draft.world.timestamp)
+    if counted.total == stored.total:
+        return stored
+    due = _seconds_until_due(stored, draft.world.timestamp)
+    if due > 0:
+        draft.wake_at(draft.now + due)
+        return stored
+    return counted
+
+
+def add_reports(stored: KeyUsageStatus, hash_: str, reported: Reported, timestamp: str) -> KeyUsageStatus:
+    """With all that was reported; what is new is of the day that `timestamp` is in."""
+    known: dict[str, KeyCounts] = {each.boot: each for each in stored.counted}
+    day = timestamp[:10]
+    total, today = stored.total, stored.today if stored.day == day else KeyCounts()
+    present: list[CountedBoot] = []
+    for boot, usages in sorted(reported.items())[:MAX_BOOTS]:
+        if (found := usages.get(hash_)) is None:
+            continue
+        new = _less(found, known.get(boot, KeyCounts()))
+        total, today = _plus(total, new), _plus(today, new)
+        present.append(CountedBoot(boot=boot, **_values(found)))
+    if total == stored.total:
+        return stored
+    here = {each.boot for each in present}
+    absent = [each for each in stored.counted if each.boot not in here]
+    kept = min(len(absent), MAX_COUNTED, MAX_BOOTS - len(present))
+    counted = (*absent[len(absent) - kept :], *present)
+    return KeyUsageStatus(total=total, day=day, today=today, counted_at=timestamp, counted=counted)
+
+
+def _observe_spending(usage: KeyUsageStatus, timestamp: str) -> Spending:
+    today = usage.today if usage.day == timestamp[:10] else KeyCounts()
+    day = (date.fromisoformat(timestamp[:10]) - _EPOCH).days
+    return Spending(day, today.tokens, {each.boot: each.tokens for each in usage.counted})
+
+
+def _seconds_until_due(stored: KeyUsageStatus, timestamp: str) -> float:
+    """What was never written, or in a time that can't be read or lies ahead, is due."""
+    try:
+        written, now = datetime.fromisoformat(stored.counted_at), datetime.fromisoformat(timestamp)
+        left = written + timedelta(seconds=WRITE_SECONDS) - now
+    except (ValueError, TypeError):
+        return 0
+    return left.total_seconds() if left.total_seconds() <= WRITE_SECONDS else 0
+
+
+def _values(counts: KeyCounts) -> dict[str, int]:
+    return {name: getattr(counts, name) for name in _FIELDS}
+
+
+def _plus(one: KeyCounts, other: KeyCounts) -> KeyCounts:
+    return KeyCounts(**{name: getattr(one, name) + getattr(other, name) for name in _FIELDS})
+
+
+def _less(one: KeyCounts, other: KeyCounts) -> KeyCounts:
+    return KeyCounts(**{name: max(0, getattr(one, name) - getattr(other, name)) for name in _FIELDS})

@@ -1,0 +1,203 @@
+"""The access log: one JSON object a request, to standard output or to a file, off unless asked for.
+
+Lines are gathered and written by a thread, some times a second: a slow disk, or a reader that stopped, delays no
+request. What it doesn't take within `MAX_PENDING_BYTES` is dropped and counted, and the next line says how many were.
+A file is replaced by its successor at `MAX_FILE_BYTES` (one before is kept, as FILE.1), and opened anew when somebody
+moved it away, as logrotate does.
+
+Rejected: a line a request through `logging` (20 µs, and a write on the event loop), and a queue of records for a
+thread to render (it would compete for the interpreter with the loop all the same).
+"""
+
+import asyncio
+import logging
+import os
+import select
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from covey_gateway.records import Record, blank
+
+# Some 20,000 lines: what a burst writes while a disk is stuck for seconds.
+MAX_PENDING_BYTES = 8 * 1024 * 1024
+# Half a million lines, and as many in the one before.
+MAX_FILE_BYTES = 128 * 1024 * 1024
+# A person who follows the log sees a request soon, and a busy gateway writes four times a second.
+WRITE_SECONDS = 0.25
+# How long a reader of standard output may take nothing.
+STUCK_SECONDS = 1
+
+_log = logging.getLogger(__name__)
+_ENCODE = msgspec.json.Encoder().encode_into
+
+
+class _Line(msgspec.Struct, omit_defaults=True):
+    time: str
+    method: str
+    path: str
+    status: int
+    duration_ms: float
+    request_bytes: int
+    answer_bytes: int
+    request_id: str
+    client: str = ""
+    format: str = ""
+    key: str = ""
+    model: str = ""
+    endpoint: str = ""
+    stream: bool = False
+    error: str = ""
+    limit: str = ""
+    held_ms: float | None = None
+    first_byte_ms: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    estimated: bool = False
+
+
+class AccessLog:
+    """`path` None: standard output."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.dropped = 0
+        """Lines, since the start."""
+        self._path = path
+        self._file: int | None = None
+        self._pending = bytearray()
+        self._line = bytearray()
+        self._pending_lines = 0
+        self._told = 0
+        """Lines that a pending one calls dropped."""
+        self._untold = 0
+        self._is_due = asyncio.Event()
+        self._second = (0, "")
+        self._refusal = ""
+
+    def open(self) -> None:
+        """OSError where it can't be written to."""
+        if self._path is None:
+            self._file = sys.stdout.fileno()
+        else:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+
+    def write(self, record: Record) -> None:
+        if len(self._pending) >= MAX_PENDING_BYTES:
+            self.dropped += 1
+            self._untold += 1
+            return
+        if self._untold:
+            self._pending += b'{"time":"%b","dropped":%d}\n' % (self._now().encode(), self._untold)
+            self._untold, self._told = 0, self._told + self._untold
+        _ENCODE(self._render(record), self._line)
+        self._pending += self._line
+        self._pending += b"\n"
+        self._pending_lines += 1
+        self._is_due.set()
+
+    def _render(self, record: Record) -> _Line:
+        began, sent, first, cost = record.began_at, record.sent_at, record.first_byte_at, record.cost
+        is_counted = sent is not None
+        return _Line(
+            self._now(),
+            record.method,
+            blank(record.path),
+            record.status,
+            _milliseconds(record.ended_at - began),
+            record.request_bytes,
+            record.answer_bytes,
+            blank(record.request_id),
+            record.client,
+            record.format,
+            record.key,
+            record.model,
+            record.endpoint,
+            record.is_stream,
+            record.code,
+            record.limit,
+            None if sent is None else _milliseconds(sent - began),
+            None if first is None else _milliseconds(first - began),
+            cost.prompt if is_counted else None,
+            cost.cached if is_counted else None,
+            cost.completion if is_counted else None,
+            cost.is_estimated,
+        )
+
+    def _now(self) -> str:
+        """UTC with milliseconds; the second's text is made once a second."""
+        now = time.time()
+        second = int(now)
+        if second != self._second[0]:
+            self._second = (second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)))
+        return f"{self._second[1]}.{int((now - second) * 1000):03d}Z"
+
+    async def run(self) -> None:
+        """Write what is pending, until cancelled; then the rest."""
+        try:
+            while True:
+                await self._is_due.wait()
+                await asyncio.sleep(WRITE_SECONDS)
+                self._is_due.clear()
+                await self._flush()
+        finally:
+            with suppress(OSError):
+                self._write(bytes(self._pending))
+
+    async def _flush(self) -> None:
+        content, self._pending = bytes(self._pending), bytearray()
+        lines, self._pending_lines = self._pending_lines, 0
+        told, self._told = self._told, 0
+        try:
+            await asyncio.to_thread(self._write, content)
+            self._refusal = ""
+        except OSError as error:
+            self.dropped += lines
+            self._untold += lines + told
+            words = error.strerror or str(error)
+            if words != self._refusal:  # once, not four times a second
+                _log.error("the access log can't be written, its lines are dropped: %s", words)
+            self._refusal = words
+
+    def _write(self, content: bytes) -> None:
+        """On a thread, or at the end."""
+        if not content:
+            return
+        if self._path is not None:
+            self._follow_path(self._path)
+        if self._file is None:
+            return
+        left = memoryview(content)
+        writable = select.poll()
+        writable.register(self._file, select.POLLOUT)
+        while left:
+            # A pipe that polls as writable takes so many bytes without a wait; its reader may have stopped for good.
+            if not writable.poll(STUCK_SECONDS * 1000):
+                raise TimeoutError("nobody reads it")
+            left = left[os.write(self._file, left[: select.PIPE_BUF]) :]
+
+    def _follow_path(self, path: Path) -> None:
+        """1. Somebody moved the file away: a new one. 2. It is full: it becomes the one before."""
+        if self._file is None:
+            self.open()
+            return
+        mine = os.fstat(self._file)
+        try:
+            there = path.stat()
+            is_moved = (there.st_ino, there.st_dev) != (mine.st_ino, mine.st_dev)
+        except FileNotFoundError:
+            is_moved = True
+        if not is_moved and mine.st_size < MAX_FILE_BYTES:
+            return
+        if not is_moved:
+            path.replace(path.with_name(path.name + ".1"))
+        os.close(self._file)
+        self._file = None
+        self.open()
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 2)

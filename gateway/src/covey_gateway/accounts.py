@@ -1,0 +1,119 @@
+"""What keys have asked for and what it came to: their limits at this gateway, their usage for the controller.
+
+Usage only grows while the process runs, so a report that is lost or comes twice changes nothing: the controller adds
+what is new since the one before of the same boot (ADR 40).
+"""
+
+import secrets
+from collections.abc import Callable
+
+from covey_api.messages import KeySpent, KeyUsage
+
+from covey_gateway.records import Record
+from covey_gateway.routing.quotas import DAY_SECONDS, NO_LIMITS, Limits, Quota, share_limits
+from covey_gateway.routing.refusals import refuse_spent
+from covey_gateway.routing.table import RoutingTable
+from covey_gateway.wire.allowances import Allowance
+from covey_gateway.wire.errors import ApiError
+
+# In one report, of those that it may have; the others come with the next.
+MAX_REPORTED = 4096
+
+
+class Accounts:
+    """`clock` is monotonic, `wall` seconds since the epoch. Quotas by `namespace/name` of keys, usage by their hash."""
+
+    def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self.boot = secrets.token_hex(8)
+        """Of what follows: it begins anew with the process."""
+        self._own_name = ""
+        self._clock = clock
+        self._wall = wall
+        self._limits: dict[str, Limits] = {}
+        self._hashes: dict[str, str] = {}
+        self._quotas: dict[str, Quota] = {}
+        self._usage: dict[str, KeyUsage] = {}
+        self._told: dict[str, KeyUsage] = {}
+        """What the leader that is connected has."""
+        self._spent_told: dict[str, int] = {}
+        """Of the day, in the report that is under way."""
+
+    def apply_table(self, table: RoutingTable) -> None:
+        """These keys there are, with their limits. One that is gone, or was made anew, starts from nothing."""
+        keys = {key.full_name: key for key in table.keys.values()}
+        self._limits = {
+            name: share_limits(key.limits, table.gateways, self._own_name)
+            for name, key in keys.items()
+            if key.limits != NO_LIMITS
+        }
+        before, self._hashes = self._hashes, {name: f"sha256:{key.digest.hex()}" for name, key in keys.items()}
+        for name, quota in list(self._quotas.items()):
+            if self._hashes.get(name) != before.get(name) and not quota.in_flight:
+                del self._quotas[name]
+        known = set(self._hashes.values())
+        self._usage = {hash_: usage for hash_, usage in self._usage.items() if hash_ in known}
+        self._told = {hash_: usage for hash_, usage in self._told.items() if hash_ in known}
+
+    def name_gateway(self, name: str, table: RoutingTable) -> None:
+        """How the controller calls this gateway: shares are by name. `table`: in force, perhaps of the last run."""
+        self._own_name = name
+        self.apply_table(table)
+
+    def begin(self, key: str) -> ApiError | None:
+        """A request of this key begins, or why it doesn't."""
+        spent = self._quota(key).admit(self._limits.get(key, NO_LIMITS), self._clock(), self._wall())
+        return None if spent is None else refuse_spent(key, spent)
+
+    def end(self, key: str) -> None:
+        self._quota(key).end()
+
+    def charge(self, record: Record) -> None:
+        """What a request of a key came to. One of a key that was deleted meanwhile is nobody's."""
+        cost, hash_ = record.cost, self._hashes.get(record.key)
+        if hash_ is None:
+            return
+        limits = self._limits.get(record.key, NO_LIMITS)
+        self._quota(record.key).charge(limits, cost.total, self._clock(), self._wall())
+        before = self._usage.get(hash_) or KeyUsage(hash=hash_)
+        self._usage[hash_] = before.model_copy(
+            update={
+                "requests": before.requests + 1,
+                "estimated_requests": before.estimated_requests + cost.is_estimated,
+                "prompt_tokens": before.prompt_tokens + cost.prompt,
+                "cached_tokens": before.cached_tokens + cost.cached,
+                "completion_tokens": before.completion_tokens + cost.completion,
+            }
+        )
+
+    def allowances(self, key: str) -> tuple[Allowance | None, Allowance | None]:
+        """Of requests and tokens of the minute."""
+        limits = self._limits.get(key)
+        return (None, None) if limits is None else self._quota(key).allowances(limits, self._clock())
+
+    # What the controller hears and says.
+
+    def forget_told(self) -> None:
+        """Another leader: it is told all of it."""
+        self._told = {}
+
+    def observe_usage(self) -> tuple[KeyUsage, ...]:
+        """What the leader doesn't have yet."""
+        self._spent_told = {
+            self._hashes[name]: quota.spent_today for name, quota in self._quotas.items() if name in self._hashes
+        }
+        untold = [usage for hash_, usage in sorted(self._usage.items()) if self._told.get(hash_) != usage]
+        return tuple(untold[:MAX_REPORTED])
+
+    def confirm_usage(self, told: tuple[KeyUsage, ...], spent: tuple[KeySpent, ...]) -> None:
+        """The leader has this usage; `spent`: what the fleet has spent of each day's limit."""
+        self._told |= {usage.hash: usage for usage in told}
+        names = {hash_: name for name, hash_ in self._hashes.items()}
+        for each in spent:
+            if (name := names.get(each.hash)) is not None:
+                self._quota(name).hear_fleet(each.day, each.tokens, self._spent_told.get(each.hash, 0), self._wall())
+
+    def _quota(self, key: str) -> Quota:
+        found = self._quotas.get(key)
+        if found is None:
+            found = self._quotas[key] = Quota(day=int(self._wall()) // DAY_SECONDS)
+        return found

@@ -1,0 +1,162 @@
+"""What an answer cost, out of the engine's own bytes: its figures where it tells them, else the events that came.
+
+Figures end a stream, so of one with a single choice its last pieces are kept and read when it is over; looking
+through each would cost a tenth of what a chunk costs. llama-server ends each choice with `timings`; others tell
+`usage`, once or again and again, the last one whole. An answer that broke off has neither: its prompt is as long as
+prompts of as many bytes were, its output as many tokens as events, and it is an estimate.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from covey_gateway.wire.request import Call
+from covey_gateway.wire.sse import split_data
+
+_PROGRESS = b'"prompt_progress"'
+_MARKS = (b'"prompt_tokens"', b'"predicted_n"', _PROGRESS)
+# Finish reason, usage, `[DONE]`, and as many again for engines that say more.
+_LAST_PIECES = 6
+# Where an engine says how long the prompt is.
+_FIRST_LINES = 4
+
+
+class _Timings(msgspec.Struct):
+    cache_n: int = 0
+    prompt_n: int = 0
+    predicted_n: int = 0
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Progress(msgspec.Struct):
+    total: int = 0
+    cache: int = 0
+
+
+class _Figures(msgspec.Struct):
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    prompt_progress: _Progress | None = None
+
+
+_FIGURES = msgspec.json.Decoder(_Figures)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Tokens of one request; cached ones are among the prompt's."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    is_estimated: bool = False
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.completion
+
+
+NO_COST = Cost()
+
+
+class Meter:
+    """Of one request to an engine. `n`: answers to each of its prompts."""
+
+    __slots__ = ("_call", "_counted", "_is_single", "_last", "_lines", "_n", "_timings", "_usage", "has_begun")
+
+    def __init__(self, call: Call, n: int = 1, *, is_single: bool = True) -> None:
+        """`is_single`: one prompt, one answer; else figures may come anywhere in a stream."""
+        self.has_begun = False
+        """Whether an engine took it, and so read its prompt."""
+        self._call = call
+        self._n = max(1, n)
+        self._is_single = is_single
+        self._lines = 0
+        self._last: deque[bytes] = deque(maxlen=_LAST_PIECES)
+        self._timings: list[_Timings] | None = None
+        self._usage: _Usage | None = None
+        self._counted: _Progress | None = None
+
+    def count(self, events: bytes) -> None:
+        """Whole events, as the engine wrote them."""
+        self._lines += events.count(b"\n")
+        self._last.append(events)
+        if not self._is_single or (self._lines <= _FIRST_LINES and _PROGRESS in events):
+            self._read_events(events)
+
+    def _read_events(self, events: bytes) -> None:
+        for data in split_data(events):
+            self.read(data)
+
+    def read(self, content: bytes) -> None:
+        """One event's data, or a whole answer."""
+        if not any(mark in content for mark in _MARKS):
+            return
+        try:
+            found = _FIGURES.decode(content)
+        except (msgspec.DecodeError, RecursionError):
+            return  # whoever tells the answer says what is wrong with it
+        if found.timings is not None:
+            self._timings = [*(self._timings or ()), found.timings]
+        elif found.usage is not None:
+            self._usage = found.usage
+        elif found.prompt_progress is not None:
+            self._counted = found.prompt_progress
+
+    def cost(self, estimated_prompt: int) -> Cost:
+        """`estimated_prompt`: what the prompt has, where the engine didn't tell."""
+        if self._is_single:
+            for events in self._last:
+                self._read_events(events)
+            self._last.clear()
+        if self._timings:
+            return self._sum_timings(self._timings)
+        if (usage := self._usage) is not None:
+            cached = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
+            return Cost(usage.prompt_tokens, cached, usage.completion_tokens)
+        if not self.has_begun:
+            return NO_COST
+        # The first event of a chat has the role alone.
+        output = max(0, self._lines // 2 - (1 if self._call is Call.CHAT else 0))
+        if self._counted is not None:
+            return Cost(self._counted.total, self._counted.cache, output, is_estimated=True)
+        return Cost(estimated_prompt, 0, output, is_estimated=True)
+
+    def _sum_timings(self, timings: list[_Timings]) -> Cost:
+        """Each choice tells its own, with its prompt: one for all in a chat, one for `n` in texts."""
+        prompts, cached = [each.prompt_n + each.cache_n for each in timings], [each.cache_n for each in timings]
+        completion = sum(each.predicted_n for each in timings)
+        if self._call is Call.CHAT:
+            return Cost(max(prompts), min(cached), completion)
+        return Cost(sum(prompts) // self._n, sum(cached) // self._n, completion)
+
+
+def drop_usage(events: bytes) -> bytes:
+    """Without chunks that tell usage and nothing else, for a client that didn't ask for them."""
+    if b'"usage"' not in events:
+        return events
+    kept: list[bytes] = []
+    for data in split_data(events):
+        try:
+            chunk = msgspec.json.decode(data, type=_UsageChunk)
+        except (msgspec.DecodeError, RecursionError):
+            chunk = None
+        if chunk is None or chunk.usage is None or chunk.choices != []:
+            kept.append(data)
+    return b"".join(b"data: %b\n\n" % data for data in kept)
+
+
+class _UsageChunk(msgspec.Struct):
+    choices: list[Any] | None = None
+    usage: dict[str, Any] | None = None

@@ -1,0 +1,120 @@
+"""Usage of keys: counts that only grow come to one sum, however often and in whatever order they are told."""
+
+from dataclasses import replace
+
+from covey_api.access_key import AccessKey, AccessKeySpec, KeyCounts, KeyUsageStatus
+from covey_api.messages import Demand, KeyUsage
+from covey_api.meta import ObjectMeta
+from covey_controller.reconcile.plan import plan
+from covey_controller.reconcile.usage import MAX_COUNTED, add_reports
+from covey_controller.reconcile.world import GatewayView
+from covey_controller.usages import MAX_BOOTS, Usages
+from hypothesis import given
+from hypothesis import strategies as st
+from kit import worlds
+
+HASH = f"sha256:{'1' * 64}"
+NOON, LATER, NEXT_DAY = "2026-01-01T12:00:00Z", "2026-01-01T12:01:00Z", "2026-01-02T00:00:01Z"
+
+
+def usage(requests: int, hash_: str = HASH) -> KeyUsage:
+    return KeyUsage(hash=hash_, requests=requests, prompt_tokens=10 * requests, completion_tokens=2 * requests)
+
+
+def counts(requests: int) -> KeyCounts:
+    return KeyCounts(requests=requests, prompt_tokens=10 * requests, completion_tokens=2 * requests)
+
+
+def key(**spec: object) -> AccessKey:
+    metadata = ObjectMeta(name="ann", namespace="default", uid="u", generation=1, creation_timestamp=NOON)
+    return AccessKey(metadata=metadata, spec=AccessKeySpec.model_validate({"hash": HASH} | spec))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.booleans()), max_size=30))
+def test_a_report_that_is_lost_or_comes_again_changes_no_sum(steps: list[tuple[str, int, bool]]) -> None:
+    """`b` of each step: whether its report is seen."""
+    status, true, seen = KeyUsageStatus(), dict.fromkeys("abc", 0), dict[str, dict[str, KeyUsage]]()
+    for boot, more, is_seen in steps:
+        true[boot] += more
+        if is_seen:
+            seen[boot] = {HASH: usage(true[boot])}
+        for _ in range(2):
+            status = add_reports(status, HASH, seen, NOON)
+    seen = {boot: {HASH: usage(count)} for boot, count in true.items()}
+    status = add_reports(status, HASH, seen, NOON)
+    assert status.total == status.today == counts(sum(true.values()))
+
+
+def test_a_gateway_that_began_anew_adds_to_what_was() -> None:
+    status = add_reports(KeyUsageStatus(), HASH, {"g/1": {HASH: usage(3)}}, NOON)
+    status = add_reports(status, HASH, {"g/2": {HASH: usage(1)}}, LATER)
+    assert status.total == counts(4)
+    assert add_reports(status, HASH, {"g/1": {HASH: usage(3)}, "g/2": {HASH: usage(1)}}, LATER) == status
+
+
+def test_a_day_begins_with_what_is_used_on_it() -> None:
+    status = add_reports(KeyUsageStatus(), HASH, {"g/1": {HASH: usage(3)}}, NOON)
+    status = add_reports(status, HASH, {"g/1": {HASH: usage(5)}}, NEXT_DAY)
+    assert (status.day, status.today, status.total) == ("2026-01-02", counts(2), counts(5))
+
+
+def test_boots_that_are_remembered_are_bounded_and_those_that_are_here_are_all_kept() -> None:
+    status = KeyUsageStatus()
+    for number in range(3 * MAX_COUNTED):
+        status = add_reports(status, HASH, {f"g/{number}": {HASH: usage(1)}}, NOON)
+    assert len(status.counted) == MAX_COUNTED + 1
+    here = {f"h/{number:03d}": {HASH: usage(1)} for number in range(70)}
+    status = add_reports(status, HASH, here, NOON)
+    assert len(status.counted) == 64
+    KeyUsageStatus.model_validate(status.model_dump())
+
+
+def test_it_is_written_once_a_minute_at_most_and_never_without_a_request() -> None:
+    world = worlds.world(key(), timestamp=NOON)
+    quiet = plan(world, 100.0)
+    (settled,) = [each.status for each in quiet.statuses]
+    stored = key().model_copy(update={"status": settled})
+    assert plan(replace(world, objects=(stored,)), 100.0).statuses == ()
+    used = replace(world, objects=(stored,), usage={"g/1": {HASH: usage(2)}})
+    (write,) = plan(used, 100.0).statuses
+    written = key().model_copy(update={"status": write.status})
+    more = replace(used, objects=(written,), usage={"g/1": {HASH: usage(3)}})
+    waiting = plan(replace(more, timestamp="2026-01-01T12:00:59Z"), 100.0)
+    assert (waiting.statuses, waiting.wake_at) == ((), 101.0)
+    (write,) = plan(replace(more, timestamp=LATER), 100.0).statuses
+    assert AccessKey.model_validate(key().model_dump() | {"status": write.status}).status.usage.total == counts(3)
+
+
+def test_what_the_fleet_spent_today_is_told_before_it_is_written() -> None:
+    usages = Usages()
+    usages.hear("g", Demand(gateway="g", address="", boot="1", usage=(usage(2),)))
+    world = worlds.world(key(tokens_per_day=100), timestamp=NOON, usage=usages.observe())
+    usages.remember(plan(world, 100.0).spending)
+    (spent,) = usages.spent()
+    assert (spent.hash, spent.tokens, spent.day) == (HASH, 24, 20454)
+    usages.hear("h", Demand(gateway="h", address="", boot="1", usage=(usage(1),)))
+    assert [each.tokens for each in usages.spent()] == [36]
+    usages.remember(plan(worlds.world(key(), timestamp=NOON, usage=usages.observe()), 100.0).spending)
+    assert usages.spent() == (), "it has no limit of the day"
+
+
+def test_processes_of_a_gateway_that_are_remembered_are_bounded() -> None:
+    usages = Usages()
+    for number in range(9):
+        usages.hear("g", Demand(gateway="g", address="", boot=str(number), usage=(usage(1),)))
+    assert len(usages.observe()) == MAX_BOOTS
+    usages.forget("g")
+    assert usages.observe() == {}
+
+
+def test_gateways_that_share_limits_are_told_only_where_a_key_has_any() -> None:
+    gateways = tuple(GatewayView(name, 100.0, connected=name != "lost") for name in ("b", "a", "lost"))
+    for spec, names in (({}, ()), ({"tokens_per_day": 5}, ()), ({"concurrency": 2}, ("a", "b", "lost"))):
+        world = worlds.world(key(**spec), gateways=gateways)
+        table = plan(world, 101.0).endpoints
+        assert table is not None
+        assert table.gateways == names
+    table = plan(replace(world, memory=replace(world.memory, planned_at=110.0)), 111.0).endpoints
+    assert table is not None
+    assert table.gateways == ("a", "b"), "its share returns"
+    assert table.keys[0].concurrency == 2

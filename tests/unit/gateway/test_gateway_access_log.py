@@ -1,0 +1,144 @@
+"""The access log's file: lines, bounds, and what becomes of them when nobody takes them."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from covey_gateway import access_log
+from covey_gateway.access_log import AccessLog
+from covey_gateway.records import Record
+from covey_gateway.wire.metering import Cost
+
+pytestmark = pytest.mark.anyio
+
+
+def record(**fields: Any) -> Record:
+    known: dict[str, Any] = {"method": "POST", "path": "/v1/x", "request_id": "r", "began_at": 1.0, "ended_at": 1.25}
+    return Record(**known | fields)
+
+
+def opened(path: Path) -> AccessLog:
+    log = AccessLog(path)
+    log.open()
+    return log
+
+
+async def written(log: AccessLog) -> None:
+    """Its writer runs until nothing is pending, and is ended."""
+    task = asyncio.create_task(log.run())
+    await asyncio.sleep(access_log.WRITE_SECONDS + 0.1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_a_line_has_what_is_known_and_no_more(tmp_path: Path) -> None:
+    log = opened(tmp_path / "a.log")
+    log.write(record(status=200, model="m", key="default/ann", sent_at=1.1, first_byte_at=1.2, cost=Cost(5, 2, 3)))
+    log.write(record(status=404, code="not_found"))
+    await written(log)
+    first, second = lines(tmp_path / "a.log")
+    assert first.pop("time").endswith("Z")
+    assert first == {
+        "method": "POST",
+        "path": "/v1/x",
+        "status": 200,
+        "duration_ms": 250.0,
+        "request_bytes": 0,
+        "answer_bytes": 0,
+        "request_id": "r",
+        "key": "default/ann",
+        "model": "m",
+        "held_ms": 100.0,
+        "first_byte_ms": 200.0,
+        "prompt_tokens": 5,
+        "cached_tokens": 2,
+        "completion_tokens": 3,
+    }
+    assert second["error"] == "not_found"
+    assert "prompt_tokens" not in second
+
+
+async def test_a_key_in_a_place_that_its_client_chose_is_blanked(tmp_path: Path) -> None:
+    log = opened(tmp_path / "a.log")
+    log.write(record(path="/v1/models/sk-covey-hunter2\n{", request_id="sk-covey-hunter2"))
+    log.write(record(path="/" + "x" * 10_000))
+    await written(log)
+    text = (tmp_path / "a.log").read_text()
+    assert "hunter2" not in text
+    assert text.count("\n") == 2
+    assert len(text) < 1000
+
+
+async def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
+    log = opened(tmp_path / "a.log")
+    log.write(record())
+    await written(log)
+    (tmp_path / "a.log").rename(tmp_path / "moved")
+    log.write(record())
+    await written(log)
+    assert (len(lines(tmp_path / "moved")), len(lines(tmp_path / "a.log"))) == (1, 1)
+
+
+async def test_a_file_that_is_full_becomes_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_log, "MAX_FILE_BYTES", 100)
+    log = opened(tmp_path / "a.log")
+    for number in range(3):
+        log.write(record(status=number))
+        await written(log)
+    assert [one["status"] for one in lines(tmp_path / "a.log")] == [2]
+    assert [one["status"] for one in lines(tmp_path / "a.log.1")] == [1]
+
+
+async def test_lines_that_nobody_takes_are_bounded_and_the_next_one_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_log, "MAX_PENDING_BYTES", 300)
+    log = opened(tmp_path / "a.log")
+    for _ in range(50):
+        log.write(record())
+    assert log.dropped > 40
+    await written(log)
+    log.write(record(status=7))
+    await written(log)
+    found = lines(tmp_path / "a.log")
+    assert [one["dropped"] for one in found if "dropped" in one] == [log.dropped]
+    assert found[-1]["status"] == 7
+
+
+async def test_a_disk_that_refuses_costs_lines_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = AccessLog(Path("/dev/full"))
+    log.open()
+    for _ in range(2):
+        log.write(record())
+        await written(log)
+    assert log.dropped == 2
+    assert caplog.text.count("the access log can't be written") == 1
+
+
+async def test_a_reader_that_stopped_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    output = os.fdopen(write_end, "w")
+    try:
+        log = AccessLog(None)
+        monkeypatch.setattr("sys.stdout", output)
+        log.open()
+        for _ in range(2000):  # more than a pipe takes
+            log.write(record())
+        async with asyncio.timeout(10):
+            task = asyncio.create_task(log.run())
+            await asyncio.sleep(access_log.WRITE_SECONDS + access_log.STUCK_SECONDS + 0.5)
+            assert log.dropped
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    finally:
+        os.close(read_end)
+        output.close()

@@ -1,0 +1,105 @@
+"""Usage and limits of keys at one gateway, over tables and reports."""
+
+import pytest
+from covey_api.messages import ClientKey, KeySpent
+from covey_gateway import accounts
+from covey_gateway.accounts import Accounts
+from covey_gateway.records import Record
+from covey_gateway.routing.quotas import DAY_SECONDS
+from covey_gateway.routing.table import NO_ORDER, RoutingTable, build_table, parse_key
+from covey_gateway.wire.metering import Cost
+
+NOON = 20_000 * DAY_SECONDS + DAY_SECONDS / 2
+
+
+def table(*names: str, digit: str = "1", gateways: tuple[str, ...] = (), **limits: int) -> RoutingTable:
+    keys = [
+        ClientKey.model_validate({"namespace": "default", "name": name, "hash": hash_of(name, digit)} | limits)
+        for name in names
+    ]
+    return build_table(NO_ORDER, (), (), [parse_key(key) for key in keys], gateways)
+
+
+def hash_of(name: str, digit: str = "1") -> str:
+    return f"sha256:{(name.encode().hex() + digit).ljust(64, '0')}"
+
+
+def made(start: RoutingTable) -> Accounts:
+    found = Accounts(lambda: 0.0, lambda: NOON)
+    found.apply_table(start)
+    return found
+
+
+def use(found: Accounts, name: str, tokens: int = 10) -> None:
+    assert found.begin(f"default/{name}") is None
+    found.end(f"default/{name}")
+    found.charge(Record("POST", "/", "r", 0.0, key=f"default/{name}", cost=Cost(tokens)))
+
+
+def test_usage_is_told_until_the_leader_has_it_and_again_to_another_one() -> None:
+    found = made(table("a", "b"))
+    assert found.observe_usage() == ()
+    use(found, "a")
+    told = found.observe_usage()
+    assert [(each.hash, each.requests, each.prompt_tokens) for each in told] == [(hash_of("a"), 1, 10)]
+    assert found.observe_usage() == told, "that report may be lost"
+    found.confirm_usage(told, ())
+    assert found.observe_usage() == ()
+    use(found, "b")
+    use(found, "a")
+    assert [each.requests for each in found.observe_usage()] == [2, 1]
+    found.confirm_usage(found.observe_usage(), ())
+    found.forget_told()
+    assert len(found.observe_usage()) == 2
+
+
+def test_a_key_that_was_made_anew_under_the_same_name_starts_from_nothing() -> None:
+    found = made(table("a", requests_per_minute=1))
+    use(found, "a")
+    found.apply_table(table("a", digit="2", requests_per_minute=1))
+    assert found.observe_usage() == ()
+    use(found, "a")
+    assert [each.hash for each in found.observe_usage()] == [hash_of("a", "2")]
+
+
+def test_what_a_deleted_key_still_had_under_way_is_nobodys() -> None:
+    found = made(table("a"))
+    assert found.begin("default/a") is None
+    found.apply_table(table())
+    found.charge(Record("POST", "/", "r", 0.0, key="default/a", cost=Cost(5)))
+    found.end("default/a")
+    assert found.observe_usage() == ()
+
+
+def test_the_share_of_the_last_run_holds_once_the_gateway_knows_its_name() -> None:
+    kept = table("a", gateways=("g1", "g2"), requests_per_minute=10)
+    found = made(kept)
+    found.name_gateway("g2", kept)
+    requests, _ = found.allowances("default/a")
+    assert requests is not None
+    assert requests.allowed == 5
+
+
+def test_the_fleets_word_counts_what_was_reported_and_not_what_came_since() -> None:
+    found = made(table("a", tokens_per_day=100))
+    use(found, "a", 40)
+    told = found.observe_usage()
+    use(found, "a", 10)
+    found.confirm_usage(told, (KeySpent(hash=hash_of("a"), day=20_000, tokens=80),))
+    assert found.begin("default/a") is None  # 80 with the first 40, and 10 since
+    use(found, "a", 10)
+    refused = found.begin("default/a")
+    assert refused is not None
+    assert (refused.limit, refused.retry_after_seconds) == ("tokensPerDay", DAY_SECONDS // 2)
+
+
+def test_a_report_is_bounded_and_the_rest_comes_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "MAX_REPORTED", 2)
+    found = made(table(*"abcde"))
+    for name in "abcde":
+        use(found, name)
+    seen: list[str] = []
+    while told := found.observe_usage():
+        seen += [each.hash for each in told]
+        found.confirm_usage(told, ())
+    assert seen == [hash_of(name) for name in "abcde"]

@@ -1,0 +1,86 @@
+"""What an answer cost, by the engines' own figures and without them."""
+
+import json
+
+import pytest
+from covey_gateway.wire.metering import Cost, Meter, drop_usage
+from covey_gateway.wire.request import Call
+
+
+def event(**fields: object) -> bytes:
+    return b"data: %b\n\n" % json.dumps({"choices": []} | fields).encode()
+
+
+def usage(prompt: int, completion: int, **more: object) -> dict[str, object]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion} | more
+
+
+def timings(cached: int, read: int, written: int) -> dict[str, object]:
+    return {"cache_n": cached, "prompt_n": read, "predicted_n": written, "prompt_ms": 1.5}
+
+
+def metered(*events: bytes, call: Call = Call.CHAT, n: int = 1, is_single: bool = True) -> Cost:
+    meter = Meter(call, n, is_single=is_single)
+    meter.has_begun = True
+    for each in events:
+        meter.count(each)
+    return meter.cost(99)
+
+
+@pytest.mark.parametrize(
+    ("events", "cost"),
+    [
+        ((event(usage=usage(7, 3)),), Cost(7, 0, 3)),
+        ((event(usage=usage(7, 1)), event(usage=usage(7, 2))), Cost(7, 0, 2)),  # told again and again
+        ((event(usage=usage(7, 3, prompt_tokens_details={"cached_tokens": 5})),), Cost(7, 5, 3)),
+        ((event(usage=usage(7, 3, prompt_tokens_details=None)),), Cost(7, 0, 3)),
+        ((event(timings=timings(30, 1, 5)),), Cost(31, 30, 5)),
+        ((event(timings=timings(30, 1, 5), usage=usage(31, 5)),), Cost(31, 30, 5)),
+        ((event(timings=timings(0, 31, 5)), event(timings=timings(30, 1, 4))), Cost(31, 0, 9)),  # two choices
+    ],
+)
+def test_the_engines_own_figures_count(events: tuple[bytes, ...], cost: Cost) -> None:
+    assert metered(event(choices=[{"delta": {"content": "x"}}]), *events, b"data: [DONE]\n\n") == cost
+
+
+def test_several_prompts_are_each_counted_once_however_many_answers_follow() -> None:
+    events = [event(timings=timings(0, prompt, 2)) for prompt in (3, 3, 5, 5)]
+    assert metered(*events, call=Call.COMPLETION, n=2, is_single=False) == Cost(8, 0, 8)
+
+
+def test_an_answer_that_broke_off_is_as_many_tokens_as_events() -> None:
+    said = [event(choices=[{"delta": {"content": "x"}}]) for _ in range(5)]
+    assert metered(event(choices=[{"delta": {"role": "assistant"}}]), *said) == Cost(99, 0, 5, is_estimated=True)
+    counted = event(prompt_progress={"total": 40, "cache": 10, "processed": 12})
+    assert metered(counted, *said) == Cost(40, 10, 5, is_estimated=True)
+
+
+def test_figures_of_several_answers_may_be_anywhere() -> None:
+    said = [event(choices=[{"delta": {"content": "x"}}]) for _ in range(50)]
+    events = (event(timings=timings(0, 31, 5)), *said, event(timings=timings(30, 1, 4)))
+    assert metered(*events, is_single=False) == Cost(31, 0, 9)
+    assert metered(*said, event(timings=timings(30, 1, 4)), b": comment\n\n", b"data: [DONE]\n\n") == Cost(31, 30, 4)
+
+
+def test_what_no_engine_took_costs_nothing() -> None:
+    assert Meter(Call.CHAT).cost(99) == Cost()
+
+
+@pytest.mark.parametrize("odd", [b'data: {"prompt_tokens"\n\n', event(usage=usage(1, 2) | {"prompt_tokens": "x"})])
+def test_figures_that_are_none_are_left_to_who_tells_the_answer(odd: bytes) -> None:
+    assert metered(odd).is_estimated
+
+
+def test_words_of_an_answer_are_no_figures() -> None:
+    said = event(choices=[{"delta": {"content": '"usage": {"prompt_tokens": 5, "predicted_n": 9}'}}])
+    assert metered(said).is_estimated
+    assert drop_usage(said) == said
+
+
+def test_usage_that_nobody_asked_for_is_dropped_and_nothing_else_is() -> None:
+    said = event(choices=[{"delta": {"content": "x"}, "finish_reason": "stop"}], usage=None)
+    last = event(choices=[{"index": 0}], usage=usage(1, 2))  # an engine that has it in its last piece
+    done = b"data: [DONE]\n\n"
+    assert drop_usage(said + event(usage=usage(7, 3)) + done) == said + done
+    assert drop_usage(said + last + done) == said + last + done
+    assert drop_usage(event(usage=usage(7, 3))) == b""
