@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.hub import HubSettings
 from covey_agent.artifacts.index import IndexSettings, observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts, list_files
 from covey_agent.artifacts.web import Patience, Web
@@ -92,7 +93,7 @@ def test_the_real_header_is_read_in_a_few_megabytes(tmp_path: Path, caplog: pyte
     async def whole() -> None:
         async with web_on(real_index()) as web:
             cache = Cache(tmp_path)
-            artifacts = NodeArtifacts(web, cache, Downloader(web, cache))
+            artifacts = NodeArtifacts(web, cache, Downloader(web, cache), HubSettings())
             artifact, geometry = await artifacts.read_header(SOURCE, MODEL_SHA256)
             assert artifact.size_bytes == MODEL_BYTES
             assert artifact.digest == MODEL_SHA256
@@ -109,7 +110,7 @@ def test_the_real_model_is_fetched_once_and_verified() -> None:
     async def whole() -> Path:
         async with web_on(real_index()) as web:
             cache = Cache(shared_cache())
-            artifacts = NodeArtifacts(web, cache, Downloader(web, cache))
+            artifacts = NodeArtifacts(web, cache, Downloader(web, cache), HubSettings())
             artifact, _ = await artifacts.read_header(SOURCE, "")
             path = await artifacts.fetch(artifact, ignore)
             assert {artifact.digest, MODEL_SHA256} <= set(artifacts.digests())

@@ -25,6 +25,7 @@ from covey_fleet_client.process import raise_file_limit, start_logging
 
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader
+from covey_agent.artifacts.hub import observe_hub_settings
 from covey_agent.artifacts.index import observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts
 from covey_agent.artifacts.web import Patience, Web
@@ -118,7 +119,7 @@ async def open_outside(
     stack.push_async_callback(web.close)
     cache = await asyncio.to_thread(Cache, options.cache)
     downloader = Downloader(web, cache)
-    artifacts = NodeArtifacts(web, cache, downloader)
+    artifacts = NodeArtifacts(web, cache, downloader, observe_hub_settings(os.environ, Path.home()))
     stack.push_async_callback(artifacts.close)
     engines = open_engines(web, cache, downloader, os.environ)
     keepers = ProcessKeepers(folder / "members", options.orphan_grace_seconds, lambda: whereabouts.front)

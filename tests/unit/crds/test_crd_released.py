@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 from covey_api.instance import STAMPED
-from covey_api.model import LOADS_RULE
+from covey_api.model import LOADS_RULE, VOUCHED_RULE
 from covey_api.registry import KINDS
 from covey_api.schema import RULES, JsonSchema, render_crd
+from covey_api.source import SOURCE_PATTERN
 
 RELEASED = Path(__file__).resolve().parents[2] / "golden" / "files" / "crds-released"
 # "models.covey.dev: spec.field: what differs": why nobody is hurt by it.
@@ -24,6 +25,8 @@ REASONS: dict[str, str] = {
     "cnodes.covey.dev: .spec: rule !has(self.taints) || self.taints.all(t, self.taints.exists_one(u, u.key == t.key))"
     " is new": "it is about a new field alone",
     f"models.covey.dev: .spec.variants[]: rule {LOADS_RULE} is new": "the one pair that there was fulfils it",
+    f"models.covey.dev: .spec.variants[]: rule {VOUCHED_RULE} is new": "it is about new sources alone",
+    f"models.covey.dev: .spec.variants[].source: rule self.matches(r'{SOURCE_PATTERN}') is new": "it takes more",
 }
 _LOWER = ("minimum", "minLength", "minItems")
 _UPPER = ("maximum", "maxLength", "maxItems", "maxProperties")

