@@ -19,8 +19,9 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import hold_partial, run_to_end
 from covey_agent.artifacts.flight import Flights, Meter
 from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile, Validators
+from covey_agent.artifacts.verifying import find_verified
 from covey_agent.artifacts.web import INDEX, Backoff, Origin, Transient, Web, corrupt
-from covey_agent.ports import AgentError, OnTransfer
+from covey_agent.ports import AgentError, OnTransfer, Transfer
 
 # A connection that brought less than this in `stall_seconds` is as good as dead: 1 KiB/s.
 _STALL_BYTES = 64 * 1024
@@ -53,7 +54,7 @@ class Downloader:
         """The blob. `beside_bytes`: what else the caller will write for it, so that a full disk is known at once."""
 
         async def work(tell: OnTransfer) -> Path:
-            if blob := self._cache.find_blob(remote.sha256, remote.size_bytes):
+            if blob := await find_verified(self._cache, remote.sha256, remote.size_bytes):
                 return blob
             path = self._cache.partial / remote.sha256
             async with hold_partial(path, _LOCK_PATIENCE_SECONDS) as descriptor:
@@ -63,19 +64,26 @@ class Downloader:
                     return blob
                 return await self._fill(remote, PartialFile(descriptor, path), tell, beside_bytes)
 
-        return await self._flights.run(remote.sha256, on_transfer, work)
+        with self._cache.room.hold([remote.sha256]):
+            return await self._flights.run(remote.sha256, on_transfer, work)
 
     async def _fill(self, remote: Remote, partial: PartialFile, tell: OnTransfer, beside_bytes: int) -> Path:
         await run_to_end(partial.open, remote.size_bytes)
         while await run_to_end(partial.take_up):
             pass
-        self._cache.require_space(remote.size_bytes - partial.done_bytes + beside_bytes, remote.name)
+        missing_bytes = remote.size_bytes - partial.done_bytes + beside_bytes
         try:
-            await self._transfer(remote, partial, tell)
-            if partial.is_joined and partial.digest() != remote.sha256:
-                # What an earlier try left may be of another file: once more, all of it, before anybody is accused.
-                partial.start_over()
-                await self._transfer(remote, partial, tell)
+            async with self._cache.room.reserve(remote.sha256, missing_bytes, remote.name) as tell_left:
+
+                def told(transfer: Transfer) -> None:
+                    tell_left(transfer.total_bytes - transfer.done_bytes + beside_bytes)
+                    tell(transfer)
+
+                await self._transfer(remote, partial, told)
+                if partial.is_joined and partial.digest() != remote.sha256:
+                    # What an earlier try left may be of another file: once more, all of it, before anybody is accused.
+                    partial.start_over()
+                    await self._transfer(remote, partial, told)
             if partial.digest() != remote.sha256:
                 raise corrupt(
                     f"'{remote.name}' must have sha256 {remote.sha256}, {remote.origin.says}; what came has "
@@ -88,7 +96,7 @@ class Downloader:
         await run_to_end(partial.sync)
         # First the notes: nobody would look for them any more once the file has left.
         partial.forget_notes()
-        return self._cache.install_blob(self._cache.partial / remote.sha256, remote.sha256)
+        return self._cache.install_blob(self._cache.partial / remote.sha256, remote.sha256, remote.name)
 
     async def _transfer(self, remote: Remote, partial: PartialFile, tell: OnTransfer) -> None:
         """Until all bytes are there, over as many connections as it takes and patience allows."""
@@ -107,7 +115,7 @@ class Downloader:
                     backoff.reset()
                 await backoff.pause(failure)
             except OSError as error:
-                raise self._cache.explain(error, remote.name, remote.size_bytes - partial.done_bytes) from error
+                raise self._cache.room.explain(error, remote.name, remote.size_bytes - partial.done_bytes) from error
         meter.observe_bytes(partial.done_bytes, last=True)
 
     async def _try_transfer(self, remote: Remote, partial: PartialFile, meter: Meter) -> None:

@@ -173,9 +173,9 @@ class HubFiles:
         content = small.get(file.path) or await self._read_small(parsed, found, file)
         sha256 = hashlib.sha256(content).hexdigest()
         try:
-            await asyncio.to_thread(self._cache.add_blob, sha256, content)
+            await asyncio.to_thread(self._cache.add_blob, sha256, content, file.name)
         except OSError as error:
-            raise self._cache.explain(error, file.name, len(content)) from error
+            raise self._cache.room.explain(error, file.name, len(content)) from error
         return sha256
 
     async def _read_small(self, parsed: HubSource, found: Repository, file: HubFile) -> bytes:

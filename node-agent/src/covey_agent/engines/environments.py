@@ -25,6 +25,7 @@ from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
 from covey_agent.artifacts.node import find_file
 from covey_agent.artifacts.together import Sum, do_together
+from covey_agent.artifacts.verifying import find_verified
 from covey_agent.artifacts.web import Web
 from covey_agent.engines.probe import ask
 from covey_agent.ports import AgentError, OnTransfer, Transfer
@@ -101,16 +102,21 @@ class Environment:
         if packages := self.find():
             return packages
         recipe = self.recipe
+        with self._cache.room.hold(file.sha256 for file in (*recipe.files, *recipe.tools)):
+            return await self._make(tell)
+
+    async def _make(self, tell: OnTransfer) -> Path:
+        recipe = self.recipe
         blobs = await self._fetch(tell)
         lock = self._folder.with_suffix(".lock")
         async with hold_partial(lock, recipe.install_seconds):
             # Another process may have built it while this one waited.
             if self.find() is None:
-                self._cache.require_space(recipe.installed_bytes, f"the environment of {recipe.name}")
+                await self._cache.room.require(recipe.installed_bytes, f"the environment of {recipe.name}")
                 try:
                     await self._build(blobs)
                 except OSError as error:
-                    raise self._cache.explain(error, recipe.name, recipe.installed_bytes) from error
+                    raise self._cache.room.explain(error, recipe.name, recipe.installed_bytes) from error
         packages = self.find()
         if packages is None:
             raise self._failed(f"there is no '{recipe.program}' in it")
@@ -129,7 +135,7 @@ class Environment:
         return dict(zip(wanted, await do_together(fetch, wanted, _MAX_DOWNLOADS), strict=True))
 
     async def _fetch_file(self, file: PinnedFile, tell: OnTransfer) -> Path:
-        if blob := self._cache.find_blob(file.sha256, file.size_bytes):
+        if blob := await find_verified(self._cache, file.sha256, file.size_bytes):
             return blob
         found = await find_file(self._web, file.project, file.filename, file.sha256)
         remote = Remote(found.url, file.filename, file.sha256, file.size_bytes)
