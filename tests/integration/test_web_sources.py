@@ -6,11 +6,13 @@ import json
 import logging
 import random
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from covey_agent.artifacts.download import Remote
 from covey_agent.artifacts.hub import HubSettings, observe_hub_settings
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.ports import AgentError
@@ -152,6 +154,21 @@ def test_a_broken_connection_a_busy_server_and_silence_are_survived(
     first, second = (int(span.removeprefix("bytes=").rstrip("-")) for span in resumed)
     # A reset throws away what the kernel still held.
     assert 0 < first < second
+
+
+def test_downloads_keep_within_what_they_may_take_together(site: Site, server: PackageIndex, weights: bytes) -> None:
+    """Two at once, at a rate at which one alone takes more than a second."""
+    sources = [publish(server, weights + ending, f"{name}-1.gguf") for name, ending in (("a", b"1"), ("b", b"2"))]
+
+    async def scenario(rig: Rig) -> None:
+        remotes = [Remote(url, url[-8:], digest, len(weights) + 1) for url, digest in sources]
+        rig.web.pace.limit(3 * MIB)
+        began = time.monotonic()
+        await asyncio.gather(*(rig.downloader.download(remote, ignore) for remote in remotes))
+        assert time.monotonic() - began > 2 * len(weights) / (3 * MIB) - 0.2
+        rig.web.pace.limit(None)
+
+    site.run(scenario)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import httpx
+from covey_api.node import NodeSpec
 from covey_api.pod_names import render_covey_name
+from covey_api.units import parse_quantity
 from covey_fleet_client.files import describe_refusal, ensure_private_folder
 from covey_fleet_client.identity import load_identity, render_name
 from covey_fleet_client.lifeline import watch_lifeline
@@ -93,12 +95,15 @@ async def run_agent(options: Options, folder: Path) -> int:
             logger.error("the artifact cache can't be used: %s", describe_refusal(error))
             return 1
         stack.callback(pins.close)
-        outside, engines = await open_outside(stack, options, cache, folder, whereabouts)
+        web = Web(observe_index_settings(os.environ, Path.home()), Patience())
+        stack.push_async_callback(web.close)
+        outside, engines = await open_outside(stack, options, web, cache, folder, whereabouts)
         changed = asyncio.Event()
         recorder = Recorder(members, boot_id)
 
         def record(before: State, after: State, now: float) -> None:
             recorder.observe(before, after, now)
+            web.pace.limit(limit_of(after.spec))
             # What members run, or will, stays in the cache.
             pins.hold(frozenset(member.spec.artifact.digest for member in after.members.values()))
 
@@ -126,6 +131,12 @@ async def run_agent(options: Options, folder: Path) -> int:
         return status
 
 
+def limit_of(spec: NodeSpec) -> int | None:
+    """Bytes a second for all downloads of this node."""
+    limit = spec.downloads.bytes_per_second
+    return None if limit is None else parse_quantity(limit)
+
+
 def open_cache(folder: Path, members: Path) -> tuple[Cache, Pins]:
     """The cache, and this agent's list of what must stay in it. OSError where it can't be written to. Blocking."""
     cache = Cache(folder, evict)
@@ -134,11 +145,9 @@ def open_cache(folder: Path, members: Path) -> tuple[Cache, Pins]:
 
 
 async def open_outside(
-    stack: AsyncExitStack, options: Options, cache: Cache, folder: Path, whereabouts: Whereabouts
+    stack: AsyncExitStack, options: Options, web: Web, cache: Cache, folder: Path, whereabouts: Whereabouts
 ) -> tuple[Outside, NodeEngines]:
     """The adapters of the agent's ports, closed with the stack."""
-    web = Web(observe_index_settings(os.environ, Path.home()), Patience())
-    stack.push_async_callback(web.close)
     downloader = Downloader(web, cache)
     artifacts = NodeArtifacts(web, cache, downloader, observe_hub_settings(os.environ, Path.home()))
     stack.push_async_callback(artifacts.close)

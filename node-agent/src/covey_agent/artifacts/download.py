@@ -139,6 +139,7 @@ class Downloader:
                 if partial.done_bytes + len(buffer) > remote.size_bytes:
                     raise _wrong_size(remote, f"more than {remote.size_bytes}")
                 meter.observe_bytes(partial.done_bytes + len(buffer))
+                await self._web.pace.wait(len(piece))
                 if len(buffer) >= CHUNK_BYTES:
                     taken, buffer = bytes(buffer), bytearray()
                     await run_to_end(partial.append, taken)

@@ -21,6 +21,7 @@ import httpx
 from covey_api.reasons import FailureCause
 
 from covey_agent.artifacts.index import IndexSettings, Login, origin_of, split_login
+from covey_agent.artifacts.pace import Pace
 from covey_agent.ports import AgentError
 
 logger = logging.getLogger(__name__)
@@ -140,6 +141,8 @@ class Web:
     def __init__(self, settings: IndexSettings, patience: Patience) -> None:
         self.settings = settings
         self.patience = patience
+        self.pace = Pace()
+        """For bodies that are fetched whole."""
         self._netrc = _read_netrc(settings)
         # They log every URL whole, and what an index redirects to may be signed.
         for library in ("httpx", "httpcore"):
