@@ -88,7 +88,7 @@ def render_index() -> str:
 
 def render_page(kind: type[Kind]) -> str:
     """One kind's page."""
-    schema = render_schema(kind)
+    schema = render_schema(kind, is_described=True)
     fields = list(walk(schema["properties"]["spec"], "spec"))
     name = kind.__name__
     example = (EXAMPLES / f"{name.lower()}.yaml").read_text(encoding="utf-8")

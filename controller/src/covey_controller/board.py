@@ -373,9 +373,9 @@ class FleetBoard:
     def _weigh(self, demand: Demand | None) -> tuple[object, ...]:
         """What of a demand decides anything.
 
-        Requests on what left the table, what can't be reached, what is silent, whom an earlier table names; while
-        something drains or yields, the table applied; Models that wait; of what scales, how many replicas its requests
-        are worth.
+        Requests on what left the table, what can't be reached, what is silent, whether an earlier table is there and
+        whom it names; while something drains or yields, the table applied; Models that wait; of what scales, how many
+        replicas its requests are worth.
         """
         if demand is None:
             return ()
@@ -390,7 +390,7 @@ class FleetBoard:
         leaving = tuple((e.instance_id, e.in_flight > 0) for e in demand.endpoints if e.instance_id not in routed)
         shunned = tuple((e.instance_id, e.path_failure) for e in demand.endpoints if e.unreachable or e.path_failure)
         is_leaving = self._is_draining or bool(asked)
-        applied = demand.applied if is_leaving else None
+        applied = demand.applied if is_leaving else demand.applied is not None
         return (applied, leaving, shunned, silent_ids(demand), demand.nodes, asked, worth)
 
     def forget_gateways(self) -> None:

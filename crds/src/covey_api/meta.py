@@ -36,17 +36,13 @@ DRAIN_FINALIZER = "covey.dev/drain"
 class Document(BaseModel):
     """What people write: unknown fields are refused."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
 
 class Message(BaseModel):
     """What our own parts write (status, stored objects, wire messages): unknown fields are ignored."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
     def to_wire(self) -> dict[str, Any]:
         """JSON-ready dict with camelCase keys; fields that are None are left out."""

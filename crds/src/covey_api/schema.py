@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from covey_api.field_words import describe_fields
 from covey_api.kinds import Kind
 from covey_api.meta import GROUP, NAME_PATTERN, VERSION, Message
 from covey_api.patterns import PATTERN_WORDS
@@ -76,16 +77,18 @@ def render_crd(kind: type[Kind]) -> dict[str, Any]:
                     "storage": True,
                     "additionalPrinterColumns": _render_columns(kind),
                     "subresources": _render_subresources(kind),
-                    "schema": {"openAPIV3Schema": render_schema(kind)},
+                    "schema": {"openAPIV3Schema": render_schema(kind, is_described=True)},
                 }
             ],
         },
     }
 
 
-def render_schema(kind: type[Kind]) -> JsonSchema:
-    """The structural schema of one kind, with its defaults and CEL rules."""
+def render_schema(kind: type[Kind], *, is_described: bool = False) -> JsonSchema:
+    """The structural schema of one kind, with its defaults and CEL rules. `is_described`: with the words of fields."""
     document = kind.model_json_schema(by_alias=True, mode="validation")
+    if is_described:
+        describe_fields(document, kind)
     root = _render_node(document, document.get("$defs", {}), "")
     properties: dict[str, JsonSchema] = root["properties"]
     properties["apiVersion"] = {"description": f"`{GROUP}/{VERSION}`.", "type": "string"}

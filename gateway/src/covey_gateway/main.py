@@ -35,7 +35,6 @@ from covey_gateway.paths import Paths
 from covey_gateway.routing.access import choose_policy
 from covey_gateway.routing.table import RoutingTable, parse_endpoints
 from covey_gateway.server import GatewayServer, bind_socket
-from covey_gateway.table import load_table
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 
@@ -180,6 +179,8 @@ async def run_gateway(options: Options) -> None:
         if options.lifeline is not None:
             background.append(tasks.create_task(stop.follow_lifeline(options.lifeline)))
         if options.table is not None:
+            from covey_gateway.table import load_table  # YAML is nothing that a gateway of a fleet reads
+
             table = load_table(options.table)
             if traffic.policy.needs_key and not table.keys:
                 raise StartError(
@@ -193,6 +194,7 @@ async def run_gateway(options: Options) -> None:
             apply(parse_endpoints(saved, machine))
         await server.start(bound)
         _log.info("listening on %s", _render_address(bound))
+        await server.app.load()
         if kept is not None:
             # On a thread: TLS and an HTTP client take a moment to load, and clients are served meanwhile.
             await asyncio.to_thread(import_module, "covey_gateway.fleet")

@@ -10,12 +10,13 @@ import logging
 import resource
 import socket
 import time
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from covey_api.reasons import ErrorCode
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from covey_gateway.app import build_app
 from covey_gateway.connection import ClientConnection
 from covey_gateway.failures import StartError
 from covey_gateway.images import Images
@@ -24,6 +25,9 @@ from covey_gateway.relay import Relay
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 from covey_gateway.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 # Connections that wait to be accepted; a burst of a thousand clients starts within one sweep of the loop.
 _BACKLOG = 1024
@@ -64,15 +68,36 @@ def choose_max_connections(files: int) -> int:
     return max(1, min(MAX_CONNECTIONS, (files - RESERVED_FILES - MAX_REFUSED) // 2))
 
 
+class LateApp:
+    """The app for what isn't hot. Loading it is a tenth of the gateway's start, and clients wait for no part of it."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._app: ASGIApp | None = None
+
+    async def load(self) -> "ASGIApp":
+        app = self._app
+        if app is None:
+            module = await asyncio.to_thread(import_module, "covey_gateway.app")
+            app = self._app = module.build_app(self._traffic)
+        return app
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        app = await self.load()
+        await app(scope, receive, send)
+
+
 class GatewayServer:
     def __init__(self, traffic: Traffic, engines: Engines, images: Images) -> None:
         self._traffic = traffic
         self._images = images
         self._engines = engines
         self._state = ServerState()
+        self.app = LateApp(traffic)
         # The server header and the access log would only cost; proxy headers are believed from nobody.
         self._config = Config(
-            build_app(traffic),
+            self.app,
+            interface="asgi3",
             lifespan="off",
             ws="none",
             log_config=None,

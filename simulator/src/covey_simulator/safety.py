@@ -203,7 +203,7 @@ class Safety:
         ids = {each.spec.instance_id for each in self.instances if each.metadata.name == note.key.name}
         for machine in self._machines.values():
             for engine in machine.engines():
-                if engine.instance_id not in ids or engine.ready_told_at is None:
+                if engine.instance_id not in ids or engine.ready_told_at is None or engine.is_wedged:
                     continue
                 for transport in engine.in_flight:
                     if self.calm.holds(now, GATEWAY_CALM_SECONDS, transport.gateway.name):

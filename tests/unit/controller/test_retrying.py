@@ -6,8 +6,9 @@ from collections import Counter
 from covey_api.engines import Compute
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.meta import Condition
-from covey_api.placement import ContextWish, Placement, PlacementStatus
+from covey_api.placement import ContextWish, Failure, Placement, PlacementStatus
 from covey_api.reasons import EventReason, FailureCause, ReadyReason
+from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.why import explain
 from kit import builders
 from kit.worlds import FakeGateway, Worldlet
@@ -169,6 +170,21 @@ def test_old_revision_that_serves_says_nothing_of_a_new_one_that_fails() -> None
     story.run(300)
     assert starts(story) - 1 <= 8
     assert len(story.routed()) == 1
+
+
+def test_an_old_replica_makes_room_where_the_new_revision_failed_once() -> None:
+    """What failed there is gone, and its wait is over."""
+    story = fleet("a", total_bytes=ONE_BYTES, context=ContextWish(tokens=8192))
+    story.run(20)
+    rolled = builders.placement(context=ContextWish(tokens=8191))
+    revision = revision_of(rolled, builders.model())
+    failed = Failure(
+        node="a", engine=CARD.engine, pool="", revision=revision, cause=FailureCause.NOT_READY_IN_TIME, message=""
+    )
+    story.put(rolled.model_copy(update={"status": PlacementStatus(failures=(failed,))}))
+    story.run(20)
+    assert [each.spec.revision for each in story.instances()] == [revision]
+    assert ready(story).reason == ReadyReason.SERVING
 
 
 def test_many_nodes_that_all_fail_are_not_gone_round_faster_than_one() -> None:

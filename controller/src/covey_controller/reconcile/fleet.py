@@ -101,7 +101,8 @@ def observe_node(
     """State of one node.
 
     1. Nothing heard in this leadership: facts pending for `NODE_SILENCE_SECONDS`, then Unknown.
-    2. Silent for `NODE_SILENCE_SECONDS`, or its stream is broken: Unknown.
+    2. Silent for `NODE_SILENCE_SECONDS`, or its stream is broken: Unknown, since the last report at the earliest. They
+       may go on without a stream, and nobody is given up who speaks.
     3. No facts or lanes reported: facts pending.
     4. Otherwise Ready.
     """
@@ -111,7 +112,7 @@ def observe_node(
         return NodeSight(name, node, agent, state, max(led_since, watching_since) + NODE_SILENCE_SECONDS)
     unknown_since = heard_until(agent, watching_since)
     if now >= unknown_since:
-        state = NodeState.UNKNOWN
+        state, unknown_since = NodeState.UNKNOWN, max(unknown_since, agent.seen)
     elif agent.report.facts is None or agent.report.lanes is None:
         state = NodeState.FACTS_PENDING
     else:

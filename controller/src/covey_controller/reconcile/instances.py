@@ -122,7 +122,7 @@ def _place_missing(maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica]
     count = count_creatable(replicas, wanted)
     if count == 0:
         return
-    decision = choose_with_retries(maker, wish, count)
+    wish, decision = choose_with_retries(maker, wish, count)
     progressing.decision = decision if len(decision.chosen) < count else None
     leaving = [*maker.draining(), *(maker.sight(old.name).instance for old in olds[:1])]
     if leaving and decision.pending is None and not _is_room_beside(maker, wish, leaving, decision):
@@ -152,8 +152,8 @@ def _is_room_beside(maker: InstanceMaker, wish: Wish, leaving: Sequence[Instance
 def _recreate(maker: InstanceMaker, wish: Wish, olds: Sequence[Replica], progressing: Progressing) -> None:
     """Drain all old ones at once, if the new revision fits without them; what follows waits until they are gone."""
     sights = [maker.sight(old.name) for old in olds]
-    with maker.draft.without(*(sight.instance for sight in sights)) as roster:
-        decision = choose(wish, roster, 1)
+    with maker.draft.without(*(sight.instance for sight in sights)):
+        _, decision = choose_with_retries(maker, wish, 1)
     if not decision.chosen:
         progressing.decision = decision
         return

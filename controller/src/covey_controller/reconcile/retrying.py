@@ -57,13 +57,20 @@ def retry_failed(maker: InstanceMaker, wish: Wish, names: Sequence[str]) -> None
             _start_attempt(draft, sight, due_at(draft, own))
 
 
-def choose_with_retries(maker: InstanceMaker, wish: Wish, count: int) -> Decision:
-    """The planner's answer; where it leaves replicas without a place, lanes whose backoff is over are asked again."""
+def choose_with_retries(maker: InstanceMaker, wish: Wish, count: int) -> tuple[Wish, Decision]:
+    """What to ask for, and the planner's answer.
+
+    Where replicas are left without a place, lanes whose backoff is over are asked again: also by whoever looks next for
+    a place that somebody else would have to leave.
+    """
     decision = choose(wish, maker.draft.roster(), count)
     if decision.pending is not None or len(decision.chosen) == count or not wish.failed:
-        return decision
+        return wish, decision
     barred = _not_due(maker, wish)
-    return choose(replace(wish, failed=barred), maker.draft.roster(), count) if barred != wish.failed else decision
+    if barred == wish.failed:
+        return wish, decision
+    asked = replace(wish, failed=barred)
+    return asked, choose(asked, maker.draft.roster(), count)
 
 
 def _choose_elsewhere(maker: InstanceMaker, wish: Wish, own: Spot, roster: Roster) -> Chosen | None:
