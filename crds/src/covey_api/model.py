@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
+from covey_api.companion import MODEL_RULES, VARIANT_RULE, Companion, CompanionRole
 from covey_api.engines import FORMATS, ArtifactFormat, Compute, EngineName, Task
 from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Name, Sha256, Status
@@ -88,7 +89,8 @@ class Variant(Message):
                 LOADS_RULE,
                 "`engines` must load the variant's `format`: 'LlamaServer' and 'LlamaCpp' load 'Gguf', 'Mlx' loads "
                 "'Mlx' and 'Safetensors', 'Vllm' loads 'Safetensors'",
-            )
+            ),
+            VARIANT_RULE,
         )
     )
 
@@ -105,6 +107,18 @@ class Variant(Message):
     """Engines that can run it, best first."""
     runtime: Runtime = Runtime()
     """Options of its engines, from the list of what each allows."""
+    projector: Companion | None = None
+    """What makes tokens of images (llama.cpp's `--mmproj`): a GGUF file that belongs to these weights. It takes the
+    task `Vision`."""
+    draft: Companion | None = None
+    """A smaller model with the same vocabulary that guesses tokens (llama.cpp's `--model-draft`): a GGUF file. Answers
+    stay the same; it takes memory of its own, and is worth it where the model is many times larger."""
+
+    @property
+    def companions(self) -> tuple[tuple[CompanionRole, Companion], ...]:
+        """Those that it names, always in this order."""
+        named = ((CompanionRole.PROJECTOR, self.projector), (CompanionRole.DRAFT, self.draft))
+        return tuple((role, companion) for role, companion in named if companion is not None)
 
 
 class ModelMemory(Message):
@@ -123,6 +137,7 @@ class ModelSpec(Message):
                 "self.variants.all(v, self.variants.exists_one(w, w.name == v.name))",
                 "names in `spec.variants` must be unique",
             ),
+            *MODEL_RULES,
         )
     )
 
@@ -206,6 +221,21 @@ class VariantCalibration(Message):
     """The most that one of them took."""
 
 
+class CompanionStatus(Message):
+    """What a node read of one companion of a variant."""
+
+    role: CompanionRole
+    """Which one it is."""
+    source: Annotated[str, Field(max_length=1024)]
+    """The source this was read from; another source in the spec makes it stale."""
+    artifact: ResolvedArtifact | None = None
+    """The file that the source means."""
+    geometry: Geometry | None = None
+    """What its header says; of a projector the largest of its towers, `contextTokens` being what it reads at a time."""
+    error: Annotated[str, Field(max_length=1024)] = ""
+    """Why the header could not be read or is of no use, if so."""
+
+
 class VariantStatus(Message):
     """What a node read of one variant."""
 
@@ -221,6 +251,8 @@ class VariantStatus(Message):
     """Why the header could not be read, if it could not."""
     calibrations: Annotated[tuple[VariantCalibration, ...], Field(max_length=32)] = ()
     """By lane; none where loads took what was computed."""
+    companions: Annotated[tuple[CompanionStatus, ...], Field(max_length=2)] = ()
+    """What nodes read of its projector and draft model."""
 
 
 class ModelStatus(Status):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from covey_api.companion import MODEL_RULES, VARIANT_RULE
 from covey_api.instance import STAMPED
 from covey_api.model import LOADS_RULE
 from covey_api.registry import KINDS
@@ -23,6 +24,11 @@ REASONS: dict[str, str] = {
     f"instances.covey.dev: .spec: rule {_STAMPED_ONCE} is new": "only controllers write Instances, and none did",
     "cnodes.covey.dev: .spec: rule !has(self.taints) || self.taints.all(t, self.taints.exists_one(u, u.key == t.key))"
     " is new": "it is about a new field alone",
+    f"models.covey.dev: .spec.variants[]: rule {VARIANT_RULE[0]} is new": "it is about new fields alone",
+    **{
+        f"models.covey.dev: .spec: rule {rule} is new": "it is about new fields and a new task"
+        for rule, _ in MODEL_RULES
+    },
     f"models.covey.dev: .spec.variants[]: rule {LOADS_RULE} is new": "the one pair that there was fulfils it",
 }
 _LOWER = ("minimum", "minLength", "minItems")
