@@ -20,6 +20,7 @@ from covey_agent.artifacts.flight import Flights
 from covey_agent.artifacts.folder import LocalFolders
 from covey_agent.artifacts.header import read_geometry
 from covey_agent.artifacts.local import LocalFiles, read_pieces
+from covey_agent.artifacts.local_set import LocalSets, is_of_set
 from covey_agent.artifacts.web import Web, corrupt, persist, unavailable
 from covey_agent.artifacts.wheel import (
     Extraction,
@@ -86,18 +87,20 @@ class NodeArtifacts:
         self._downloader = downloader
         self._local = LocalFiles(cache)
         self._folders = LocalFolders(self._local)
+        self._sets = LocalSets(self._local)
         self._flights = Flights()
 
     async def close(self) -> None:
         self._local.close()
 
     def digests(self) -> tuple[str, ...]:
-        return tuple(sorted({*self._cache.digests(), *self._folders.digests()}))
+        return tuple(sorted({*self._cache.digests(), *self._folders.digests(), *self._sets.digests()}))
 
     async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
         parsed = _parse(source)
         if isinstance(parsed, FileSource):
-            local = self._folders if await run_to_end(os.path.isdir, parsed.path) else self._local
+            is_folder = await run_to_end(os.path.isdir, parsed.path)
+            local = self._folders if is_folder else self._choose_local(parsed)
             return await local.read_header(source, parsed.path, sha256)
         # What a version of a package holds never changes: an earlier fetch answers without the network.
         if known := self._cache.find_source(source, sha256):
@@ -110,6 +113,9 @@ class NodeArtifacts:
             raise unavailable(
                 f"index {self._web.settings.url} gave no header of '{source}' within {_HEADER_SECONDS:.0f} s."
             ) from error
+
+    def _choose_local(self, parsed: FileSource) -> LocalFiles | LocalSets:
+        return self._sets if is_of_set(PurePosixPath(parsed.path).name) else self._local
 
     async def _read_remote_header(
         self, source: str, parsed: PypiSource, sha256: str
@@ -166,7 +172,8 @@ class NodeArtifacts:
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         parsed = _parse(artifact.source)
         if isinstance(parsed, FileSource):
-            local = self._folders if artifact.files else self._local
+            is_folder = artifact.files and not is_of_set(artifact.name)
+            local = self._folders if is_folder else self._choose_local(parsed)
             return await local.fetch(artifact, parsed.path, on_transfer)
 
         async def work(tell: OnTransfer) -> Path:
