@@ -16,12 +16,14 @@ from collections.abc import Generator
 from pathlib import Path
 
 from covey_agent.ports import EngineProgram
+from covey_api.companion import CompanionRole
 from covey_api.engines import KvCacheType
 from covey_api.instance import EngineOptions
 from covey_planner.fit.options import stamp_options
 from kit import python_loads
 from kit.gguf import GgufFile, Shape, build_model
 from kit.gguf_families import build_deepseek2, build_granite_hybrid, build_lfm2, build_mamba, build_mamba2
+from kit.gguf_projectors import build_projector
 from kit.loading import Loadable, measure, read_geometry
 from kit.measured import DOCUMENT, FIXTURE, Load, parse_loads, render_loads, render_table, replace_table
 from kit.real import provide_real_parts
@@ -40,6 +42,8 @@ QWEN: tuple[Wish, ...] = (
     *((32_768, 1, Q8_0), (1024, 4, Q4_0), (8192, 2, Q4_0), (32_768, 1, Q4_0)),
 )
 MINILM: tuple[Wish, ...] = ((512, 1, F16), (512, 4, F16), (512, 8, F16))
+DRAFTED: tuple[Wish, ...] = ((2048, 2, F16), (1024, 4, Q8_0))
+SEEING: tuple[Wish, ...] = ((2048, 1, F16), (2048, 2, F16))
 SHORT: tuple[Wish, ...] = ((2048, 1, F16), (2048, 4, F16))
 # An encoder reads a text in one micro batch, and answers with one vector for all of it.
 ENCODER_ARGUMENTS = ("--embeddings", "--pooling", "mean")
@@ -69,6 +73,9 @@ MADE_UP = {
         tied=False, type="F16",
     ),
 }  # fmt: skip
+
+# Siglip's base tower at 512 pixels, as small models that see have it.
+PROJECTOR = build_projector(layers=12, embedding=768, feed_forward=3072, heads=12, side=512, patch=16)
 
 FAMILIES: dict[str, GgufFile] = {
     "mamba, 0.05 B, Q8_0": build_mamba(),
@@ -114,6 +121,14 @@ def measure_python() -> None:
 def list_models(folder: Path) -> Generator[tuple[Loadable, tuple[Wish, ...]]]:
     yield Loadable(SMOLLM2_NAME, provide_real_parts().model), SMOLLM2
     yield Loadable(QWEN_NAME, provide_qwen()), QWEN
+    smollm2 = provide_real_parts().model
+    yield (
+        Loadable(f"{SMOLLM2_NAME} and itself as draft", smollm2, companions=((CompanionRole.DRAFT, smollm2),)),
+        DRAFTED,
+    )
+    eyes = PROJECTOR.write(folder / "mmproj.gguf")
+    beside = ((CompanionRole.PROJECTOR, eyes),)
+    yield Loadable(f"{SMOLLM2_NAME} and a projector of 0.1 B (made up)", smollm2, companions=beside), SEEING
     yield Loadable(MINILM_NAME, provide_minilm(), ENCODER_ARGUMENTS, is_encoder=True), MINILM
     for name, made in ({name: build_model(shape) for name, shape in MADE_UP.items()} | FAMILIES).items():
         path = made.write(folder / "made-up.gguf")
@@ -123,7 +138,12 @@ def list_models(folder: Path) -> Generator[tuple[Loadable, tuple[Wish, ...]]]:
 def options_of(wish: Wish, model: Loadable) -> EngineOptions:
     window, slots, kind = wish
     stamped = stamp_options(
-        read_geometry(model.path), cpu_cores=2, context_tokens=window, slots=slots, kv_cache_type=kind
+        read_geometry(model.path),
+        cpu_cores=2,
+        context_tokens=window,
+        slots=slots,
+        kv_cache_type=kind,
+        has_projector=model.has_projector,
     )
     return stamped.model_copy(update={"batch_tokens": stamped.micro_batch_tokens}) if model.is_encoder else stamped
 

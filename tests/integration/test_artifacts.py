@@ -16,7 +16,7 @@ from covey_agent.ports import AgentError, Transfer
 from covey_api.model import ResolvedArtifact
 from covey_api.reasons import FailureCause
 from kit.artifact_rig import QUICK, Rig, ignore, rig_on
-from kit.gguf import Shape, build_model
+from kit.gguf import Shape, build_model, build_set
 from kit.index import PackageIndex, build_wheel, running_index
 
 pytestmark = pytest.mark.integration
@@ -583,3 +583,20 @@ def test_a_wheel_that_is_here_already_is_not_fetched(
         assert index.state.requests == []
 
     run(tmp_path, index, scenario)
+
+
+def test_a_file_that_is_one_of_several_stands_for_all_of_them(tmp_path: Path, index: PackageIndex) -> None:
+    paths = [
+        file.write(tmp_path / f"m-{number:05}-of-00002.gguf") for number, file in enumerate(build_set(Shape(), 2), 1)
+    ]
+
+    async def scenario(rig: Rig) -> None:
+        artifact, geometry = await rig.artifacts.read_header(f"file://{paths[1]}", "")
+        assert geometry.layer_count == Shape().layers
+        assert await rig.artifacts.fetch(artifact, ignore) == paths[0]
+        assert artifact.digest in rig.artifacts.digests()
+        paths[1].unlink()
+        with pytest.raises(AgentError, match=paths[1].name):
+            await rig.artifacts.read_header(f"file://{paths[0]}", "")
+
+    run(tmp_path / "cache", index, scenario)

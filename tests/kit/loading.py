@@ -3,15 +3,18 @@
 One thread, one engine at a time. The argv is the adapter's, so what is measured is what an Instance gets.
 """
 
+import base64
 import http.client
 import json
 import os
 import re
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +24,8 @@ import httpx
 from covey_agent.engines.adapter import Adapter
 from covey_agent.engines.llama_server import LLAMA_SERVER
 from covey_agent.ports import EngineProgram, Launch
-from covey_api.instance import EngineOptions
+from covey_api.companion import CompanionRole
+from covey_api.instance import EngineOptions, StampedCompanion
 from covey_api.model import Geometry
 from covey_planner.geometry.gguf import HeaderIncomplete, parse_gguf_geometry
 
@@ -45,6 +49,12 @@ class Loadable:
     is_encoder: bool = False
     full_slots: bool = True
     """Prompts fill a micro batch in every slot; False: in one."""
+    companions: tuple[tuple[CompanionRole, Path], ...] = ()
+    """With a projector each prompt is a picture."""
+
+    @property
+    def has_projector(self) -> bool:
+        return CompanionRole.PROJECTOR in dict(self.companions)
 
 
 def measure(program: EngineProgram, model: Loadable, options: EngineOptions) -> Load:
@@ -53,6 +63,7 @@ def measure(program: EngineProgram, model: Loadable, options: EngineOptions) -> 
         tempfile.TemporaryDirectory() as folder,
         running(program, model, options, Path(folder)) as (process, port),
     ):
+        at_load = (Path(folder) / "output").read_text()
         tokens = min(PROMPT_TOKENS, options.context_tokens - 16)
         prompts = [threading.Thread(target=prompt, args=(port, model, tokens)) for _ in range(options.slots)]
         for each in prompts if model.full_slots else prompts[:1]:
@@ -60,7 +71,8 @@ def measure(program: EngineProgram, model: Loadable, options: EngineOptions) -> 
         for each in prompts if model.full_slots else prompts[:1]:
             each.join(PROMPT_SECONDS)
         peak = peak_bytes(process.pid)
-        text = (Path(folder) / "output").read_text()
+        # After a picture the engine prints the same buffers again.
+        text = at_load if model.has_projector else (Path(folder) / "output").read_text()
     return Load(
         model=model.name,
         geometry=read_geometry(model.path),
@@ -69,6 +81,7 @@ def measure(program: EngineProgram, model: Loadable, options: EngineOptions) -> 
         kv_cache_bytes=0 if model.is_encoder else buffers(text, "(?:KV|RS)"),
         compute_bytes=buffers(text, "compute") + buffers(text, "output"),
         peak_bytes=peak,
+        companions=tuple((role, read_geometry(path)) for role, path in model.companions),
     )
 
 
@@ -92,7 +105,7 @@ def running(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    launch = render(program, model.path, options, folder, port)
+    launch = render(program, model.path, options, folder, port, model.companions)
     for name, content in launch.files:
         (folder / name).write_text(content)
     output = folder / "output"
@@ -107,10 +120,19 @@ def running(
         process.wait(30)
 
 
-def render(program: EngineProgram, weights: Path, options: EngineOptions, folder: Path, port: int) -> Launch:
+def render(
+    program: EngineProgram,
+    weights: Path,
+    options: EngineOptions,
+    folder: Path,
+    port: int,
+    companions: Sequence[tuple[CompanionRole, Path]] = (),
+) -> Launch:
     """As the agent starts an Instance of these options."""
     adapter = Adapter(LLAMA_SERVER, httpx.AsyncClient(trust_env=False))
-    return adapter.render(program, builders.instance(options=options), weights, folder, port, KEY)
+    stamped = tuple(StampedCompanion(role=role, artifact=builders.artifact()) for role, _ in companions)
+    instance = builders.instance(options=options, companions=stamped)
+    return adapter.render(program, instance, weights, folder, port, KEY, tuple(path for _, path in companions))
 
 
 def wait_ready(process: subprocess.Popen[bytes], port: int, output: Path) -> None:
@@ -128,11 +150,35 @@ def wait_ready(process: subprocess.Popen[bytes], port: int, output: Path) -> Non
 
 
 def prompt(port: int, model: Loadable, tokens: int) -> None:
-    """One prompt of numbered tokens, one token back; or the vector of an encoder."""
+    """One prompt of numbered tokens, one token back; or the vector of an encoder, or what a picture brings up."""
+    if model.has_projector:
+        status = call(port, "POST", "/v1/chat/completions", picture_request(), timeout_seconds=PROMPT_SECONDS)
+        assert status == 200, f"the engine must answer to a picture; got status {status}"
+        return
     numbers = [1000 + index % 600 for index in range(min(tokens, 510) if model.is_encoder else tokens)]
     path, body = ("/embedding", {"content": numbers}) if model.is_encoder else ("/completion", {"prompt": numbers})
     status = call(port, "POST", path, json.dumps(body | {"n_predict": 1}).encode(), timeout_seconds=PROMPT_SECONDS)
     assert status == 200, f"the engine must answer a prompt of {tokens} tokens; got status {status}"
+
+
+def picture_request(width: int = 4000, height: int = 3000) -> bytes:
+    """A chat about a picture of 12 megapixels, all of one colour."""
+    picture = base64.b64encode(png(width, height)).decode()
+    content = [
+        {"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
+    ]
+    return json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 1}).encode()
+
+
+def png(width: int, height: int) -> bytes:
+    row = b"\0" + bytes((200, 120, 40)) * width
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(row * height, 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    )
 
 
 def call(port: int, method: str, path: str, body: bytes | None, timeout_seconds: float) -> int:

@@ -6,10 +6,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from covey_api.companion import CompanionRole
 from covey_api.engines import Compute, EngineName, Lane, LaneState
 from covey_api.instance import Costs, EngineOptions
 from covey_api.model import Geometry
-from covey_planner.fit.estimate import estimate_costs
+from covey_planner.fit.companions import with_companions
+from covey_planner.fit.estimate import cost_formulas
 from pydantic import BaseModel, TypeAdapter
 
 ROOT = Path(__file__).parents[2]
@@ -35,9 +37,23 @@ class Load(BaseModel):
     kv_cache_bytes: int
     compute_bytes: int
     peak_bytes: int
+    companions: tuple[tuple[CompanionRole, Geometry], ...] = ()
+    """Loaded beside it; what the engine printed of them is in the sums above."""
 
     def estimate(self) -> Costs:
-        (costs,) = estimate_costs(self.geometry, LANE, self.options, 0)
+        """Companions' parts are among the model's as far as the engine prints them (not a projector's weights)."""
+        plain = cost_formulas(self.geometry, LANE, self.options, 0)
+        (formula,) = with_companions(plain, self.companions, LANE, self.options)
+        costs = formula.costs(self.options.context_tokens)
+        for (role, _), companion in zip(self.companions, formula.companions, strict=True):
+            beside = companion.costs(self.options.context_tokens)
+            parts = {
+                "weights_bytes": beside.weights_bytes if role is CompanionRole.DRAFT else 0,
+                "kv_cache_bytes": beside.kv_cache_bytes,
+                "compute_bytes": beside.compute_bytes,
+            }
+            moved = {name: getattr(costs, name) + count for name, count in parts.items()}
+            costs = costs.model_copy(update=moved | {"companion_bytes": costs.companion_bytes - sum(parts.values())})
         return costs
 
 

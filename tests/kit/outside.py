@@ -35,6 +35,8 @@ class FakeArtifacts:
 
     def __init__(self) -> None:
         self.failure: Exception | None = None
+        self.fetched: list[str] = []
+        """Names, in order."""
 
     async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
         if self.failure:
@@ -46,7 +48,8 @@ class FakeArtifacts:
         await asyncio.sleep(0)
         if self.failure:
             raise self.failure
-        return Path("/weights")
+        self.fetched.append(artifact.name)
+        return Path("/weights") / artifact.name
 
     def digests(self) -> tuple[str, ...]:
         return ()
@@ -91,6 +94,7 @@ class FakeKeepers:
         self.failure: AgentError | None = None
         self.before_start: Callable[[], None] = lambda: None
         self.starts = 0
+        self.launched: tuple[str, ...] = ()
 
     def observe_living(self) -> dict[str, str]:
         return self.living
@@ -100,6 +104,7 @@ class FakeKeepers:
 
     async def start(self, instance_id: str, attempt: int, port: int, launch: Launch) -> EngineProcess:
         self.before_start()
+        self.launched = launch.argv
         if self.failure:
             raise self.failure
         self.starts += 1
@@ -133,11 +138,18 @@ class FakeAdapter:
         self.progress: Callable[[], str | None] = lambda: None
 
     def render(
-        self, program: EngineProgram, instance: Instance, weights: Path, folder: Path, port: int, key: str
+        self,
+        program: EngineProgram,
+        instance: Instance,
+        weights: Path,
+        folder: Path,
+        port: int,
+        key: str,
+        companions: tuple[Path, ...] = (),
     ) -> Launch:
         if self.failure:
             raise self.failure
-        return Launch(("engine",), {}, ())
+        return Launch(("engine", str(weights), *map(str, companions)), {}, ())
 
     async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
         self.unready_probes -= 1

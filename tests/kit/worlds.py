@@ -25,6 +25,7 @@ from covey_api.messages import (
     Order,
     Report,
 )
+from covey_api.model import Geometry
 from covey_api.node import MemoryPool, Node, NodeFacts
 from covey_api.reasons import FailureCause
 from covey_controller.reconcile.outcomes import CreateInstance, CreateNode, HoldObject, Note, Plan, UpdateInstance
@@ -128,6 +129,8 @@ class FakeAgent:
     """Bytes by pool of what has memory of its own."""
     blobs: tuple[str, ...] = ()
     used: Callable[[Instance], int] = lambda _: 0
+    headers: dict[str, Geometry] = field(default_factory=dict[str, Geometry])
+    """By source, where it is another than SmolLM2's."""
     """Host memory that an engine takes, in bytes."""
 
     @property
@@ -185,7 +188,8 @@ class FakeAgent:
     def answer(self, ask_id: str, source: str) -> AskAnswer:
         if self.unreadable:
             return AskAnswer(id=ask_id, error="no such file")
-        return AskAnswer(id=ask_id, artifact=builders.artifact(source=source), geometry=builders.geometry())
+        artifact = builders.artifact(source=source, name=source.rsplit("/", 1)[-1])
+        return AskAnswer(id=ask_id, artifact=artifact, geometry=self.headers.get(source, builders.geometry()))
 
 
 @dataclass(slots=True)

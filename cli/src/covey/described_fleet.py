@@ -13,14 +13,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
+from covey_api.companion import Companion, CompanionRole
 from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
 from covey_api.kinds import Kind
 from covey_api.meta import Document
-from covey_api.model import Geometry, Model, ModelStatus, ResolvedArtifact, Variant, VariantStatus
+from covey_api.model import (
+    CompanionStatus,
+    Geometry,
+    Model,
+    ModelStatus,
+    ResolvedArtifact,
+    Variant,
+    VariantStatus,
+)
 from covey_api.node import MemoryPool, Node, NodeFacts, NodeStatus
 from covey_api.registry import KINDS
 from covey_api.units import Quantity, parse_quantity
 from covey_controller.ports import InvalidSet
+from covey_controller.reconcile.companions import explain_misfit
 from covey_controller.stores.files.documents import parse_objects
 from covey_controller.stores.files.strict import check_document
 from covey_controller.stores.files.yaml_positions import YamlNode, parse_yaml
@@ -176,11 +186,34 @@ def _read_variant(variant: Variant, known: Geometry | None) -> VariantStatus:
         geometry = known or read_source(variant.source).geometry
     except CommandError as error:
         return VariantStatus(name=variant.name, source=variant.source, error=str(error)[:1024])
-    artifact = ResolvedArtifact(
+    if error := explain_misfit(None, geometry):
+        return VariantStatus(name=variant.name, source=variant.source, error=error)
+    return VariantStatus(
+        name=variant.name,
         source=variant.source,
-        name=variant.source.rsplit("/", 1)[-1][-255:],
+        artifact=_artifact(variant, geometry),
+        geometry=geometry,
+        companions=tuple(_read_companion(role, each) for role, each in variant.companions),
+    )
+
+
+def _read_companion(role: CompanionRole, companion: Companion) -> CompanionStatus:
+    try:
+        geometry = read_source(companion.source).geometry
+    except CommandError as error:
+        return CompanionStatus(role=role, source=companion.source, error=str(error)[:1024])
+    error = explain_misfit(role, geometry)
+    if error:
+        return CompanionStatus(role=role, source=companion.source, error=error)
+    artifact = _artifact(companion, geometry)
+    return CompanionStatus(role=role, source=companion.source, artifact=artifact, geometry=geometry)
+
+
+def _artifact(named: Variant | Companion, geometry: Geometry) -> ResolvedArtifact:
+    return ResolvedArtifact(
+        source=named.source,
+        name=named.source.rsplit("/", 1)[-1][-255:],
         size_bytes=max(1, geometry.weights_bytes),
         # Nothing is fetched by it: it tells one artifact from another.
-        sha256=variant.sha256 or hashlib.sha256(variant.source.encode()).hexdigest(),
+        sha256=named.sha256 or hashlib.sha256(named.source.encode()).hexdigest(),
     )
-    return VariantStatus(name=variant.name, source=variant.source, artifact=artifact, geometry=geometry)

@@ -25,6 +25,9 @@ class Found:
 
     geometry: Geometry
     is_checkpoint: bool = False
+    draft: Geometry | None = None
+    projector: Geometry | None = None
+    """Of its companions, where they are known."""
 
 
 def read_source(what: str) -> Found:

@@ -31,4 +31,6 @@ def seal_instance(fleet_secret: bytes, instance: Instance) -> str:
         spec.artifact.digest,
         [[member.name, member.node] for member in spec.members],
     ]
+    if spec.companions:  # seals of Instances without any are those of versions that knew none
+        identity.append([[each.role, each.artifact.digest] for each in spec.companions])
     return hmac.digest(fleet_secret, json.dumps(identity, separators=(",", ":")).encode(), "sha256").hex()

@@ -56,6 +56,8 @@ class Task(StrEnum):
     """Texts in, vectors out."""
     RERANK = "Rerank"
     """A query and documents in, a score for each out."""
+    VISION = "Vision"
+    """Images in chats. It comes after `Chat`, by which the engine is started."""
 
 
 class KvCacheType(StrEnum):

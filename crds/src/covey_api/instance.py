@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
+from covey_api.companion import CompanionRole
 from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, KvLayout, Task
 from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Name, Status
@@ -49,8 +50,10 @@ class Costs(Message):
     """What `memory.workspace` of the Model adds."""
     floor_bytes: int = 0
     """The engine's process without a model."""
+    companion_bytes: int = 0
+    """Projector and draft model, with all that they keep."""
     calibration_percent: Annotated[int, Field(ge=MIN_CALIBRATION_PERCENT, le=MAX_CALIBRATION_PERCENT)] = 100
-    """What earlier loads made of the computed bytes (weights, cache, compute, floor), which it is in already."""
+    """What earlier loads made of the computed bytes (weights, cache, compute, floor, companions); it is in them."""
 
     layers: Annotated[int, Field(ge=0, le=4096)] = 0
     """How many layers are in this pool, where several devices of the node share the model; 0: all that are on one."""
@@ -65,6 +68,7 @@ class Costs(Message):
             + self.checkpoint_bytes
             + self.workspace_bytes
             + self.floor_bytes
+            + self.companion_bytes
         )
 
 
@@ -91,6 +95,17 @@ class EngineOptions(Message):
     """CPU threads of the engine."""
     repack: bool = True
     """False: `--no-repack`, matrices stay on the CPU as the file has them."""
+    image_tokens: int = 0
+    """`--image-max-tokens`: what an image of any size becomes at most; zero without a projector."""
+
+
+class StampedCompanion(Message):
+    """A file that the engine loads beside the weights."""
+
+    role: CompanionRole
+    """What it is to the engine."""
+    artifact: ResolvedArtifact
+    """The file, by digest."""
 
 
 class Member(Message):
@@ -119,6 +134,7 @@ STAMPED = (
     "engine",
     "compute",
     "artifact",
+    "companions",
     "task",
     "options",
     "runtime",
@@ -166,6 +182,8 @@ class InstanceSpec(Message):
     """What the engine runs on."""
     artifact: ResolvedArtifact
     """The file or folder of weights, by digest."""
+    companions: Annotated[tuple[StampedCompanion, ...], Field(max_length=2)] = ()
+    """Projector and draft model, where the variant names them."""
     task: Task = Task.CHAT
     """What the engine is started for; ready is who did the smallest request of it."""
     options: EngineOptions

@@ -308,6 +308,8 @@ class Endpoint(Message):
     """As its Placement says now."""
     target: int = 0
     """Requests in flight per replica beyond which another one is wished; 0: as many as there are stay."""
+    doubted: bool = False
+    """True while requests on it get no byte and its node looks whether it still computes: others are used first."""
 
 
 class ClientKey(Message):

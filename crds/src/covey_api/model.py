@@ -4,11 +4,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
+from covey_api.companion import MODEL_RULES, VARIANT_RULE, VOUCHED, Companion, CompanionRole
 from covey_api.engines import FORMATS, ArtifactFormat, Compute, EngineName, Task
 from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Name, Sha256, Status
 from covey_api.runtime import Runtime
-from covey_api.source import SOURCE_PATTERN, UNVOUCHED_PATTERN
+from covey_api.source import SOURCE_PATTERN
 from covey_api.units import Quantity
 
 ALIAS_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9/:._-]*$"
@@ -77,7 +78,6 @@ _LOADS = " && ".join(
 
 
 LOADS_RULE = f"self.engines.all(e, {_LOADS})"
-VOUCHED_RULE = f"!self.source.matches('{UNVOUCHED_PATTERN}') || has(self.sha256)"
 
 
 class Variant(Message):
@@ -90,10 +90,8 @@ class Variant(Message):
                 "`engines` must load the variant's `format`: 'LlamaServer' and 'LlamaCpp' load 'Gguf', 'Mlx' loads "
                 "'Mlx' and 'Safetensors', 'Vllm' loads 'Safetensors'",
             ),
-            (
-                VOUCHED_RULE,
-                "`sha256` must be given with an 'https://' source: nothing else says what the file must be",
-            ),
+            VOUCHED,
+            VARIANT_RULE,
         )
     )
 
@@ -112,6 +110,18 @@ class Variant(Message):
     """Engines that can run it, best first."""
     runtime: Runtime = Runtime()
     """Options of its engines, from the list of what each allows."""
+    projector: Companion | None = None
+    """What makes tokens of images (llama.cpp's `--mmproj`): a GGUF file that belongs to these weights. It takes the
+    task `Vision`."""
+    draft: Companion | None = None
+    """A smaller model with the same vocabulary that guesses tokens (llama.cpp's `--model-draft`): a GGUF file. Answers
+    stay the same; it takes memory of its own, and is worth it where the model is many times larger."""
+
+    @property
+    def companions(self) -> tuple[tuple[CompanionRole, Companion], ...]:
+        """Those that it names, always in this order."""
+        named = ((CompanionRole.PROJECTOR, self.projector), (CompanionRole.DRAFT, self.draft))
+        return tuple((role, companion) for role, companion in named if companion is not None)
 
 
 class ModelMemory(Message):
@@ -130,6 +140,7 @@ class ModelSpec(Message):
                 "self.variants.all(v, self.variants.exists_one(w, w.name == v.name))",
                 "names in `spec.variants` must be unique",
             ),
+            *MODEL_RULES,
         )
     )
 
@@ -215,6 +226,21 @@ class VariantCalibration(Message):
     """The most that one of them took."""
 
 
+class CompanionStatus(Message):
+    """What a node read of one companion of a variant."""
+
+    role: CompanionRole
+    """Which one it is."""
+    source: Annotated[str, Field(max_length=1024)]
+    """The source this was read from; another source in the spec makes it stale."""
+    artifact: ResolvedArtifact | None = None
+    """The file that the source means."""
+    geometry: Geometry | None = None
+    """What its header says; of a projector the largest of its towers, `contextTokens` being what it reads at a time."""
+    error: Annotated[str, Field(max_length=1024)] = ""
+    """Why the header could not be read or is of no use, if so."""
+
+
 class VariantStatus(Message):
     """What a node read of one variant."""
 
@@ -230,6 +256,8 @@ class VariantStatus(Message):
     """Why the header could not be read, if it could not."""
     calibrations: Annotated[tuple[VariantCalibration, ...], Field(max_length=32)] = ()
     """By lane; none where loads took what was computed."""
+    companions: Annotated[tuple[CompanionStatus, ...], Field(max_length=2)] = ()
+    """What nodes read of its projector and draft model."""
 
 
 class ModelStatus(Status):

@@ -16,7 +16,9 @@ INHERITED = ("HOME", "LANG", "PATH", "TMPDIR", "TZ", "XDG_CACHE_HOME", "XDG_RUNT
 def render_launch(adapter: EngineAdapter, start: StartKeeper, folder: Path, port: int) -> Launch:
     """The launch with its environment and the assignment, by which an agent that lost its file knows what runs."""
     assignment = start.assignment
-    launch = adapter.render(start.program, assignment.instance, start.weights, folder, port, assignment.key)
+    launch = adapter.render(
+        start.program, assignment.instance, start.weights, folder, port, assignment.key, start.companions
+    )
     clean = {name: os.environ[name] for name in INHERITED if name in os.environ}
     files = (*launch.files, ("assignment.json", assignment.model_dump_json(by_alias=True, exclude_none=True)))
     return replace(launch, environment=clean | launch.environment, files=files)

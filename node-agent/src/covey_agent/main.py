@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import httpx
+from covey_api.instance import InstanceSpec
 from covey_api.node import NodeSpec
 from covey_api.pod_names import render_covey_name
 from covey_api.units import parse_quantity
@@ -105,7 +106,7 @@ async def run_agent(options: Options, folder: Path) -> int:
             recorder.observe(before, after, now)
             web.pace.limit(limit_of(after.spec))
             # What members run, or will, stays in the cache.
-            pins.hold(frozenset(member.spec.artifact.digest for member in after.members.values()))
+            pins.hold(frozenset(digest for member in after.members.values() for digest in needs_of(member.spec)))
 
         runtime = Runtime(outside, members, KeptFile(folder), boot_id, changed.set, record)
         machine = observe_machine()
@@ -129,6 +130,11 @@ async def run_agent(options: Options, folder: Path) -> int:
             for task in (running, *others):
                 task.cancel()
         return status
+
+
+def needs_of(spec: InstanceSpec) -> tuple[str, ...]:
+    """Digests of what its engine loads."""
+    return (spec.artifact.digest, *(each.artifact.digest for each in spec.companions))
 
 
 def limit_of(spec: NodeSpec) -> int | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from covey_api.engines import EngineName
 from covey_api.messages import Progress
+from covey_api.model import ResolvedArtifact
 from covey_api.reasons import FailureCause
 from covey_planner.fit.check import check_costs
 
@@ -108,8 +109,8 @@ class Performer:
         match effect:
             case FindKeeper(key, engine):
                 return self._explain_found(key, await outside.keepers.find(key, engine))
-            case FetchArtifact(key, artifact):
-                return ArtifactReady(key, await outside.artifacts.fetch(artifact, self._follow(key, "model")))
+            case FetchArtifact(key, artifact, companions):
+                return await self._fetch(key, artifact, companions)
             case EnsureEngine(key, engine, spec):
                 return EngineReady(key, await outside.engines.ensure(engine, spec, self._follow(key, "engine")))
             case CheckFit(key, costs, promised):
@@ -137,6 +138,20 @@ class Performer:
             case ReleaseKeeper(key):
                 await outside.keepers.release(key)
                 return KeeperReleased(key)
+
+    async def _fetch(
+        self, key: str, weights: ResolvedArtifact, companions: tuple[ResolvedArtifact, ...]
+    ) -> ArtifactReady:
+        """One file after the other, told as one transfer."""
+        wanted = (weights, *companions)
+        total_bytes, done_bytes = sum(each.size_bytes for each in wanted), 0
+        follow = self._follow(key, "model")
+        paths: list[Path] = []
+        for each in wanted:
+            tell = follow if len(wanted) == 1 else _within(follow, done_bytes, total_bytes)
+            paths.append(await self._outside.artifacts.fetch(each, tell))
+            done_bytes += each.size_bytes
+        return ArtifactReady(key, paths[0], tuple(paths[1:]))
 
     def _explain_found(self, key: str, found: EngineProcess | EngineExit | None) -> Event:
         match found:
@@ -168,6 +183,16 @@ class Performer:
                 self.progress[key] = done
 
         return follow
+
+
+def _within(follow: OnTransfer, before_bytes: int, total_bytes: int) -> OnTransfer:
+    """Progress of one of several files, as progress of them all."""
+
+    def tell(transfer: Transfer) -> None:
+        done_bytes = min(total_bytes, before_bytes + transfer.done_bytes)
+        follow(Transfer(done_bytes, total_bytes, transfer.bytes_per_second))
+
+    return tell
 
 
 def missing_bytes(progress: Progress) -> int:

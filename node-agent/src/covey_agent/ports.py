@@ -123,9 +123,18 @@ class EngineAdapter(Protocol):
     engine: EngineName
 
     def render(
-        self, program: EngineProgram, instance: Instance, weights: Path, folder: Path, port: int, key: str
+        self,
+        program: EngineProgram,
+        instance: Instance,
+        weights: Path,
+        folder: Path,
+        port: int,
+        key: str,
+        companions: tuple[Path, ...] = (),
     ) -> Launch:
-        """Pure. Every option that costs memory or context is rendered from the stamp (`instance.spec.options`)."""
+        """Pure. Every option that costs memory or context is rendered from the stamp (`instance.spec.options`).
+
+        `companions`: files of `instance.spec.companions`, in their order."""
         ...
 
     async def is_ready(self, instance: Instance, port: int, key: str) -> bool:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from covey_api.companion import CompanionRole
 from covey_api.engines import ArtifactFormat, Compute, EngineName, KvCacheType, Lane
-from covey_api.instance import Costs, EngineOptions
+from covey_api.instance import Costs, EngineOptions, StampedCompanion
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import Taint
 from covey_api.placement import Toleration
@@ -52,6 +53,24 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
+class CompanionView:
+    """A projector or a draft model; `geometry` and `artifact` are None until a node has read the header."""
+
+    role: CompanionRole
+    geometry: Geometry | None
+    artifact: ResolvedArtifact | None
+    error: str = ""
+
+
+class KnownCompanion(NamedTuple):
+    """One whose header was read."""
+
+    role: CompanionRole
+    geometry: Geometry
+    artifact: ResolvedArtifact
+
+
+@dataclass(frozen=True, slots=True)
 class VariantView:
     """One variant of the Model; `geometry` and `artifact` are None until a node has read the header."""
 
@@ -67,6 +86,27 @@ class VariantView:
     """By lane: percent of what is computed that earlier loads took."""
     is_offered: bool = True
     """Whether some node offers an engine that can run it; while none does, nobody reads its header."""
+    companions: tuple[CompanionView, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the headers of all its files were read."""
+        return self.geometry is not None and self.artifact is not None and self.known_companions() is not None
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Why headers of it can't be read."""
+        beside = (f"its {each.role.lower()}: {each.error}" for each in self.companions if each.error)
+        return (*([self.error] if self.error else []), *beside)
+
+    def known_companions(self) -> tuple[KnownCompanion, ...] | None:
+        """None while one of them isn't known."""
+        known = tuple(
+            KnownCompanion(each.role, each.geometry, each.artifact)
+            for each in self.companions
+            if each.geometry is not None and each.artifact is not None
+        )
+        return known if len(known) == len(self.companions) else None
 
 
 class Barred(NamedTuple):
@@ -120,6 +160,7 @@ class Chosen:
     artifact: ResolvedArtifact
     options: EngineOptions
     costs: tuple[Costs, ...]
+    companions: tuple[StampedCompanion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

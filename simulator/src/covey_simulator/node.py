@@ -43,7 +43,14 @@ class Adapter:
         self._random = random
 
     def render(
-        self, program: EngineProgram, instance: Instance, weights: Path, folder: Path, port: int, key: str
+        self,
+        program: EngineProgram,
+        instance: Instance,
+        weights: Path,
+        folder: Path,
+        port: int,
+        key: str,
+        companions: tuple[Path, ...] = (),
     ) -> Launch:
         return Launch((str(program.path),), {}, ())
 

@@ -1,16 +1,22 @@
 """The adapter of llama-server: its argv from the stamp, and what an engine's end is taken for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from conftest import Golden
-from covey_agent.engines.adapter import Adapter
+from covey_agent.engines.adapter import Adapter, Description
+from covey_agent.engines.llama_cpp import LLAMA_CPP
 from covey_agent.engines.llama_server import LLAMA_SERVER
-from covey_agent.ports import EngineProgram, Launch
+from covey_agent.engines.mlx import MLX
+from covey_agent.engines.vllm import VLLM
+from covey_agent.ports import AgentError, EngineProgram, Launch
+from covey_api.companion import CompanionRole
 from covey_api.engines import Compute, KvCacheType
-from covey_api.instance import Costs, EngineOptions, Instance, Member
+from covey_api.instance import Costs, EngineOptions, Instance, Member, StampedCompanion
 from covey_api.reasons import FailureCause
+from covey_api.runtime import LlamaServerRuntime, Runtime, Speculation
 from kit import builders
 
 PROGRAM = EngineProgram(Path("/engines/llama-server"), {"LD_LIBRARY_PATH": "/engines"}, "10434", "")
@@ -23,12 +29,23 @@ def adapter() -> Adapter:
 
 
 def render(adapter: Adapter, instance: Instance) -> Launch:
-    return adapter.render(PROGRAM, instance, Path("/blobs/w.gguf"), Path("/state/m"), 40001, KEY)
+    companions = tuple(Path(f"/blobs/{each.role.lower()}.gguf") for each in instance.spec.companions)
+    return adapter.render(PROGRAM, instance, Path("/blobs/w.gguf"), Path("/state/m"), 40001, KEY, companions)
 
 
 def lane(compute: Compute, pool: str) -> Instance:
     member = Member(node="a", costs=(Costs(pool=pool, weights_bytes=100), Costs(pool="Host", floor_bytes=1)))
     return builders.instance(compute=compute, members=(member,))
+
+
+COMPANIONS = tuple(StampedCompanion(role=role, artifact=builders.artifact()) for role in CompanionRole)
+
+
+def accompanied(compute: Compute = Compute.CPU, **spec: object) -> Instance:
+    """With a projector and a draft model."""
+    options = EngineOptions(context_tokens=2048, slots=2, image_tokens=2048)
+    members = lane(compute, "Vulkan1").spec.members if compute is not Compute.CPU else builders.instance().spec.members
+    return builders.instance(compute=compute, members=members, options=options, companions=COMPANIONS, **spec)
 
 
 def shared() -> Instance:
@@ -58,10 +75,40 @@ OPTIONS = EngineOptions(
         ("two-devices", shared()),
         ("vulkan", lane(Compute.VULKAN, "Vulkan1")),
         ("metal", lane(Compute.METAL, "Host")),
+        ("cpu-companions", accompanied()),
+        ("vulkan-companions", accompanied(Compute.VULKAN)),
     ],
 )
 def test_argv_is_as_recorded(adapter: Adapter, golden: Golden, name: str, instance: Instance) -> None:
     golden(f"argv/llama-server-{name}.txt", "\n".join(render(adapter, instance).argv) + "\n")
+
+
+def test_a_projector_is_on_the_device_of_its_model(adapter: Adapter) -> None:
+    assert render(adapter, accompanied(Compute.VULKAN)).environment["MTMD_BACKEND_DEVICE"] == "Vulkan1"
+    assert "MTMD_BACKEND_DEVICE" not in render(adapter, accompanied()).environment
+    assert "MTMD_BACKEND_DEVICE" not in render(adapter, lane(Compute.VULKAN, "Vulkan1")).environment
+
+
+def test_both_ways_of_guessing_are_told_in_one_argument(adapter: Adapter) -> None:
+    runtime = Runtime(llama_server=LlamaServerRuntime(speculation=Speculation.NGRAM_SIMPLE))
+    argv = render(adapter, accompanied(runtime=runtime)).argv
+    assert argv.count("--spec-type") == 1
+    assert argv[argv.index("--spec-type") + 1] == "ngram-simple,draft-simple"
+
+
+@pytest.mark.parametrize("description", [LLAMA_CPP, MLX, VLLM], ids=lambda each: each.engine)
+def test_an_engine_that_loads_no_companions_refuses_them_by_name(description: Description) -> None:
+    other = Adapter(description, httpx.AsyncClient(trust_env=False))
+    with pytest.raises(AgentError) as refused:
+        render(other, accompanied(engine=description.engine))
+    assert refused.value.cause is FailureCause.NO_USABLE_ENGINE
+    assert f"engine '{description.engine}' can't load a projector and a draft beside a model" in refused.value.message
+
+
+def test_a_build_without_the_flags_of_a_companion_is_refused_by_name(adapter: Adapter) -> None:
+    old = replace(PROGRAM, features=frozenset({"--spec-type", "--model-draft"}))
+    with pytest.raises(AgentError, match="has no `--image-max-tokens`, `--mmproj`, `--no-mmproj-offload`"):
+        adapter.render(old, accompanied(), Path("/w"), Path("/m"), 1, KEY, (Path("/p"), Path("/d")))
 
 
 def test_key_is_in_a_file_and_nowhere_else(adapter: Adapter) -> None:

@@ -67,6 +67,29 @@ def test_silent_request_begins_a_doubt_that_its_agent_is_told_of_and_a_byte_ends
     assert suspicion(story) == ""
 
 
+def test_gateways_are_told_while_requests_wait_in_vain_and_not_of_idle_engines() -> None:
+    story, each = fleet()
+
+    def doubted() -> list[bool]:
+        assert story.published.endpoints is not None
+        return [endpoint.doubted for endpoint in story.published.endpoints.endpoints]
+
+    assert doubted() == [False]
+    story.gateways["g"].silent = {each: SILENT_SECONDS}
+    story.step()
+    assert doubted() == [True]
+    writes = story.writes
+    story.run(20)
+    assert (doubted(), story.writes) == ([True], writes)
+    story.gateways["g"].heard = {each: 0.1}
+    story.step()
+    assert doubted() == [False]
+    story.gateways["g"].silent, story.gateways["g"].heard = {}, {}
+    story.run(IDLE_SECONDS + 20)
+    assert suspicion(story)
+    assert doubted() == [False]
+
+
 def test_doubt_that_lasts_is_renewed_so_that_its_agent_looks_again() -> None:
     story, each = fleet()
     story.gateways["g"].silent = {each: SILENT_SECONDS}

@@ -27,7 +27,7 @@ def served(name: str, namespace: str = "default", **fields: object) -> ServedMod
     )
 
 
-def target(id_: str = "a", *, slots: int = 1, weight: int = 1, confirmed: bool = True) -> Target:
+def target(id_: str = "a", *, slots: int = 1, weight: int = 1, confirmed: bool = True, doubted: bool = False) -> Target:
     return Target(
         id=id_,
         instance_id=id_,
@@ -40,6 +40,7 @@ def target(id_: str = "a", *, slots: int = 1, weight: int = 1, confirmed: bool =
         weight=weight,
         context_tokens=None,
         confirmed=confirmed,
+        doubted=doubted,
     )
 
 
@@ -190,6 +191,16 @@ def test_confirmed_endpoints_come_before_unconfirmed_ones() -> None:
     assert chosen(target("a"), doubtful, a=Load(in_flight=9)) == "a"
     assert chosen(target("a"), doubtful, a=Load(aside=Aside(5, 1))) == "b"
     assert chosen(target("a"), doubtful, a=Load(in_flight=MAX_OUTSTANDING_PER_SLOT)) == "b"
+
+
+def test_a_doubted_endpoint_is_used_when_no_other_is_free() -> None:
+    silent = target("a", doubted=True)
+    assert chosen(silent, target("b"), b=Load(in_flight=3)) == "b"
+    assert chosen(silent, target("b", confirmed=False)) == "b"
+    assert chosen(silent, target("b"), b=Load(in_flight=MAX_OUTSTANDING_PER_SLOT)) == "a"
+    assert chosen(silent, target("b"), b=Load(aside=Aside(5, 1))) == "a"
+    assert chosen(silent) == "a"
+    assert [chosen(silent, target("b"), target("c"), turn=turn) for turn in range(4)] == ["b", "c", "b", "c"]
 
 
 def test_one_set_aside_is_tried_by_one_request_when_its_time_is_over() -> None:

@@ -3,7 +3,8 @@
 import pytest
 from covey_api.engines import Compute, KvCacheType
 from covey_api.instance import EngineOptions
-from covey_planner.fit.estimate import cost_formulas, draft_formulas, estimate_costs
+from covey_planner.fit.companions import draft_formulas
+from covey_planner.fit.estimate import cost_formulas, estimate_costs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.builders import geometry, lane

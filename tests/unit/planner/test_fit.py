@@ -47,6 +47,7 @@ def test_options_leave_nothing_to_the_engine() -> None:
         "contextCheckpoints": 0,
         "threads": 1,
         "repack": True,
+        "imageTokens": 0,
     }
 
 

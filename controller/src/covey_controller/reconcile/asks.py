@@ -1,19 +1,22 @@
 """Headers: which node is asked to read which artifact, and what its answer becomes.
 
-A Model's variant is known once a node has resolved its source and read its header; the controller fetches nothing. Each
-artifact (source and digest) is asked for once at a time, of one node that offers an engine of the variant; a node that
-fails is followed by the next one, and after a whole round of failures by a wait that doubles.
+A Model's variant is known once a node has resolved the sources of its files and read their headers; the controller
+fetches nothing. Each artifact (source and digest) is asked for once at a time, of one node that offers an engine of the
+variant; a node that fails is followed by the next one, and after a whole round of failures by a wait that doubles.
 """
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from covey_api.companion import CompanionRole
 from covey_api.kinds import ObjectKey
 from covey_api.messages import Ask, AskAnswer, AskKind
-from covey_api.model import Model, Variant, VariantStatus
+from covey_api.model import CompanionStatus, Model, Variant, VariantStatus
 from covey_api.reasons import EventReason
 from covey_planner.types import NodeState
 
+from covey_controller.reconcile.companions import explain_misfit, find_companion
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import NodeSight
 from covey_controller.reconcile.wanted import fresh_status
@@ -24,6 +27,20 @@ ASK_SECONDS = 60.0
 MAX_OPEN_PER_NODE = 4
 FIRST_ROUND_WAIT_SECONDS = 5.0
 MAX_ROUND_WAIT_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a variant: the weights (no role), or a companion."""
+
+    variant: Variant
+    role: CompanionRole | None
+    key: ArtifactKey
+
+    @property
+    def words(self) -> str:
+        name = f"variant '{self.variant.name}'"
+        return f"the {self.role.lower()} of {name}" if self.role else name
 
 
 def plan_answers(draft: Draft) -> None:
@@ -45,62 +62,85 @@ def plan_answers(draft: Draft) -> None:
 def _take_answer(draft: Draft, open_ask: OpenAsk, answer: AskAnswer) -> None:
     key = ArtifactKey(open_ask.ask.source, open_ask.ask.sha256)
     error = answer.error or ("" if answer.artifact and answer.geometry else "the node's answer held no header")
-    if error:
+    is_of_use = not error
+    for model_key, model in sorted(draft.models.items(), key=lambda item: (item[0].namespace, item[0].name)):
+        for part in _parts_of(model):
+            if part.key == key and not _is_known(model, part):
+                misfit = error or (explain_misfit(part.role, answer.geometry) if answer.geometry else "")
+                is_of_use = is_of_use and not misfit
+                words = f"node '{open_ask.node}': {misfit}" if misfit else ""
+                model = _with_answer(model, part, answer, words[:1024])
+                _note_answer(draft, model_key, part, open_ask.node, misfit)
+        draft.models[model_key] = model
+    if is_of_use:
+        draft.searches.pop(key, None)
+    else:
         search = draft.searches.get(key, Search())
         draft.searches[key] = Search(search.tried | {open_ask.node}, search.rounds, search.until)
-    else:
-        draft.searches.pop(key, None)
-    for model_key, model in sorted(draft.models.items(), key=lambda item: (item[0].namespace, item[0].name)):
-        for variant in model.spec.variants:
-            if artifact_key(variant) == key and not _is_known(model, variant):
-                model = _with_answer(model, variant, answer, f"node '{open_ask.node}': {error}" if error else "")
-                _note_answer(draft, model_key, variant, open_ask.node, error)
-        draft.models[model_key] = model
 
 
-def _note_answer(draft: Draft, key: ObjectKey, variant: Variant, node: str, error: str) -> None:
+def _note_answer(draft: Draft, key: ObjectKey, part: Part, node: str, error: str) -> None:
     if error:
-        message = f"node '{node}' could not read the header of variant '{variant.name}': {error}"
+        message = f"node '{node}' could not read the header of {part.words}: {error}"
         draft.note(key, EventReason.HEADER_UNREAD, message, warning=True)
     else:
-        draft.note(key, EventReason.HEADER_READ, f"node '{node}' read the header of variant '{variant.name}'")
+        draft.note(key, EventReason.HEADER_READ, f"node '{node}' read the header of {part.words}")
 
 
-def _with_answer(model: Model, variant: Variant, answer: AskAnswer, error: str) -> Model:
-    entry = VariantStatus(
-        name=variant.name,
-        source=variant.source,
-        artifact=None if error else answer.artifact,
-        geometry=None if error else answer.geometry,
-        error=error[:1024],
-    )
-    others = {status.name: status for status in model.status.variants} | {variant.name: entry}
+def _with_answer(model: Model, part: Part, answer: AskAnswer, error: str) -> Model:
+    variant = part.variant
+    others = {status.name: status for status in model.status.variants}
+    before = others.get(variant.name) or VariantStatus(name=variant.name, source=variant.source)
+    artifact, geometry = (None, None) if error else (answer.artifact, answer.geometry)
+    if part.role is None:
+        entry = VariantStatus(
+            name=variant.name,
+            source=variant.source,
+            artifact=artifact,
+            geometry=geometry,
+            error=error,
+            companions=before.companions,
+        )
+    else:
+        read = CompanionStatus(
+            role=part.role, source=part.key.source, artifact=artifact, geometry=geometry, error=error
+        )
+        by_role = {each.role: each for each in before.companions} | {part.role: read}
+        companions = tuple(by_role[role] for role in CompanionRole if role in by_role)
+        entry = before.model_copy(update={"companions": companions})
+    others[variant.name] = entry
     entries = tuple(others[each.name] for each in model.spec.variants if each.name in others)
     return model.model_copy(update={"status": model.status.model_copy(update={"variants": entries})})
 
 
-def artifact_key(variant: Variant) -> ArtifactKey:
-    return ArtifactKey(variant.source, variant.sha256 or "")
+def _parts_of(model: Model) -> Iterator[Part]:
+    for variant in model.spec.variants:
+        yield Part(variant, None, ArtifactKey(variant.source, variant.sha256 or ""))
+        for role, companion in variant.companions:
+            yield Part(variant, role, ArtifactKey(companion.source, companion.sha256 or ""))
 
 
-def _is_known(model: Model, variant: Variant) -> bool:
+def _is_known(model: Model, part: Part) -> bool:
     """Resolved, and its geometry read or declared."""
-    status = fresh_status(model, variant)
+    if part.role is not None:
+        beside = find_companion(model, part.variant, part.role)
+        return beside is not None and beside.artifact is not None and beside.geometry is not None
+    status = fresh_status(model, part.variant)
     return status is not None and status.artifact is not None and bool(status.geometry or model.spec.geometry)
 
 
-def _unknown_variants(draft: Draft) -> Iterator[tuple[ArtifactKey, Variant]]:
+def _unknown_parts(draft: Draft) -> Iterator[tuple[ArtifactKey, Variant]]:
     found: dict[ArtifactKey, Variant] = {}
     for model in draft.models.values():
-        for variant in model.spec.variants:
-            if not _is_known(model, variant):
-                found.setdefault(artifact_key(variant), variant)
-    yield from sorted(found.items())
+        for part in _parts_of(model):
+            if not _is_known(model, part):
+                found.setdefault(part.key, part.variant)
+    yield from sorted(found.items(), key=lambda item: item[0])
 
 
 def plan_asks(draft: Draft) -> None:
     """Open one ask for each artifact that nobody knows and nobody is asked for."""
-    unknown = dict(_unknown_variants(draft))
+    unknown = dict(_unknown_parts(draft))
     draft.searches = {key: search for key, search in draft.searches.items() if key in unknown}
     asked = {ArtifactKey(each.ask.source, each.ask.sha256) for each in draft.asks.values()}
     draft.asks = {

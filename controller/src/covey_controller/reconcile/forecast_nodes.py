@@ -31,17 +31,18 @@ def list_downloads(made: Forecast, comes: list[Instance]) -> list[Entry]:
     views = {view.name: view for view in _views(made.end, made.now)}
     found: dict[tuple[str, str], Entry] = {}
     for instance in comes:
-        spec, artifact = instance.spec, instance.spec.artifact
+        spec = instance.spec
         for view in (views[member.node] for member in spec.members if member.node in views):
             lane = next((e for e in view.lanes if (e.engine, e.compute) == (spec.engine, spec.compute)), None)
             if lane is not None and lane.state is LaneState.INSTALLABLE:
                 what = f"engine {lane.engine}/{lane.compute}"
                 found.setdefault((view.name, what), {"node": view.name, "what": what, "bytes": None})
-            if artifact.digest in view.cached or artifact.source.startswith("file:"):
-                continue
-            size = artifact.archive.size_bytes if artifact.archive else artifact.size_bytes
-            what = f"'{artifact.name}' of model '{spec.model}'"
-            found.setdefault((view.name, artifact.digest), {"node": view.name, "what": what, "bytes": size})
+            for artifact in (spec.artifact, *(each.artifact for each in spec.companions)):
+                if artifact.digest in view.cached or artifact.source.startswith("file:"):
+                    continue
+                size = artifact.archive.size_bytes if artifact.archive else artifact.size_bytes
+                what = f"'{artifact.name}' of model '{spec.model}'"
+                found.setdefault((view.name, artifact.digest), {"node": view.name, "what": what, "bytes": size})
     return [found[key] for key in sorted(found)]
 
 

@@ -15,6 +15,7 @@ from covey_planner.text import render_refusals
 from covey_planner.types import NodeState
 
 from covey_controller.reconcile.asks import can_read
+from covey_controller.reconcile.companions import find_companion
 from covey_controller.reconcile.draft import Draft, Progressing
 from covey_controller.reconcile.failures import fault_of
 from covey_controller.reconcile.fleet import NodeSight, Sight
@@ -170,6 +171,9 @@ def judge_model(draft: Draft, model: Model, refused: dict[str, str]) -> Outcome:
         return Stalled(ModelReason.ALIAS_CONFLICT, f"`spec.aliases` must be unique in the namespace: {taken}")
     statuses = {variant.name: fresh_status(model, variant) for variant in model.spec.variants}
     errors = [f"variant '{name}': {s.error}" for name, s in statuses.items() if s and s.error]
+    beside = [(each, role) for each in model.spec.variants for role, _ in each.companions]
+    known = {(each.name, role): find_companion(model, each, role) for each, role in beside}
+    errors += [f"{role.lower()} of variant '{name}': {s.error}" for (name, role), s in known.items() if s and s.error]
     if errors:
         return Stalled(ModelReason.GEOMETRY_UNAVAILABLE, "; ".join(errors))
     for variant in model.spec.variants:
@@ -180,6 +184,10 @@ def judge_model(draft: Draft, model: Model, refused: dict[str, str]) -> Outcome:
             message = f"the header of variant '{variant.name}' has not been read yet"
             if not any(can_read(node, variant) for node in draft.nodes.values()):
                 message += f": no node is there that offers {' or '.join(variant.engines)}"
+            return Waiting(ModelReason.GEOMETRY_PENDING, message)
+    for (name, role), found in known.items():
+        if found is None or found.artifact is None:
+            message = f"the header of the {role.lower()} of variant '{name}' has not been read yet"
             return Waiting(ModelReason.GEOMETRY_PENDING, message)
     return Done(ModelReason.RESOLVED, "every variant is resolved and its header is read")
 

@@ -59,6 +59,7 @@ class InstanceMaker:
             engine=chosen.lane.engine,
             compute=chosen.lane.compute,
             artifact=chosen.artifact,
+            companions=chosen.companions,
             task=self.model.spec.tasks[0],
             options=chosen.options,
             runtime=variant.runtime,

@@ -84,7 +84,8 @@ def _endpoint(draft: Draft, sight: Sight, known: Mapping[str, Endpoint]) -> Endp
         return None
     before = known.get(sight.id)
     if before is not None and sight.instance.key in draft.resting:
-        return before
+        doubted = _is_doubted(draft, sight)
+        return before if before.doubted is doubted else before.model_copy(update={"doubted": doubted})
     return _render_endpoint(draft, sight, before)
 
 
@@ -118,7 +119,14 @@ def _render_endpoint(draft: Draft, sight: Sight, before: Endpoint | None) -> End
         front_port=front[1] if front else 0,
         timeouts=_timeouts_of(draft, namespace, spec.placement),
         target=_target_of(draft, namespace, spec.placement),
+        doubted=_is_doubted(draft, sight),
     )
+
+
+def _is_doubted(draft: Draft, sight: Sight) -> bool:
+    """Whether requests on it wait in vain. An engine that is only idle isn't: without requests it would stay so."""
+    doubt = draft.doubts.get(sight.id)
+    return doubt is not None and doubt.is_waited_for
 
 
 def _timeouts_of(draft: Draft, namespace: str, name: str) -> RequestTimeouts:

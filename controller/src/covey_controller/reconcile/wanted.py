@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from covey_api.companion import CompanionRole
 from covey_api.engines import EngineName, KvCacheType
 from covey_api.fleet import Fleet
 from covey_api.instance import Instance
@@ -10,8 +11,9 @@ from covey_api.kinds import ObjectKey
 from covey_api.model import Model, Variant, VariantStatus
 from covey_api.placement import Failure, Placement
 from covey_api.units import parse_quantity
-from covey_planner.types import Barred, VariantView, Wish
+from covey_planner.types import Barred, CompanionView, VariantView, Wish
 
+from covey_controller.reconcile.companions import find_companion
 from covey_controller.reconcile.world import Scaled
 
 
@@ -47,7 +49,17 @@ def view_variant(model: Model, variant: Variant, offered: Collection[EngineName]
     error = status.error if status and artifact is None else ""
     known = {(each.engine, each.compute): each.percent for each in status.calibrations} if status else {}
     is_offered = any(engine in offered for engine in variant.engines)
-    return VariantView(variant.name, variant.format, variant.engines, geometry, artifact, error, known, is_offered)
+    beside = tuple(_view_companion(model, variant, role) for role, _ in variant.companions)
+    return VariantView(
+        variant.name, variant.format, variant.engines, geometry, artifact, error, known, is_offered, beside
+    )
+
+
+def _view_companion(model: Model, variant: Variant, role: CompanionRole) -> CompanionView:
+    found = find_companion(model, variant, role)
+    return (
+        CompanionView(role, found.geometry, found.artifact, found.error) if found else CompanionView(role, None, None)
+    )
 
 
 def render_wish(

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from covey_api.companion import CompanionRole
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import Progress
-from covey_api.model import Model
+from covey_api.model import Model, Variant
 from covey_api.node import Node
 from covey_api.placement import Placement, Preemption
 from covey_api.units import format_bytes
@@ -14,6 +15,7 @@ from covey_planner.choice import choose, explain_nodes
 from covey_planner.text import WhyPlacement, render_why, why_data
 
 from covey_controller.reconcile.begin import begin_draft
+from covey_controller.reconcile.companions import find_companion
 from covey_controller.reconcile.draft import Draft, index_objects
 from covey_controller.reconcile.drains import why_quiet
 from covey_controller.reconcile.fleet import Sight, view_node
@@ -119,10 +121,21 @@ def _explain_model(draft: Draft, key: ObjectKey, model: Model) -> Explanation:
                 f"{format_bytes(geometry.weights_bytes)}, trained for {geometry.context_tokens} tokens"
             )
         lines.append(f"  on the disk of: {', '.join(cached) or 'no node'}")
+        lines += [_companion_line(draft, model, variant, role) for role, _ in variant.companions]
         variants.append({"name": variant.name, "cached": cached, "status": status.to_wire() if status else None})
     asking = sorted(each.name for each, placement in draft.placements.items() if model_key(each, placement) == key)
     lines.append(f"asked for by: {', '.join(f'placement/{name}' for name in asking) or 'no placement'}")
     return "\n".join(lines) + "\n", data | {"variants": variants, "placements": asking}
+
+
+def _companion_line(draft: Draft, model: Model, variant: Variant, role: CompanionRole) -> str:
+    source = dict(variant.companions)[role].source
+    found = find_companion(model, variant, role)
+    if found is None or found.artifact is None:
+        return f"  {role.lower()}: {found.error if found and found.error else 'size unknown'}, from {source}"
+    cached = [view.name for view in draft.roster() if found.artifact.digest in view.cached]
+    size = format_bytes(found.artifact.size_bytes)
+    return f"  {role.lower()}: {size}, from {source}; on the disk of: {', '.join(cached) or 'no node'}"
 
 
 def _explain_instance(draft: Draft, sight: Sight) -> Explanation:

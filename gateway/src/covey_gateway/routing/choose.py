@@ -61,9 +61,11 @@ def choose_target(
 ) -> Target | NoneFree:
     """1. Leave out the one that just failed for this request, and those set aside.
     2. Leave out those with `MAX_OUTSTANDING_PER_SLOT` requests per slot.
-    3. Confirmed ones if there are any, else unconfirmed ones.
-    4. The lowest (in flight + 1) / (slots x weight).
-    5. Ties in turns.
+    3. Those that nobody doubts if there are any: on a doubted one a request may wait until its agent ends it, while one
+       that is unconfirmed and gone refuses.
+    4. Of these, confirmed ones if there are any.
+    5. The lowest (in flight + 1) / (slots x weight).
+    6. Ties in turns.
     """
     answering = [
         target
@@ -79,7 +81,8 @@ def choose_target(
     ]
     if not free:
         return NoneFree(is_full=True, retry_after_seconds=1)
-    preferred = [target for target in free if target.confirmed] or free
+    trusted = [target for target in free if not target.doubted] or free
+    preferred = [target for target in trusted if target.confirmed] or trusted
     if len(preferred) == 1:
         return preferred[0]
     scores = [(loads.get(target.id, _IDLE).in_flight + 1) / (target.slots * target.weight) for target in preferred]

@@ -42,6 +42,8 @@ class Target:
     weight: int
     context_tokens: int | None
     confirmed: bool
+    doubted: bool = False
+    """Requests on it get no byte, wherever they come from."""
     engine: str = ""
     """Its program, as the Instance says; empty: nobody knows."""
     node: str = ""
@@ -149,6 +151,7 @@ def parse_endpoint(endpoint: Endpoint, machine: str | None) -> Target:
         weight=1,
         context_tokens=endpoint.context_tokens,
         confirmed=endpoint.confirmed,
+        doubted=endpoint.doubted,
         engine=endpoint.engine,
         node=endpoint.node,
         front=front,

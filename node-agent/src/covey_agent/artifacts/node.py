@@ -24,6 +24,7 @@ from covey_agent.artifacts.hub import HubSettings
 from covey_agent.artifacts.hub_files import HubFiles
 from covey_agent.artifacts.installed import read_installed
 from covey_agent.artifacts.local import LocalFiles
+from covey_agent.artifacts.local_set import LocalSets, is_of_set
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.verifying import find_verified_artifact
 from covey_agent.artifacts.web import Web, corrupt, persist, unavailable
@@ -101,18 +102,20 @@ class NodeArtifacts:
         self._folders = LocalFolders(self._local)
         self._addresses = WebFiles(web, downloader.download)
         self._hub = HubFiles(web, cache, downloader, hub)
+        self._sets = LocalSets(self._local)
         self._flights = Flights()
 
     async def close(self) -> None:
         self._local.close()
 
     def digests(self) -> tuple[str, ...]:
-        return tuple(sorted({*self._cache.digests(), *self._folders.digests()}))
+        return tuple(sorted({*self._cache.digests(), *self._folders.digests(), *self._sets.digests()}))
 
     async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
         parsed = _parse(source)
         if isinstance(parsed, FileSource):
-            local = self._folders if await run_to_end(os.path.isdir, parsed.path) else self._local
+            is_folder = await run_to_end(os.path.isdir, parsed.path)
+            local = self._folders if is_folder else self._choose_local(parsed)
             return await local.read_header(source, parsed.path, sha256)
         # What a version, a commit or a digest means never changes: an earlier fetch answers without the network.
         is_fixed = not isinstance(parsed, HubSource) or _COMMIT.fullmatch(parsed.revision)
@@ -137,6 +140,9 @@ class NodeArtifacts:
     ) -> tuple[ResolvedArtifact, Path] | None:
         find = self._cache.find_resolved if isinstance(parsed, HubSource) else self._cache.find_source
         return find(source, sha256)
+
+    def _choose_local(self, parsed: FileSource) -> LocalFiles | LocalSets:
+        return self._sets if is_of_set(PurePosixPath(parsed.path).name) else self._local
 
     async def _read_remote_header(
         self, source: str, parsed: HubSource | PypiSource | WebSource, sha256: str
@@ -204,7 +210,8 @@ class NodeArtifacts:
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         parsed = _parse(artifact.source)
         if isinstance(parsed, FileSource):
-            local = self._folders if artifact.files else self._local
+            is_folder = artifact.files and not is_of_set(artifact.name)
+            local = self._folders if is_folder else self._choose_local(parsed)
             return await local.fetch(artifact, parsed.path, on_transfer)
 
         async def work(tell: OnTransfer) -> Path:

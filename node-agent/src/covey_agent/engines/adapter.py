@@ -9,11 +9,12 @@ three methods, of which one would forget to leave a client's words out.
 import asyncio
 import re
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+from covey_api.companion import CompanionRole
 from covey_api.engines import EngineName
 from covey_api.instance import Instance
 from covey_api.reasons import FailureCause
@@ -21,7 +22,7 @@ from covey_api.reasons import FailureCause
 from covey_agent.engines.libraries import explain_missing_library
 from covey_agent.engines.proof import is_proven
 from covey_agent.keeper.output import EXIT_TAIL_BYTES, drop_cut_line
-from covey_agent.ports import EngineProgram, Launch
+from covey_agent.ports import AgentError, EngineProgram, Launch
 
 KEY_FILE = "engine.key"
 # An engine may count between two batches only, and one takes long where the model is large for the machine.
@@ -41,6 +42,7 @@ class Start:
     folder: Path
     port: int
     key: str
+    companions: Mapping[CompanionRole, Path] = field(default_factory=dict[CompanionRole, Path])
 
     @property
     def key_file(self) -> Path:
@@ -83,6 +85,8 @@ class Description:
     clients_words: re.Pattern[str] | None = None
     """Lines that may hold words of a client's: they are no cause of an exit, and no status may show them."""
     counters: Counters | None = None
+    loads_companions: bool = False
+    """Whether it can be given a projector and a draft model."""
 
 
 class Adapter:
@@ -94,9 +98,25 @@ class Adapter:
         self._http = http
 
     def render(
-        self, program: EngineProgram, instance: Instance, weights: Path, folder: Path, port: int, key: str
+        self,
+        program: EngineProgram,
+        instance: Instance,
+        weights: Path,
+        folder: Path,
+        port: int,
+        key: str,
+        companions: tuple[Path, ...] = (),
     ) -> Launch:
-        return self._description.render(Start(program, instance, weights, folder, port, key))
+        stamped = instance.spec.companions
+        if stamped and not self._description.loads_companions:
+            names = " and ".join(f"a {each.role.lower()}" for each in stamped)
+            raise AgentError(
+                FailureCause.NO_USABLE_ENGINE,
+                f"engine '{self.engine}' can't load {names} beside a model; 'LlamaServer' can. Give this engine a "
+                "variant of its own, without.",
+            )
+        beside = {each.role: path for each, path in zip(stamped, companions, strict=True)}
+        return self._description.render(Start(program, instance, weights, folder, port, key, beside))
 
     async def is_ready(self, instance: Instance, port: int, key: str) -> bool:
         return await is_proven(self._http, instance, port, key)

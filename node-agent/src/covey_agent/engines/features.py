@@ -15,9 +15,11 @@ WATCHED = frozenset(
     {
         "--cache-reuse",
         "--embeddings",
+        "--image-max-tokens",
         "--kv-unified",
         "--mlock",
         "--mmproj",
+        "--no-mmproj-offload",
         "--model-draft",
         "--numa",
         "--poll",

@@ -12,6 +12,7 @@ costs neither. Its key goes by a 0600 file, since an argv is everybody's to read
 
 import re
 
+from covey_api.companion import CompanionRole
 from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, KvLayout, Task
 from covey_api.instance import Instance
 from covey_api.reasons import FailureCause
@@ -62,8 +63,11 @@ def render(start: Start) -> Launch:
         *render_placement(start.instance),
         *(() if options.repack else ("--no-repack",)),
         *_TASKS[spec.task],
-        *render_runtime(spec.runtime.llama_server),
+        *render_runtime(spec.runtime.llama_server, drafts=CompanionRole.DRAFT in start.companions),
+        *render_projector(start),
+        *render_draft(start),
         *("--no-context-shift", "--offline", "--no-webui", "--no-slots", "--metrics"),
+        environment=_projector_environment(start),
     )
     require_features(launch.argv, start.program)
     return launch
@@ -80,8 +84,8 @@ def render_placement(instance: Instance) -> tuple[str, ...]:
     if instance.spec.compute is Compute.CPU:
         # `none` also keeps a driver that is there from taking memory of a device.
         return "-ngl", "0", "-dev", "none"
-    costs = {each.pool: each for each in instance.spec.members[0].costs if each.pool != HOST_POOL}
-    devices = sorted(costs)
+    costs = {each.pool: each for each in instance.spec.members[0].costs}
+    devices = _devices(instance)
     chosen = ("-dev", ",".join(devices)) if devices else ()
     return "-ngl", ALL_LAYERS, *chosen, *_render_split([costs[device].layers for device in devices])
 
@@ -93,8 +97,43 @@ def _render_split(layers: list[int]) -> tuple[str, ...]:
     return "--split-mode", "layer", "--tensor-split", ",".join(str(each) for each in (*layers[:-1], layers[-1] + 1))
 
 
-def render_runtime(runtime: LlamaServerRuntime) -> tuple[str, ...]:
-    """What the Model asks for, in the order of the list."""
+def render_projector(start: Start) -> tuple[str, ...]:
+    """What makes tokens of images, where the layers are; an image of any size becomes as many as are stamped."""
+    path = start.companions.get(CompanionRole.PROJECTOR)
+    if path is None:
+        return ()
+    place = ("--no-mmproj-offload",) if start.instance.spec.compute is Compute.CPU else ()
+    return "--mmproj", str(path), *place, "--image-max-tokens", str(start.instance.spec.options.image_tokens)
+
+
+def _projector_environment(start: Start) -> dict[str, str]:
+    """Its device: no argument names it, and by itself it takes the first of the machine."""
+    devices = _devices(start.instance)
+    return {"MTMD_BACKEND_DEVICE": devices[0]} if CompanionRole.PROJECTOR in start.companions and devices else {}
+
+
+def render_draft(start: Start) -> tuple[str, ...]:
+    """A model that guesses, on the first device of the one that checks; its cache is F16, as it was counted."""
+    path = start.companions.get(CompanionRole.DRAFT)
+    if path is None:
+        return ()
+    spec, devices = start.instance.spec, _devices(start.instance)
+    on_cpu = spec.compute is Compute.CPU
+    threads = str(spec.options.threads)
+    return (
+        *("--model-draft", str(path), "-ctkd", "f16", "-ctvd", "f16", "-td", threads, "-tbd", threads),
+        *(("-ngld", "0", "-devd", "none") if on_cpu else ("-ngld", ALL_LAYERS)),
+        *(("-devd", devices[0]) if devices and not on_cpu else ()),
+    )
+
+
+def _devices(instance: Instance) -> list[str]:
+    """Pools of its own devices, which have the engine's names of them."""
+    return sorted({each.pool for each in instance.spec.members[0].costs if each.pool != HOST_POOL})
+
+
+def render_runtime(runtime: LlamaServerRuntime, *, drafts: bool = False) -> tuple[str, ...]:
+    """What the Model asks for, in the order of the list. `drafts`: a draft model guesses too, which it must be told."""
     arguments: list[str] = []
     if runtime.numa is not None:
         arguments += ["--numa", _NUMA[runtime.numa]]
@@ -106,8 +145,10 @@ def render_runtime(runtime: LlamaServerRuntime) -> tuple[str, ...]:
         arguments += ["--cache-reuse", str(runtime.cache_reuse_tokens)]
     if runtime.reasoning_format is not None:
         arguments += ["--reasoning-format", _REASONING[runtime.reasoning_format]]
-    if runtime.speculation is not None:
-        arguments += ["--spec-type", _SPECULATIONS[runtime.speculation]]
+    guesses = [_SPECULATIONS[runtime.speculation]] if runtime.speculation is not None else []
+    guesses += ["draft-simple"] if drafts else []
+    if guesses:
+        arguments += ["--spec-type", ",".join(guesses)]
     return tuple(arguments)
 
 
@@ -133,4 +174,5 @@ LLAMA_SERVER = Description(
     clients_words=re.compile(r"^.*: got exception: .*\n?", re.MULTILINE),
     # Told by the thread that generates, and by no other.
     counters=Counters("/metrics", re.compile(r"^llamacpp:n_decode_total (\S+)", re.MULTILINE)),
+    loads_companions=True,
 )

@@ -121,7 +121,7 @@ def _advance_towards_start(state: State, member: MemberState) -> tuple[MemberSta
         effects: list[Effect] = []
         work = member.work
         if member.weights is None and Work.FETCH not in work:
-            effects.append(FetchArtifact(key, spec.artifact))
+            effects.append(FetchArtifact(key, spec.artifact, tuple(each.artifact for each in spec.companions)))
             work |= {Work.FETCH}
         if member.program is None and Work.ENGINE not in work:
             effects.append(EnsureEngine(key, spec.engine, state.spec))
@@ -133,7 +133,7 @@ def _advance_towards_start(state: State, member: MemberState) -> tuple[MemberSta
             return member, ()
         effect = CheckFit(key, member.member.costs, around.promised_bytes)
         return replace(member, work=member.work | {Work.FIT}), (effect,)
-    effect = StartKeeper(key, member.assignment, member.weights, member.program)  # 9
+    effect = StartKeeper(key, member.assignment, member.weights, member.program, member.companions)  # 9
     work = member.work | {Work.LAUNCH}
     started = replace(member, phase=MemberPhase.STARTING, fits=False, work=work, is_rekeyed=False)
     return started, (effect,)

@@ -36,6 +36,7 @@ class FetchArtifact:
 
     instance_id: str
     artifact: ResolvedArtifact
+    companions: tuple[ResolvedArtifact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class StartKeeper:
     assignment: MemberAssignment
     weights: Path
     program: EngineProgram
+    companions: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

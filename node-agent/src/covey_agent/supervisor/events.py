@@ -37,8 +37,11 @@ class KeeperMissed:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactReady:
+    """The weights are here, and all companions."""
+
     instance_id: str
     weights: Path
+    companions: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ def accept_wish(member: MemberState, assignment: MemberAssignment) -> MemberStat
             assignment.goal,
             work=member.work,
             weights=member.weights,
+            companions=member.companions,
             program=member.program,
             keeper=member.keeper,
             engine=member.engine,

@@ -46,6 +46,8 @@ class MemberState:
     """The failure is final for this attempt."""
     work: frozenset[Work] = frozenset()
     weights: Path | None = None
+    companions: tuple[Path, ...] = ()
+    """Of the Instance's companions, in their order; there once `weights` is."""
     program: EngineProgram | None = None
     fits: bool = False
     fit_refused_since: float | None = None

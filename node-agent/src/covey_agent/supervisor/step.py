@@ -150,8 +150,8 @@ def _change(
                 return member
             member = replace(member, engine="", ready=False)
             return _crash(member, Failure(cause, message), now) if cause and identity else member
-        case ArtifactReady(_, weights):
-            return replace(member, work=member.work - {Work.FETCH}, weights=weights)
+        case ArtifactReady(_, weights, companions):
+            return replace(member, work=member.work - {Work.FETCH}, weights=weights, companions=companions)
         case EngineReady(_, program):
             return replace(member, work=member.work - {Work.ENGINE}, program=program)
         case ArtifactFailed(_, cause, message):

@@ -7,6 +7,7 @@ window first) would let the first replica take the memory of the second.
 
 from collections.abc import Sequence
 
+from covey_api.instance import StampedCompanion
 from covey_api.reasons import ReadyReason
 
 from covey_planner.choice.nodes import NOTHING_TAKEN, Offer, evaluate_node
@@ -70,6 +71,7 @@ def _chosen(question: Question, offer: Offer, window: int) -> Chosen:
         artifact=way.artifact,
         options=question.options(way, cpu_cores=offer.node.cpu_cores, window=own),
         costs=tuple(formula.costs(own) for formula in tenant.formulas),
+        companions=tuple(StampedCompanion(role=each.role, artifact=each.artifact) for each in way.companions),
     )
 
 

@@ -132,5 +132,6 @@ def _parts(costs: Costs) -> str:
         ("checkpoints", costs.checkpoint_bytes),
         ("workspace", costs.workspace_bytes),
         ("engine floor", costs.floor_bytes),
+        ("companions", costs.companion_bytes),
     )
     return ", ".join(f"{name} {format_bytes(count)}" for name, count in parts if count)

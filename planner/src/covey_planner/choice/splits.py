@@ -58,9 +58,10 @@ def _groups(question: Question, node: NodeView, way: Way) -> Iterator[list[Lane]
 def _share(question: Question, way: Way, lanes: list[Lane], free: Mapping[str, int]) -> tuple[CostFormula, ...] | None:
     whole, *_ = formulas = question.price(way, lanes[0]).formulas
     layers, window = way.geometry.layer_count, way.span.least
-    light = replace(whole, weights_bytes=layer_weights(way.geometry))
+    light = replace(whole, weights_bytes=layer_weights(way.geometry), companions=())
     per_layer = layer_bytes(light, window, layers)
     rest = [free.get(lane.pool, 0) - fixed_bytes(light, window) - per_layer for lane in lanes]
+    rest[0] -= whole.companion_bytes(window)
     rest[-1] -= output_bytes(way.geometry)
     shares = share_layers(layers, rest, per_layer)
     if shares is None:

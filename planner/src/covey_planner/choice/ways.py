@@ -3,15 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from covey_api.companion import CompanionRole
 from covey_api.engines import Compute, EngineName, Lane
 from covey_api.instance import EngineOptions
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.reasons import ReadyReason, RefusalReason
 
 from covey_planner.choice.window import Span, window_span
+from covey_planner.fit.companions import with_companions
 from covey_planner.fit.estimate import CostFormula, cost_formulas
 from covey_planner.fit.options import stamp_options
-from covey_planner.types import Pending, VariantView, Wish
+from covey_planner.types import KnownCompanion, Pending, VariantView, Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Way:
     calibrations: Mapping[tuple[EngineName, Compute], int] = field(
         default_factory=dict[tuple[EngineName, Compute], int]
     )
+    companions: tuple[KnownCompanion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,9 @@ class Question:
             options = self.options(way, cpu_cores=1, window=way.span.least)
             percent = way.calibrations.get((way.engine, lane.compute), 100)
             formulas = cost_formulas(way.geometry, lane, options, self.wish.workspace_bytes, percent)
+            if way.companions:
+                beside = [(each.role, each.geometry) for each in way.companions]
+                formulas = with_companions(formulas, beside, lane, options, percent)
             least = tuple((formula.pool, formula.total_bytes(way.span.least)) for formula in formulas)
             most = tuple((formula.pool, formula.total_bytes(way.span.most)) for formula in formulas)
             found = self._prices[key] = Price(formulas, least, most)
@@ -75,6 +81,7 @@ class Question:
             context_tokens=window,
             slots=slots_of(way.engine, self.wish.slots),
             kv_cache_type=self.wish.kv_cache_type,
+            has_projector=any(each.role is CompanionRole.PROJECTOR for each in way.companions),
         )
 
 
@@ -92,12 +99,15 @@ def list_ways(wish: Wish) -> tuple[Way, ...]:
         pairs = [(variant, engine) for variant in wish.variants for engine in variant.engines]
     ways: list[Way] = []
     for variant, engine in pairs:
-        if variant.geometry is None or variant.artifact is None:
+        beside = variant.known_companions()
+        if variant.geometry is None or variant.artifact is None or beside is None:
             continue
         span = window_span(wish, variant.geometry)
         digest = variant.artifact.digest
         known = variant.calibrations
-        ways.append(Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span, known))
+        ways.append(
+            Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span, known, beside)
+        )
     return tuple(ways)
 
 
@@ -107,9 +117,9 @@ def pending_geometry(wish: Wish) -> Pending | None:
     A variant that is still being read may be the preferred one, so the choice waits for it. It doesn't for one that no
     node can read, where another is known.
     """
-    unread = [variant for variant in wish.variants if variant.geometry is None or variant.artifact is None]
+    unread = [variant for variant in wish.variants if not variant.is_known]
     is_known = len(unread) < len(wish.variants)
-    waiting = [v.name for v in unread if not v.error and (v.is_offered or not is_known)]
+    waiting = [v.name for v in unread if not v.errors and (v.is_offered or not is_known)]
     if waiting:
         return Pending(ReadyReason.GEOMETRY_PENDING, f"the header of {_quoted(waiting)} is being read")
     if len(unread) == len(wish.variants):
@@ -129,7 +139,7 @@ def blocked_reason(wish: Wish) -> tuple[RefusalReason, str]:
 
 
 def _errors(variants: list[VariantView]) -> str:
-    return "; ".join(f"header of variant '{variant.name}': {variant.error}" for variant in variants)
+    return "; ".join(f"header of variant '{each.name}': {error}" for each in variants for error in each.errors)
 
 
 def _quoted(names: list[str]) -> str:

@@ -46,7 +46,8 @@ def observe_end(known: Calibration, costs: Costs, most_bytes: int) -> Calibratio
 
 
 def _scaled_bytes(costs: Costs) -> int:
-    return costs.weights_bytes + costs.kv_cache_bytes + costs.compute_bytes + costs.floor_bytes
+    own = costs.weights_bytes + costs.kv_cache_bytes + costs.compute_bytes + costs.floor_bytes
+    return own + costs.companion_bytes
 
 
 def _computed_bytes(costs: Costs) -> int:

@@ -23,7 +23,7 @@ CELL_STEP = 256
 _KV_BLOCK_BYTES = {KvCacheType.F16: 64, KvCacheType.Q8_0: 34, KvCacheType.Q4_0: 18}
 _KV_BLOCK_ELEMENTS = 32
 # The engine's process without a model: code, threads, scratch (measured 27 to 36 MiB), and its keeper's (measured 7).
-_PROCESS_BYTES = 48 * 2**20
+PROCESS_BYTES = 48 * 2**20
 # An interpreter with numpy and llama-cpp-python around it: set aside, not measured by itself. In all, a load that took
 # 194 MiB at its peak had 457 reserved.
 _PYTHON_BYTES = 56 * 2**20
@@ -33,7 +33,7 @@ _CANDIDATE_BYTES = 16
 # Its vocabulary in memory, per token: text, score and the two indexes over it (measured 160 to 200 bytes).
 _VOCABULARY_BYTES_PER_TOKEN = 224
 # What an accelerator's driver takes in the process and on the device. Not measured: reserved, so that it isn't nothing.
-_DRIVER_BYTES = 256 * 2**20
+DRIVER_BYTES = 256 * 2**20
 _FLOAT_BYTES = 4
 _MASK_BYTES = 2
 # Positions, token ids and cache indexes of one token in the graph's inputs, in floats' worth.
@@ -68,6 +68,8 @@ class CostFormula:
     """What the computed bytes were scaled to already."""
     layers: int = 0
     """Layers that are in this pool, of a model that several devices share; 0: all that are on a device."""
+    companions: tuple["CostFormula", ...] = ()
+    """Of what the engine loads beside the model into this pool (`fit.companions`)."""
 
     def kv_cache_bytes(self, window: int) -> int:
         cells = _round_up(window)
@@ -81,10 +83,14 @@ class CostFormula:
     def checkpoint_bytes(self, window: int) -> int:
         return self.slots * self.checkpoint_bytes_per_cell * min(_round_up(window), self.checkpoint_cells)
 
+    def companion_bytes(self, window: int) -> int:
+        return sum(each.total_bytes(window) for each in self.companions)
+
     def total_bytes(self, window: int) -> int:
         """The sum of `costs(window)`, without making one: the planner's inner loop."""
         fixed = self.weights_bytes + self.floor_bytes + self.host_cache_bytes + self.workspace_bytes
-        return fixed + self.kv_cache_bytes(window) + self.compute_bytes(window) + self.checkpoint_bytes(window)
+        own = fixed + self.kv_cache_bytes(window) + self.compute_bytes(window) + self.checkpoint_bytes(window)
+        return own + self.companion_bytes(window) if self.companions else own
 
     def costs(self, window: int) -> Costs:
         return Costs(
@@ -96,6 +102,7 @@ class CostFormula:
             checkpoint_bytes=self.checkpoint_bytes(window),
             workspace_bytes=self.workspace_bytes,
             floor_bytes=self.floor_bytes,
+            companion_bytes=self.companion_bytes(window),
             calibration_percent=self.calibration_percent,
             layers=self.layers,
         )
@@ -138,7 +145,7 @@ def cost_formulas(
         return (_mlx_formula(geometry, lane, options, workspace_bytes).calibrated(percent),)
     own = lane.pool != HOST_POOL
     embedding = geometry.token_embedding_bytes if own else 0
-    driver = 0 if lane.compute is Compute.CPU else _DRIVER_BYTES
+    driver = 0 if lane.compute is Compute.CPU else DRIVER_BYTES
     full, sliding = _kv_bytes_per_cell(geometry, lane, options)
     window = geometry.sliding_window_tokens
     sliding_cells, checkpoint_cells = _round_up(window + options.micro_batch_tokens), _round_up(window + 1)
@@ -179,19 +186,6 @@ def cost_formulas(
     return lane_pool, host_pool.calibrated(calibration_percent)
 
 
-def draft_formulas(geometry: Geometry, lane: Lane, options: EngineOptions) -> tuple[CostFormula, ...]:
-    """What a draft model (`-md`) takes beside the model that it drafts for: its own weights, cache and vocabulary.
-
-    It has the model's window and slots, and its cache is F16 whatever the model's is. Process and driver are there.
-    """
-    own = options.model_copy(update={"kv_cache_type": KvCacheType.F16, "host_cache_mib": 0, "context_checkpoints": 0})
-    driver = 0 if lane.compute is Compute.CPU else _DRIVER_BYTES
-    return tuple(
-        replace(formula, floor_bytes=formula.floor_bytes - driver - _PROCESS_BYTES * (formula.pool == HOST_POOL))
-        for formula in cost_formulas(geometry, lane, own, 0)
-    )
-
-
 def _mlx_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspace_bytes: int) -> CostFormula:
     per_cell = mlx.kv_bytes_per_cell(geometry, options)
     return CostFormula(
@@ -227,7 +221,7 @@ def _process_bytes(geometry: Geometry, lane: Lane, options: EngineOptions) -> in
     if is_encoder(geometry):  # measured: at its first long text the output buffer grows to a row for every token of it
         requests += _FLOAT_BYTES * options.micro_batch_tokens * (geometry.vocabulary_size + geometry.embedding_length)
     interpreter = _PYTHON_BYTES if lane.engine is EngineName.LLAMA_CPP else 0
-    return interpreter + _PROCESS_BYTES + _VOCABULARY_BYTES_PER_TOKEN * geometry.vocabulary_size + requests
+    return interpreter + PROCESS_BYTES + _VOCABULARY_BYTES_PER_TOKEN * geometry.vocabulary_size + requests
 
 
 def is_encoder(geometry: Geometry) -> bool:

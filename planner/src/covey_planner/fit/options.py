@@ -4,6 +4,8 @@ from covey_api.engines import KvCacheType
 from covey_api.instance import EngineOptions
 from covey_api.model import Geometry
 
+from covey_planner.geometry.projector import IMAGE_TOKENS
+
 # What the estimator takes for granted beside the stamped options; the adapter passes these to every llama-server.
 #   no mmap: an engine that lays matrices out anew for the CPU would keep the mapped file and its copy (newer builds
 #     say `--load-mode none`, and still know this name; older ones know this one alone)
@@ -24,7 +26,13 @@ _SLIDING_CHECKPOINTS = 2
 
 
 def stamp_options(
-    geometry: Geometry, *, cpu_cores: int, context_tokens: int, slots: int, kv_cache_type: KvCacheType
+    geometry: Geometry,
+    *,
+    cpu_cores: int,
+    context_tokens: int,
+    slots: int,
+    kv_cache_type: KvCacheType,
+    has_projector: bool = False,
 ) -> EngineOptions:
     """All options that cost memory or context.
 
@@ -43,6 +51,7 @@ def stamp_options(
         context_checkpoints=_SLIDING_CHECKPOINTS if geometry.sliding_layers else 0,
         threads=choose_threads(cpu_cores),
         repack=not geometry.latent_attention,
+        image_tokens=IMAGE_TOKENS if has_projector else 0,
     )
 
 

@@ -4,6 +4,7 @@ Each device holds a run of layers with what these keep for every slot, and buffe
 the whole graph; the last one also has the output. A device is counted one average layer of weights more than its run
 has: layers differ (the first of a mixture of experts are dense). An output matrix of unknown type counts as Q8_0, or
 as the embedding where that is larger: files of few bits keep it finer than the rest. Nothing is laid out anew there.
+Companions are whole on the first device.
 Measured with the real engine on two devices of its RPC backend (tests/integration/test_shared_devices.py).
 """
 
@@ -34,6 +35,7 @@ def split_formulas(
                 weights_bytes=_share(layer_weights(geometry), share, geometry)
                 + (output_bytes(geometry) if pool == pools[-1] else 0),
                 workspace_bytes=whole.workspace_bytes if pool == pools[0] else 0,
+                companions=whole.companions if pool == pools[0] else (),
                 full_bytes_per_cell=full,
                 sliding_bytes_per_cell=sliding,
                 sliding_cells=whole.sliding_cells if sliding else 0,

@@ -9,9 +9,11 @@ Our own reader, not PyPI's `gguf`: that one needs numpy, maps a whole file, and 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from covey_api.companion import PROJECTOR_ARCHITECTURE
 from covey_api.model import Geometry
 
 from covey_planner.geometry.metadata import MAX_LAYERS, Metadata, parse_metadata
+from covey_planner.geometry.projector import parse_projector
 from covey_planner.geometry.reader import HeaderIncomplete, HeaderInvalid, Reader, at
 from covey_planner.geometry.recurrent import read_recurrent
 from covey_planner.geometry.tensors import MAX_TENSORS, TensorSums, parse_tensors
@@ -117,6 +119,8 @@ def _geometry(metadata: Metadata, sums: TensorSums) -> Geometry:
         raise HeaderInvalid(f"`general.architecture` must have 1 to 64 characters; got {len(architecture)}")
     if not sums.weights_bytes:
         raise HeaderInvalid("the file must have tensors; got none")
+    if architecture == PROJECTOR_ARCHITECTURE:
+        return parse_projector(metadata, sums)
     layers = metadata.integer(f"{architecture}.block_count", 1, MAX_LAYERS)
     embedding = metadata.integer(f"{architecture}.embedding_length", 1, 1 << 20)
     recurrent = read_recurrent(metadata, architecture, layers, embedding)

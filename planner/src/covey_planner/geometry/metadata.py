@@ -24,7 +24,7 @@ _LAYOUTS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _NAMES = {6: "a float", 7: "a bool", 8: "a text", 9: "an array", 12: "a float"}
 _INTEGERS = frozenset({0, 1, 2, 3, 4, 5, 10, 11})
 # Texts that are kept; every other one is stepped over.
-_KEPT_TEXTS = frozenset({"general.architecture"})
+_KEPT_TEXTS = frozenset({"general.architecture", "clip.projector_type"})
 
 Number = int | float | bool
 
@@ -59,6 +59,9 @@ class Metadata:
         if not isinstance(value.content, str):
             raise HeaderInvalid(f"`{key}` must be a text; got {_describe(value)}{at(value.offset)}")
         return value.content
+
+    def text_or(self, key: str, default: str) -> str:
+        return self.text(key) if key in self._values else default
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         """An integer within `low` and `high`; `default` where the key is absent, else it is required."""

@@ -14,7 +14,8 @@ from covey_api.model import Geometry
 from covey_api.units import format_bytes
 
 from covey_planner.choice.window import Tenant, fits_together, widest_window, window_span
-from covey_planner.fit.estimate import cost_formulas, draft_formulas
+from covey_planner.fit.companions import draft_formulas, projector_formulas
+from covey_planner.fit.estimate import CostFormula, cost_formulas
 from covey_planner.fit.options import stamp_options
 from covey_planner.types import Wish
 
@@ -42,6 +43,8 @@ class FitQuestion:
     """By pool (`Host`, `Device`): what an engine may take there. A pool that isn't named has no ceiling."""
     draft: Geometry | None = None
     """A smaller model that drafts for it, in the same engine."""
+    projector: Geometry | None = None
+    """What makes tokens of images for it, in the same engine."""
     is_checkpoint: bool = False
     """It is a folder of safetensors files: no measured engine runs it, so only weights and cache are told."""
 
@@ -54,6 +57,7 @@ class LaneFit:
     compute: Compute
     costs: tuple[Costs, ...]
     draft_costs: tuple[Costs, ...]
+    projector_costs: tuple[Costs, ...]
     ceiling_tokens: int | None
 
 
@@ -89,6 +93,7 @@ def fit_data(question: FitQuestion) -> dict[str, Any]:
                 "ceilingTokens": lane.ceiling_tokens,
                 "pools": _pools_data(lane.costs),
                 "draftPools": _pools_data(lane.draft_costs),
+                "projectorPools": _pools_data(lane.projector_costs),
             }
             for lane in fit_lanes(question)
         ],
@@ -114,6 +119,7 @@ def _options(question: FitQuestion) -> EngineOptions:
         context_tokens=_window(question),
         slots=question.slots,
         kv_cache_type=question.kv_cache_type,
+        has_projector=question.projector is not None,
     )
 
 
@@ -128,13 +134,20 @@ def _fit_lane(question: FitQuestion, words: str, compute: Compute, pool: str) ->
     options = _options(question)
     formulas = cost_formulas(question.geometry, lane, options, 0)
     drafts = draft_formulas(question.draft, lane, options) if question.draft else ()
-    costs, draft_costs = (tuple(each.costs(options.context_tokens) for each in some) for some in (formulas, drafts))
-    pools = {formula.pool for formula in formulas}
-    if not pools <= question.memory_bytes.keys():
-        return LaneFit(words, compute, costs, draft_costs, None)
-    tenant = Tenant(window_span(_any_window(question), question.geometry), (*formulas, *drafts))
+    projectors = projector_formulas(question.projector, lane, options) if question.projector else ()
+    costs, draft_costs, projector_costs = (
+        tuple(each.costs(options.context_tokens) for each in some) for some in (formulas, drafts, projectors)
+    )
+    ceiling = _ceiling_tokens(question, (*formulas, *drafts, *projectors))
+    return LaneFit(words, compute, costs, draft_costs, projector_costs, ceiling)
+
+
+def _ceiling_tokens(question: FitQuestion, formulas: tuple[CostFormula, ...]) -> int | None:
+    if not {formula.pool for formula in formulas} <= question.memory_bytes.keys():
+        return None
+    tenant = Tenant(window_span(_any_window(question), question.geometry), formulas)
     fits = fits_together([tenant], question.memory_bytes, tenant.span.least)
-    return LaneFit(words, compute, costs, draft_costs, widest_window([tenant], question.memory_bytes) if fits else 0)
+    return widest_window([tenant], question.memory_bytes) if fits else 0
 
 
 def _any_window(question: FitQuestion) -> Wish:
@@ -170,7 +183,9 @@ def _lines(question: FitQuestion) -> Iterator[str]:
     for lane in fit_lanes(question):
         yield ""
         yield f"LlamaServer on {lane.words} ({lane.compute}):"
-        rows = [("pool", costs) for costs in lane.costs] + [("draft in", costs) for costs in lane.draft_costs]
+        rows = [("pool", costs) for costs in lane.costs]
+        rows += [("draft in", costs) for costs in lane.draft_costs]
+        rows += [("projector in", costs) for costs in lane.projector_costs]
         for words, costs in rows:
             yield (
                 f"  {words} {costs.pool:<7} {format_bytes(costs.total_bytes):>10}  = weights "

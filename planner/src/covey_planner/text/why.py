@@ -27,6 +27,8 @@ _COSTS = (
     ("workspace", "workspace_bytes"),
     ("engine floor", "floor_bytes"),
 )
+# Told only where there are any.
+_COMPANIONS = ("companions", "companion_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ def _instance_lines(wish: Wish, instance: Instance, nodes: dict[str, NodeView]) 
         )
         if not spec.options.repack:
             yield "  matrices stay as the file has them (`--no-repack`): laying out this family's ends the engine"
+        for beside in spec.companions:
+            yield f"  {beside.role.lower()} '{beside.artifact.name}', {format_bytes(beside.artifact.size_bytes)}"
         if options := spec.runtime.options_of(spec.engine):
             yield f"  {spec.engine} runs with {', '.join(f'{name} {value}' for name, value in options.items())}"
         for costs in member.costs:
@@ -124,7 +128,8 @@ def _instance_lines(wish: Wish, instance: Instance, nodes: dict[str, NodeView]) 
 
 
 def _costs_lines(costs: Costs) -> Iterator[str]:
-    rows = [(label, _part(costs, field)) for label, field in _COSTS]
+    parts = (*_COSTS, _COMPANIONS) if costs.companion_bytes else _COSTS
+    rows = [(label, _part(costs, field)) for label, field in parts]
     rows.append(("total", costs.total_bytes))
     layers = f" for {costs.layers} layers" if costs.layers else ""
     yield f"  takes of pool '{costs.pool}'{layers}{_calibrated(costs)}:"
@@ -190,6 +195,7 @@ def _instance_data(wish: Wish, instance: Instance, nodes: dict[str, NodeView]) -
         "goal": spec.goal.value,
         "options": spec.options.to_wire(),
         "runtime": spec.runtime.options_of(spec.engine),
+        "companions": [each.to_wire() for each in spec.companions],
         "boundedBy": _bound(wish, instance),
         "members": [_member_data(member, nodes) for member in spec.members],
     }

@@ -173,6 +173,34 @@ def test_aliases_do_not_share_what_is_filled_in() -> None:
             "(did you mean 'LlamaServer'?)",
         ),
         (
+            MODEL.replace("[LlamaServer]", "[LlamaServer, LlamaCpp]\n    draft: {source: file:///d.gguf}"),
+            8,
+            "spec.variants[0]",
+            "`engines` of a variant with `projector` or `draft` must be ['LlamaServer']: no other engine loads them. "
+            "Others can have a variant of their own, without",
+        ),
+        (
+            MODEL.replace("[LlamaServer]", "[LlamaServer]\n    projector: {source: file:///p.gguf}"),
+            5,
+            "spec",
+            "`spec.tasks` must have 'Vision' where one of `spec.variants` names a `projector`: without it no image "
+            "reaches the engine",
+        ),
+        (
+            MODEL.replace("[Chat]", "[Chat, Vision]"),
+            5,
+            "spec",
+            "with the task 'Vision' each of `spec.variants` must name a `projector`",
+        ),
+        (
+            MODEL.replace("[Chat]", "[Embedding]").replace(
+                "[LlamaServer]", "[LlamaServer]\n    draft: {source: file:///d.gguf}"
+            ),
+            5,
+            "spec",
+            "`spec.tasks` must begin with 'Chat' where it has 'Vision', or one of `spec.variants` names a `draft`",
+        ),
+        (
             MODEL + "  alias: [x]\n",
             12,
             "spec.alias",
