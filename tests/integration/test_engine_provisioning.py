@@ -20,7 +20,8 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.hub import HubSettings
 from covey_agent.artifacts.index import IndexSettings, observe_index_settings
-from covey_agent.artifacts.node import NodeArtifacts, list_files
+from covey_agent.artifacts.node import NodeArtifacts
+from covey_agent.artifacts.pages import list_files
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.engines.environments import Environment, PinnedFile, Recipe
 from covey_agent.engines.features import WATCHED

@@ -1,6 +1,7 @@
 """`covey pull` and `covey cache` as processes, against a hub; disks that are full or can't be written to."""
 
 import hashlib
+import json
 import os
 import random
 import subprocess
@@ -9,8 +10,11 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from kit.cache import shared_cache
+from kit.fleet import running_fleet
 from kit.gguf import Shape, build_model
 from kit.hub import Hub, running_hub
+from kit.real import provide_real_parts
 
 pytestmark = pytest.mark.integration
 
@@ -113,3 +117,44 @@ def test_a_cache_that_can_not_be_written_to_is_said(tmp_path: Path, hub: Hub) ->
         assert "Traceback" not in refused.stderr
     read = covey(hub, tmp_path, "fit", "hf://org/model#weights.gguf", within=inside(READ_ONLY, "1m", tmp_path))
     assert read.returncode == 0, read.stderr
+
+
+MODEL = """apiVersion: covey.dev/v1alpha1
+kind: Model
+metadata: {name: smollm2}
+spec:
+  tasks: [Chat]
+  variants:
+  - {name: v, format: Gguf, source: 'hf://org/smollm2#SmolLM2.gguf', engines: [LlamaServer]}
+---
+apiVersion: covey.dev/v1alpha1
+kind: Placement
+metadata: {name: smollm2}
+spec:
+  modelRef: {name: smollm2}
+  context: {tokens: 1024}
+"""
+
+
+def test_a_model_of_a_hub_is_served_and_pinned_while_it_runs(tmp_path: Path, hub: Hub) -> None:
+    commit = hub.push("org/smollm2", {"SmolLM2.gguf": provide_real_parts().model.read_bytes()})
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "model.yaml").write_text(MODEL)
+    cache = ["--cache", str(shared_cache())]
+
+    def pinned() -> str:
+        listed = json.loads(covey(hub, tmp_path, "cache", "ls", "-o", "json", *cache).stdout)
+        (found,) = (entry for entry in listed if "hf://org/smollm2#" in entry["source"])
+        return found["pinnedBy"]
+
+    environment = {"HF_ENDPOINT": hub.base, "HF_TOKEN": "hf_secretsecret"}
+    with running_fleet(tmp_path / "models", environment=environment) as fleet:
+        assert fleet.ask().status_code == 200
+        (variant,) = json.loads(fleet.covey("get", "model/smollm2", "-o", "json").stdout)["status"]["variants"]
+        assert variant["artifact"]["revision"] == commit
+        assert pinned() == f"the agent of '{fleet.state / 'agent'}'"
+        pulled = covey(hub, tmp_path, "pull", "smollm2", "--state", str(fleet.state), *cache)
+        assert f"smollm2: SmolLM2.gguf, {98_362_432 / MIB:.1f} MiB" in pulled.stdout
+        written = [path for path in fleet.state.rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()]
+        assert written == []
+    assert not pinned().startswith("the agent of '/tmp/cv")

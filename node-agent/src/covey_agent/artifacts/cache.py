@@ -199,6 +199,14 @@ class Cache:
         write_atomically(self._references / f"{key}.json", reference.model_dump_json(by_alias=True).encode())
         self._known_references[key] = reference
 
+    def ensure_reference(self, artifact: ResolvedArtifact, blob: str) -> None:
+        """What is found without it, and named by it. A disk that refuses costs the name."""
+        if reference_key(artifact) not in self._known_references:
+            try:
+                self.add_reference(artifact, blob)
+            except OSError as error:
+                logger.warning("where '%s' came from can't be noted in the cache: %s", artifact.name, error.strerror)
+
     def find_file_digest(self, path: str) -> FileDigest | None:
         """The remembered digest of a local file, if the file is unchanged."""
         digest = self._known_files.get(path)

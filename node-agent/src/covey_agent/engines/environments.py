@@ -23,7 +23,7 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import hold_partial, sync_folder, write_atomically
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
-from covey_agent.artifacts.node import find_file
+from covey_agent.artifacts.pages import find_file
 from covey_agent.artifacts.together import Sum, do_together
 from covey_agent.artifacts.verifying import find_verified
 from covey_agent.artifacts.web import Web
