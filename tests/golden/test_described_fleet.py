@@ -69,6 +69,20 @@ def test_as_many_as_fit_are_placed_and_the_rest_is_refused_with_exit_code_1(gold
     assert found["stalls"][0]["shortBytes"] > 0
 
 
+def test_a_placement_that_sleeps_says_whether_its_first_replica_would_fit(golden: Golden, tmp_path: Path) -> None:
+    sleeping = "scaling: {{min: 0}}, context: {{tokens: {tokens}}}"
+    code, text = run(tmp_path, FLEET, KNOWN, placement(sleeping.format(tokens=16384)))
+    assert code == 0
+    golden("plan/described-fleet-asleep.txt", text)
+    code, answer = run(tmp_path, FLEET, KNOWN, placement(sleeping.format(tokens=16384)), output="json")
+    (found,) = json.loads(answer)["sleeps"]
+    assert (code, found["fits"], found["node"], found["contextTokens"]) == (0, True, "gpu", 16384)
+    assert found["pools"][0]["bytes"] > large_geometry().weights_bytes
+    code, text = run(tmp_path, FLEET, KNOWN, placement(sleeping.format(tokens=131072) + ", concurrency: 16"))
+    assert code == 1
+    golden("plan/described-fleet-asleep-too-small.txt", text)
+
+
 def test_a_model_is_shared_among_the_devices_of_one_machine_where_it_fits_on_none(
     golden: Golden, tmp_path: Path
 ) -> None:

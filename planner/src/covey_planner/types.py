@@ -142,6 +142,8 @@ class Wish:
     placed: Mapping[str, int] = field(default_factory=dict[str, int])
     """Instances of this Placement that each node runs already: new ones go elsewhere first."""
     tolerations: tuple[Toleration, ...] = ()
+    expected_requests: int = 4
+    """At a time, of one replica."""
 
     def is_barred(self, node: str, lane: Lane) -> bool:
         """Whether this revision failed on this lane of this node."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import Kind
-from covey_api.placement import ContextWish
+from covey_api.placement import ContextWish, Scaling
 from covey_controller.reconcile.forecast import Forecast, forecast
 from covey_controller.reconcile.forecast_text import render_forecast
 from covey_controller.reconcile.why import explain
@@ -161,3 +161,43 @@ def test_forecast_comes_to_as_many_instances_as_the_fleet_does(replicas: int, wi
 def windows(instances: list[Instance]) -> list[tuple[int, int]]:
     """Which node takes which one may differ: the real fleet starts its engines in another order."""
     return sorted((each.spec.options.slots, each.spec.options.context_tokens) for each in instances)
+
+
+def asleep(name: str = "smollm2", **changes: Any) -> Kind:
+    return builders.placement(name, model="smollm2", scaling=Scaling(min=0, max=1), **changes)
+
+
+def test_a_placement_that_sleeps_says_where_its_first_replica_would_go_and_what_it_would_fetch() -> None:
+    _, text, found = foresee(serving(), asleep())
+    (each,) = found["sleeps"]
+    assert (each["fits"], each["node"], each["contextTokens"]) == (True, "a", 8192)
+    assert each["pools"] == [{"name": "Host", "bytes": each["pools"][0]["bytes"]}]
+    assert each["fetchBytes"] == 90_000_000, "the wheel"
+    assert "sleeps: placement/smollm2: no replica until it is asked for; the first would fit on node 'a', " in text
+    assert "it would fetch 85.8 MiB first" in text
+    assert found["comes"] == []
+
+
+def test_a_placement_that_sleeps_says_by_how_much_its_first_replica_would_not_fit() -> None:
+    _, text, found = foresee(serving(total_bytes=builders.GIB + 2**28), asleep(context=ContextWish(tokens=8192)))
+    (each,) = found["sleeps"]
+    assert each["fits"] is False
+    assert each["shortBytes"] > 0
+    assert "and then none would fit: node 'a' is closest" in text
+
+
+def test_a_placement_that_sleeps_counts_on_what_yields_to_it() -> None:
+    story = serving(builders.placement(scaling=Scaling(min=0, max=1)), nodes=("a",), total_bytes=2 * builders.GIB)
+    story.gateways["g"].held = {"smollm2": 1.0}
+    story.run(10)
+    story.gateways["g"].held = {}
+    assert [each.metadata.name for each in story.instances()] == ["smollm2-0"]
+    _, text, found = foresee(story, asleep("other"))
+    (each,) = found["sleeps"]
+    assert (each["name"], each["fits"]) == ("other", True)
+    assert "once of 'smollm2-0' those without requests have made room" in text
+
+
+def test_what_is_suspended_or_has_a_least_number_does_not_sleep() -> None:
+    for placement in (asleep(suspend=True), builders.placement(scaling=Scaling(min=1, max=1)), builders.placement()):
+        assert foresee(serving(), placement)[2]["sleeps"] == []

@@ -32,7 +32,7 @@ def plan(filename: tuple[str, ...], described: str | None, output: str, namespac
     With --fleet no controller is asked: FILE holds Node documents that say what each machine is, in short
     (`machine: {memory: 64Gi, devices: [{compute: Cuda, memory: 24Gi}]}` beside `spec`) or by the `status` that `covey
     get nodes -o yaml` prints. Models and Placements are in the same file or in -f. Exit code 1: a Placement is not
-    served in full.
+    served in full, or would not be once somebody asks.
     """
     documents = read_documents(filename)
     if described is not None:
@@ -47,7 +47,7 @@ def _plan_described(fleet: Documents, documents: Documents, output: str, namespa
     read = read_described_fleet(fleet, documents, namespace)
     text, found = plan_described(read.nodes, read.documents)
     click.echo(render_json(found) if output == "json" else escape_controls(text).rstrip("\n"))
-    if found["stalls"] or found["waits"]:
+    if found["stalls"] or found["waits"] or not all(each["fits"] for each in found["sleeps"]):
         click.get_current_context().exit(ExitCode.FAILED)
 
 

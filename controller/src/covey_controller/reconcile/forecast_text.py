@@ -23,6 +23,7 @@ from covey_controller.reconcile.forecast_nodes import (
     render_downloads,
     render_nodes,
 )
+from covey_controller.reconcile.forecast_sleeping import list_sleeping, render_sleeping
 from covey_controller.reconcile.making import running_instances
 from covey_controller.reconcile.together import find_shape
 from covey_controller.reconcile.wanted import failed_lanes, model_key, render_wish
@@ -47,6 +48,7 @@ def render_forecast(
         "rolls": rolls,
         "stalls": stalls,
         "waits": waits,
+        "sleeps": list_sleeping(_draft(made.end, made.now)),
         "downloads": list_downloads(made, _coming(made)),
         "nodes": list_nodes(made),
     }
@@ -241,6 +243,7 @@ def _lines(found: Entry) -> Iterator[str]:
         yield from (f"        {line}" for line in each["together"])
     for each in found["waits"]:
         yield f"waits:  placement/{each['name']}: {each['reason']}: {each['message']}"
+    yield from render_sleeping(found["sleeps"])
     if not any(found[name] for name in ("comes", "goes", "stalls", "waits")):
         yield "no instance comes or goes"
     yield from render_downloads(found["downloads"])

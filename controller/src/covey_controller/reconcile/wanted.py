@@ -93,6 +93,7 @@ def render_wish(
         workspace_bytes=parse_quantity(model.spec.memory.workspace),
         placed=dict(Counter(node for instance in running for node in {m.node: None for m in instance.spec.members})),
         tolerations=spec.nodes.tolerations,
+        expected_requests=max(spec.concurrency, spec.scaling.target if spec.scaling else 0),
     )
 
 

@@ -9,6 +9,7 @@ from covey_api.instance import EngineOptions
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.reasons import ReadyReason, RefusalReason
 
+from covey_planner.choice.expected import order_variants
 from covey_planner.choice.window import Span, window_span
 from covey_planner.fit.companions import with_companions
 from covey_planner.fit.estimate import CostFormula, cost_formulas
@@ -92,11 +93,13 @@ def slots_of(engine: EngineName, wished: int) -> int:
 
 def list_ways(wish: Wish) -> tuple[Way, ...]:
     """Preferred first: the Placement's engines in their order, each with the variants in theirs; without any, the
-    variants in their order, each with its own engines. Variants without a known header are left out."""
+    variants in the order of `choice.expected`, each with its own engines. Variants without a known header are left
+    out."""
+    variants = order_variants(wish)
     if wish.engines:
-        pairs = [(variant, engine) for engine in wish.engines for variant in wish.variants if engine in variant.engines]
+        pairs = [(variant, engine) for engine in wish.engines for variant in variants if engine in variant.engines]
     else:
-        pairs = [(variant, engine) for variant in wish.variants for engine in variant.engines]
+        pairs = [(variant, engine) for variant in variants for engine in variant.engines]
     ways: list[Way] = []
     for variant, engine in pairs:
         beside = variant.known_companions()

@@ -11,6 +11,7 @@ from typing import Any
 from covey_api.instance import Costs, Instance, Member
 from covey_api.units import format_bytes
 
+from covey_planner.choice.expected import explain_order, order_variants
 from covey_planner.choice.nodes import find_pool
 from covey_planner.choice.shapes import Shape
 from covey_planner.choice.window import bound_of
@@ -64,6 +65,8 @@ def why_data(why: WhyPlacement) -> dict[str, Any]:
         "replicas": why.replicas,
         "slots": why.wish.slots,
         "kvCacheType": why.wish.kv_cache_type.value,
+        "expectedRequests": why.wish.expected_requests,
+        "variants": [each.name for each in order_variants(why.wish)],
         "pending": {"reason": why.pending.reason, "message": why.pending.message} if why.pending else None,
         "instances": [_instance_data(why.wish, instance, nodes) for instance in instances],
         "shape": shape_data(why.shape) if why.shape else None,
@@ -78,6 +81,8 @@ def _lines(why: WhyPlacement) -> Iterator[str]:
         f"placement/{wish.placement} wishes {replicas} of model '{wish.model}': {wish.slots} slots each, "
         f"KV cache {wish.kv_cache_type}, {_wished_window(wish)}"
     )
+    if order := explain_order(wish):
+        yield order
     if why.pending:
         yield f"{why.pending.reason}: {why.pending.message}"
     nodes = {node.name: node for node in why.nodes}
