@@ -18,7 +18,7 @@ from typing import Any
 
 import uv
 from covey_agent.artifacts.index import observe_index_settings
-from covey_agent.artifacts.node import list_files
+from covey_agent.artifacts.pages import list_files
 from covey_agent.artifacts.web import Patience, Web
 from packaging.utils import (
     InvalidSdistFilename,

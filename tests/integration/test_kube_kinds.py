@@ -17,6 +17,7 @@ from covey_api.kinds import Kind
 from covey_api.placement import Placement
 from covey_api.registry import KINDS
 from covey_api.schema import JsonSchema, render_crd, render_schema
+from covey_api.source import SOURCE_WORDS
 from covey_controller.ports import InvalidSet
 from covey_controller.stores.files.documents import parse_documents
 from kit.edges import whole_document
@@ -263,12 +264,9 @@ def test_kubectl_names_a_field_that_there_is_not(plane: ControlPlane, flags: lis
 
 def test_a_source_that_is_none_is_refused_in_words_and_not_by_a_pattern(plane: ControlPlane) -> None:
     document = whole_document(KINDS["Model"])
-    document["spec"]["variants"][0]["source"] = "hf://org/model"
+    document["spec"]["variants"][0]["source"] = "oci://org/model"
     said = plane.kubectl("apply", "--dry-run=server", "-f", "-", text=json.dumps(document), check=False)
-    assert (
-        'spec.variants[0].source: Invalid value: "string": '
-        "must be 'pypi://NAME==VERSION#PATH-IN-WHEEL' or 'file:///ABSOLUTE/PATH'; got 'hf://org/model'" in said
-    )
+    assert f"spec.variants[0].source: Invalid value: \"string\": {SOURCE_WORDS}; got 'oci://org/model'" in said
 
 
 def test_an_upgrade_gives_stored_objects_the_defaults_that_came_with_it(plane: ControlPlane) -> None:

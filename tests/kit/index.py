@@ -74,13 +74,12 @@ class IndexState:
     closing: threading.Event = field(default_factory=threading.Event)
 
 
-class PackageIndex:
-    """The server: `url` is what `UV_INDEX_URL` would be."""
+class FileServer:
+    """A server on loopback, in threads of its own, with what `handler` answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, handler: "type[FileHandler]") -> None:
         self.state = IndexState()
-        handler = type("Handler", (_Handler,), {"state": self.state})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), {"state": self.state}))
         self._server.daemon_threads = False
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
         self._thread.start()
@@ -90,27 +89,34 @@ class PackageIndex:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     @property
-    def url(self) -> str:
-        return f"{self.base}/simple"
-
-    @property
     def faults(self) -> Faults:
         return self.state.faults
 
-    def add(self, filename: str, content: bytes) -> str:
-        """Publish a file; its project is the first part of its name. Returns its sha256."""
-        project = filename.partition("-")[0].replace("_", "-").lower()
-        self.state.files.setdefault(project, {})[filename] = content
-        return hashlib.sha256(content).hexdigest()
-
     def requests_for(self, filename: str) -> list[Seen]:
-        return [seen for seen in self.state.requests if seen.path.endswith(filename)]
+        return [seen for seen in self.state.requests if seen.path.partition("?")[0].endswith(filename)]
 
     def close(self) -> None:
         self.state.closing.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+class PackageIndex(FileServer):
+    """`url` is what `UV_INDEX_URL` would be."""
+
+    def __init__(self) -> None:
+        super().__init__(_IndexHandler)
+
+    @property
+    def url(self) -> str:
+        return f"{self.base}/simple"
+
+    def add(self, filename: str, content: bytes) -> str:
+        """Publish a file; its project is the first part of its name. Returns its sha256."""
+        project = filename.partition("-")[0].replace("_", "-").lower()
+        self.state.files.setdefault(project, {})[filename] = content
+        return hashlib.sha256(content).hexdigest()
 
 
 @contextlib.contextmanager
@@ -131,7 +137,9 @@ def build_wheel(members: Mapping[str, bytes], *, compression: int = zipfile.ZIP_
     return buffer.getvalue()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class FileHandler(BaseHTTPRequestHandler):
+    """Sends content with ranges and validators, and with what is to go wrong."""
+
     state: ClassVar[IndexState]
     protocol_version = "HTTP/1.1"
     # Of one read: a client that keeps its connection open must not keep the server from closing.
@@ -140,73 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Silent: what was asked is in `requests`."""
 
-    def do_GET(self) -> None:
-        self.state.requests.append(Seen(self.path, dict(self.headers.items())))
-        if not self._is_allowed():
-            self._answer(401, "text/plain", b"who are you?")
-            return
-        parts = self.path.strip("/").split("/")
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            if parts[0] == "simple" and len(parts) == 2:
-                self._send_page(parts[1])
-            elif parts[0] == "files" and len(parts) == 3:
-                self._send_file(parts[1], parts[2])
-            else:
-                self._answer(404, "text/plain", b"no")
-
-    def _is_allowed(self) -> bool:
-        if self.state.faults.login is None:
-            return True
-        wanted = base64.b64encode(":".join(self.state.faults.login).encode()).decode()
-        return self.headers.get("Authorization") == f"Basic {wanted}"
-
-    def _send_page(self, project: str) -> None:
-        faults = self.state.faults
-        if faults.page is not None:
-            self._answer(200, faults.page[0], faults.page[1].encode())
-            return
-        if (files := self.state.files.get(project)) is None:
-            self._answer(404, "text/plain", b"no such project")
-            return
-        entries = [self._entry(project, filename, content) for filename, content in files.items()]
-        if faults.html_only:
-            links = "".join(
-                f'<a href="{html.escape(str(entry["url"]))}{_fragment(entry)}">{entry["filename"]}</a><br>'
-                for entry in entries
-            )
-            self._answer(200, "text/html", f"<!DOCTYPE html><html><body>{links}</body></html>".encode())
-            return
-        page = {"meta": {"api-version": "1.1"}, "name": project, "files": entries}
-        self._answer(200, "application/vnd.pypi.simple.v1+json", json.dumps(page).encode())
-
-    def _entry(self, project: str, filename: str, content: bytes) -> dict[str, object]:
-        faults = self.state.faults
-        digest = "0" * 64 if faults.wrong_hash else hashlib.sha256(content).hexdigest()
-        entry: dict[str, object] = {
-            "filename": filename,
-            # Relative, as many mirrors have it.
-            "url": f"../../files/{project}/{filename}",
-            "hashes": {} if faults.no_hashes else {"sha256": digest},
-        }
-        if not faults.no_sizes:
-            entry["size"] = len(content) + faults.size_lie
-        return entry
-
-    def _send_file(self, project: str, filename: str) -> None:
-        faults = self.state.faults
-        content = self.state.files.get(project, {}).get(filename)
-        if content is None:
-            self._answer(404, "text/plain", b"no such file")
-        elif faults.redirect_to:
-            self._answer(302, "text/plain", b"", Location=f"{faults.redirect_to}{self.path}")
-        elif faults.busy > 0:
-            faults.busy -= 1
-            more = {"Retry-After": faults.retry_after} if faults.retry_after else {}
-            self._answer(faults.busy_status, "text/plain", b"busy", **more)
-        else:
-            self._send_content(faults.body if faults.body is not None else content)
-
-    def _send_content(self, content: bytes) -> None:
+    def send_content(self, content: bytes) -> None:
         faults = self.state.faults
         start, end, status = 0, len(content), 200
         wanted = self.headers.get("Range", "")
@@ -218,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
             end = min(int(last) + 1, len(content)) if last else len(content)
             status = 206
             if start >= len(content):
-                self._answer(416, "text/plain", b"", **{"Content-Range": f"bytes */{len(content)}"})
+                self.answer(416, "text/plain", b"", **{"Content-Range": f"bytes */{len(content)}"})
                 return
         self.send_response(status)
         self.send_header("Content-Type", "application/octet-stream")
@@ -258,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(piece)
         self.state.sent_bytes += len(piece)
 
-    def _answer(self, status: int, content_type: str, body: bytes, **headers: str) -> None:
+    def answer(self, status: int, content_type: str, body: bytes, **headers: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
@@ -266,6 +208,74 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+
+class _IndexHandler(FileHandler):
+    def do_GET(self) -> None:
+        self.state.requests.append(Seen(self.path, dict(self.headers.items())))
+        if not self._is_allowed():
+            self.answer(401, "text/plain", b"who are you?")
+            return
+        parts = self.path.strip("/").split("/")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if parts[0] == "simple" and len(parts) == 2:
+                self._send_page(parts[1])
+            elif parts[0] == "files" and len(parts) == 3:
+                self._send_file(parts[1], parts[2])
+            else:
+                self.answer(404, "text/plain", b"no")
+
+    def _is_allowed(self) -> bool:
+        if self.state.faults.login is None:
+            return True
+        wanted = base64.b64encode(":".join(self.state.faults.login).encode()).decode()
+        return self.headers.get("Authorization") == f"Basic {wanted}"
+
+    def _send_page(self, project: str) -> None:
+        faults = self.state.faults
+        if faults.page is not None:
+            self.answer(200, faults.page[0], faults.page[1].encode())
+            return
+        if (files := self.state.files.get(project)) is None:
+            self.answer(404, "text/plain", b"no such project")
+            return
+        entries = [self._entry(project, filename, content) for filename, content in files.items()]
+        if faults.html_only:
+            links = "".join(
+                f'<a href="{html.escape(str(entry["url"]))}{_fragment(entry)}">{entry["filename"]}</a><br>'
+                for entry in entries
+            )
+            self.answer(200, "text/html", f"<!DOCTYPE html><html><body>{links}</body></html>".encode())
+            return
+        page = {"meta": {"api-version": "1.1"}, "name": project, "files": entries}
+        self.answer(200, "application/vnd.pypi.simple.v1+json", json.dumps(page).encode())
+
+    def _entry(self, project: str, filename: str, content: bytes) -> dict[str, object]:
+        faults = self.state.faults
+        digest = "0" * 64 if faults.wrong_hash else hashlib.sha256(content).hexdigest()
+        entry: dict[str, object] = {
+            "filename": filename,
+            # Relative, as many mirrors have it.
+            "url": f"../../files/{project}/{filename}",
+            "hashes": {} if faults.no_hashes else {"sha256": digest},
+        }
+        if not faults.no_sizes:
+            entry["size"] = len(content) + faults.size_lie
+        return entry
+
+    def _send_file(self, project: str, filename: str) -> None:
+        faults = self.state.faults
+        content = self.state.files.get(project, {}).get(filename)
+        if content is None:
+            self.answer(404, "text/plain", b"no such file")
+        elif faults.redirect_to:
+            self.answer(302, "text/plain", b"", Location=f"{faults.redirect_to}{self.path}")
+        elif faults.busy > 0:
+            faults.busy -= 1
+            more = {"Retry-After": faults.retry_after} if faults.retry_after else {}
+            self.answer(faults.busy_status, "text/plain", b"busy", **more)
+        else:
+            self.send_content(faults.body if faults.body is not None else content)
 
 
 def _fragment(entry: Mapping[str, object]) -> str:

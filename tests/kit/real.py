@@ -8,6 +8,7 @@ from pathlib import Path
 
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader
+from covey_agent.artifacts.hub import HubSettings
 from covey_agent.artifacts.index import observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts
 from covey_agent.artifacts.web import Patience, Web
@@ -36,7 +37,7 @@ async def _provide() -> RealParts:
     web = Web(observe_index_settings(os.environ, Path.home()), Patience())
     store = Cache(shared_cache())
     downloader = Downloader(web, store)
-    artifacts = NodeArtifacts(web, store, downloader)
+    artifacts = NodeArtifacts(web, store, downloader, HubSettings())
     engines = open_engines(web, store, downloader, os.environ)
     try:
         artifact, _ = await artifacts.read_header(SOURCE, "")

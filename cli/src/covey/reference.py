@@ -11,6 +11,9 @@ from covey.main import cli
 EXAMPLES = {
     "agent": "covey agent --controller https://controller:52414 --token-file token --state /var/lib/covey",
     "apply": "covey apply -f models/",
+    "cache ls": "covey cache ls",
+    "cache prune": "covey cache prune --keep 50Gi",
+    "cache verify": "covey cache verify",
     "capture": "covey capture instance/smollm2-0 -o capture.txt",
     "chat": "covey chat smollm2 'Say hello.'",
     "controller": "covey controller --source fleet/ --state /var/lib/covey",
@@ -28,6 +31,7 @@ EXAMPLES = {
     "key delete": "covey key delete laptop",
     "logs": "covey logs -f placement/smollm2",
     "plan": "covey plan -f models/",
+    "pull": "covey pull 'hf://HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF'",
     "service install": "covey service install join https://controller:52414 --token-file token",
     "service status": "covey service status",
     "service uninstall": "covey service uninstall join",

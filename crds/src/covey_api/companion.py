@@ -3,10 +3,11 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
+from covey_api.kinds import cel
 from covey_api.meta import Message, Sha256
-from covey_api.source import SOURCE_PATTERN
+from covey_api.source import SOURCE_PATTERN, UNVOUCHED_PATTERN
 
 
 class CompanionRole(StrEnum):
@@ -20,6 +21,10 @@ class CompanionRole(StrEnum):
 PROJECTOR_ARCHITECTURE = "clip"
 
 
+VOUCHED = (
+    f"!self.source.matches('{UNVOUCHED_PATTERN}') || has(self.sha256)",
+    "`sha256` must be given with an 'https://' source: nothing else says what the file must be",
+)
 # CEL rules with their messages: which engines load companions, and which tasks they are for.
 VARIANT_RULE = (
     "(!has(self.projector) && !has(self.draft)) || self.engines.all(e, e == 'LlamaServer')",
@@ -46,7 +51,10 @@ MODEL_RULES = (
 class Companion(Message):
     """A file that the engine loads beside the weights."""
 
+    model_config = ConfigDict(json_schema_extra=cel(VOUCHED))
+
     source: Annotated[str, Field(pattern=SOURCE_PATTERN, max_length=1024)]
     """Where it comes from, as the variant's own `source`."""
     sha256: Sha256 | None = None
-    """Digest of the file; when absent, the digest that the package index publishes is the check."""
+    """Digest of the file; when absent, the digest that the package index or the hub publishes is the check. An
+    `https://` source must have it."""

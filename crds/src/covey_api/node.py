@@ -40,6 +40,14 @@ class NodeReserve(Message):
     """Bytes of host memory that Covey never plans with."""
 
 
+class NodeDownloads(Message):
+    """How the node fetches models and engines."""
+
+    bytes_per_second: Quantity | None = None
+    """What all of its downloads may take together, such as `20Mi`; less than `64Ki` counts as `64Ki`. Not given: as
+    much as there is."""
+
+
 class TaintEffect(StrEnum):
     NO_SCHEDULE = "NoSchedule"
     """Nothing new is placed here without a toleration; what runs stays."""
@@ -89,6 +97,7 @@ class NodeSpec(Message):
     reserve: NodeReserve = NodeReserve()
     engines: Annotated[tuple[EngineOverride, ...], Field(max_length=8)] = ()
     """Overrides, at most one per engine."""
+    downloads: NodeDownloads = NodeDownloads()
 
 
 class MemoryPool(Message):

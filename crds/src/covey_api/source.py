@@ -1,6 +1,6 @@
-"""Source URIs of artifacts: `pypi://NAME==VERSION#PATH-IN-WHEEL` and `file:///ABSOLUTE/PATH`.
+"""Source URIs of artifacts, by scheme: a hub's repository, a wheel of a package index, a web address, a path.
 
-More schemes (`hf`, `oci`, `https`, `store`) come with their fetchers; until then they are refused by name.
+More schemes (`oci`, `store`) come with their fetchers; until then they are refused by name.
 """
 
 import re
@@ -8,11 +8,32 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
+_HF = r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/-]*)?(#[^#\x00-\x1f\x7f]+)?"
+_PYPI = r"pypi://[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*#[^#\x00-\x1f\x7f]+"
+# Without `USER:PASSWORD@`: a Model is no place for secrets.
+_WEB = r"https?://([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/[^#\x00-\x20\x7f]+"
+_FILE = r"file:///[^#\x00-\x1f\x7f]+"
 # One pattern for the CRD and for the parser below.
-SOURCE_PATTERN = (
-    r"^(pypi://[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*#[^#\x00-\x1f\x7f]+|file:///[^#\x00-\x1f\x7f]+)$"
+SOURCE_PATTERN = f"^({_HF}|{_PYPI}|{_WEB}|{_FILE})$"
+SOURCE_WORDS = (
+    "must be 'hf://OWNER/REPO@REVISION#FILE', 'pypi://NAME==VERSION#PATH-IN-WHEEL', 'https://HOST/PATH' or "
+    "'file:///ABSOLUTE/PATH'"
 )
-_PYPI = re.compile(r"^pypi://([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)#([^#]+)$")
+# What nobody vouches for but the Model: `sha256` must be beside it.
+UNVOUCHED_PATTERN = "^https?://"
+DEFAULT_REVISION = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """A repository of a hub, or one file of it (with the files that it is one set with)."""
+
+    repository: str
+    """`OWNER/REPO`."""
+    revision: str
+    """A branch, a tag or a commit."""
+    file: str
+    """Path in the repository; empty: all that an engine loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +46,54 @@ class PypiSource:
 
 
 @dataclass(frozen=True, slots=True)
+class WebSource:
+    """A file at a web address."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class FileSource:
     """An absolute path on the node that runs the model."""
 
     path: str
 
 
-Source = PypiSource | FileSource
+Source = HubSource | PypiSource | WebSource | FileSource
 
 
 def parse_source(text: str) -> Source:
     """The parsed source. ValueError says what was found and what must hold."""
-    if match := _PYPI.match(text):
-        project, version, member = match.groups()
-        path = PurePosixPath(member)
-        if path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"path in the wheel must be relative without '..'; got '{member}'")
-        return PypiSource(project, version, member)
-    parts = urlsplit(text)
-    if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/") and not parts.fragment:
-        return FileSource(unquote(parts.path))
-    raise ValueError(f"source must be 'pypi://NAME==VERSION#PATH-IN-WHEEL' or 'file:///ABSOLUTE/PATH'; got '{text}'")
+    if re.fullmatch(SOURCE_PATTERN, text) is None:
+        raise ValueError(f"source {SOURCE_WORDS}; got '{text}'")
+    scheme, _, rest = text.partition("://")
+    where, _, inside = rest.partition("#")
+    if scheme == "hf":
+        repository, _, revision = where.partition("@")
+        if ".." in revision:
+            raise ValueError(f"revision must be a branch, a tag or a commit, without '..'; got '{revision}'")
+        return HubSource(repository, revision or DEFAULT_REVISION, _parse_inside(inside, "repository"))
+    if scheme == "pypi":
+        project, _, version = where.partition("==")
+        return PypiSource(project, version, _parse_inside(inside, "wheel"))
+    if scheme == "file":
+        return FileSource(unquote(urlsplit(text).path))
+    return _parse_web(text)
+
+
+def _parse_inside(path: str, what: str) -> str:
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts:
+        raise ValueError(f"path in the {what} must be relative without '..'; got '{path}'")
+    return path
+
+
+def _parse_web(text: str) -> WebSource:
+    try:
+        parts = urlsplit(text)
+        is_address = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ValueError(f"source must name a host, and a port of 1 to 65535 if any; got '{text}'")
+    return WebSource(text)

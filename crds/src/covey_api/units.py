@@ -42,3 +42,21 @@ def format_bytes(count: int) -> str:
             return f"{int(size)} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError("unreachable: TiB ends the loop")
+
+
+def format_progress(done_bytes: int, total_bytes: int, bytes_per_second: int) -> str:
+    """A transfer for people: `1.0 GiB of 4.0 GiB, 100.0 MiB/s, 31 s left`."""
+    amount = f"{format_bytes(done_bytes)} of {format_bytes(total_bytes)}, {format_bytes(bytes_per_second)}/s"
+    left_bytes = total_bytes - done_bytes
+    if bytes_per_second <= 0 or left_bytes <= 0:
+        return amount
+    return f"{amount}, {format_seconds(-(-left_bytes // bytes_per_second))} left"
+
+
+def format_seconds(seconds: int) -> str:
+    """`45 s`, `3 min`, `2 h 5 min`: as exact as anybody waits."""
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes = -(-seconds // 60)
+    hours, rest = divmod(minutes, 60)
+    return f"{minutes} min" if minutes < 120 else f"{hours} h {rest} min"

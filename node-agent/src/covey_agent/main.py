@@ -16,7 +16,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import httpx
+from covey_api.instance import InstanceSpec
+from covey_api.node import NodeSpec
 from covey_api.pod_names import render_covey_name
+from covey_api.units import parse_quantity
 from covey_fleet_client.files import describe_refusal, ensure_private_folder
 from covey_fleet_client.identity import load_identity, render_name
 from covey_fleet_client.lifeline import watch_lifeline
@@ -25,8 +28,11 @@ from covey_fleet_client.process import raise_file_limit, start_logging
 
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader
+from covey_agent.artifacts.eviction import evict
+from covey_agent.artifacts.hub import observe_hub_settings
 from covey_agent.artifacts.index import observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts
+from covey_agent.artifacts.pins import Pins, sweep_pins
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.asks import Asks
 from covey_agent.capturing import Captures
@@ -45,6 +51,7 @@ from covey_agent.reports import Reporter, Self
 from covey_agent.runtime import Runtime
 from covey_agent.single import AlreadyRunning, take_folder
 from covey_agent.stop_all import stop_all
+from covey_agent.supervisor.state import State
 from covey_agent.surveys import Survey
 from covey_agent.whereabouts import Whereabouts
 
@@ -85,11 +92,26 @@ async def run_agent(options: Options, folder: Path) -> int:
     node = node or load_identity(folder).name or render_name(socket.gethostname())
     async with AsyncExitStack() as stack:
         whereabouts = Whereabouts(options.address, options.controller, folder)
-        outside, engines = await open_outside(stack, options, folder, whereabouts)
-        changed = asyncio.Event()
         members, boot_id = folder / "members", observe_boot_id()
+        try:
+            cache, pins = await asyncio.to_thread(open_cache, options.cache, members)
+        except OSError as error:
+            logger.error("the artifact cache can't be used: %s", describe_refusal(error))
+            return 1
+        stack.callback(pins.close)
+        web = Web(observe_index_settings(os.environ, Path.home()), Patience())
+        stack.push_async_callback(web.close)
+        outside, engines = await open_outside(stack, options, web, cache, folder, whereabouts)
+        changed = asyncio.Event()
         recorder = Recorder(members, boot_id)
-        runtime = Runtime(outside, members, KeptFile(folder), boot_id, changed.set, recorder.observe)
+
+        def record(before: State, after: State, now: float) -> None:
+            recorder.observe(before, after, now)
+            web.pace.limit(limit_of(after.spec))
+            # What members run, or will, stays in the cache.
+            pins.hold(frozenset(digest for member in after.members.values() for digest in needs_of(member.spec)))
+
+        runtime = Runtime(outside, members, KeptFile(folder), boot_id, changed.set, record)
         machine = observe_machine()
         survey = Survey(engines, outside.facts, lambda: runtime.state.spec, runtime.spec_changed, changed.set, machine)
         this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts)
@@ -113,15 +135,30 @@ async def run_agent(options: Options, folder: Path) -> int:
         return status
 
 
+def needs_of(spec: InstanceSpec) -> tuple[str, ...]:
+    """Digests of what its engine loads."""
+    return (spec.artifact.digest, *(each.artifact.digest for each in spec.companions))
+
+
+def limit_of(spec: NodeSpec) -> int | None:
+    """Bytes a second for all downloads of this node."""
+    limit = spec.downloads.bytes_per_second
+    return None if limit is None else parse_quantity(limit)
+
+
+def open_cache(folder: Path, members: Path) -> tuple[Cache, Pins]:
+    """The cache, and this agent's list of what must stay in it. OSError where it can't be written to. Blocking."""
+    cache = Cache(folder, evict)
+    sweep_pins(cache.pins)
+    return cache, Pins(cache.pins, members)
+
+
 async def open_outside(
-    stack: AsyncExitStack, options: Options, folder: Path, whereabouts: Whereabouts
+    stack: AsyncExitStack, options: Options, web: Web, cache: Cache, folder: Path, whereabouts: Whereabouts
 ) -> tuple[Outside, NodeEngines]:
     """The adapters of the agent's ports, closed with the stack."""
-    web = Web(observe_index_settings(os.environ, Path.home()), Patience())
-    stack.push_async_callback(web.close)
-    cache = await asyncio.to_thread(Cache, options.cache)
     downloader = Downloader(web, cache)
-    artifacts = NodeArtifacts(web, cache, downloader)
+    artifacts = NodeArtifacts(web, cache, downloader, observe_hub_settings(os.environ, Path.home()))
     stack.push_async_callback(artifacts.close)
     engines = open_engines(web, cache, downloader, os.environ)
     keepers = ProcessKeepers(folder / "members", options.orphan_grace_seconds, lambda: whereabouts.front)

@@ -3,12 +3,14 @@
 import asyncio
 import errno
 import hashlib
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import hold_partial, run_to_end, write_atomically
+from covey_agent.artifacts.room import SPARE_BYTES
 from covey_agent.ports import AgentError
 from covey_api.reasons import FailureCause
 from kit.builders import artifact
@@ -75,8 +77,24 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
 
 def test_too_little_space_is_said_in_bytes(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match=r"needs 1024\.0 TiB \(1125899906842624 bytes\).* are free in") as raised:
-        Cache(tmp_path).require_space(1 << 50, "model.gguf")
+        asyncio.run(Cache(tmp_path).room.require(1 << 50, "model.gguf"))
     assert raised.value.cause is FailureCause.DISK_FULL
+
+
+def test_bytes_on_their_way_are_no_room_for_others(tmp_path: Path) -> None:
+    """In halves of what is free: two don't fit beside each other, and do once the first has come."""
+    room = Cache(tmp_path).room
+    half_bytes = (shutil.disk_usage(tmp_path).free - SPARE_BYTES) * 6 // 10
+
+    async def scenario() -> None:
+        async with room.reserve("a", half_bytes, "a.gguf") as tell_left:
+            with pytest.raises(AgentError, match=r"'b\.gguf' needs"):
+                await room.require(half_bytes, "b.gguf")
+            tell_left(0)
+            await room.require(half_bytes, "b.gguf")
+        await room.require(half_bytes, "b.gguf")
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -84,7 +102,7 @@ def test_too_little_space_is_said_in_bytes(tmp_path: Path) -> None:
     [(errno.ENOSPC, FailureCause.DISK_FULL), (errno.EACCES, FailureCause.ARTIFACT_UNAVAILABLE)],
 )
 def test_what_the_disk_says_becomes_a_cause(tmp_path: Path, number: int, cause: FailureCause) -> None:
-    assert Cache(tmp_path).explain(OSError(number, "words of the disk"), "model.gguf", 5).cause is cause
+    assert Cache(tmp_path).room.explain(OSError(number, "words of the disk"), "model.gguf", 5).cause is cause
 
 
 def test_a_partial_file_has_one_holder_and_the_next_one_sees_its_work(tmp_path: Path) -> None:

@@ -46,9 +46,9 @@ def test_what_can_not_be_read_is_refused_with_words(tmp_path: Path) -> None:
     page.write_text("<!DOCTYPE html><html>log in</html>")
     assert "it is an HTML page" in str(refusal(str(page)))
     assert "No such file" in str(refusal(str(tmp_path / "none.gguf")))
-    wrong = refusal("hf://a/b")
+    wrong = refusal("oci://a/b")
     assert wrong.code is ExitCode.WRONG_USE
-    assert "source must be 'pypi://" in str(wrong)
+    assert "source must be 'hf://" in str(wrong)
     whole = build_model(Shape(context=4096)).write(tmp_path / "whole.gguf")
     assert "`--context` must be at most 4096" in str(refusal(str(whole), "--context", "8192"))
 

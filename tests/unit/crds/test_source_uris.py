@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from covey_api.source import SOURCE_PATTERN, FileSource, PypiSource, parse_source
+from covey_api.source import SOURCE_PATTERN, FileSource, HubSource, PypiSource, WebSource, parse_source
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,12 +18,32 @@ def test_file_source_is_an_absolute_path_with_escapes_decoded() -> None:
     assert parse_source("file:///models/my%20model.gguf") == FileSource("/models/my model.gguf")
 
 
+def test_hub_source_names_repository_revision_and_file() -> None:
+    assert parse_source("hf://org/repo@refs/pr/1#Q4/a.gguf") == HubSource("org/repo", "refs/pr/1", "Q4/a.gguf")
+    assert parse_source("hf://org/repo") == HubSource("org/repo", "main", "")
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.com/a.gguf", "http://127.0.0.1:8000/a?b=c", "https://[::1]:8443/models/a.gguf"]
+)
+def test_web_source_is_its_url(url: str) -> None:
+    assert parse_source(url) == WebSource(url)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "",
         "smollm2",
-        "hf://org/repo@main",
+        "hf://repo",
+        "hf://org/repo#",
+        "hf://org/repo@",
+        "hf://org/repo/file.gguf",
+        "ftp://example.com/a.gguf",
+        "https://user:password@example.com/a.gguf",
+        "https://example.com",
+        "https://example.com/a b",
+        "https://example.com/a#sha256=00",
         "pypi://name#member",
         "pypi://name==1.0",
         "pypi://name==1.0#",
@@ -31,11 +51,10 @@ def test_file_source_is_an_absolute_path_with_escapes_decoded() -> None:
         "file://host/path",
         "file://relative",
         "file:///path#fragment",
-        "https://example.com/a.gguf",
     ],
 )
 def test_other_sources_are_refused_with_what_must_hold(text: str) -> None:
-    with pytest.raises(ValueError, match="source must be 'pypi://NAME==VERSION#PATH-IN-WHEEL' or"):
+    with pytest.raises(ValueError, match="source must be 'hf://OWNER/REPO@REVISION#FILE', 'pypi://"):
         parse_source(text)
 
 
@@ -45,14 +64,23 @@ def test_member_never_leaves_the_wheel(member: str) -> None:
         parse_source(f"pypi://name==1.0#{member}")
 
 
+@pytest.mark.parametrize("text", ["hf://org/repo@a/../b", "https://example.com:0/a", "https://example.com:99999/a"])
+def test_a_revision_and_a_port_are_what_they_can_be(text: str) -> None:
+    with pytest.raises(ValueError, match=r"must be a branch|a port of 1 to 65535"):
+        parse_source(text)
+
+
 @given(st.from_regex(SOURCE_PATTERN, fullmatch=True).filter(lambda text: not text.endswith("\n")))
-def test_whatever_the_crd_admits_is_parsed_unless_it_leaves_the_wheel(text: str) -> None:
-    member = text.partition("#")[2]
-    if text.startswith("pypi://") and (member.startswith("/") or ".." in member.split("/")):
-        with pytest.raises(ValueError, match="must be relative without"):
-            parse_source(text)
+def test_whatever_the_crd_admits_is_parsed_or_refused_for_a_reason_of_its_own(text: str) -> None:
+    try:
+        parsed = parse_source(text)
+    except ValueError as error:
+        said = str(error)
     else:
-        assert isinstance(parse_source(text), PypiSource if text.startswith("pypi://") else FileSource)
+        said = ""
+        schemes = {"hf": HubSource, "pypi": PypiSource, "http": WebSource, "https": WebSource, "file": FileSource}
+        assert isinstance(parsed, schemes[text.partition(":")[0]])
+    assert not said.startswith("source must be 'hf://")
 
 
 @given(st.text(max_size=40))

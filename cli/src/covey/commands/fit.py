@@ -58,7 +58,7 @@ def fit(
 ) -> None:
     """Say what a model needs, in bytes, and the largest window.
 
-    WHAT is a source (`pypi://…`, `file:///…`), the path of a GGUF file or of a folder with `config.json`, or
+    WHAT is a source (`hf://…`, `pypi://…`, `https://…`), the path of a GGUF file or of a folder with `config.json`, or
     `model/NAME` of the running fleet.
     """
     found = _of_model(where, namespace, what) if what.startswith("model/") else [(what, _read_model(what))]

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from covey_agent.artifacts.cache import SPARE_BYTES
+from covey_agent.artifacts.room import SPARE_BYTES
 from covey_api.units import format_bytes
 from covey_fleet_client.files import PRIVATE_FILE_MODE, PRIVATE_FOLDER_MODE
 

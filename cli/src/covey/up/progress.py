@@ -1,22 +1,18 @@
 """What `covey up --wait` shows while placements become ready: bars on a terminal, lines elsewhere."""
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 import click
-from covey_api.units import format_bytes
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from covey.bars import Bars
 from covey.control import Control
 from covey.errors import CommandError
 from covey.jsonpath import find_values
 from covey.ports import JsonObject
 
 POLL_SECONDS = 0.25
-# Where there is no terminal, a line at most this often per placement.
-LINE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,47 +45,13 @@ def parse_outcome(item: JsonObject) -> Outcome:
     )
 
 
-class Display:
-    """Bars or lines for each placement; `update` may be called as often as one likes."""
-
-    def __init__(self, console: Console) -> None:
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[amount]}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._terminal = console.is_terminal
-        self._tasks: dict[str, TaskID] = {}
-        self._lines: dict[str, tuple[str, float]] = {}
-
-    def __enter__(self) -> "Display":
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+class Display(Bars):
+    """One bar a placement."""
 
     def update(self, outcome: Outcome, progress: JsonObject) -> None:
         step = str(progress.get("step", "")) or outcome.reason
-        label = f"{outcome.name}: {step}"
-        done, total = int(progress.get("doneBytes", 0)), int(progress.get("totalBytes", 0))
-        rate = format_bytes(int(progress.get("bytesPerSecond", 0)))
-        amount = f"{format_bytes(done)} of {format_bytes(total)}, {rate}/s" if total else ""
-        if self._terminal:
-            if outcome.name not in self._tasks:
-                self._tasks[outcome.name] = self._bars.add_task(label, total=None, amount="")
-            task = self._tasks[outcome.name]
-            self._bars.update(task, description=label, completed=done, total=total or None, amount=amount)
-            return
-        now = time.monotonic()
-        last, shown = self._lines.get(outcome.name, ("", -LINE_SECONDS))
-        if label == last and (not total or now - shown < LINE_SECONDS):
-            return
-        click.echo(f"{label} {amount}".rstrip(), err=True)
-        self._lines[outcome.name] = (label, now)
+        counts = (int(progress.get(name, 0)) for name in ("doneBytes", "totalBytes", "bytesPerSecond"))
+        self.show(outcome.name, f"{outcome.name}: {step}", *counts)
 
 
 async def wait_until_settled(control: Control, console: Console) -> list[Outcome]:

@@ -17,6 +17,16 @@ _MAX_AGE_SECONDS = 600
 
 Headers = list[tuple[bytes, bytes]]
 
+_LIMITS = (b"limit", b"remaining", b"reset")
+# What a page may read beside the answer: who it was, when to come again, what its key may still ask for.
+EXPOSED = b", ".join(
+    (
+        b"x-request-id, request-id, retry-after",
+        *(b"x-ratelimit-%b-%b" % (each, what) for what in (b"requests", b"tokens") for each in _LIMITS),
+        *(b"anthropic-ratelimit-%b-%b" % (what, each) for what in (b"requests", b"tokens") for each in _LIMITS),
+    )
+)
+
 
 def parse_origins(texts: Iterable[str]) -> frozenset[bytes]:
     """ValueError names the one that is none."""

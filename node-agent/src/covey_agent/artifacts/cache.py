@@ -5,9 +5,12 @@ accident: a name appears under `blobs/` only by a rename of a file whose whole c
 that what is there may be trusted without reading it again.
 
     blobs/sha256/<digest>   whole, verified files
+    stamps/<digest>.json    what a blob was when its content was hashed, and when it was last used
+    pins/<key>.json         what must not be removed, by who needs it
     partial/<digest>        downloads and extractions under way, locked by flock on the file itself
     refs/<key>.json         which blob holds an artifact that is identified by its archive
     files/<key>.json        digests of `file://` sources, valid for one size, time and inode
+    sets/<digest>           folders of links to blobs, for artifacts of several files
     envs/<digest>           installed engines
 
 An index in SQLite was the alternative; single files need no schema, no repair, and a lost one costs one fetch.
@@ -16,24 +19,22 @@ An index in SQLite was the alternative; single files need no schema, no repair, 
 import errno
 import hashlib
 import logging
-import shutil
+import os
+import stat
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 from covey_api.meta import Message, Sha256
 from covey_api.model import ResolvedArtifact
-from covey_api.reasons import FailureCause
-from covey_api.units import format_bytes
 from pydantic import Field, ValidationError
 
 from covey_agent.artifacts.disk import sweep_temporaries, sync_folder, write_atomically
-from covey_agent.ports import AgentError
+from covey_agent.artifacts.room import Room
+from covey_agent.artifacts.sets import find_set, install_set, sweep_unfinished
+from covey_agent.artifacts.stamps import Stamps
 
 logger = logging.getLogger(__name__)
-
-
-# Left free beside every artifact: a file system filled to the last byte breaks the state folder and the logs.
-SPARE_BYTES = 128 * 1024 * 1024
 
 
 class Reference(Message):
@@ -58,24 +59,44 @@ def reference_key(artifact: ResolvedArtifact) -> str:
     return hashlib.sha256(f"{artifact.digest}\n{artifact.source}".encode()).hexdigest()
 
 
+MakeRoom = Callable[["Cache", int, str], Awaitable[None]]
+"""Removes what nobody needs, for so many bytes that a named artifact lacks."""
+
+
+async def keep_all(cache: "Cache", short_bytes: int, name: str) -> None:
+    """For who only looks: nothing is removed."""
+
+
+def is_digest(name: str) -> bool:
+    return len(name) == 64 and all(digit in "0123456789abcdef" for digit in name)
+
+
 class Cache:
     """The folder, scanned once at start and kept in memory from then on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, make_room: MakeRoom = keep_all) -> None:
         self.folder = folder
         self.blobs = folder / "blobs" / "sha256"
         self.partial = folder / "partial"
+        self.sets = folder / "sets"
         self.envs = folder / "envs"
+        self.pins = folder / "pins"
+        self.stamps = Stamps(folder / "stamps")
+        self.room = Room(folder, lambda short_bytes, name: make_room(self, short_bytes, name))
         self._references = folder / "refs"
         self._files = folder / "files"
-        for path in (self.blobs, self.partial, self.envs, self._references, self._files):
+        for path in (
+            *(self.blobs, self.partial, self.sets, self.envs, self.pins),
+            *(folder / "stamps", self._references, self._files),
+        ):
             path.mkdir(parents=True, exist_ok=True)
             sweep_temporaries(path)
-        self._known_blobs = {path.name for path in self.blobs.iterdir() if len(path.name) == 64}
+        sweep_unfinished(self.sets)
+        self._known_blobs = {path.name for path in self.blobs.iterdir() if is_digest(path.name)}
         self._known_references = {
             reference_key(reference.artifact): reference
             for path in sorted(self._references.glob("*.json"))
-            if (reference := _read_reference(path)) and reference.blob in self._known_blobs
+            if (reference := _read_reference(path)) and self._is_here(reference)
         }
         self._known_files = {
             digest.path: digest
@@ -93,31 +114,55 @@ class Cache:
         """The blob, unless it is missing or has another size than it must have."""
         path = self.blobs / sha256
         try:
-            found_bytes = path.stat().st_size
+            found = path.lstat()
         except FileNotFoundError:
-            self._forget(sha256)
+            self.forget(frozenset((sha256,)))
             return None
-        if found_bytes != size_bytes:
-            logger.warning("cached blob %s must have %d bytes and has %d; dropped", sha256, size_bytes, found_bytes)
+        if not stat.S_ISREG(found.st_mode):
+            # A link may lead anywhere: what it points at is no business of this cache.
+            logger.warning("cached blob %s must be a file and is none; dropped", sha256)
+            self.remove_blob(sha256)
+            return None
+        if found.st_size != size_bytes:
+            logger.warning("cached blob %s must have %d bytes and has %d; dropped", sha256, size_bytes, found.st_size)
             self.remove_blob(sha256)
             return None
         self._known_blobs.add(sha256)
         return path
 
-    def install_blob(self, verified: Path, sha256: str) -> Path:
+    def install_blob(self, verified: Path, sha256: str, name: str = "") -> Path:
         """Move a file, fsynced and with this digest, to its place."""
         path = self.blobs / sha256
         verified.replace(path)
         sync_folder(self.blobs)
+        self.stamps.add(sha256, path, name)
         self._known_blobs.add(sha256)
         return path
 
     def remove_blob(self, sha256: str) -> None:
         (self.blobs / sha256).unlink(missing_ok=True)
-        self._forget(sha256)
+        self.stamps.remove(sha256)
+        self.forget(frozenset((sha256,)))
+
+    def add_blob(self, sha256: str, content: bytes, name: str = "") -> Path:
+        """Keep content that has this digest. Blocking."""
+        path = self.partial / f"{sha256}.{os.getpid()}"
+        write_atomically(path, content)
+        return self.install_blob(path, sha256, name)
+
+    def install_set(self, artifact: ResolvedArtifact, blobs: Mapping[str, Path]) -> Path:
+        """What an engine is given of an artifact of several files, from verified blobs. Blocking."""
+        install_set(self.sets, artifact, blobs)
+        self.add_reference(artifact, artifact.sha256 or "")
+        path = find_set(self.sets, artifact)
+        if path is None:
+            raise FileNotFoundError(errno.ENOENT, "a file of it was removed meanwhile", str(self.sets))
+        return path
 
     def find_artifact(self, artifact: ResolvedArtifact) -> Path | None:
         """The file on this disk, by its own digest or by a reference that an earlier fetch left."""
+        if artifact.files:
+            return find_set(self.sets, artifact)
         if artifact.sha256:
             return self.find_blob(artifact.sha256, artifact.size_bytes)
         key = reference_key(artifact)
@@ -136,11 +181,31 @@ class Cache:
                 return (reference.artifact, path) if path else None
         return None
 
+    def find_resolved(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
+        """The newest of what this source of a hub was resolved to and is here."""
+        found = [
+            (self._references.joinpath(f"{key}.json").stat().st_mtime_ns, reference.artifact)
+            for key, reference in self._known_references.items()
+            if reference.artifact.source == source and sha256 in ("", reference.artifact.sha256)
+        ]
+        for _, artifact in sorted(found, key=lambda each: each[0], reverse=True):
+            if path := self.find_artifact(artifact):
+                return artifact, path
+        return None
+
     def add_reference(self, artifact: ResolvedArtifact, blob: str) -> None:
         reference = Reference(artifact=artifact, blob=blob)
         key = reference_key(artifact)
         write_atomically(self._references / f"{key}.json", reference.model_dump_json(by_alias=True).encode())
         self._known_references[key] = reference
+
+    def ensure_reference(self, artifact: ResolvedArtifact, blob: str) -> None:
+        """What is found without it, and named by it. A disk that refuses costs the name."""
+        if reference_key(artifact) not in self._known_references:
+            try:
+                self.add_reference(artifact, blob)
+            except OSError as error:
+                logger.warning("where '%s' came from can't be noted in the cache: %s", artifact.name, error.strerror)
 
     def find_file_digest(self, path: str) -> FileDigest | None:
         """The remembered digest of a local file, if the file is unchanged."""
@@ -155,32 +220,28 @@ class Cache:
         write_atomically(self._files / f"{key}.json", digest.model_dump_json(by_alias=True).encode())
         self._known_files[digest.path] = digest
 
-    def require_space(self, needed_bytes: int, name: str) -> None:
-        """AgentError(DiskFull) unless this many bytes fit, and some to spare."""
-        free_bytes = shutil.disk_usage(self.folder).free
-        if needed_bytes + SPARE_BYTES > free_bytes:
-            raise self._disk_full(name, needed_bytes, free_bytes)
+    def read_references(self) -> dict[Path, Reference]:
+        """By their files, from the disk: other processes write there too. Blocking."""
+        found = {path: _read_reference(path) for path in sorted(self._references.glob("*.json"))}
+        return {path: reference for path, reference in found.items() if reference is not None}
 
-    def explain(self, error: OSError, name: str, needed_bytes: int) -> AgentError:
-        """In words, what the disk said while an artifact was written."""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return self._disk_full(name, needed_bytes, shutil.disk_usage(self.folder).free)
-        return AgentError(
-            FailureCause.ARTIFACT_UNAVAILABLE, f"'{name}' can't be written to {self.folder}: {error.strerror}."
-        )
+    def used_at(self, sha256: str) -> float:
+        """When a blob was last used, seconds since the epoch; as old as it is where nothing says."""
+        try:
+            return self.stamps.used_at(sha256) or (self.blobs / sha256).lstat().st_mtime
+        except OSError:
+            return 0.0
 
-    def _disk_full(self, name: str, needed_bytes: int, free_bytes: int) -> AgentError:
-        return AgentError(
-            FailureCause.DISK_FULL,
-            f"'{name}' needs {format_bytes(needed_bytes)} ({needed_bytes} bytes) and {format_bytes(SPARE_BYTES)} to "
-            f"spare; {format_bytes(free_bytes)} ({free_bytes} bytes) are free in {self.folder}. "
-            "Free some, or give another `--cache`.",
-        )
-
-    def _forget(self, sha256: str) -> None:
-        self._known_blobs.discard(sha256)
-        for key in [key for key, reference in self._known_references.items() if reference.blob == sha256]:
+    def forget(self, digests: frozenset[str]) -> None:
+        """These were removed from the disk, with what refers to them."""
+        self._known_blobs -= digests
+        for key in [key for key, reference in self._known_references.items() if reference.blob in digests]:
             del self._known_references[key]
+
+    def _is_here(self, reference: Reference) -> bool:
+        if reference.artifact.files:
+            return (self.sets / reference.blob).is_dir()
+        return reference.blob in self._known_blobs
 
 
 def _read_reference(path: Path) -> Reference | None:

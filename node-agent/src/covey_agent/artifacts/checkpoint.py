@@ -22,7 +22,7 @@ from covey_agent.artifacts.web import corrupt
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
-_ALONE = "model.safetensors"
+SINGLE = "model.safetensors"
 
 OpenFile = Callable[[str], Awaitable[tuple[AsyncGenerator[bytes], int] | None]]
 """Content and size of a file of the checkpoint by its name; None: there is none."""
@@ -35,7 +35,7 @@ async def read_checkpoint(open_file: OpenFile, where: str) -> Geometry:
         raise corrupt(f"{where} has no '{CONFIG}', which must be beside its safetensors files.")
     index = await _read_whole(open_file, INDEX, MAX_INDEX_BYTES, where)
     try:
-        names = parse_index(index) if index is not None else (_ALONE,)
+        names = parse_index(index) if index is not None else (SINGLE,)
         directories = [await _read_directory(open_file, name, where) for name in names]
         return parse_checkpoint(config, merge_directories(directories))
     except HeaderInvalid as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import AsyncGenerator, Callable
@@ -77,7 +78,7 @@ async def hold_partial(path: Path, patience_seconds: float) -> AsyncGenerator[in
     loop = asyncio.get_running_loop()
     size_bytes, deadline = -1, loop.time() + patience_seconds
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = _open_own(path)
         try:
             if _lock(descriptor) and _has_name(descriptor, path):
                 yield descriptor
@@ -94,6 +95,18 @@ async def hold_partial(path: Path, patience_seconds: float) -> AsyncGenerator[in
                 f"Find it with `fuser {path}`.",
             )
         await asyncio.sleep(LOCK_POLL_SECONDS)
+
+
+def _open_own(path: Path) -> int:
+    """Never what a link points at: it may be anything, and would be written over."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    path.unlink(missing_ok=True)
+    return os.open(path, flags, 0o644)
 
 
 def _lock(descriptor: int) -> bool:

@@ -1,8 +1,8 @@
 """The one downloader: models and engines come through here.
 
-A download is identified by the sha256 that the index gave; where the bytes come from doesn't matter. It grows in
-`partial/<digest>` and survives every interruption there; its validators (ETag, Last-Modified) lie beside it, so that a
-changed file starts over at once and not only at the digest.
+A download is identified by the sha256 that index, hub or Model gave; where the bytes come from doesn't matter. It
+grows in `partial/<digest>` and survives every interruption there; its validators (ETag, Last-Modified) lie beside it,
+so that a changed file starts over at once and not only at the digest.
 """
 
 import time
@@ -19,8 +19,9 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import hold_partial, run_to_end
 from covey_agent.artifacts.flight import Flights, Meter
 from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile, Validators
-from covey_agent.artifacts.web import Backoff, Transient, Web, corrupt
-from covey_agent.ports import AgentError, OnTransfer
+from covey_agent.artifacts.verifying import find_verified
+from covey_agent.artifacts.web import INDEX, Backoff, Origin, Transient, Web, corrupt
+from covey_agent.ports import AgentError, OnTransfer, Transfer
 
 # A connection that brought less than this in `stall_seconds` is as good as dead: 1 KiB/s.
 _STALL_BYTES = 64 * 1024
@@ -32,12 +33,13 @@ _LOCK_PATIENCE_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A file at an index. `url` carries no credentials."""
+    """A file to be fetched. `url` carries no credentials."""
 
     url: str
     name: str
     sha256: str
     size_bytes: int
+    origin: Origin = INDEX
 
 
 class Downloader:
@@ -52,7 +54,7 @@ class Downloader:
         """The blob. `beside_bytes`: what else the caller will write for it, so that a full disk is known at once."""
 
         async def work(tell: OnTransfer) -> Path:
-            if blob := self._cache.find_blob(remote.sha256, remote.size_bytes):
+            if blob := await find_verified(self._cache, remote.sha256, remote.size_bytes):
                 return blob
             path = self._cache.partial / remote.sha256
             async with hold_partial(path, _LOCK_PATIENCE_SECONDS) as descriptor:
@@ -62,23 +64,30 @@ class Downloader:
                     return blob
                 return await self._fill(remote, PartialFile(descriptor, path), tell, beside_bytes)
 
-        return await self._flights.run(remote.sha256, on_transfer, work)
+        with self._cache.room.hold([remote.sha256]):
+            return await self._flights.run(remote.sha256, on_transfer, work)
 
     async def _fill(self, remote: Remote, partial: PartialFile, tell: OnTransfer, beside_bytes: int) -> Path:
         await run_to_end(partial.open, remote.size_bytes)
         while await run_to_end(partial.take_up):
             pass
-        self._cache.require_space(remote.size_bytes - partial.done_bytes + beside_bytes, remote.name)
+        missing_bytes = remote.size_bytes - partial.done_bytes + beside_bytes
         try:
-            await self._transfer(remote, partial, tell)
-            if partial.is_joined and partial.digest() != remote.sha256:
-                # What an earlier try left may be of another file: once more, all of it, before anybody is accused.
-                partial.start_over()
-                await self._transfer(remote, partial, tell)
+            async with self._cache.room.reserve(remote.sha256, missing_bytes, remote.name) as tell_left:
+
+                def told(transfer: Transfer) -> None:
+                    tell_left(transfer.total_bytes - transfer.done_bytes + beside_bytes)
+                    tell(transfer)
+
+                await self._transfer(remote, partial, told)
+                if partial.is_joined and partial.digest() != remote.sha256:
+                    # What an earlier try left may be of another file: once more, all of it, before anybody is accused.
+                    partial.start_over()
+                    await self._transfer(remote, partial, told)
             if partial.digest() != remote.sha256:
                 raise corrupt(
-                    f"'{remote.name}' must have sha256 {remote.sha256}, as the index says; what came has "
-                    f"{partial.digest()}. Nothing was installed. Check the index, or a proxy before it."
+                    f"'{remote.name}' must have sha256 {remote.sha256}, {remote.origin.says}; what came has "
+                    f"{partial.digest()}. Nothing was installed. {remote.origin.check} Or a proxy changes it."
                 )
         except AgentError as error:
             if error.cause is FailureCause.ARTIFACT_CORRUPT:
@@ -87,7 +96,7 @@ class Downloader:
         await run_to_end(partial.sync)
         # First the notes: nobody would look for them any more once the file has left.
         partial.forget_notes()
-        return self._cache.install_blob(self._cache.partial / remote.sha256, remote.sha256)
+        return self._cache.install_blob(self._cache.partial / remote.sha256, remote.sha256, remote.name)
 
     async def _transfer(self, remote: Remote, partial: PartialFile, tell: OnTransfer) -> None:
         """Until all bytes are there, over as many connections as it takes and patience allows."""
@@ -106,7 +115,7 @@ class Downloader:
                     backoff.reset()
                 await backoff.pause(failure)
             except OSError as error:
-                raise self._cache.explain(error, remote.name, remote.size_bytes - partial.done_bytes) from error
+                raise self._cache.room.explain(error, remote.name, remote.size_bytes - partial.done_bytes) from error
         meter.observe_bytes(partial.done_bytes, last=True)
 
     async def _try_transfer(self, remote: Remote, partial: PartialFile, meter: Meter) -> None:
@@ -116,7 +125,7 @@ class Downloader:
             headers["Range"] = f"bytes={partial.done_bytes}-"
             if partial.validators and partial.validators.condition and partial.validators.url == remote.url:
                 headers["If-Range"] = partial.validators.condition
-        async with self._web.open(remote.url, headers) as response:
+        async with self._web.open(remote.url, headers, remote.origin) as response:
             _begin(response, remote, partial)
             async with aclosing(_watched(response, self._web.patience.stall_seconds)) as pieces:
                 await self._take(pieces, remote, partial, meter)
@@ -130,6 +139,7 @@ class Downloader:
                 if partial.done_bytes + len(buffer) > remote.size_bytes:
                     raise _wrong_size(remote, f"more than {remote.size_bytes}")
                 meter.observe_bytes(partial.done_bytes + len(buffer))
+                await self._web.pace.wait(len(piece))
                 if len(buffer) >= CHUNK_BYTES:
                     taken, buffer = bytes(buffer), bytearray()
                     await run_to_end(partial.append, taken)
@@ -162,8 +172,8 @@ def _begin(response: httpx.Response, remote: Remote, partial: PartialFile) -> No
 
 def _wrong_size(remote: Remote, found: str) -> AgentError:
     return corrupt(
-        f"'{remote.name}' must have {remote.size_bytes} bytes, as the index says; the server sends {found} bytes. "
-        "Nothing was installed. Check the index, or a proxy before it."
+        f"'{remote.name}' must have {remote.size_bytes} bytes, {remote.origin.says}; the server sends {found} bytes. "
+        f"Nothing was installed. {remote.origin.check} Or a proxy changes it."
     )
 
 

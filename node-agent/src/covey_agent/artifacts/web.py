@@ -6,13 +6,14 @@ reach the host of a file. A failure is either `Transient` (worth another try, af
 
 import asyncio
 import email.utils
+import ipaddress
 import logging
 import netrc
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import urljoin, urlsplit
 
@@ -20,6 +21,7 @@ import httpx
 from covey_api.reasons import FailureCause
 
 from covey_agent.artifacts.index import IndexSettings, Login, origin_of, split_login
+from covey_agent.artifacts.pace import Pace
 from covey_agent.ports import AgentError
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,36 @@ class Patience:
     """An index that asks for a longer pause (`Retry-After`) is given up: the supervisor's own backoff is longer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whom a request goes to: in the words of messages, and with what proof."""
+
+    says: str
+    """Whose word size and digest are: `as ... says`."""
+    check: str
+    """What a person looks at when its answers make no sense."""
+    login: str
+    """What a person does when it refuses."""
+    missing: str
+    """What is wrong when it has no such thing."""
+    token: str = field(default="", repr=False)
+    """A bearer token: for the host that is asked first, never for one that it redirects to."""
+
+
+INDEX = Origin(
+    says="as the index says",
+    check="Check the index's URL.",
+    login="Put them in the index URL or in ~/.netrc of the user who runs the agent.",
+    missing="there is no such project or file. Change the source.",
+)
+SERVER = Origin(
+    says="as the server said before, or the Model's `sha256` asks",
+    check="Check the source.",
+    login="Put them in ~/.netrc of the user who runs the agent.",
+    missing="there is no such file. Change the source.",
+)
+
+
 class Transient(Exception):
     """Another try may do."""
 
@@ -75,7 +107,7 @@ class Backoff:
         asked = failure.retry_after_seconds
         if self._failures >= self._patience.tries:
             raise unavailable(
-                f"{self._what}: {failure.message} ({self._failures} tries). Check the network and the index."
+                f"{self._what}: {failure.message} ({self._failures} tries). Check the network and the server."
             )
         if asked is not None and asked > self._patience.longest_pause_seconds:
             raise unavailable(f"{self._what}: {failure.message}; it asks to come back in {asked:.0f} s.")
@@ -109,9 +141,12 @@ class Web:
     def __init__(self, settings: IndexSettings, patience: Patience) -> None:
         self.settings = settings
         self.patience = patience
+        self.pace = Pace()
+        """For bodies that are fetched whole."""
         self._netrc = _read_netrc(settings)
-        # It logs every URL whole, and what an index redirects to may be signed.
-        logging.getLogger("httpx").setLevel(logging.WARNING)
+        # They log every URL whole, and what an index redirects to may be signed.
+        for library in ("httpx", "httpcore"):
+            logging.getLogger(library).setLevel(logging.WARNING)
         self._client = httpx.AsyncClient(
             verify=_trust(settings),
             follow_redirects=False,
@@ -124,32 +159,39 @@ class Web:
         await self._client.aclose()
 
     @asynccontextmanager
-    async def open(self, url: str, headers: Mapping[str, str]) -> AsyncGenerator[httpx.Response]:
+    async def open(
+        self, url: str, headers: Mapping[str, str], origin: Origin = INDEX
+    ) -> AsyncGenerator[httpx.Response]:
         """The answer to a GET, its body unread: 200, 206 or 416. What fails, also in the body, is put in words."""
-        for _ in range(_MAX_REDIRECTS + 1):
-            place = _place(url)
+        first = url
+        for hop in range(_MAX_REDIRECTS + 1):
+            place = _place(url, origin)
+            proof = {"Authorization": f"Bearer {origin.token}"} if _is_trusted(origin, first, url) else {}
+            auth = None if proof else self._auth(url)
             try:
-                async with self._client.stream("GET", url, headers=dict(headers), auth=self._auth(url)) as response:
+                async with self._client.stream("GET", url, headers={**headers, **proof}, auth=auth) as response:
                     if response.status_code not in _REDIRECTS:
-                        _check_status(response, place)
+                        _check_status(response, place, origin, is_redirected=hop > 0)
                         yield response
                         return
-                    url = _next_url(response, url, place)
+                    url = _next_url(response, url, place, origin)
             except httpx.TimeoutException as error:
                 raise Transient(f"{place} sent nothing for too long ({type(error).__name__})") from error
             except httpx.TransportError as error:
                 raise Transient(f"{place} can't be reached or broke off: {error or type(error).__name__}") from error
-        raise unavailable(f"{_place(url)}: more than {_MAX_REDIRECTS} redirects. Check the index's URL.")
+        raise unavailable(f"{_place(url, origin)}: more than {_MAX_REDIRECTS} redirects. {origin.check}")
 
-    async def read(self, url: str, headers: Mapping[str, str], limit_bytes: int) -> tuple[httpx.Response, bytes]:
+    async def read(
+        self, url: str, headers: Mapping[str, str], limit_bytes: int, origin: Origin = INDEX
+    ) -> tuple[httpx.Response, bytes]:
         """An answer with its body, which must not be longer than the limit."""
-        async with self.open(url, headers) as response:
+        async with self.open(url, headers, origin) as response:
             body = bytearray()
             async for piece in response.aiter_bytes():
                 body += piece
                 if len(body) > limit_bytes:
                     raise unavailable(
-                        f"{_place(url)} answers with more than {limit_bytes} bytes. Check the index's URL."
+                        f"{_place(url, origin)} answers with more than {limit_bytes} bytes. {origin.check}"
                     )
             return response, bytes(body)
 
@@ -165,39 +207,52 @@ def _host(url: str) -> str:
     return urlsplit(url).hostname or ""
 
 
-def _place(url: str) -> str:
+def _is_trusted(origin: Origin, first: str, url: str) -> bool:
+    """Whether the token may be shown there. Over plain HTTP to this machine only: anybody between could read it."""
+    is_private = urlsplit(url).scheme == "https" or is_loopback(_host(url))
+    return bool(origin.token) and is_private and origin_of(url) == origin_of(first)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _place(url: str, origin: Origin) -> str:
     """The URL as it may be shown: neither credentials nor query, which may be a signature."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise unavailable(
-            f"index URL must be http:// or https:// with a host; got scheme '{parts.scheme}'. "
-            "Check UV_DEFAULT_INDEX, UV_INDEX_URL, PIP_INDEX_URL and pip.conf."
-        )
+        cure = "UV_DEFAULT_INDEX, UV_INDEX_URL, PIP_INDEX_URL and pip.conf" if origin is INDEX else "where it leads"
+        raise unavailable(f"URL must be http:// or https:// with a host; got scheme '{parts.scheme}'. Check {cure}.")
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def _next_url(response: httpx.Response, url: str, place: str) -> str:
+def _next_url(response: httpx.Response, url: str, place: str, origin: Origin) -> str:
     location = response.headers.get("location", "")
     target, _ = split_login(urljoin(url, location))
     if not location or (urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https"):
-        raise unavailable(f"{place} redirects to nowhere or away from https. Check the index's URL.")
+        raise unavailable(f"{place} redirects to nowhere or away from https. {origin.check}")
     return target
 
 
-def _check_status(response: httpx.Response, place: str) -> None:
+def _check_status(response: httpx.Response, place: str, origin: Origin, *, is_redirected: bool) -> None:
     status = response.status_code
     if status in (200, 206, 416):
         return
     if status in _TRANSIENT:
         raise Transient(f"{place} answers {status}", _retry_after_seconds(response))
+    if status in (401, 403) and is_redirected:
+        # A signed address that ran out: whoever redirected there signs another one when asked again.
+        raise Transient(f"{place}, to which it was redirected, answers {status}")
     if status in (401, 403):
-        raise unavailable(
-            f"{place} answers {status}: credentials are missing or refused. "
-            "Put them in the index URL or in ~/.netrc of the user who runs the agent."
-        )
+        code = response.headers.get("x-error-code", "")
+        shown = f" ({code})" if code.isalnum() and len(code) < 40 else ""
+        raise unavailable(f"{place} answers {status}{shown}: credentials are missing or refused. {origin.login}")
     if status in (404, 410):
-        raise unavailable(f"{place} answers {status}: there is no such project or file. Change the source.")
-    raise unavailable(f"{place} answers {status}. Check the index's URL.")
+        raise unavailable(f"{place} answers {status}: {origin.missing}")
+    raise unavailable(f"{place} answers {status}. {origin.check}")
 
 
 def _retry_after_seconds(response: httpx.Response) -> float | None:

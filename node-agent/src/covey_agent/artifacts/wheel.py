@@ -23,13 +23,10 @@ from covey_agent.artifacts.archive import (
 )
 from covey_agent.artifacts.disk import run_to_end
 from covey_agent.artifacts.partial import CHUNK_BYTES
-from covey_agent.artifacts.web import Transient, Web, corrupt, persist, unavailable
+from covey_agent.artifacts.remote import RANGE_BYTES
 
 # (offset, length) -> exactly those bytes.
 ReadAt = Callable[[int, int], Awaitable[bytes]]
-
-# One range request of a header read: most headers are in the first two.
-_RANGE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,57 +59,11 @@ async def read_content(read_at: ReadAt, member: Member) -> AsyncGenerator[bytes]
     inflater = Inflater(member.entry, CHUNK_BYTES)
     at, end = member.data_offset, member.data_offset + member.entry.compressed_bytes
     while at < end:
-        if not (data := await read_at(at, min(_RANGE_BYTES, end - at))):
+        if not (data := await read_at(at, min(RANGE_BYTES, end - at))):
             raise ArchiveInvalid(f"it is cut off at byte {at}")
         at += len(data)
         for piece in inflater.feed(data):
             yield piece
-
-
-class RemoteArchive:
-    """An archive at the index, read by ranges."""
-
-    def __init__(self, web: Web, url: str, filename: str, size_bytes: int) -> None:
-        self._web = web
-        self._url = url
-        self._filename = filename
-        self.size_bytes = size_bytes
-        self.received_bytes = 0
-
-    async def observe_size(self) -> None:
-        """Learn the size where the index didn't give it."""
-        if not self.size_bytes:
-            await persist(self._web.patience, f"'{self._filename}'", lambda: self._try_read(0, 1))
-
-    async def read_at(self, offset: int, length: int) -> bytes:
-        what = f"header of '{self._filename}'"
-        return await persist(self._web.patience, what, lambda: self._try_read(offset, length))
-
-    async def _try_read(self, offset: int, length: int) -> bytes:
-        async with self._web.open(self._url, {"Range": f"bytes={offset}-{offset + length - 1}"}) as response:
-            span, _, total = response.headers.get("content-range", "").partition("/")
-            if total.isdigit() and self.size_bytes and int(total) != self.size_bytes:
-                raise corrupt(
-                    f"'{self._filename}' must have {self.size_bytes} bytes, as the index says; the server has {total}. "
-                    "Check the index, or a proxy before it."
-                )
-            if response.status_code != 206:
-                raise unavailable(
-                    f"the server of '{self._filename}' answers range requests with {response.status_code}, so a header "
-                    "can't be read without fetching all of it. Use an index that honours `Range`, or a file:// source."
-                )
-            if span != f"bytes {offset}-{offset + length - 1}" or not total.isdigit():
-                raise Transient(f"asked for bytes {offset}-{offset + length - 1}, got '{span}/{total}'")
-            self.size_bytes = int(total)
-            body = bytearray()
-            async for piece in response.aiter_raw():
-                body += piece
-                self.received_bytes += len(piece)
-                if len(body) > length:
-                    raise corrupt(f"the server of '{self._filename}' sends more bytes than it was asked for.")
-            if len(body) < length:
-                raise Transient(f"got {len(body)} of {length} bytes")
-            return bytes(body)
 
 
 class LocalArchive:

@@ -23,7 +23,9 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import hold_partial, sync_folder, write_atomically
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
-from covey_agent.artifacts.node import find_file
+from covey_agent.artifacts.pages import find_file
+from covey_agent.artifacts.together import Sum, do_together
+from covey_agent.artifacts.verifying import find_verified
 from covey_agent.artifacts.web import Web
 from covey_agent.engines.probe import ask
 from covey_agent.ports import AgentError, OnTransfer, Transfer
@@ -100,16 +102,21 @@ class Environment:
         if packages := self.find():
             return packages
         recipe = self.recipe
+        with self._cache.room.hold(file.sha256 for file in (*recipe.files, *recipe.tools)):
+            return await self._make(tell)
+
+    async def _make(self, tell: OnTransfer) -> Path:
+        recipe = self.recipe
         blobs = await self._fetch(tell)
         lock = self._folder.with_suffix(".lock")
         async with hold_partial(lock, recipe.install_seconds):
             # Another process may have built it while this one waited.
             if self.find() is None:
-                self._cache.require_space(recipe.installed_bytes, f"the environment of {recipe.name}")
+                await self._cache.room.require(recipe.installed_bytes, f"the environment of {recipe.name}")
                 try:
                     await self._build(blobs)
                 except OSError as error:
-                    raise self._cache.explain(error, recipe.name, recipe.installed_bytes) from error
+                    raise self._cache.room.explain(error, recipe.name, recipe.installed_bytes) from error
         packages = self.find()
         if packages is None:
             raise self._failed(f"there is no '{recipe.program}' in it")
@@ -118,31 +125,17 @@ class Environment:
     async def _fetch(self, tell: OnTransfer) -> dict[PinnedFile, Path]:
         """All files as blobs of the cache, a few at a time; what is there needs no index."""
         wanted = (*self.recipe.files, *self.recipe.tools)
-        total_bytes = sum(file.size_bytes for file in wanted)
-        under_way: dict[str, Transfer] = {}
-        permits = asyncio.Semaphore(_MAX_DOWNLOADS)
+        progress = Sum(sum(file.size_bytes for file in wanted), tell)
 
         async def fetch(file: PinnedFile) -> Path:
-            def tell_part(transfer: Transfer) -> None:
-                under_way[file.sha256] = transfer
-                done_bytes = sum(each.done_bytes for each in under_way.values())
-                rate = sum(each.bytes_per_second for each in under_way.values() if each.done_bytes < each.total_bytes)
-                tell(Transfer(done_bytes, total_bytes, rate))
-
-            async with permits:
-                path = await self._fetch_file(file, tell_part)
-            tell_part(Transfer(file.size_bytes, file.size_bytes, 0))
+            path = await self._fetch_file(file, progress.part(file.sha256))
+            progress.part(file.sha256)(Transfer(file.size_bytes, file.size_bytes, 0))
             return path
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = {file: group.create_task(fetch(file)) for file in wanted}
-        except* AgentError as failures:
-            raise _first(failures) from failures
-        return {file: task.result() for file, task in tasks.items()}
+        return dict(zip(wanted, await do_together(fetch, wanted, _MAX_DOWNLOADS), strict=True))
 
     async def _fetch_file(self, file: PinnedFile, tell: OnTransfer) -> Path:
-        if blob := self._cache.find_blob(file.sha256, file.size_bytes):
+        if blob := await find_verified(self._cache, file.sha256, file.size_bytes):
             return blob
         found = await find_file(self._web, file.project, file.filename, file.sha256)
         remote = Remote(found.url, file.filename, file.sha256, file.size_bytes)
@@ -200,9 +193,3 @@ class Environment:
             f"engine '{self.recipe.name}' {self.recipe.version} can't be installed into {self._folder}: {words}. "
             f"{self.recipe.cure}",
         )
-
-
-def _first(failures: BaseExceptionGroup[AgentError]) -> AgentError:
-    """What failed first: the others were called off for it, or failed alike."""
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

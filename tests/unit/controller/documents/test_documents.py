@@ -224,11 +224,18 @@ def test_aliases_do_not_share_what_is_filled_in() -> None:
             "`spec.tasks[0]` must be a string; got null",
         ),
         (
-            MODEL.replace("file:///models/a.gguf", "hf://org/model"),
+            MODEL.replace("file:///models/a.gguf", "oci://org/model"),
             10,
             "spec.variants[0].source",
-            "`spec.variants[0].source` must be 'pypi://NAME==VERSION#PATH-IN-WHEEL' or 'file:///ABSOLUTE/PATH'; "
-            "got 'hf://org/model'",
+            "`spec.variants[0].source` must be 'hf://OWNER/REPO@REVISION#FILE', "
+            "'pypi://NAME==VERSION#PATH-IN-WHEEL', 'https://HOST/PATH' or 'file:///ABSOLUTE/PATH'; "
+            "got 'oci://org/model'",
+        ),
+        (
+            MODEL.replace("file:///models/a.gguf", "https://example.com/a.gguf"),
+            8,
+            "spec.variants[0]",
+            "`sha256` must be given with an 'https://' source: nothing else says what the file must be",
         ),
         (
             MODEL + "    sha256: 1\n",

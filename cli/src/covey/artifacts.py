@@ -1,0 +1,36 @@
+"""This machine's artifact cache and its sources, as the agent has them, for commands that need no agent."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.download import Downloader
+from covey_agent.artifacts.hub import observe_hub_settings
+from covey_agent.artifacts.index import observe_index_settings
+from covey_agent.artifacts.node import NodeArtifacts
+from covey_agent.artifacts.web import Patience, Web
+from covey_agent.options import default_cache
+
+
+@asynccontextmanager
+async def open_artifacts(folder: Path | None = None) -> AsyncGenerator[NodeArtifacts]:
+    """By default the user's cache; where that can't be written to, one for this command alone."""
+    home = Path.home()
+    web = Web(observe_index_settings(os.environ, home), Patience())
+    with TemporaryDirectory(prefix="covey-") as temporary:
+        try:
+            cache = await asyncio.to_thread(Cache, folder or default_cache())
+        except OSError:
+            if folder is not None:
+                raise
+            cache = await asyncio.to_thread(Cache, Path(temporary))
+        artifacts = NodeArtifacts(web, cache, Downloader(web, cache), observe_hub_settings(os.environ, home))
+        try:
+            yield artifacts
+        finally:
+            await artifacts.close()
+            await web.close()

@@ -1,0 +1,178 @@
+"""`covey cache` and `covey pull`: this machine's artifacts, with or without a fleet."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.entries import Entry, EntryKind, observe_entries, remove_entry
+from covey_agent.artifacts.pins import sweep_pins
+from covey_agent.artifacts.verifying import check_blob
+from covey_agent.options import default_cache
+from covey_api.units import format_bytes, parse_quantity
+
+from covey.errors import CommandError, ExitCode
+from covey.tables import render_json, render_table
+
+_DAY_SECONDS = 86_400.0
+_cache_option = click.option(
+    "--cache",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The cache's folder; by default the user's, or COVEY_CACHE.",
+)
+_output_option = click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+
+
+@click.group()
+def cache() -> None:
+    """Look after this machine's artifacts."""
+
+
+@cache.command()
+@_output_option
+@_cache_option
+def ls(output: str, folder: Path | None) -> None:
+    """List models, files, engines and broken downloads, what was used last first.
+
+    What is needed by a running engine, an agent or a command is pinned: nothing removes it.
+    """
+    entries = observe_entries(open_cache(folder))
+    if output == "json":
+        click.echo(render_json([_data(entry) for entry in entries]))
+        return
+    now = time.time()
+    rows = [
+        (e.kind.value, e.name, format_bytes(e.size_bytes), _age(now - e.used_at), e.pinned_by, e.source)
+        for e in entries
+    ]
+    click.echo(render_table(("KIND", "NAME", "SIZE", "USED", "PINNED BY", "SOURCE"), rows))
+
+
+@cache.command()
+@click.option("--keep", metavar="SIZE", help="Remove only as much as is above this, such as 50Gi.")
+@click.option("--older-than", metavar="DAYS", type=click.FloatRange(min=0), help="Only what wasn't used for so long.")
+@click.option("--engines", is_flag=True, help="Installed engines too, while nobody uses the cache.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed.")
+@_output_option
+@_cache_option
+def prune(
+    keep: str | None, older_than: float | None, engines: bool, dry_run: bool, output: str, folder: Path | None
+) -> None:
+    """Remove what nobody needs, what was used longest ago first.
+
+    Without `--keep` and `--older-than` that is everything that isn't pinned; engines only with `--engines`.
+    """
+    try:
+        keep_bytes = parse_quantity(keep) if keep is not None else 0
+    except ValueError as error:
+        raise CommandError(f"`--keep`: {error}", ExitCode.WRONG_USE) from error
+    opened = open_cache(folder)
+    wish = Wish(keep_bytes, (older_than or 0.0) * _DAY_SECONDS, engines)
+    chosen = choose_removals(observe_entries(opened), wish, time.time())
+    for entry in chosen:
+        if not dry_run:
+            _remove(opened, entry)
+    if not dry_run:
+        sweep_pins(opened.pins)
+    if output == "json":
+        click.echo(render_json([_data(entry) for entry in chosen]))
+        return
+    total_bytes = sum(entry.size_bytes for entry in chosen)
+    for entry in chosen:
+        click.echo(f"{'would remove' if dry_run else 'removed'} {entry.kind} '{entry.name}' ({_size(entry)})")
+    click.echo(f"{format_bytes(total_bytes)} {'would be' if dry_run else 'are'} free")
+
+
+@cache.command()
+@_output_option
+@_cache_option
+def verify(output: str, folder: Path | None) -> None:
+    """Read every model and file whole, and remove what isn't what it was when it was fetched.
+
+    What was removed is fetched again when it is needed. Exit code 1 when there was any.
+    """
+    opened = open_cache(folder)
+    names = {digest: entry.name for entry in observe_entries(opened) for digest in entry.digests}
+    digests = sorted(path.name for path in opened.blobs.iterdir() if path.name in names)
+    began, read_bytes = time.monotonic(), 0
+    changed: list[str] = []
+    for digest in digests:
+        path = opened.blobs / digest
+        size_bytes = path.lstat().st_size
+        found = opened.find_blob(digest, size_bytes)
+        if found is None or not asyncio.run(check_blob(opened, digest, found)):
+            changed.append(digest)
+        read_bytes += size_bytes
+    rate = format_bytes(int(read_bytes / max(time.monotonic() - began, 1e-9)))
+    if output == "json":
+        found = [{"name": names[digest], "sha256": digest, "changed": digest in changed} for digest in digests]
+        click.echo(render_json(found))
+    else:
+        for digest in changed:
+            click.echo(f"'{names[digest]}' was changed on the disk; removed blob {digest}")
+        click.echo(f"{len(digests)} files, {format_bytes(read_bytes)}, {rate}/s: {len(changed)} changed")
+    if changed:
+        click.get_current_context().exit(ExitCode.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What `covey cache prune` was asked for."""
+
+    keep_bytes: int
+    least_seconds: float
+    engines: bool
+
+
+def choose_removals(entries: list[Entry], wish: Wish, now: float) -> list[Entry]:
+    """What was used longest ago first, until no more than `keep_bytes` is left. What stays anyway counts too."""
+    left_bytes = sum(entry.size_bytes for entry in entries)
+    chosen: list[Entry] = []
+    for entry in sorted(entries, key=lambda each: (each.used_at, each.name)):
+        is_kept = entry.pinned_by or (entry.kind is EntryKind.ENGINE and not wish.engines)
+        if is_kept or now - entry.used_at < wish.least_seconds or (wish.keep_bytes and left_bytes <= wish.keep_bytes):
+            continue
+        chosen.append(entry)
+        left_bytes -= entry.size_bytes
+    return chosen
+
+
+def open_cache(folder: Path | None) -> Cache:
+    where = (folder or default_cache()).absolute()
+    try:
+        return Cache(where)
+    except OSError as error:
+        raise CommandError(f"the cache '{where}' can't be used: {error.strerror}") from error
+
+
+def _remove(opened: Cache, entry: Entry) -> None:
+    try:
+        remove_entry(entry)
+    except OSError as error:
+        raise CommandError(f"'{entry.name}' can't be removed from '{opened.folder}': {error.strerror}") from error
+
+
+def _size(entry: Entry) -> str:
+    return format_bytes(entry.size_bytes)
+
+
+def _age(seconds: float) -> str:
+    for limit, unit, size in ((120, "s", 1), (7200, "m", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{max(int(seconds), 0) // size}{unit}"
+    return f"{int(seconds) // 86_400}d"
+
+
+def _data(entry: Entry) -> dict[str, object]:
+    return {
+        "kind": entry.kind.value,
+        "name": entry.name,
+        "source": entry.source,
+        "digests": sorted(entry.digests),
+        "bytes": entry.size_bytes,
+        "usedAt": int(entry.used_at),
+        "pinnedBy": entry.pinned_by,
+    }

@@ -1,0 +1,162 @@
+"""What a cache holds, one entry for what is of use, and is removed, as one: looked at on the disk, not in memory.
+
+An entry's size is what the disk gives back: a file that two sets share belongs to the first of them by name.
+"""
+
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from covey_api.model import ResolvedArtifact
+
+from covey_agent.artifacts.cache import Cache, is_digest
+from covey_agent.artifacts.pins import observe_pins
+
+
+class EntryKind(StrEnum):
+    MODEL = "Model"
+    """A file or a set that some source led to."""
+    FILE = "File"
+    """A blob that no model refers to: an engine's wheel, or what a moved branch left."""
+    PARTIAL = "Partial"
+    """A download that was broken off."""
+    ENGINE = "Engine"
+    """An installed engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    kind: EntryKind
+    name: str
+    source: str
+    """Where it came from; empty when nothing says."""
+    digests: frozenset[str]
+    """`ResolvedArtifact.digest`, and of its blobs."""
+    size_bytes: int
+    used_at: float
+    """Seconds since the epoch."""
+    pinned_by: str
+    """Who needs it; empty: nobody."""
+    paths: tuple[Path, ...]
+
+
+def observe_entries(cache: Cache, held: frozenset[str] = frozenset()) -> list[Entry]:
+    """All of them, what was used last first. `held`: what this process needs now. Blocking."""
+    found = observe_pins(cache.pins)
+    pins = {**found.by_digest, **dict.fromkeys(held, f"process {os.getpid()}")}
+    taken: set[str] = set()
+    entries = [entry for model in _models(cache) if (entry := _model(cache, model, taken, pins))]
+    entries += [_file(cache, path, pins) for path in sorted(cache.blobs.iterdir()) if _is_own(path, taken)]
+    entries += [_partial(path) for path in sorted(cache.partial.iterdir()) if not path.name.endswith(".json")]
+    user = next(iter(found.users), "")
+    entries += [_engine(path, user) for path in sorted(cache.envs.iterdir()) if is_digest(path.name)]
+    return sorted(entries, key=lambda entry: (-entry.used_at, entry.name, entry.source))
+
+
+@dataclass(slots=True)
+class _Model:
+    """What references lead to, all that refer to it, and its blobs."""
+
+    blobs: tuple[str, ...]
+    artifacts: list[ResolvedArtifact] = field(default_factory=list[ResolvedArtifact])
+    references: list[Path] = field(default_factory=list[Path])
+
+
+def _models(cache: Cache) -> list[_Model]:
+    found: dict[str, _Model] = {}
+    for path, reference in cache.read_references().items():
+        artifact = reference.artifact
+        blobs = tuple(file.sha256 for file in artifact.files) or (reference.blob,)
+        model = found.setdefault(reference.blob, _Model(blobs))
+        model.artifacts.append(artifact)
+        model.references.append(path)
+    return sorted(found.values(), key=lambda model: (model.artifacts[0].name, model.artifacts[0].source))
+
+
+def _model(cache: Cache, model: _Model, taken: set[str], pins: dict[str, str]) -> Entry | None:
+    first = model.artifacts[0]
+    blobs = [blob for blob in model.blobs if blob not in taken]
+    paths = [path for blob in blobs if (path := cache.blobs / blob).is_file()]
+    size_bytes = sum(path.lstat().st_size for path in paths)
+    if first.files and (folder := cache.sets / (first.sha256 or "")).is_dir():
+        # Links count once; what is here alone (a copy, or a link whose blob is gone) counts beside them.
+        size_bytes += sum(file.lstat().st_size for file in folder.iterdir() if file.lstat().st_nlink == 1)
+        paths.append(folder)
+    if not paths:
+        return None
+    taken.update(blobs)
+    return Entry(
+        kind=EntryKind.MODEL,
+        name=first.name,
+        source=", ".join(artifact.source for artifact in model.artifacts),
+        digests=(digests := frozenset(model.blobs) | {artifact.digest for artifact in model.artifacts}),
+        size_bytes=size_bytes,
+        used_at=max((cache.used_at(blob) for blob in model.blobs), default=0.0),
+        pinned_by=_pinned(digests, pins),
+        paths=(*paths, *model.references, *(cache.stamps.path(blob) for blob in blobs)),
+    )
+
+
+def _is_own(path: Path, taken: set[str]) -> bool:
+    return path.name not in taken and is_digest(path.name)
+
+
+def _file(cache: Cache, path: Path, pins: dict[str, str]) -> Entry:
+    digests, stamp = frozenset((path.name,)), cache.stamps.find(path.name)
+    return Entry(
+        kind=EntryKind.FILE,
+        name=stamp.name if stamp and stamp.name else path.name,
+        source="",
+        digests=digests,
+        size_bytes=path.lstat().st_size,
+        used_at=cache.used_at(path.name),
+        pinned_by=_pinned(digests, pins),
+        paths=(path, cache.stamps.path(path.name)),
+    )
+
+
+def _partial(path: Path) -> Entry:
+    found = path.lstat()
+    holder = "a download under way" if _is_locked(path) else ""
+    notes = path.with_name(path.name + ".json")
+    size_bytes = found.st_blocks * 512
+    return Entry(EntryKind.PARTIAL, path.name, "", frozenset(), size_bytes, found.st_mtime, holder, (path, notes))
+
+
+def _engine(folder: Path, user: str) -> Entry:
+    """Nobody tells which engine runs out of which folder: while anybody uses the cache, all of them are kept."""
+    names = (folder / "complete").read_text(encoding="utf-8").split() if (folder / "complete").is_file() else []
+    size_bytes = sum((Path(base) / name).lstat().st_size for base, _, files in os.walk(folder) for name in files)
+    used_at = folder.stat().st_mtime
+    name = names[0] if names else f"unfinished {folder.name[:12]}"
+    return Entry(EntryKind.ENGINE, name, "", frozenset((folder.name,)), size_bytes, used_at, user, (folder,))
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _pinned(digests: frozenset[str], pins: dict[str, str]) -> str:
+    return next((pins[digest] for digest in sorted(digests) if digest in pins), "")
+
+
+def remove_entry(entry: Entry) -> None:
+    """Take it off the disk; a link is removed, never what it points at. Blocking."""
+    for path in entry.paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,130 @@
+"""What must not be removed from a cache: whose engines run it, or who is about to use it. On disk, for all processes.
+
+Each process that uses the cache keeps a list under `pins/`, and a lock on it while it lives. A list whose process is
+gone counts on while one of the engines does that it was written for: they outlive their agent. Else it is removed.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from covey_api.meta import Message
+from pydantic import Field, ValidationError
+
+from covey_agent.artifacts.disk import write_atomically
+from covey_agent.keeper.observed import is_locked
+
+logger = logging.getLogger(__name__)
+
+
+class PinList(Message):
+    """One process's list."""
+
+    members: str = ""
+    """Folder of the members that it is for; empty: it ends with its process."""
+    process: int = 0
+    digests: Annotated[tuple[str, ...], Field(max_length=4096)] = ()
+    """`ResolvedArtifact.digest`, or of blobs."""
+
+    def describe(self) -> str:
+        return f"the agent of '{Path(self.members).parent}'" if self.members else f"process {self.process}"
+
+
+class Pins:
+    """This process's list."""
+
+    def __init__(self, folder: Path, members: Path | None = None) -> None:
+        text = str(members) if members else f"process {os.getpid()}"
+        key = hashlib.sha256(text.encode()).hexdigest()[:32]
+        self._is_written = False
+        """Whether the file says what the list does."""
+        self._list = PinList(members=str(members or ""), process=os.getpid())
+        self._path = folder / f"{key}.json"
+        self._lock = os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        # Another process with the same members folder can't be: an agent has its state folder alone.
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        # What an agent's earlier life pinned still runs: it counts until this one knows better.
+        found = _read(self._path) if members else None
+        self.hold(frozenset(found.digests if found else ()))
+
+    def hold(self, digests: frozenset[str]) -> None:
+        """These, and no others, from now on. A disk that refuses is told once, and tried again with the next call."""
+        wanted = tuple(sorted(digests))
+        if self._is_written and wanted == self._list.digests:
+            return
+        written = self._list.model_copy(update={"digests": wanted})
+        try:
+            write_atomically(self._path, written.to_json().encode())
+        except OSError as error:
+            if self._is_written:
+                logger.warning("what is needed can't be pinned in the cache: %s", error.strerror)
+            self._is_written = False
+            return
+        self._list, self._is_written = written, True
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Of all lists that count."""
+
+    by_digest: Mapping[str, str]
+    """Who needs it."""
+    users: tuple[str, ...]
+    """All who use the cache now."""
+
+
+def observe_pins(folder: Path) -> Pinned:
+    by_digest: dict[str, str] = {}
+    users: list[str] = []
+    for path in sorted(folder.glob("*.json")):
+        pins = _read(path)
+        if pins is not None and (_is_held(path.with_suffix(".lock")) or _has_living(pins)):
+            users.append(pins.describe())
+            by_digest |= {digest: pins.describe() for digest in pins.digests}
+    return Pinned(by_digest, tuple(users))
+
+
+def sweep_pins(folder: Path) -> None:
+    """Remove the lists that no longer count."""
+    for path in folder.glob("*.json"):
+        pins = _read(path)
+        lock = path.with_suffix(".lock")
+        if not _is_held(lock) and (pins is None or not _has_living(pins)):
+            path.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> PinList | None:
+    try:
+        return PinList.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _has_living(pins: PinList) -> bool:
+    folder = Path(pins.members)
+    if not pins.members or not folder.is_dir():
+        return False
+    return any(is_locked(str(member)) for member in folder.iterdir())

@@ -1,0 +1,87 @@
+"""Room on the cache's disk: what is left for an artifact beside those that are on their way, and who can't be removed.
+
+Reservations are this process's own; another process that fills the disk is met by the write that fails.
+"""
+
+import errno
+import shutil
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from covey_api.reasons import FailureCause
+from covey_api.units import format_bytes
+
+from covey_agent.ports import AgentError
+
+# Left free beside every artifact: a file system filled to the last byte breaks the state folder and the logs.
+SPARE_BYTES = 128 * 1024 * 1024
+
+
+class Room:
+    """`make_room`: is asked for bytes that a named artifact lacks."""
+
+    def __init__(self, folder: Path, make_room: Callable[[int, str], Awaitable[None]]) -> None:
+        self._folder = folder
+        self._make_room = make_room
+        self._held: Counter[str] = Counter()
+        self._reserved: dict[str, int] = {}
+
+    @contextmanager
+    def hold(self, digests: Iterable[str]) -> Generator[None]:
+        """Nothing of this is removed to make room meanwhile."""
+        held = tuple(digests)
+        self._held.update(held)
+        try:
+            yield
+        finally:
+            self._held.subtract(held)
+            self._held += Counter()  # forget zeros
+
+    def held(self) -> frozenset[str]:
+        return frozenset(self._held)
+
+    async def require(self, needed_bytes: int, name: str) -> None:
+        """AgentError(DiskFull) unless this many bytes fit beside what is reserved, and some to spare."""
+        if (short_bytes := self._short_bytes(needed_bytes)) > 0:
+            await self._make_room(short_bytes, name)
+        if self._short_bytes(needed_bytes) > 0:
+            raise self._disk_full(name, needed_bytes)
+
+    @asynccontextmanager
+    async def reserve(self, key: str, needed_bytes: int, name: str) -> AsyncGenerator[Callable[[int], None]]:
+        """Room for bytes that are yet to be written; call it with how many are left to come. DiskFull as above."""
+        await self.require(needed_bytes, name)
+
+        def tell_left(left_bytes: int) -> None:
+            self._reserved[key] = left_bytes
+
+        tell_left(needed_bytes)
+        try:
+            yield tell_left
+        finally:
+            del self._reserved[key]
+
+    def explain(self, error: OSError, name: str, needed_bytes: int) -> AgentError:
+        """In words, what the disk said while an artifact was written."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return self._disk_full(name, needed_bytes)
+        return AgentError(
+            FailureCause.ARTIFACT_UNAVAILABLE, f"'{name}' can't be written to {self._folder}: {error.strerror}."
+        )
+
+    def _free_bytes(self) -> int:
+        return max(0, shutil.disk_usage(self._folder).free - sum(self._reserved.values()))
+
+    def _short_bytes(self, needed_bytes: int) -> int:
+        return needed_bytes + SPARE_BYTES - self._free_bytes()
+
+    def _disk_full(self, name: str, needed_bytes: int) -> AgentError:
+        free_bytes = self._free_bytes()
+        return AgentError(
+            FailureCause.DISK_FULL,
+            f"'{name}' needs {format_bytes(needed_bytes)} ({needed_bytes} bytes) and {format_bytes(SPARE_BYTES)} to "
+            f"spare; {format_bytes(free_bytes)} ({free_bytes} bytes) are free in {self._folder}, and nothing else can "
+            "be removed there. Free some (`covey cache ls`, `covey cache prune`), or give another `--cache`.",
+        )

@@ -1,0 +1,66 @@
+"""Artifacts of several files: a folder in which each file has its own name, made of hard links to blobs.
+
+Engines find the files of a checkpoint, or of a GGUF model that was split, by their names. A link costs no space; where
+the file system has none, a copy does. A folder appears under its name by one rename, so it is whole or not there.
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+from covey_api.model import ResolvedArtifact
+
+from covey_agent.artifacts.disk import sync_folder
+
+
+def sweep_unfinished(folder: Path) -> None:
+    """Remove what `install_set` was about to make when its process ended."""
+    for path in folder.glob(".*.*"):
+        process = path.name.rpartition(".")[2]
+        if process.isdigit() and not psutil.pid_exists(int(process)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def install_set(folder: Path, artifact: ResolvedArtifact, blobs: Mapping[str, Path]) -> Path:
+    """The artifact's folder with all of its files. Blocking."""
+    name = artifact.sha256 or ""
+    final, temporary = folder / name, folder / f".{name}.{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        for file in artifact.files:
+            _link(blobs[file.name], temporary / file.name)
+        sync_folder(temporary)
+        if final.is_symlink():
+            final.unlink()
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    sync_folder(folder)
+    return final
+
+
+def find_set(folder: Path, artifact: ResolvedArtifact) -> Path | None:
+    """What an engine is given: the folder, or the first file of a GGUF model. None unless all files have their size."""
+    found = folder / (artifact.sha256 or "")
+    if found.is_symlink():
+        return None
+    try:
+        for file in artifact.files:
+            each = (found / file.name).lstat()
+            if not stat.S_ISREG(each.st_mode) or each.st_size != file.size_bytes:
+                return None
+    except OSError:
+        return None
+    return found / artifact.name if artifact.name.endswith(".gguf") else found
+
+
+def _link(blob: Path, name: Path) -> None:
+    try:
+        name.hardlink_to(blob)
+    except OSError:
+        shutil.copy2(blob, name)

@@ -1,0 +1,77 @@
+"""Whether what is in the cache is still what was verified: at a glance where nothing touched it, else by content."""
+
+import asyncio
+import hashlib
+import logging
+import threading
+from pathlib import Path
+
+from covey_api.model import ResolvedArtifact
+
+from covey_agent.artifacts.cache import Cache
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 1024 * 1024
+
+
+async def find_verified(cache: Cache, sha256: str, size_bytes: int) -> Path | None:
+    """The blob, if it is here. One that was touched since it was verified is hashed, and dropped if it changed."""
+    path = cache.find_blob(sha256, size_bytes)
+    if path is None:
+        return None
+    if not await asyncio.to_thread(cache.stamps.matches, sha256, path) and not await check_blob(cache, sha256, path):
+        return None
+    cache.stamps.touch(sha256)
+    return path
+
+
+async def find_verified_artifact(cache: Cache, artifact: ResolvedArtifact) -> Path | None:
+    """What an engine would be given, if all of it is here and untouched."""
+    path = cache.find_artifact(artifact)
+    if path is None:
+        return None
+    if not artifact.files:
+        return await find_verified(cache, path.name, artifact.size_bytes)
+    folder = cache.sets / (artifact.sha256 or "")
+    if not await asyncio.to_thread(_is_untouched, cache, artifact, folder):
+        # Its blobs tell which file it is, and give another.
+        return None
+    for file in artifact.files:
+        cache.stamps.touch(file.sha256)
+    return path
+
+
+def _is_untouched(cache: Cache, artifact: ResolvedArtifact, folder: Path) -> bool:
+    """A copy, where the file system has no links, has its own inode."""
+    return all(cache.stamps.matches(file.sha256, folder / file.name, is_link=False) for file in artifact.files)
+
+
+async def check_blob(cache: Cache, sha256: str, path: Path) -> bool:
+    """Read a blob whole; drop it unless its content is what its name says."""
+    stopping = threading.Event()
+    try:
+        found = await asyncio.to_thread(hash_file, path, stopping)
+    except asyncio.CancelledError:
+        stopping.set()
+        raise
+    except OSError as error:
+        logger.warning("cached blob %s can't be read: %s", sha256, error.strerror)
+        return False
+    if found != sha256:
+        logger.warning("cached blob %s was changed on the disk: it has sha256 %s; dropped", sha256, found)
+        cache.remove_blob(sha256)
+        return False
+    stamp = cache.stamps.find(sha256)
+    cache.stamps.add(sha256, path, stamp.name if stamp else "")
+    return True
+
+
+def hash_file(path: Path, stopping: threading.Event) -> str:
+    """sha256 of a file; of no use once it was told to stop."""
+    digest, buffer = hashlib.sha256(), bytearray(_CHUNK_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while (count := file.readinto(buffer)) and not stopping.is_set():
+            digest.update(view[:count])
+    return digest.hexdigest()

@@ -1,0 +1,44 @@
+"""One agent's artifacts on a cache folder of their own, with little patience."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.download import Downloader
+from covey_agent.artifacts.hub import HubSettings
+from covey_agent.artifacts.index import IndexSettings
+from covey_agent.artifacts.node import NodeArtifacts
+from covey_agent.artifacts.web import Patience, Web
+from covey_agent.ports import Transfer
+
+QUICK = Patience(connect_seconds=5, stall_seconds=0.6, tries=4, backoff_seconds=0.05, longest_pause_seconds=3)
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """One agent's artifacts on one cache folder."""
+
+    cache: Cache
+    web: Web
+    downloader: Downloader
+    artifacts: NodeArtifacts
+
+
+@asynccontextmanager
+async def rig_on(
+    folder: Path, settings: IndexSettings, patience: Patience = QUICK, hub: HubSettings | None = None
+) -> AsyncGenerator[Rig]:
+    cache, web = Cache(folder), Web(settings, patience)
+    downloader = Downloader(web, cache)
+    artifacts = NodeArtifacts(web, cache, downloader, hub or HubSettings())
+    try:
+        yield Rig(cache, web, downloader, artifacts)
+    finally:
+        await artifacts.close()
+        await web.close()
+
+
+def ignore(transfer: Transfer) -> None:
+    assert 0 <= transfer.done_bytes <= transfer.total_bytes

@@ -1,0 +1,115 @@
+"""`covey cache`: what is there, what goes, what was changed."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from covey.commands.cache import cache as command
+from covey.errors import CommandError
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.pins import Pins
+from kit.builders import artifact
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(command, words, catch_exceptions=False)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    """A model of 7 bytes used at 1000, and two files of 4 KiB: one used at 2000, a pinned one at 500."""
+    made = Cache(tmp_path)
+    made.add_reference(artifact(size_bytes=7), add(made, b"weights", "model", 1000))
+    add(made, b"wheel" * 1000, "engine.whl", 2000)
+    add(made, b"needed" * 1000, "needed.whl", 500)
+    return made
+
+
+def add(cache: Cache, content: bytes, name: str, used_at: float) -> str:
+    sha256 = hashlib.sha256(content).hexdigest()
+    cache.add_blob(sha256, content, name)
+    os.utime(cache.stamps.path(sha256), (used_at, used_at))
+    return sha256
+
+
+@pytest.fixture
+def pinned(cache: Cache) -> str:
+    return hashlib.sha256(b"needed" * 1000).hexdigest()
+
+
+def test_ls_lists_by_last_use_for_people_and_for_programs(cache: Cache, pinned: str) -> None:
+    pins = Pins(cache.pins)
+    pins.hold(frozenset((pinned,)))
+    shown = run("ls", "--cache", str(cache.folder)).output.splitlines()
+    assert shown[0].split() == ["KIND", "NAME", "SIZE", "USED", "PINNED", "BY", "SOURCE"]
+    assert [line.split()[1] for line in shown[1:]] == ["engine.whl", artifact().name, "needed.whl"]
+    found = json.loads(run("ls", "-o", "json", "--cache", str(cache.folder)).output)
+    assert found[1]["source"] == artifact().source
+    assert (found[2]["bytes"], found[2]["usedAt"], found[2]["digests"]) == (6000, 500, [pinned])
+    assert found[2]["pinnedBy"] == f"process {os.getpid()}"
+    pins.close()
+
+
+def test_prune_removes_all_that_nobody_needs(cache: Cache, pinned: str) -> None:
+    pins = Pins(cache.pins)
+    pins.hold(frozenset((pinned,)))
+    dry = run("prune", "--dry-run", "--cache", str(cache.folder)).output
+    assert dry.splitlines()[-1] == "4.9 KiB would be free"
+    assert len(Cache(cache.folder).digests()) == 4
+    assert run("prune", "--cache", str(cache.folder)).output.splitlines() == [
+        f"removed Model '{artifact().name}' (7 B)",
+        "removed File 'engine.whl' (4.9 KiB)",
+        "4.9 KiB are free",
+    ]
+    assert Cache(cache.folder).digests() == (pinned,)
+    pins.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (["--keep", "6k"], {"engine.whl", artifact().name}),
+        (["--keep", "12k"], {"engine.whl", "needed.whl", artifact().name}),
+        (["--older-than", "1"], set[str]()),
+        (["--older-than", "999999"], {"engine.whl", "needed.whl", artifact().name}),
+    ],
+)
+def test_prune_keeps_as_much_as_it_is_told(cache: Cache, words: list[str], left: set[str]) -> None:
+    run("prune", *words, "--cache", str(cache.folder))
+    found = json.loads(run("ls", "-o", "json", "--cache", str(cache.folder)).output)
+    assert {entry["name"] for entry in found} == left
+
+
+def test_prune_takes_engines_only_when_told_and_nobody_uses_the_cache(cache: Cache) -> None:
+    (cache.envs / ("e" * 64)).mkdir()
+    run("prune", "--cache", str(cache.folder))
+    assert (cache.envs / ("e" * 64)).is_dir()
+    pins = Pins(cache.pins)
+    run("prune", "--engines", "--cache", str(cache.folder))
+    assert (cache.envs / ("e" * 64)).is_dir()
+    pins.close()
+    run("prune", "--engines", "--cache", str(cache.folder))
+    assert not (cache.envs / ("e" * 64)).exists()
+
+
+def test_verify_finds_what_was_changed_though_its_time_was_not(cache: Cache, pinned: str) -> None:
+    assert run("verify", "--cache", str(cache.folder)).output.endswith(": 0 changed\n")
+    before = (cache.blobs / pinned).stat()
+    (cache.blobs / pinned).write_bytes(b"NEEDED" * 1000)
+    os.utime(cache.blobs / pinned, ns=(before.st_atime_ns, before.st_mtime_ns))
+    result = run("verify", "--cache", str(cache.folder))
+    assert result.exit_code == 1
+    assert result.output.startswith(f"'needed.whl' was changed on the disk; removed blob {pinned}\n3 files")
+    assert not (cache.blobs / pinned).exists()
+    assert run("verify", "--cache", str(cache.folder)).exit_code == 0
+
+
+def test_a_folder_that_is_none_and_a_size_that_is_none_are_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CommandError, match="can't be used: Not a directory"):
+        run("ls", "--cache", str(tmp_path / "file" / "cache"))
+    with pytest.raises(CommandError, match="`--keep`: quantity must be digits"):
+        run("prune", "--keep", "much", "--cache", str(tmp_path))
