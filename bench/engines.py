@@ -30,6 +30,7 @@ import pytest  # noqa: E402 the tests' kit is no installed package
 from agent_rig import A, AgentRig, running_with  # noqa: E402
 from covey_agent.artifacts.cache import Cache  # noqa: E402
 from covey_agent.artifacts.download import Downloader  # noqa: E402
+from covey_agent.artifacts.hub import observe_hub_settings  # noqa: E402
 from covey_agent.artifacts.index import observe_index_settings  # noqa: E402
 from covey_agent.artifacts.node import NodeArtifacts  # noqa: E402
 from covey_agent.artifacts.web import Patience, Web  # noqa: E402
@@ -103,7 +104,7 @@ async def prepare(engine: EngineName) -> Subject:
     path, program = await asyncio.to_thread(provide, engine)
     override = EngineOverride(engine=engine, path=program or None)
     web, store = Web(observe_index_settings(os.environ, Path.home()), Patience()), Cache(shared_cache())
-    artifacts = NodeArtifacts(web, store, Downloader(web, store))
+    artifacts = NodeArtifacts(web, store, Downloader(web, store), observe_hub_settings(os.environ, Path.home()))
     try:
         artifact, geometry = await artifacts.read_header(f"file://{path}", "")
     finally:

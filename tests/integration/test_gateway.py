@@ -328,7 +328,7 @@ async def test_too_large_a_chunked_body_is_refused_when_it_is() -> None:
             sending = asyncio.ensure_future(send())
             assert (await client.read_answer()).status == 413
             await sending
-        await eventually(lambda: gateway.traffic.reserve_body(512 * 2**20))
+        await eventually(lambda: gateway.traffic.reserve_body(256 * 2**20))
 
 
 async def test_a_key_is_needed_where_the_policy_says_so() -> None:

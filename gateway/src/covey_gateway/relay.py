@@ -100,9 +100,10 @@ class Relay(ClientConnection):
 
     def _start_asgi(self, caller: Caller, request_id: str, more: Headers, is_preflight: bool = False) -> None:
         """uvicorn makes its cycle; its turn is ours to say, so its own pipeline stays empty."""
-        self.scope.setdefault("state", {}).update(caller=caller, request_id=request_id)
+        state = self.scope.setdefault("state", {})
+        state.update(caller=caller, request_id=request_id)
         if is_preflight:
-            self.scope["state"]["preflight"] = True
+            state["preflight"] = True
         super().on_headers_complete()
         self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", request_id.encode()), *more]
         if self.pipeline:

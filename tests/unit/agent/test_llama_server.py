@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -41,7 +42,7 @@ def lane(compute: Compute, pool: str) -> Instance:
 COMPANIONS = tuple(StampedCompanion(role=role, artifact=builders.artifact()) for role in CompanionRole)
 
 
-def accompanied(compute: Compute = Compute.CPU, **spec: object) -> Instance:
+def accompanied(compute: Compute = Compute.CPU, **spec: Any) -> Instance:
     """With a projector and a draft model."""
     options = EngineOptions(context_tokens=2048, slots=2, image_tokens=2048)
     members = lane(compute, "Vulkan1").spec.members if compute is not Compute.CPU else builders.instance().spec.members
