@@ -14,8 +14,9 @@ from covey_agent.artifacts.entries import EntryKind, observe_entries, remove_ent
 from covey_agent.artifacts.eviction import choose_evictions, evict
 from covey_agent.artifacts.pins import Pins, observe_pins, sweep_pins
 from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
+from covey_agent.main import needs_of
 from covey_api.model import ArtifactFile, ResolvedArtifact
-from kit.builders import artifact
+from kit.builders import artifact, instance
 
 HOUR = 3600.0
 
@@ -32,13 +33,13 @@ def verified(cache: Cache, sha256: str, size_bytes: int) -> Path | None:
     return asyncio.run(find_verified(cache, sha256, size_bytes))
 
 
-def make_set(cache: Cache, contents: dict[str, bytes]) -> ResolvedArtifact:
+def make_set(cache: Cache, contents: dict[str, bytes], name: str = "model", sha256: str = "a" * 64) -> ResolvedArtifact:
     blobs = {name: cache.blobs / install(cache, content, name) for name, content in contents.items()}
     files = tuple(
         ArtifactFile(name=name, size_bytes=len(contents[name]), sha256=blob.name) for name, blob in blobs.items()
     )
     made = ResolvedArtifact(
-        source="hf://org/model", name="model", size_bytes=sum(map(len, contents.values())), sha256="a" * 64, files=files
+        source=f"hf://org/{name}", name=name, size_bytes=sum(map(len, contents.values())), sha256=sha256, files=files
     )
     cache.install_set(made, blobs)
     return made
@@ -231,6 +232,23 @@ def test_eviction_makes_room_and_the_cache_forgets(tmp_path: Path, caplog: pytes
     asyncio.run(evict(cache, 10, "wanted.gguf"))
     assert names(cache) == set()
     assert list((tmp_path / "refs").iterdir()) == list((tmp_path / "stamps").iterdir()) == []
+
+
+def test_a_file_that_two_sets_share_stays_with_the_one_that_runs(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    make_set(cache, {"tokenizer.json": b"shared", "model.safetensors": b"one"}, "a-first", "a" * 64)
+    running = make_set(cache, {"tokenizer.json": b"shared", "model.safetensors": b"two"}, "b-second", "b" * 64)
+    pins = Pins(cache.pins)
+    pins.hold(frozenset(needs_of(instance(artifact=running).spec)))
+    found = {entry.name: entry for entry in observe_entries(cache)}
+    assert (found["a-first"].size_bytes, found["a-first"].pinned_by) == (len(b"one"), "")
+    assert found["b-second"].pinned_by
+    asyncio.run(evict(cache, 3, "wanted"))
+    assert names(cache) == {"b-second"}
+    for file in running.files:
+        assert cache.stamps.matches(file.sha256, cache.blobs / file.sha256)
+    assert asyncio.run(find_verified_artifact(Cache(tmp_path), running)) is not None
+    pins.close()
 
 
 def test_removing_an_entry_removes_links_and_not_what_they_lead_to(tmp_path: Path) -> None:

@@ -145,7 +145,9 @@ class Cache:
         self.forget(frozenset((sha256,)))
 
     def add_blob(self, sha256: str, content: bytes, name: str = "") -> Path:
-        """Keep content that has this digest. Blocking."""
+        """Keep content that has this digest. One that is here stays: sets have links to it. Blocking."""
+        if (here := self.find_blob(sha256, len(content))) and self.stamps.matches(sha256, here):
+            return here
         path = self.partial / f"{sha256}.{os.getpid()}"
         write_atomically(path, content)
         return self.install_blob(path, sha256, name)

@@ -1,6 +1,7 @@
 """What a cache holds, one entry for what is of use, and is removed, as one: looked at on the disk, not in memory.
 
-An entry's size is what the disk gives back: a file that two sets share belongs to the first of them by name.
+An entry's size is what the disk gives back: a file that two sets share belongs to one that somebody needs, else to the
+first of them by name. A file that is needed for itself belongs to no set that nobody needs.
 """
 
 import fcntl
@@ -34,7 +35,7 @@ class Entry:
     source: str
     """Where it came from; empty when nothing says."""
     digests: frozenset[str]
-    """`ResolvedArtifact.digest`, and of its blobs."""
+    """`ResolvedArtifact.digest`, and of the blobs that go with it."""
     size_bytes: int
     used_at: float
     """Seconds since the epoch."""
@@ -48,7 +49,8 @@ def observe_entries(cache: Cache, held: frozenset[str] = frozenset()) -> list[En
     found = observe_pins(cache.pins)
     pins = {**found.by_digest, **dict.fromkeys(held, f"process {os.getpid()}")}
     taken: set[str] = set()
-    entries = [entry for model in _models(cache) if (entry := _model(cache, model, taken, pins))]
+    models = sorted(_models(cache), key=lambda model: not _pinned(model.own, pins))
+    entries = [entry for model in models if (entry := _model(cache, model, taken, pins))]
     entries += [_file(cache, path, pins) for path in sorted(cache.blobs.iterdir()) if _is_own(path, taken)]
     entries += [_partial(path) for path in sorted(cache.partial.iterdir()) if not path.name.endswith(".json")]
     user = next(iter(found.users), "")
@@ -64,6 +66,12 @@ class _Model:
     artifacts: list[ResolvedArtifact] = field(default_factory=list[ResolvedArtifact])
     references: list[Path] = field(default_factory=list[Path])
 
+    @property
+    def own(self) -> frozenset[str]:
+        """Whoever needs one of these needs all of it. Not the files of a set, which others may have too."""
+        digests = frozenset(artifact.digest for artifact in self.artifacts)
+        return digests if self.artifacts[0].files else digests | frozenset(self.blobs)
+
 
 def _models(cache: Cache) -> list[_Model]:
     found: dict[str, _Model] = {}
@@ -77,8 +85,8 @@ def _models(cache: Cache) -> list[_Model]:
 
 
 def _model(cache: Cache, model: _Model, taken: set[str], pins: dict[str, str]) -> Entry | None:
-    first = model.artifacts[0]
-    blobs = [blob for blob in model.blobs if blob not in taken]
+    first, user = model.artifacts[0], _pinned(model.own, pins)
+    blobs = [blob for blob in model.blobs if blob not in taken and (user or blob not in pins)]
     paths = [path for blob in blobs if (path := cache.blobs / blob).is_file()]
     size_bytes = sum(path.lstat().st_size for path in paths)
     if first.files and (folder := cache.sets / (first.sha256 or "")).is_dir():
@@ -92,10 +100,10 @@ def _model(cache: Cache, model: _Model, taken: set[str], pins: dict[str, str]) -
         kind=EntryKind.MODEL,
         name=first.name,
         source=", ".join(artifact.source for artifact in model.artifacts),
-        digests=(digests := frozenset(model.blobs) | {artifact.digest for artifact in model.artifacts}),
+        digests=model.own | frozenset(blobs),
         size_bytes=size_bytes,
         used_at=max((cache.used_at(blob) for blob in model.blobs), default=0.0),
-        pinned_by=_pinned(digests, pins),
+        pinned_by=user,
         paths=(*paths, *model.references, *(cache.stamps.path(blob) for blob in blobs)),
     )
 
