@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from covey_agent.artifacts.cache import Cache, FileDigest, Reference, reference_key
-from covey_agent.artifacts.entries import EntryKind, observe_entries, remove_entry
+from covey_agent.artifacts.entries import EntryKind, observe_entries
 from covey_agent.artifacts.eviction import choose_evictions, evict
 from covey_agent.artifacts.pins import Pins, observe_pins, sweep_pins
+from covey_agent.artifacts.removal import remove_entry
 from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
 from covey_agent.main import needs_of
 from covey_api.model import ArtifactFile, ResolvedArtifact
@@ -258,7 +259,7 @@ def test_removing_an_entry_removes_links_and_not_what_they_lead_to(tmp_path: Pat
     made = make_set(cache, {"config.json": b"{}"})
     (cache.sets / (made.sha256 or "") / "link").symlink_to(tmp_path / "outside")
     for entry in observe_entries(cache):
-        remove_entry(entry)
+        assert remove_entry(cache, entry)
     assert not (cache.sets / (made.sha256 or "")).exists()
     assert (tmp_path / "outside" / "file").read_bytes() == b"private"
 
@@ -286,3 +287,43 @@ def test_records_of_an_older_version_are_read(tmp_path: Path) -> None:
     local = FileDigest(path="/none", size_bytes=1, modified_ns=1, inode=1, sha256=sha256)
     (tmp_path / "files" / "a.json").write_text(local.to_json())
     assert Cache(tmp_path).find_source(wanted.source, "") is not None
+
+
+def test_what_came_to_be_needed_since_it_was_looked_at_stays_whole(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    made = make_set(cache, {"config.json": b"{}", "model.safetensors": b"weights"})
+    (entry,) = observe_entries(cache)
+    pins = Pins(cache.pins)
+    pins.hold(frozenset((made.digest,)))
+    assert not remove_entry(cache, entry), "another process pinned it"
+    pins.close()
+    assert not remove_entry(cache, entry, lambda: frozenset((made.files[1].sha256,))), "a fetch of it began"
+    assert asyncio.run(find_verified_artifact(cache, made)) is not None
+    assert all(verified(cache, file.sha256, file.size_bytes) for file in made.files)
+    assert remove_entry(cache, entry)
+    assert names(cache) == set()
+
+
+def test_a_broken_download_that_is_gone_on_with_stays(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    partial = cache.partial / ("c" * 64)
+    partial.write_bytes(b"x" * 4096)
+    (entry,) = observe_entries(cache)
+    with partial.open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not remove_entry(cache, entry)
+    assert partial.exists()
+    assert observe_entries(cache, frozenset((partial.name,)))[0].pinned_by
+    assert remove_entry(cache, entry)
+    assert not partial.exists()
+
+
+def test_what_a_removal_or_a_set_left_when_its_process_ended_is_swept(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(timeout=60)
+    for folder in (cache.sets, cache.envs, cache.blobs):
+        (folder / f".{'a' * 64}.{ended.pid}").mkdir()
+        (folder / f".{'a' * 64}.{ended.pid}" / "file").write_bytes(b"half")
+    again = Cache(tmp_path)
+    assert [*again.sets.iterdir(), *again.envs.iterdir(), *again.blobs.iterdir()] == []

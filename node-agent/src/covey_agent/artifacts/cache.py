@@ -31,7 +31,7 @@ from pydantic import Field, ValidationError
 
 from covey_agent.artifacts.disk import sweep_temporaries, sync_folder, write_atomically
 from covey_agent.artifacts.room import Room
-from covey_agent.artifacts.sets import find_set, install_set, sweep_unfinished
+from covey_agent.artifacts.sets import find_set, install_set
 from covey_agent.artifacts.stamps import Stamps
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,6 @@ class Cache:
         ):
             path.mkdir(parents=True, exist_ok=True)
             sweep_temporaries(path)
-        sweep_unfinished(self.sets)
         self._known_blobs = {path.name for path in self.blobs.iterdir() if is_digest(path.name)}
         self._known_references = {
             reference_key(reference.artifact): reference

@@ -6,7 +6,6 @@ first of them by name. A file that is needed for itself belongs to no set that n
 
 import fcntl
 import os
-import shutil
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -52,7 +51,7 @@ def observe_entries(cache: Cache, held: frozenset[str] = frozenset()) -> list[En
     models = sorted(_models(cache), key=lambda model: not _pinned(model.own, pins))
     entries = [entry for model in models if (entry := _model(cache, model, taken, pins))]
     entries += [_file(cache, path, pins) for path in sorted(cache.blobs.iterdir()) if _is_own(path, taken)]
-    entries += [_partial(path) for path in sorted(cache.partial.iterdir()) if not path.name.endswith(".json")]
+    entries += [_partial(path, pins) for path in sorted(cache.partial.iterdir()) if _is_partial(path)]
     user = next(iter(found.users), "")
     entries += [_engine(path, user) for path in sorted(cache.envs.iterdir()) if is_digest(path.name)]
     return sorted(entries, key=lambda entry: (-entry.used_at, entry.name, entry.source))
@@ -126,9 +125,14 @@ def _file(cache: Cache, path: Path, pins: dict[str, str]) -> Entry:
     )
 
 
-def _partial(path: Path) -> Entry:
+def _is_partial(path: Path) -> bool:
+    return not path.name.endswith(".json") and not path.name.startswith(".")
+
+
+def _partial(path: Path, pins: dict[str, str]) -> Entry:
+    """What is needed is so from its first byte on."""
     found = path.lstat()
-    holder = "a download under way" if _is_locked(path) else ""
+    holder = "a download under way" if _is_locked(path) else pins.get(path.name, "")
     notes = path.with_name(path.name + ".json")
     size_bytes = found.st_blocks * 512
     return Entry(EntryKind.PARTIAL, path.name, "", frozenset(), size_bytes, found.st_mtime, holder, (path, notes))
@@ -159,12 +163,3 @@ def _is_locked(path: Path) -> bool:
 
 def _pinned(digests: frozenset[str], pins: dict[str, str]) -> str:
     return next((pins[digest] for digest in sorted(digests) if digest in pins), "")
-
-
-def remove_entry(entry: Entry) -> None:
-    """Take it off the disk; a link is removed, never what it points at. Blocking."""
-    for path in entry.paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)

@@ -7,7 +7,8 @@ import time
 from covey_api.units import format_bytes
 
 from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.entries import Entry, EntryKind, observe_entries, remove_entry
+from covey_agent.artifacts.entries import Entry, EntryKind, observe_entries
+from covey_agent.artifacts.removal import remove_entry
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,14 @@ async def evict(cache: Cache, short_bytes: int, name: str) -> None:
     """Make room for `name` if that can be done."""
     entries = await asyncio.to_thread(observe_entries, cache, cache.room.held())
     for entry in choose_evictions(entries, short_bytes, time.time()):
-        logger.warning(
-            "removed '%s' (%s) from the cache to make room for '%s': it was used longest ago",
-            *(entry.name, format_bytes(entry.size_bytes), name),
-        )
         try:
-            await asyncio.to_thread(remove_entry, entry)
+            is_gone = await asyncio.to_thread(remove_entry, cache, entry, cache.room.held)
         except OSError as error:
             logger.warning("'%s' can't be removed from the cache: %s", entry.name, error.strerror)
-        cache.forget(entry.digests)
+            continue
+        if is_gone:
+            cache.forget(entry.digests)
+            logger.warning(
+                "removed '%s' (%s) from the cache to make room for '%s': it was used longest ago",
+                *(entry.name, format_bytes(entry.size_bytes), name),
+            )

@@ -10,18 +10,9 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 from covey_api.model import ResolvedArtifact
 
 from covey_agent.artifacts.disk import sync_folder
-
-
-def sweep_unfinished(folder: Path) -> None:
-    """Remove what `install_set` was about to make when its process ended."""
-    for path in folder.glob(".*.*"):
-        process = path.name.rpartition(".")[2]
-        if process.isdigit() and not psutil.pid_exists(int(process)):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def install_set(folder: Path, artifact: ResolvedArtifact, blobs: Mapping[str, Path]) -> Path:
