@@ -5,12 +5,13 @@ import errno
 import hashlib
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import hold_partial, run_to_end, write_atomically
-from covey_agent.artifacts.room import SPARE_BYTES
+from covey_agent.artifacts.room import SPARE_BYTES, Room
 from covey_agent.ports import AgentError
 from covey_api.reasons import FailureCause
 from kit.builders import artifact
@@ -22,6 +23,22 @@ def install(cache: Cache, content: bytes) -> str:
     partial.write_bytes(content)
     cache.install_blob(partial, sha256)
     return sha256
+
+
+@dataclass
+class Disk:
+    """One whose removals take a moment."""
+
+    free_bytes: int
+    removable: list[int]
+
+    async def make_room(self, short_bytes: int, name: str) -> bool:
+        """As eviction does: choose first, remove later."""
+        chosen = len(self.removable)
+        await asyncio.sleep(0.01)
+        if chosen and chosen == len(self.removable):
+            self.free_bytes += self.removable.pop()
+        return chosen > 0
 
 
 def test_blobs_and_references_are_there_after_a_restart(tmp_path: Path) -> None:
@@ -95,6 +112,34 @@ def test_bytes_on_their_way_are_no_room_for_others(tmp_path: Path) -> None:
         await room.require(half_bytes, "b.gguf")
 
     asyncio.run(scenario())
+
+
+def test_two_that_need_room_at_once_remove_two_that_nobody_needs(tmp_path: Path) -> None:
+    """The second one looks when the first has its room, and not at what the first is about to remove."""
+    disk = Disk(free_bytes=SPARE_BYTES, removable=[100, 100])
+    room = Room(tmp_path, disk.make_room, lambda folder: disk.free_bytes)
+
+    async def need(key: str, both: asyncio.Barrier) -> None:
+        async with room.reserve(key, 100, f"{key}.gguf"):
+            await both.wait()
+
+    async def scenario() -> None:
+        both = asyncio.Barrier(2)
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            group.create_task(need("a", both))
+            group.create_task(need("b", both))
+
+    asyncio.run(scenario())
+    assert disk.removable == []
+
+
+def test_room_is_asked_for_again_while_that_is_of_use(tmp_path: Path) -> None:
+    disk = Disk(free_bytes=SPARE_BYTES, removable=[60, 60, 60])
+    room = Room(tmp_path, disk.make_room, lambda folder: disk.free_bytes)
+    asyncio.run(room.require(100, "a.gguf"))
+    assert disk.removable == [60]
+    with pytest.raises(AgentError, match="nothing else can be removed"):
+        asyncio.run(room.require(200, "b.gguf"))
 
 
 @pytest.mark.parametrize(

@@ -59,12 +59,13 @@ def reference_key(artifact: ResolvedArtifact) -> str:
     return hashlib.sha256(f"{artifact.digest}\n{artifact.source}".encode()).hexdigest()
 
 
-MakeRoom = Callable[["Cache", int, str], Awaitable[None]]
-"""Removes what nobody needs, for so many bytes that a named artifact lacks."""
+MakeRoom = Callable[["Cache", int, str], Awaitable[bool]]
+"""Removes what nobody needs, for so many bytes that a named artifact lacks. False: there is nothing it could remove."""
 
 
-async def keep_all(cache: "Cache", short_bytes: int, name: str) -> None:
+async def keep_all(cache: "Cache", short_bytes: int, name: str) -> bool:
     """For who only looks: nothing is removed."""
+    return False
 
 
 def is_digest(name: str) -> bool:

@@ -33,18 +33,22 @@ def choose_evictions(entries: list[Entry], short_bytes: int, now: float) -> list
     return chosen if short_bytes <= 0 else []
 
 
-async def evict(cache: Cache, short_bytes: int, name: str) -> None:
-    """Make room for `name` if that can be done."""
+async def evict(cache: Cache, short_bytes: int, name: str) -> bool:
+    """Make room for `name` if that can be done. False when nothing was chosen, or nothing of it could be removed."""
     entries = await asyncio.to_thread(observe_entries, cache, cache.room.held())
+    is_of_use = False
     for entry in choose_evictions(entries, short_bytes, time.time()):
         try:
             is_gone = await asyncio.to_thread(remove_entry, cache, entry, cache.room.held)
         except OSError as error:
             logger.warning("'%s' can't be removed from the cache: %s", entry.name, error.strerror)
             continue
+        # What is needed by now isn't chosen again: others may be.
+        is_of_use = True
         if is_gone:
             cache.forget(entry.digests)
             logger.warning(
                 "removed '%s' (%s) from the cache to make room for '%s': it was used longest ago",
                 *(entry.name, format_bytes(entry.size_bytes), name),
             )
+    return is_of_use

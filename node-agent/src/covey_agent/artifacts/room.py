@@ -3,6 +3,7 @@
 Reservations are this process's own; another process that fills the disk is met by the write that fails.
 """
 
+import asyncio
 import errno
 import shutil
 from collections import Counter
@@ -17,16 +18,30 @@ from covey_agent.ports import AgentError
 
 # Left free beside every artifact: a file system filled to the last byte breaks the state folder and the logs.
 SPARE_BYTES = 128 * 1024 * 1024
+# What was chosen for removal may be needed by the time, or the disk may give back less: so often it is chosen anew.
+_ROUNDS = 8
+
+
+def _observe_free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
 class Room:
-    """`make_room`: is asked for bytes that a named artifact lacks."""
+    """`make_room`: is asked for bytes that a named artifact lacks; False when it can't do anything for it."""
 
-    def __init__(self, folder: Path, make_room: Callable[[int, str], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        make_room: Callable[[int, str], Awaitable[bool]],
+        observe_free_bytes: Callable[[Path], int] = _observe_free_bytes,
+    ) -> None:
         self._folder = folder
+        self._observe_free_bytes = observe_free_bytes
         self._make_room = make_room
         self._held: Counter[str] = Counter()
         self._reserved: dict[str, int] = {}
+        self._turn = asyncio.Lock()
+        """Who makes room keeps it: others look when it is reserved, and never choose what is being removed."""
 
     @contextmanager
     def hold(self, digests: Iterable[str]) -> Generator[None]:
@@ -44,24 +59,31 @@ class Room:
 
     async def require(self, needed_bytes: int, name: str) -> None:
         """AgentError(DiskFull) unless this many bytes fit beside what is reserved, and some to spare."""
-        if (short_bytes := self._short_bytes(needed_bytes)) > 0:
-            await self._make_room(short_bytes, name)
-        if self._short_bytes(needed_bytes) > 0:
-            raise self._disk_full(name, needed_bytes)
+        async with self._turn:
+            await self._ensure(needed_bytes, name)
 
     @asynccontextmanager
     async def reserve(self, key: str, needed_bytes: int, name: str) -> AsyncGenerator[Callable[[int], None]]:
         """Room for bytes that are yet to be written; call it with how many are left to come. DiskFull as above."""
-        await self.require(needed_bytes, name)
+        async with self._turn:
+            await self._ensure(needed_bytes, name)
+            self._reserved[key] = needed_bytes
 
         def tell_left(left_bytes: int) -> None:
             self._reserved[key] = left_bytes
 
-        tell_left(needed_bytes)
         try:
             yield tell_left
         finally:
             del self._reserved[key]
+
+    async def _ensure(self, needed_bytes: int, name: str) -> None:
+        for _ in range(_ROUNDS):
+            short_bytes = self._short_bytes(needed_bytes)
+            if short_bytes <= 0 or not await self._make_room(short_bytes, name):
+                break
+        if self._short_bytes(needed_bytes) > 0:
+            raise self._disk_full(name, needed_bytes)
 
     def explain(self, error: OSError, name: str, needed_bytes: int) -> AgentError:
         """In words, what the disk said while an artifact was written."""
@@ -72,7 +94,7 @@ class Room:
         )
 
     def _free_bytes(self) -> int:
-        return max(0, shutil.disk_usage(self._folder).free - sum(self._reserved.values()))
+        return max(0, self._observe_free_bytes(self._folder) - sum(self._reserved.values()))
 
     def _short_bytes(self, needed_bytes: int) -> int:
         return needed_bytes + SPARE_BYTES - self._free_bytes()
