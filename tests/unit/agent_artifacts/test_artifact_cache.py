@@ -13,6 +13,7 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import hold_partial, run_to_end, write_atomically
 from covey_agent.artifacts.room import SPARE_BYTES, Room
 from covey_agent.ports import AgentError
+from covey_api.model import ArtifactFile
 from covey_api.reasons import FailureCause
 from kit.builders import artifact
 
@@ -112,6 +113,42 @@ def test_bytes_on_their_way_are_no_room_for_others(tmp_path: Path) -> None:
         await room.require(half_bytes, "b.gguf")
 
     asyncio.run(scenario())
+
+
+def test_a_set_keeps_its_room_and_its_files_draw_from_that(tmp_path: Path) -> None:
+    disk = Disk(free_bytes=SPARE_BYTES + 100, removable=[])
+    room = Room(tmp_path, disk.make_room, lambda folder: disk.free_bytes)
+
+    async def scenario() -> None:
+        async with room.reserve_all({"one": 40, "two": 40}, "model"):
+            with pytest.raises(AgentError, match="'other' needs"):
+                async with room.reserve_all({"three": 30}, "other"):
+                    pytest.fail("there is no room for both")
+            async with room.reserve("one", 40, "one.gguf") as tell_left:
+                disk.free_bytes -= 30
+                tell_left(10)
+                await room.require(20, "small")
+                disk.free_bytes -= 10
+                tell_left(0)
+            # What came needs no room any more; what is yet to come keeps it.
+            await room.require(20, "small")
+            with pytest.raises(AgentError, match="'other' needs"):
+                await room.require(30, "other")
+        await room.require(60, "other")
+
+    asyncio.run(scenario())
+
+
+def test_what_a_broken_download_left_needs_no_room_again(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    here = install(cache, b"weights")
+    files = (
+        ArtifactFile(name="here", size_bytes=7, sha256=here),
+        ArtifactFile(name="half", size_bytes=100, sha256="b" * 64),
+        ArtifactFile(name="none", size_bytes=50, sha256="c" * 64),
+    )
+    (cache.partial / ("b" * 64)).write_bytes(b"x" * 90)
+    assert cache.missing_bytes(artifact(sha256="a" * 64, files=files)) == {"b" * 64: 10, "c" * 64: 50}
 
 
 def test_two_that_need_room_at_once_remove_two_that_nobody_needs(tmp_path: Path) -> None:

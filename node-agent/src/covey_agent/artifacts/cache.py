@@ -175,6 +175,14 @@ class Cache:
         self._known_references[key] = reference
         return path
 
+    def missing_bytes(self, artifact: ResolvedArtifact) -> dict[str, int]:
+        """What is yet to be written of each file of a set that isn't here, beside what a broken download left of it."""
+        return {
+            file.sha256: max(0, file.size_bytes - _size_of(self.partial / file.sha256))
+            for file in artifact.files
+            if self.find_blob(file.sha256, file.size_bytes) is None
+        }
+
     def find_source(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
         """What an earlier fetch of this source, under this demanded digest, left here."""
         for reference in self._known_references.values():
@@ -244,6 +252,13 @@ class Cache:
         if reference.artifact.files:
             return (self.sets / reference.blob).is_dir()
         return reference.blob in self._known_blobs
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _read_reference(path: Path) -> Reference | None:

@@ -213,11 +213,10 @@ class NodeArtifacts:
                 return await self._addresses.fetch(artifact, parsed, tell)
 
     async def _fetch_from_hub(self, artifact: ResolvedArtifact, parsed: HubSource, tell: OnTransfer) -> Path:
-        missing = [
-            file.size_bytes for file in artifact.files if self._cache.find_blob(file.sha256, file.size_bytes) is None
-        ]
-        await self._cache.room.require(sum(missing), artifact.name)
-        blobs = await self._hub.fetch(artifact, parsed, tell)
+        # Room for the set as a whole: two that fit only one by one would both break off, and what made way for them
+        # would be lost for nothing.
+        async with self._cache.room.reserve_all(self._cache.missing_bytes(artifact), artifact.name):
+            blobs = await self._hub.fetch(artifact, parsed, tell)
         if not artifact.files:
             return blobs[artifact.name]
         try:
