@@ -125,7 +125,7 @@ class Downloader:
             headers["Range"] = f"bytes={partial.done_bytes}-"
             if partial.validators and partial.validators.condition and partial.validators.url == remote.url:
                 headers["If-Range"] = partial.validators.condition
-        async with self._web.open(remote.url, headers, remote.origin) as response:
+        async with self._web.open_body(remote.url, headers, remote.origin) as response:
             _begin(response, remote, partial)
             async with aclosing(_watched(response, self._web.patience.stall_seconds)) as pieces:
                 await self._take(pieces, remote, partial, meter)
