@@ -304,6 +304,16 @@ def test_what_came_to_be_needed_since_it_was_looked_at_stays_whole(tmp_path: Pat
     assert names(cache) == set()
 
 
+def test_what_another_process_removed_is_no_longer_known(tmp_path: Path) -> None:
+    cache, other = Cache(tmp_path), Cache(tmp_path)
+    made = make_set(cache, {"config.json": b"{}", "model.safetensors": b"weights"})
+    assert cache.find_resolved(made.source, "") is not None
+    for entry in observe_entries(other):
+        assert remove_entry(other, entry)
+    assert cache.find_resolved(made.source, "") is None
+    assert cache.find_resolved(made.source, "") is None
+
+
 def test_a_broken_download_that_is_gone_on_with_stays(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     partial = cache.partial / ("c" * 64)

@@ -193,11 +193,14 @@ class Cache:
 
     def find_resolved(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
         """The newest of what this source of a hub was resolved to and is here."""
-        found = [
-            (self._references.joinpath(f"{key}.json").stat().st_mtime_ns, reference.artifact)
-            for key, reference in self._known_references.items()
-            if reference.artifact.source == source and sha256 in ("", reference.artifact.sha256)
-        ]
+        found: list[tuple[int, ResolvedArtifact]] = []
+        for key, reference in list(self._known_references.items()):
+            if reference.artifact.source == source and sha256 in ("", reference.artifact.sha256):
+                try:
+                    found.append((self._references.joinpath(f"{key}.json").stat().st_mtime_ns, reference.artifact))
+                except FileNotFoundError:
+                    # Another process removed it, with what it led to.
+                    del self._known_references[key]
         for _, artifact in sorted(found, key=lambda each: each[0], reverse=True):
             if path := self.find_artifact(artifact):
                 return artifact, path
