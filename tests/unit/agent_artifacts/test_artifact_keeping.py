@@ -18,6 +18,7 @@ from covey_agent.artifacts.verifying import find_verified, find_verified_artifac
 from covey_agent.main import needs_of
 from covey_api.model import ArtifactFile, ResolvedArtifact
 from kit.builders import artifact, instance
+from pydantic import ValidationError
 
 HOUR = 3600.0
 
@@ -124,6 +125,28 @@ def test_a_set_with_a_link_that_leads_out_counts_for_nothing(tmp_path: Path) -> 
     blobs = {file.name: cache.blobs / file.sha256 for file in made.files}
     assert not cache.install_set(made, blobs).is_symlink()
     assert (tmp_path / "outside").read_bytes() == b"private"
+
+
+@pytest.mark.parametrize("name", ["/abs/x", "../../x", "..", ".", "...", "", "a/b", "a\nb", "a\x7fb", "x" * 256])
+def test_a_file_name_that_leads_out_is_refused_and_never_linked(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValidationError):
+        ArtifactFile(name=name, size_bytes=7, sha256="b" * 64)
+    for fine in ("config.json", ".gitignore", "..a", "a b", "modèle.gguf", "a..b", "tokenizer.json."):
+        assert ArtifactFile(name=fine, size_bytes=7, sha256="b" * 64).name == fine
+
+
+@pytest.mark.parametrize("name", ["out", "../../out"])
+def test_a_kept_name_that_leads_out_is_not_linked(tmp_path: Path, name: str) -> None:
+    cache = Cache(tmp_path / "cache")
+    blob = cache.blobs / install(cache, b"weights")
+    leads = str(tmp_path / name) if name == "out" else name
+    file = ArtifactFile.model_construct(name=leads, size_bytes=7, sha256=blob.name)
+    made = artifact(sha256="a" * 64, size_bytes=7).model_copy(update={"files": (file,)})
+    with pytest.raises(OSError, match="leads out of its folder"):
+        cache.install_set(made, {leads: blob})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
+    assert list(cache.sets.iterdir()) == []
+    assert cache.find_artifact(made) is None
 
 
 # Pinned
