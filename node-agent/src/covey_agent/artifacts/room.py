@@ -114,7 +114,8 @@ class Room:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return self._disk_full(name, needed_bytes)
         return AgentError(
-            FailureCause.ARTIFACT_UNAVAILABLE, f"'{name}' can't be written to {self._folder}: {error.strerror}."
+            FailureCause.ARTIFACT_UNAVAILABLE,
+            f"'{name}' can't be written to {self._folder}: {error.strerror or error}.",
         )
 
     def _free_bytes(self) -> int:

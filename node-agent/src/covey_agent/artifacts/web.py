@@ -237,16 +237,26 @@ def is_loopback(host: str) -> bool:
 
 def _place(url: str, origin: Origin) -> str:
     """The URL as it may be shown: neither credentials nor query, which may be a signature."""
-    parts = urlsplit(url)
+    cure = "UV_DEFAULT_INDEX, UV_INDEX_URL, PIP_INDEX_URL and pip.conf" if origin is INDEX else "where it leads"
+    try:
+        parts = urlsplit(url)
+        # Brackets, ports, letters and hosts that a request would stumble over, after its first try or all of them.
+        _ = (parts.port, httpx.URL(url), (parts.hostname or "").encode("idna"))
+    except (ValueError, httpx.InvalidURL) as error:
+        raise unavailable(
+            f"URL must be http:// or https:// with a host; it can't be read as one. Check {cure}."
+        ) from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        cure = "UV_DEFAULT_INDEX, UV_INDEX_URL, PIP_INDEX_URL and pip.conf" if origin is INDEX else "where it leads"
         raise unavailable(f"URL must be http:// or https:// with a host; got scheme '{parts.scheme}'. Check {cure}.")
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _next_url(response: httpx.Response, url: str, place: str, origin: Origin) -> str:
     location = response.headers.get("location", "")
-    target, _ = split_login(urljoin(url, location))
+    try:
+        target, _ = split_login(urljoin(url, location))
+    except ValueError as error:
+        raise unavailable(f"{place} redirects to what is no URL. {origin.check}") from error
     if not location or (urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https"):
         raise unavailable(f"{place} redirects to nowhere or away from https. {origin.check}")
     return target
@@ -272,9 +282,14 @@ def _check_status(response: httpx.Response, place: str, origin: Origin, *, is_re
 
 def _retry_after_seconds(response: httpx.Response) -> float | None:
     value = response.headers.get("retry-after", "").strip()
-    if value.isdigit() and len(value) < 10:
-        return float(value)
+    if (seconds := parse_count(value)) is not None:
+        return float(seconds)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
+
+
+def parse_count(text: str) -> int | None:
+    """A number of bytes or seconds in a head: digits as anybody writes them, and not thousands of them."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
