@@ -40,7 +40,7 @@ def ls(output: str, folder: Path | None) -> None:
 
     What is needed by a running engine, an agent or a command is pinned: nothing removes it.
     """
-    entries = observe_entries(open_cache(folder))
+    entries = observe_entries(open_cache(folder, is_only_looked_at=True))
     if output == "json":
         click.echo(render_json([_data(entry) for entry in entries]))
         return
@@ -70,7 +70,7 @@ def prune(
         keep_bytes = parse_quantity(keep) if keep is not None else 0
     except ValueError as error:
         raise CommandError(f"`--keep`: {error}", ExitCode.WRONG_USE) from error
-    opened = open_cache(folder)
+    opened = open_cache(folder, is_only_looked_at=dry_run)
     wish = Wish(keep_bytes, (older_than or 0.0) * _DAY_SECONDS, engines)
     chosen = choose_removals(observe_entries(opened), wish, time.time())
     if not dry_run:
@@ -140,10 +140,10 @@ def choose_removals(entries: list[Entry], wish: Wish, now: float) -> list[Entry]
     return chosen
 
 
-def open_cache(folder: Path | None) -> Cache:
+def open_cache(folder: Path | None, *, is_only_looked_at: bool = False) -> Cache:
     where = (folder or default_cache()).absolute()
     try:
-        return Cache(where)
+        return Cache(where, is_only_looked_at=is_only_looked_at)
     except OSError as error:
         raise CommandError(f"the cache '{where}' can't be used: {error.strerror}") from error
 

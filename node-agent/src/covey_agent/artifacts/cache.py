@@ -29,7 +29,7 @@ from covey_api.meta import Message, Sha256
 from covey_api.model import ResolvedArtifact
 from pydantic import Field, ValidationError
 
-from covey_agent.artifacts.disk import sweep_temporaries, sync_folder, write_atomically
+from covey_agent.artifacts.disk import list_folder, sweep_temporaries, sync_folder, write_atomically
 from covey_agent.artifacts.room import Room
 from covey_agent.artifacts.sets import find_set, install_set
 from covey_agent.artifacts.stamps import Stamps
@@ -73,9 +73,12 @@ def is_digest(name: str) -> bool:
 
 
 class Cache:
-    """The folder, scanned once at start and kept in memory from then on."""
+    """The folder, scanned once at start and kept in memory from then on.
 
-    def __init__(self, folder: Path, make_room: MakeRoom = keep_all) -> None:
+    Made and swept first, unless it `is_only_looked_at`: who looks may not own it, or see whose temporaries live.
+    """
+
+    def __init__(self, folder: Path, make_room: MakeRoom = keep_all, *, is_only_looked_at: bool = False) -> None:
         self.folder = folder
         self.blobs = folder / "blobs" / "sha256"
         self.partial = folder / "partial"
@@ -86,13 +89,14 @@ class Cache:
         self.room = Room(folder, lambda short_bytes, name: make_room(self, short_bytes, name))
         self._references = folder / "refs"
         self._files = folder / "files"
-        for path in (
-            *(self.blobs, self.partial, self.sets, self.envs, self.pins),
-            *(folder / "stamps", self._references, self._files),
-        ):
-            path.mkdir(parents=True, exist_ok=True)
-            sweep_temporaries(path)
-        self._known_blobs = {path.name for path in self.blobs.iterdir() if is_digest(path.name)}
+        if not is_only_looked_at:
+            for path in (
+                *(self.blobs, self.partial, self.sets, self.envs, self.pins),
+                *(folder / "stamps", self._references, self._files),
+            ):
+                path.mkdir(parents=True, exist_ok=True)
+                sweep_temporaries(path)
+        self._known_blobs = {path.name for path in list_folder(self.blobs) if is_digest(path.name)}
         self._known_references = {
             reference_key(reference.artifact): reference
             for path in sorted(self._references.glob("*.json"))

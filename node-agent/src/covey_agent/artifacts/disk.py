@@ -49,6 +49,14 @@ def sweep_temporaries(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def list_folder(folder: Path) -> list[Path]:
+    """What is in it, by name; nothing where it isn't there."""
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
 def sync_folder(folder: Path) -> None:
     """Make the renames in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)

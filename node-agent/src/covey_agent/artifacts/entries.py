@@ -13,6 +13,7 @@ from pathlib import Path
 from covey_api.model import ResolvedArtifact
 
 from covey_agent.artifacts.cache import Cache, is_digest
+from covey_agent.artifacts.disk import list_folder
 from covey_agent.artifacts.pins import observe_pins
 
 
@@ -50,10 +51,10 @@ def observe_entries(cache: Cache, held: frozenset[str] = frozenset()) -> list[En
     taken: set[str] = set()
     models = sorted(_models(cache), key=lambda model: not _pinned(model.own, pins))
     entries = [entry for model in models if (entry := _model(cache, model, taken, pins))]
-    entries += [_file(cache, path, pins) for path in sorted(cache.blobs.iterdir()) if _is_own(path, taken)]
-    entries += [_partial(path, pins) for path in sorted(cache.partial.iterdir()) if _is_partial(path)]
+    entries += [_file(cache, path, pins) for path in list_folder(cache.blobs) if _is_own(path, taken)]
+    entries += [_partial(path, pins) for path in list_folder(cache.partial) if _is_partial(path)]
     user = next(iter(found.users), "")
-    entries += [_engine(path, user) for path in sorted(cache.envs.iterdir()) if is_digest(path.name)]
+    entries += [_engine(path, user) for path in list_folder(cache.envs) if is_digest(path.name)]
     return sorted(entries, key=lambda entry: (-entry.used_at, entry.name, entry.source))
 
 
