@@ -27,7 +27,8 @@ def choose_evictions(entries: list[Entry], short_bytes: int, now: float) -> list
     chosen: list[Entry] = []
     for group in (partials, others):
         for entry in sorted(group, key=lambda each: (each.used_at, each.name)):
-            if short_bytes > 0 and not entry.pinned_by:
+            # A set whose files all belong to others gives nothing back.
+            if short_bytes > 0 and entry.size_bytes and not entry.pinned_by:
                 chosen.append(entry)
                 short_bytes -= entry.size_bytes
     return chosen if short_bytes <= 0 else []
