@@ -13,6 +13,9 @@ from covey_api.source import SOURCE_PATTERN
 from covey_api.units import Quantity
 
 ALIAS_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9/:._-]*$"
+# One part of a path, and neither `.` nor `..`: what a node reads of a source becomes a name on the others' disks.
+FILE_NAME_PATTERN = r"^\.*[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*$"
+MAX_FILE_NAME_LENGTH = 255
 
 
 class Geometry(Message):
@@ -174,7 +177,7 @@ class Archive(Message):
 class ArtifactFile(Message):
     """One file of a folder."""
 
-    name: Annotated[str, Field(max_length=255)]
+    name: Annotated[str, Field(pattern=FILE_NAME_PATTERN, max_length=MAX_FILE_NAME_LENGTH)]
     """Its name in the folder."""
     size_bytes: Annotated[int, Field(ge=0)]
     """Its size."""

@@ -136,8 +136,9 @@ async def run_agent(options: Options, folder: Path) -> int:
 
 
 def needs_of(spec: InstanceSpec) -> tuple[str, ...]:
-    """Digests of what its engine loads."""
-    return (spec.artifact.digest, *(each.artifact.digest for each in spec.companions))
+    """Digests of what its engine loads, and of the files of that: another set may share them, and be evicted."""
+    artifacts = (spec.artifact, *(each.artifact for each in spec.companions))
+    return tuple(digest for each in artifacts for digest in (each.digest, *(file.sha256 for file in each.files)))
 
 
 def limit_of(spec: NodeSpec) -> int | None:

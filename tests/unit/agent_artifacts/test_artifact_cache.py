@@ -5,13 +5,15 @@ import errno
 import hashlib
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import hold_partial, run_to_end, write_atomically
-from covey_agent.artifacts.room import SPARE_BYTES
+from covey_agent.artifacts.room import SPARE_BYTES, Room
 from covey_agent.ports import AgentError
+from covey_api.model import ArtifactFile
 from covey_api.reasons import FailureCause
 from kit.builders import artifact
 
@@ -22,6 +24,22 @@ def install(cache: Cache, content: bytes) -> str:
     partial.write_bytes(content)
     cache.install_blob(partial, sha256)
     return sha256
+
+
+@dataclass
+class Disk:
+    """One whose removals take a moment."""
+
+    free_bytes: int
+    removable: list[int]
+
+    async def make_room(self, short_bytes: int, name: str) -> bool:
+        """As eviction does: choose first, remove later."""
+        chosen = len(self.removable)
+        await asyncio.sleep(0.01)
+        if chosen and chosen == len(self.removable):
+            self.free_bytes += self.removable.pop()
+        return chosen > 0
 
 
 def test_blobs_and_references_are_there_after_a_restart(tmp_path: Path) -> None:
@@ -95,6 +113,70 @@ def test_bytes_on_their_way_are_no_room_for_others(tmp_path: Path) -> None:
         await room.require(half_bytes, "b.gguf")
 
     asyncio.run(scenario())
+
+
+def test_a_set_keeps_its_room_and_its_files_draw_from_that(tmp_path: Path) -> None:
+    disk = Disk(free_bytes=SPARE_BYTES + 100, removable=[])
+    room = Room(tmp_path, disk.make_room, lambda folder: disk.free_bytes)
+
+    async def scenario() -> None:
+        async with room.reserve_all({"one": 40, "two": 40}, "model"):
+            with pytest.raises(AgentError, match="'other' needs"):
+                async with room.reserve_all({"three": 30}, "other"):
+                    pytest.fail("there is no room for both")
+            async with room.reserve("one", 40, "one.gguf") as tell_left:
+                disk.free_bytes -= 30
+                tell_left(10)
+                await room.require(20, "small")
+                disk.free_bytes -= 10
+                tell_left(0)
+            # What came needs no room any more; what is yet to come keeps it.
+            await room.require(20, "small")
+            with pytest.raises(AgentError, match="'other' needs"):
+                await room.require(30, "other")
+        await room.require(60, "other")
+
+    asyncio.run(scenario())
+
+
+def test_what_a_broken_download_left_needs_no_room_again(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    here = install(cache, b"weights")
+    files = (
+        ArtifactFile(name="here", size_bytes=7, sha256=here),
+        ArtifactFile(name="half", size_bytes=100, sha256="b" * 64),
+        ArtifactFile(name="none", size_bytes=50, sha256="c" * 64),
+    )
+    (cache.partial / ("b" * 64)).write_bytes(b"x" * 90)
+    assert cache.missing_bytes(artifact(sha256="a" * 64, files=files)) == {"b" * 64: 10, "c" * 64: 50}
+
+
+def test_two_that_need_room_at_once_remove_two_that_nobody_needs(tmp_path: Path) -> None:
+    """The second one looks when the first has its room, and not at what the first is about to remove."""
+    disk = Disk(free_bytes=SPARE_BYTES, removable=[100, 100])
+    room = Room(tmp_path, disk.make_room, lambda folder: disk.free_bytes)
+
+    async def need(key: str, both: asyncio.Barrier) -> None:
+        async with room.reserve(key, 100, f"{key}.gguf"):
+            await both.wait()
+
+    async def scenario() -> None:
+        both = asyncio.Barrier(2)
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            group.create_task(need("a", both))
+            group.create_task(need("b", both))
+
+    asyncio.run(scenario())
+    assert disk.removable == []
+
+
+def test_room_is_asked_for_again_while_that_is_of_use(tmp_path: Path) -> None:
+    disk = Disk(free_bytes=SPARE_BYTES, removable=[60, 60, 60])
+    room = Room(tmp_path, disk.make_room, lambda folder: disk.free_bytes)
+    asyncio.run(room.require(100, "a.gguf"))
+    assert disk.removable == [60]
+    with pytest.raises(AgentError, match="nothing else can be removed"):
+        asyncio.run(room.require(200, "b.gguf"))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from covey_agent.artifacts.hub import HubSettings, file_url, observe_hub_settings, parse_repository, revision_url
+from covey_agent.artifacts.index import parse_page
 from covey_api.source import HubSource
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +34,21 @@ def test_large_and_small_files_have_the_digests_that_the_hub_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../escape.gguf", "/etc/passwd", "a/../../b", "a\nb.gguf", "a\x7fb", "x" * 1025, None, 5]
+    "name",
+    [
+        "../escape.gguf",
+        "/etc/passwd",
+        "a/../../b",
+        "a\nb.gguf",
+        "a\x7fb",
+        "x" * 1025,
+        "x" * 256,
+        "a/...",
+        "",
+        "a\ud800b",
+        None,
+        5,
+    ],
 )
 def test_a_name_that_leads_out_is_no_file(name: object) -> None:
     assert parse_repository(page({"rfilename": name, "size": 1})).files == {}
@@ -43,6 +58,13 @@ def test_a_name_that_leads_out_is_no_file(name: object) -> None:
 def test_what_is_no_description_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="no commit `sha` or no list `siblings`"):
         parse_repository(text)
+
+
+def test_brackets_without_end_are_refused() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_repository(b"[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_page("application/json", "[" * 100_000, "http://index/")
 
 
 @given(st.binary(max_size=200))

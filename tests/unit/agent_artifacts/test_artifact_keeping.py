@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 from covey_agent.artifacts.cache import Cache, FileDigest, Reference, reference_key
-from covey_agent.artifacts.entries import EntryKind, observe_entries, remove_entry
+from covey_agent.artifacts.entries import EntryKind, observe_entries
 from covey_agent.artifacts.eviction import choose_evictions, evict
 from covey_agent.artifacts.pins import Pins, observe_pins, sweep_pins
+from covey_agent.artifacts.removal import remove_entry
 from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
+from covey_agent.main import needs_of
 from covey_api.model import ArtifactFile, ResolvedArtifact
-from kit.builders import artifact
+from kit.builders import artifact, instance
+from pydantic import ValidationError
 
 HOUR = 3600.0
 
@@ -32,13 +35,13 @@ def verified(cache: Cache, sha256: str, size_bytes: int) -> Path | None:
     return asyncio.run(find_verified(cache, sha256, size_bytes))
 
 
-def make_set(cache: Cache, contents: dict[str, bytes]) -> ResolvedArtifact:
+def make_set(cache: Cache, contents: dict[str, bytes], name: str = "model", sha256: str = "a" * 64) -> ResolvedArtifact:
     blobs = {name: cache.blobs / install(cache, content, name) for name, content in contents.items()}
     files = tuple(
         ArtifactFile(name=name, size_bytes=len(contents[name]), sha256=blob.name) for name, blob in blobs.items()
     )
     made = ResolvedArtifact(
-        source="hf://org/model", name="model", size_bytes=sum(map(len, contents.values())), sha256="a" * 64, files=files
+        source=f"hf://org/{name}", name=name, size_bytes=sum(map(len, contents.values())), sha256=sha256, files=files
     )
     cache.install_set(made, blobs)
     return made
@@ -122,6 +125,28 @@ def test_a_set_with_a_link_that_leads_out_counts_for_nothing(tmp_path: Path) -> 
     blobs = {file.name: cache.blobs / file.sha256 for file in made.files}
     assert not cache.install_set(made, blobs).is_symlink()
     assert (tmp_path / "outside").read_bytes() == b"private"
+
+
+@pytest.mark.parametrize("name", ["/abs/x", "../../x", "..", ".", "...", "", "a/b", "a\nb", "a\x7fb", "x" * 256])
+def test_a_file_name_that_leads_out_is_refused_and_never_linked(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValidationError):
+        ArtifactFile(name=name, size_bytes=7, sha256="b" * 64)
+    for fine in ("config.json", ".gitignore", "..a", "a b", "modèle.gguf", "a..b", "tokenizer.json."):
+        assert ArtifactFile(name=fine, size_bytes=7, sha256="b" * 64).name == fine
+
+
+@pytest.mark.parametrize("name", ["out", "../../out"])
+def test_a_kept_name_that_leads_out_is_not_linked(tmp_path: Path, name: str) -> None:
+    cache = Cache(tmp_path / "cache")
+    blob = cache.blobs / install(cache, b"weights")
+    leads = str(tmp_path / name) if name == "out" else name
+    file = ArtifactFile.model_construct(name=leads, size_bytes=7, sha256=blob.name)
+    made = artifact(sha256="a" * 64, size_bytes=7).model_copy(update={"files": (file,)})
+    with pytest.raises(OSError, match="leads out of its folder"):
+        cache.install_set(made, {leads: blob})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
+    assert list(cache.sets.iterdir()) == []
+    assert cache.find_artifact(made) is None
 
 
 # Pinned
@@ -233,6 +258,24 @@ def test_eviction_makes_room_and_the_cache_forgets(tmp_path: Path, caplog: pytes
     assert list((tmp_path / "refs").iterdir()) == list((tmp_path / "stamps").iterdir()) == []
 
 
+def test_a_file_that_two_sets_share_stays_with_the_one_that_runs(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    make_set(cache, {"tokenizer.json": b"shared", "model.safetensors": b"one"}, "a-first", "a" * 64)
+    running = make_set(cache, {"tokenizer.json": b"shared", "model.safetensors": b"two"}, "b-second", "b" * 64)
+    pins = Pins(cache.pins)
+    pins.hold(frozenset(needs_of(instance(artifact=running).spec)))
+    found = {entry.name: entry for entry in observe_entries(cache)}
+    assert (found["a-first"].size_bytes, found["a-first"].pinned_by) == (len(b"one"), "")
+    assert found["b-second"].pinned_by
+    make_set(cache, {"tokenizer.json": b"shared"}, "c-third", "c" * 64)
+    asyncio.run(evict(cache, 3, "wanted"))
+    assert names(cache) == {"b-second", "c-third"}, "what would give nothing back stays"
+    for file in running.files:
+        assert cache.stamps.matches(file.sha256, cache.blobs / file.sha256)
+    assert asyncio.run(find_verified_artifact(Cache(tmp_path), running)) is not None
+    pins.close()
+
+
 def test_removing_an_entry_removes_links_and_not_what_they_lead_to(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     (tmp_path / "outside").mkdir()
@@ -240,7 +283,7 @@ def test_removing_an_entry_removes_links_and_not_what_they_lead_to(tmp_path: Pat
     made = make_set(cache, {"config.json": b"{}"})
     (cache.sets / (made.sha256 or "") / "link").symlink_to(tmp_path / "outside")
     for entry in observe_entries(cache):
-        remove_entry(entry)
+        assert remove_entry(cache, entry)
     assert not (cache.sets / (made.sha256 or "")).exists()
     assert (tmp_path / "outside" / "file").read_bytes() == b"private"
 
@@ -268,3 +311,53 @@ def test_records_of_an_older_version_are_read(tmp_path: Path) -> None:
     local = FileDigest(path="/none", size_bytes=1, modified_ns=1, inode=1, sha256=sha256)
     (tmp_path / "files" / "a.json").write_text(local.to_json())
     assert Cache(tmp_path).find_source(wanted.source, "") is not None
+
+
+def test_what_came_to_be_needed_since_it_was_looked_at_stays_whole(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    made = make_set(cache, {"config.json": b"{}", "model.safetensors": b"weights"})
+    (entry,) = observe_entries(cache)
+    pins = Pins(cache.pins)
+    pins.hold(frozenset((made.digest,)))
+    assert not remove_entry(cache, entry), "another process pinned it"
+    pins.close()
+    assert not remove_entry(cache, entry, lambda: frozenset((made.files[1].sha256,))), "a fetch of it began"
+    assert asyncio.run(find_verified_artifact(cache, made)) is not None
+    assert all(verified(cache, file.sha256, file.size_bytes) for file in made.files)
+    assert remove_entry(cache, entry)
+    assert names(cache) == set()
+
+
+def test_what_another_process_removed_is_no_longer_known(tmp_path: Path) -> None:
+    cache, other = Cache(tmp_path), Cache(tmp_path)
+    made = make_set(cache, {"config.json": b"{}", "model.safetensors": b"weights"})
+    assert cache.find_resolved(made.source, "") is not None
+    for entry in observe_entries(other):
+        assert remove_entry(other, entry)
+    assert cache.find_resolved(made.source, "") is None
+    assert cache.find_resolved(made.source, "") is None
+
+
+def test_a_broken_download_that_is_gone_on_with_stays(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    partial = cache.partial / ("c" * 64)
+    partial.write_bytes(b"x" * 4096)
+    (entry,) = observe_entries(cache)
+    with partial.open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not remove_entry(cache, entry)
+    assert partial.exists()
+    assert observe_entries(cache, frozenset((partial.name,)))[0].pinned_by
+    assert remove_entry(cache, entry)
+    assert not partial.exists()
+
+
+def test_what_a_removal_or_a_set_left_when_its_process_ended_is_swept(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(timeout=60)
+    for folder in (cache.sets, cache.envs, cache.blobs):
+        (folder / f".{'a' * 64}.{ended.pid}").mkdir()
+        (folder / f".{'a' * 64}.{ended.pid}" / "file").write_bytes(b"half")
+    again = Cache(tmp_path)
+    assert [*again.sets.iterdir(), *again.envs.iterdir(), *again.blobs.iterdir()] == []

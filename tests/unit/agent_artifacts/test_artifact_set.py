@@ -92,8 +92,21 @@ def test_files_of_another_model_are_refused_by_what_they_say_of_themselves(sets:
     assert "file 2 must say `split.no` 1 and `split.count` 3; got `split.no` 1 and `split.count` 2" in found.message
 
 
+def test_a_declared_digest_is_not_computed_while_a_header_is_waited_for(tmp_path: Path, model: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    sets = LocalSets(LocalFiles(cache))
+    digest = digest_of_list(model.parent)
+    artifact, _ = read(sets, model, digest)
+    assert (artifact.name, artifact.digest, artifact.files) == (NAMES[0], digest, ())
+    assert [cache.find_file_digest(str(model.with_name(name))) for name in NAMES] == [None] * 3
+    assert asyncio.run(sets.fetch(artifact, str(model), lambda _: None)) == model
+    assert sets.digests() == {digest}
+
+
 def test_other_content_than_was_asked_for_or_stamped_is_refused(sets: LocalSets, model: Path) -> None:
-    assert f"must have sha256 {'a' * 64} over their list" in refusal(sets, model, "a" * 64).message
+    declared, _ = read(sets, model, "a" * 64)
+    with pytest.raises(AgentError, match=f"must have sha256 {'a' * 64} over their list"):
+        asyncio.run(sets.fetch(declared, str(model), lambda _: None))
     artifact, _ = read(sets, model)
     last = model.with_name(NAMES[2])
     last.write_bytes(last.read_bytes()[:-1] + b"\1")

@@ -83,6 +83,16 @@ def test_prune_keeps_as_much_as_it_is_told(cache: Cache, words: list[str], left:
     assert {entry["name"] for entry in found} == left
 
 
+def test_looking_makes_no_folder_and_removes_nothing(cache: Cache, tmp_path: Path) -> None:
+    left = cache.blobs / f".{'a' * 64}.{1 << 30}"
+    left.touch()
+    for words in (["ls"], ["prune", "--dry-run"]):
+        assert run(*words, "--cache", str(cache.folder)).exit_code == 0
+        assert run(*words, "--cache", str(tmp_path / "none")).exit_code == 0
+    assert left.exists()
+    assert not (tmp_path / "none").exists()
+
+
 def test_prune_takes_engines_only_when_told_and_nobody_uses_the_cache(cache: Cache) -> None:
     (cache.envs / ("e" * 64)).mkdir()
     run("prune", "--cache", str(cache.folder))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.entries import Entry, EntryKind, observe_entries, remove_entry
+from covey_agent.artifacts.entries import Entry, EntryKind, observe_entries
 from covey_agent.artifacts.pins import sweep_pins
+from covey_agent.artifacts.removal import remove_entry
 from covey_agent.artifacts.verifying import check_blob
 from covey_agent.options import default_cache
 from covey_api.units import format_bytes, parse_quantity
@@ -39,7 +40,7 @@ def ls(output: str, folder: Path | None) -> None:
 
     What is needed by a running engine, an agent or a command is pinned: nothing removes it.
     """
-    entries = observe_entries(open_cache(folder))
+    entries = observe_entries(open_cache(folder, is_only_looked_at=True))
     if output == "json":
         click.echo(render_json([_data(entry) for entry in entries]))
         return
@@ -69,13 +70,12 @@ def prune(
         keep_bytes = parse_quantity(keep) if keep is not None else 0
     except ValueError as error:
         raise CommandError(f"`--keep`: {error}", ExitCode.WRONG_USE) from error
-    opened = open_cache(folder)
+    opened = open_cache(folder, is_only_looked_at=dry_run)
     wish = Wish(keep_bytes, (older_than or 0.0) * _DAY_SECONDS, engines)
     chosen = choose_removals(observe_entries(opened), wish, time.time())
-    for entry in chosen:
-        if not dry_run:
-            _remove(opened, entry)
     if not dry_run:
+        # Whoever came to need one since it was looked at keeps it.
+        chosen = [entry for entry in chosen if _remove(opened, entry)]
         sweep_pins(opened.pins)
     if output == "json":
         click.echo(render_json([_data(entry) for entry in chosen]))
@@ -140,17 +140,17 @@ def choose_removals(entries: list[Entry], wish: Wish, now: float) -> list[Entry]
     return chosen
 
 
-def open_cache(folder: Path | None) -> Cache:
+def open_cache(folder: Path | None, *, is_only_looked_at: bool = False) -> Cache:
     where = (folder or default_cache()).absolute()
     try:
-        return Cache(where)
+        return Cache(where, is_only_looked_at=is_only_looked_at)
     except OSError as error:
         raise CommandError(f"the cache '{where}' can't be used: {error.strerror}") from error
 
 
-def _remove(opened: Cache, entry: Entry) -> None:
+def _remove(opened: Cache, entry: Entry) -> bool:
     try:
-        remove_entry(entry)
+        return remove_entry(opened, entry)
     except OSError as error:
         raise CommandError(f"'{entry.name}' can't be removed from '{opened.folder}': {error.strerror}") from error
 

@@ -29,9 +29,9 @@ from covey_api.meta import Message, Sha256
 from covey_api.model import ResolvedArtifact
 from pydantic import Field, ValidationError
 
-from covey_agent.artifacts.disk import sweep_temporaries, sync_folder, write_atomically
+from covey_agent.artifacts.disk import list_folder, sweep_temporaries, sync_folder, write_atomically
 from covey_agent.artifacts.room import Room
-from covey_agent.artifacts.sets import find_set, install_set, sweep_unfinished
+from covey_agent.artifacts.sets import find_set, install_set
 from covey_agent.artifacts.stamps import Stamps
 
 logger = logging.getLogger(__name__)
@@ -59,12 +59,13 @@ def reference_key(artifact: ResolvedArtifact) -> str:
     return hashlib.sha256(f"{artifact.digest}\n{artifact.source}".encode()).hexdigest()
 
 
-MakeRoom = Callable[["Cache", int, str], Awaitable[None]]
-"""Removes what nobody needs, for so many bytes that a named artifact lacks."""
+MakeRoom = Callable[["Cache", int, str], Awaitable[bool]]
+"""Removes what nobody needs, for so many bytes that a named artifact lacks. False: there is nothing it could remove."""
 
 
-async def keep_all(cache: "Cache", short_bytes: int, name: str) -> None:
+async def keep_all(cache: "Cache", short_bytes: int, name: str) -> bool:
     """For who only looks: nothing is removed."""
+    return False
 
 
 def is_digest(name: str) -> bool:
@@ -72,9 +73,12 @@ def is_digest(name: str) -> bool:
 
 
 class Cache:
-    """The folder, scanned once at start and kept in memory from then on."""
+    """The folder, scanned once at start and kept in memory from then on.
 
-    def __init__(self, folder: Path, make_room: MakeRoom = keep_all) -> None:
+    Made and swept first, unless it `is_only_looked_at`: who looks may not own it, or see whose temporaries live.
+    """
+
+    def __init__(self, folder: Path, make_room: MakeRoom = keep_all, *, is_only_looked_at: bool = False) -> None:
         self.folder = folder
         self.blobs = folder / "blobs" / "sha256"
         self.partial = folder / "partial"
@@ -85,14 +89,14 @@ class Cache:
         self.room = Room(folder, lambda short_bytes, name: make_room(self, short_bytes, name))
         self._references = folder / "refs"
         self._files = folder / "files"
-        for path in (
-            *(self.blobs, self.partial, self.sets, self.envs, self.pins),
-            *(folder / "stamps", self._references, self._files),
-        ):
-            path.mkdir(parents=True, exist_ok=True)
-            sweep_temporaries(path)
-        sweep_unfinished(self.sets)
-        self._known_blobs = {path.name for path in self.blobs.iterdir() if is_digest(path.name)}
+        if not is_only_looked_at:
+            for path in (
+                *(self.blobs, self.partial, self.sets, self.envs, self.pins),
+                *(folder / "stamps", self._references, self._files),
+            ):
+                path.mkdir(parents=True, exist_ok=True)
+                sweep_temporaries(path)
+        self._known_blobs = {path.name for path in list_folder(self.blobs) if is_digest(path.name)}
         self._known_references = {
             reference_key(reference.artifact): reference
             for path in sorted(self._references.glob("*.json"))
@@ -145,7 +149,9 @@ class Cache:
         self.forget(frozenset((sha256,)))
 
     def add_blob(self, sha256: str, content: bytes, name: str = "") -> Path:
-        """Keep content that has this digest. Blocking."""
+        """Keep content that has this digest. One that is here stays: sets have links to it. Blocking."""
+        if (here := self.find_blob(sha256, len(content))) and self.stamps.matches(sha256, here):
+            return here
         path = self.partial / f"{sha256}.{os.getpid()}"
         write_atomically(path, content)
         return self.install_blob(path, sha256, name)
@@ -173,6 +179,14 @@ class Cache:
         self._known_references[key] = reference
         return path
 
+    def missing_bytes(self, artifact: ResolvedArtifact) -> dict[str, int]:
+        """What is yet to be written of each file of a set that isn't here, beside what a broken download left of it."""
+        return {
+            file.sha256: max(0, file.size_bytes - _size_of(self.partial / file.sha256))
+            for file in artifact.files
+            if self.find_blob(file.sha256, file.size_bytes) is None
+        }
+
     def find_source(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
         """What an earlier fetch of this source, under this demanded digest, left here."""
         for reference in self._known_references.values():
@@ -183,11 +197,14 @@ class Cache:
 
     def find_resolved(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
         """The newest of what this source of a hub was resolved to and is here."""
-        found = [
-            (self._references.joinpath(f"{key}.json").stat().st_mtime_ns, reference.artifact)
-            for key, reference in self._known_references.items()
-            if reference.artifact.source == source and sha256 in ("", reference.artifact.sha256)
-        ]
+        found: list[tuple[int, ResolvedArtifact]] = []
+        for key, reference in list(self._known_references.items()):
+            if reference.artifact.source == source and sha256 in ("", reference.artifact.sha256):
+                try:
+                    found.append((self._references.joinpath(f"{key}.json").stat().st_mtime_ns, reference.artifact))
+                except FileNotFoundError:
+                    # Another process removed it, with what it led to.
+                    del self._known_references[key]
         for _, artifact in sorted(found, key=lambda each: each[0], reverse=True):
             if path := self.find_artifact(artifact):
                 return artifact, path
@@ -242,6 +259,13 @@ class Cache:
         if reference.artifact.files:
             return (self.sets / reference.blob).is_dir()
         return reference.blob in self._known_blobs
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _read_reference(path: Path) -> Reference | None:

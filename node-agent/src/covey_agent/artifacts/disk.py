@@ -5,6 +5,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -37,11 +38,23 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Remove what `write_atomically` was about to write when its process ended, or the power did."""
+    """Remove what was about to be made, or removed, when its process ended, or the power did."""
     for path in folder.glob(".*.*"):
         process = path.name.rpartition(".")[2]
-        if process.isdigit() and not psutil.pid_exists(int(process)):
+        if not process.isdigit() or psutil.pid_exists(int(process)):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink(missing_ok=True)
+
+
+def list_folder(folder: Path) -> list[Path]:
+    """What is in it, by name; nothing where it isn't there."""
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def sync_folder(folder: Path) -> None:

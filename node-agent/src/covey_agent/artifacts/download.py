@@ -20,7 +20,7 @@ from covey_agent.artifacts.disk import hold_partial, run_to_end
 from covey_agent.artifacts.flight import Flights, Meter
 from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile, Validators
 from covey_agent.artifacts.verifying import find_verified
-from covey_agent.artifacts.web import INDEX, Backoff, Origin, Transient, Web, corrupt
+from covey_agent.artifacts.web import INDEX, Backoff, Origin, Transient, Web, corrupt, parse_count
 from covey_agent.ports import AgentError, OnTransfer, Transfer
 
 # A connection that brought less than this in `stall_seconds` is as good as dead: 1 KiB/s.
@@ -56,6 +56,12 @@ class Downloader:
         async def work(tell: OnTransfer) -> Path:
             if blob := await find_verified(self._cache, remote.sha256, remote.size_bytes):
                 return blob
+            try:
+                return await fill(tell)
+            except OSError as error:
+                raise self._cache.room.explain(error, remote.name, remote.size_bytes) from error
+
+        async def fill(tell: OnTransfer) -> Path:
             path = self._cache.partial / remote.sha256
             async with hold_partial(path, _LOCK_PATIENCE_SECONDS) as descriptor:
                 # Another process may have been the holder until now.
@@ -125,7 +131,7 @@ class Downloader:
             headers["Range"] = f"bytes={partial.done_bytes}-"
             if partial.validators and partial.validators.condition and partial.validators.url == remote.url:
                 headers["If-Range"] = partial.validators.condition
-        async with self._web.open(remote.url, headers, remote.origin) as response:
+        async with self._web.open_body(remote.url, headers, remote.origin) as response:
             _begin(response, remote, partial)
             async with aclosing(_watched(response, self._web.patience.stall_seconds)) as pieces:
                 await self._take(pieces, remote, partial, meter)
@@ -155,9 +161,9 @@ def _begin(response: httpx.Response, remote: Remote, partial: PartialFile) -> No
         last_modified=response.headers.get("last-modified", ""),
     )
     if response.status_code == 200:
-        length = response.headers.get("content-length", "")
-        if length.isdigit() and int(length) != remote.size_bytes:
-            raise _wrong_size(remote, length)
+        length = parse_count(response.headers.get("content-length", ""))
+        if length not in (None, remote.size_bytes):
+            raise _wrong_size(remote, str(length))
         partial.begin(found)
         return
     expected = f"bytes {partial.done_bytes}-{remote.size_bytes - 1}/{remote.size_bytes}"

@@ -1,11 +1,11 @@
 """What a cache holds, one entry for what is of use, and is removed, as one: looked at on the disk, not in memory.
 
-An entry's size is what the disk gives back: a file that two sets share belongs to the first of them by name.
+An entry's size is what the disk gives back: a file that two sets share belongs to one that somebody needs, else to the
+first of them by name. A file that is needed for itself belongs to no set that nobody needs.
 """
 
 import fcntl
 import os
-import shutil
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 from covey_api.model import ResolvedArtifact
 
 from covey_agent.artifacts.cache import Cache, is_digest
+from covey_agent.artifacts.disk import list_folder
 from covey_agent.artifacts.pins import observe_pins
 
 
@@ -34,7 +35,7 @@ class Entry:
     source: str
     """Where it came from; empty when nothing says."""
     digests: frozenset[str]
-    """`ResolvedArtifact.digest`, and of its blobs."""
+    """`ResolvedArtifact.digest`, and of the blobs that go with it."""
     size_bytes: int
     used_at: float
     """Seconds since the epoch."""
@@ -48,11 +49,12 @@ def observe_entries(cache: Cache, held: frozenset[str] = frozenset()) -> list[En
     found = observe_pins(cache.pins)
     pins = {**found.by_digest, **dict.fromkeys(held, f"process {os.getpid()}")}
     taken: set[str] = set()
-    entries = [entry for model in _models(cache) if (entry := _model(cache, model, taken, pins))]
-    entries += [_file(cache, path, pins) for path in sorted(cache.blobs.iterdir()) if _is_own(path, taken)]
-    entries += [_partial(path) for path in sorted(cache.partial.iterdir()) if not path.name.endswith(".json")]
+    models = sorted(_models(cache), key=lambda model: not _pinned(model.own, pins))
+    entries = [entry for model in models if (entry := _model(cache, model, taken, pins))]
+    entries += [_file(cache, path, pins) for path in list_folder(cache.blobs) if _is_own(path, taken)]
+    entries += [_partial(path, pins) for path in list_folder(cache.partial) if _is_partial(path)]
     user = next(iter(found.users), "")
-    entries += [_engine(path, user) for path in sorted(cache.envs.iterdir()) if is_digest(path.name)]
+    entries += [_engine(path, user) for path in list_folder(cache.envs) if is_digest(path.name)]
     return sorted(entries, key=lambda entry: (-entry.used_at, entry.name, entry.source))
 
 
@@ -63,6 +65,12 @@ class _Model:
     blobs: tuple[str, ...]
     artifacts: list[ResolvedArtifact] = field(default_factory=list[ResolvedArtifact])
     references: list[Path] = field(default_factory=list[Path])
+
+    @property
+    def own(self) -> frozenset[str]:
+        """Whoever needs one of these needs all of it. Not the files of a set, which others may have too."""
+        digests = frozenset(artifact.digest for artifact in self.artifacts)
+        return digests if self.artifacts[0].files else digests | frozenset(self.blobs)
 
 
 def _models(cache: Cache) -> list[_Model]:
@@ -77,8 +85,8 @@ def _models(cache: Cache) -> list[_Model]:
 
 
 def _model(cache: Cache, model: _Model, taken: set[str], pins: dict[str, str]) -> Entry | None:
-    first = model.artifacts[0]
-    blobs = [blob for blob in model.blobs if blob not in taken]
+    first, user = model.artifacts[0], _pinned(model.own, pins)
+    blobs = [blob for blob in model.blobs if blob not in taken and (user or blob not in pins)]
     paths = [path for blob in blobs if (path := cache.blobs / blob).is_file()]
     size_bytes = sum(path.lstat().st_size for path in paths)
     if first.files and (folder := cache.sets / (first.sha256 or "")).is_dir():
@@ -92,10 +100,10 @@ def _model(cache: Cache, model: _Model, taken: set[str], pins: dict[str, str]) -
         kind=EntryKind.MODEL,
         name=first.name,
         source=", ".join(artifact.source for artifact in model.artifacts),
-        digests=(digests := frozenset(model.blobs) | {artifact.digest for artifact in model.artifacts}),
+        digests=model.own | frozenset(blobs),
         size_bytes=size_bytes,
         used_at=max((cache.used_at(blob) for blob in model.blobs), default=0.0),
-        pinned_by=_pinned(digests, pins),
+        pinned_by=user,
         paths=(*paths, *model.references, *(cache.stamps.path(blob) for blob in blobs)),
     )
 
@@ -118,9 +126,14 @@ def _file(cache: Cache, path: Path, pins: dict[str, str]) -> Entry:
     )
 
 
-def _partial(path: Path) -> Entry:
+def _is_partial(path: Path) -> bool:
+    return not path.name.endswith(".json") and not path.name.startswith(".")
+
+
+def _partial(path: Path, pins: dict[str, str]) -> Entry:
+    """What is needed is so from its first byte on."""
     found = path.lstat()
-    holder = "a download under way" if _is_locked(path) else ""
+    holder = "a download under way" if _is_locked(path) else pins.get(path.name, "")
     notes = path.with_name(path.name + ".json")
     size_bytes = found.st_blocks * 512
     return Entry(EntryKind.PARTIAL, path.name, "", frozenset(), size_bytes, found.st_mtime, holder, (path, notes))
@@ -151,12 +164,3 @@ def _is_locked(path: Path) -> bool:
 
 def _pinned(digests: frozenset[str], pins: dict[str, str]) -> str:
     return next((pins[digest] for digest in sorted(digests) if digest in pins), "")
-
-
-def remove_entry(entry: Entry) -> None:
-    """Take it off the disk; a link is removed, never what it points at. Blocking."""
-    for path in entry.paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)

@@ -11,12 +11,14 @@ is checked once by whoever resolves the source.
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import cast
 from urllib.parse import quote
 
+from covey_api.model import FILE_NAME_PATTERN, MAX_FILE_NAME_LENGTH
 from covey_api.source import HubSource
 from covey_planner.geometry.reader import HeaderInvalid
 from covey_planner.geometry.shards import list_shards
@@ -34,6 +36,8 @@ CONFIG = "config.json"
 _NAMED = 12
 # A token is one word; a file that holds more is something else.
 _MAX_TOKEN = 1024
+# As long as a file system takes, and as an artifact may have it.
+_FILE_NAME = re.compile(rf"(?=.{{1,{MAX_FILE_NAME_LENGTH}}}$){FILE_NAME_PATTERN}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,10 @@ def file_url(settings: HubSettings, repository: str, commit: str, path: str) -> 
 
 def parse_repository(text: bytes) -> Repository:
     """ValueError says why it isn't one."""
-    page: object = json.loads(text)
+    try:
+        page: object = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
     fields = cast("dict[str, object]", page) if isinstance(page, dict) else {}
     commit, siblings = fields.get("sha"), fields.get("siblings")
     if not isinstance(commit, str) or not _is_hex(commit, 40) or not isinstance(siblings, list):
@@ -137,7 +144,9 @@ def _parse_file(entry: object) -> HubFile | None:
     size = large.get("size", size)
     if not isinstance(path, str) or not isinstance(size, int) or size < 0 or len(path) > 1024:
         return None
-    if path.startswith("/") or ".." in path.split("/") or any(letter < " " or letter == "\x7f" for letter in path):
+    if path.startswith("/") or ".." in path.split("/") or not _FILE_NAME.fullmatch(PurePosixPath(path).name):
+        return None
+    if any(letter < " " or letter == "\x7f" or "\ud800" <= letter <= "\udfff" for letter in path):
         return None
     sha256 = large.get("sha256")
     return HubFile(

@@ -154,7 +154,10 @@ def parse_page(content_type: str, text: str, url: str) -> tuple[IndexFile, ...]:
 
 
 def _parse_json(text: str, url: str) -> tuple[IndexFile, ...]:
-    page: object = json.loads(text)
+    try:
+        page: object = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
     files = cast("dict[str, object]", page).get("files") if isinstance(page, dict) else None
     if not isinstance(files, list):
         raise ValueError("its JSON has no list `files`")

@@ -1,7 +1,9 @@
 """`file://` sources that are one of several GGUF files of a model (`NAME-00001-of-00003.gguf`): used where they are.
 
 Whichever file of the set is named, the set is meant, and the engine is given the first: it finds the others beside it
-by their names. The digest is a folder's, over the list of files that `sha256sum` prints.
+by their names. The digest is a folder's, over the list of files that `sha256sum` prints. One that the Model declares is
+believed until the files are fetched, as a single file's is: whoever asks for a header waits for it, and to hash large
+files takes minutes.
 """
 
 from pathlib import Path
@@ -50,15 +52,12 @@ class LocalSets:
             geometry = parse_gguf_set(headers)
         except HeaderInvalid as error:
             raise corrupt(f"the {len(headers)} files of '{path}' are no whole model: {error}.") from error
-        files = await self._observe_files(sizes)
-        found = digest_of(files)
-        if sha256 not in ("", found):
-            raise _changed(path, sha256, found)
+        files = () if sha256 else await self._observe_files(sizes)
         artifact = ResolvedArtifact(
             source=source,
-            name=files[0].name,
+            name=next(iter(sizes)).name,
             size_bytes=sum(sizes.values()),
-            sha256=found,
+            sha256=sha256 or digest_of(files),
             files=files,
         )
         return artifact, geometry

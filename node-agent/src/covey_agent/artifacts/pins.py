@@ -28,7 +28,7 @@ class PinList(Message):
     members: str = ""
     """Folder of the members that it is for; empty: it ends with its process."""
     process: int = 0
-    digests: Annotated[tuple[str, ...], Field(max_length=4096)] = ()
+    digests: Annotated[tuple[str, ...], Field(max_length=65_536)] = ()
     """`ResolvedArtifact.digest`, or of blobs."""
 
     def describe(self) -> str:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import httpx
 
-from covey_agent.artifacts.web import INDEX, Origin, Transient, Web, corrupt, persist, unavailable
+from covey_agent.artifacts.web import INDEX, Origin, Transient, Web, corrupt, parse_count, persist, unavailable
 
 # One range request of a header read: most headers are in the first two.
 RANGE_BYTES = 1024 * 1024
@@ -63,14 +63,14 @@ class RemoteFile:
             if response.status_code == 206 and total:
                 self.size_bytes = total
                 return
-            length = response.headers.get("content-length", "")
-            if response.status_code != 200 or not length.isdigit() or int(length) == 0:
+            length = parse_count(response.headers.get("content-length", ""))
+            if response.status_code != 200 or not length:
                 raise unavailable(
                     f"the server of '{self._name}' does not tell its size (it answers {response.status_code}), so no "
                     f"room can be kept for it. {self._origin.check}"
                 )
             self._has_ranges = False
-            self.size_bytes = int(length)
+            self.size_bytes = length
 
     async def _try_read(self, offset: int, length: int) -> bytes:
         wanted = {"Range": f"bytes={offset}-{offset + length - 1}"}
@@ -96,10 +96,11 @@ class RemoteFile:
 
     def _span(self, response: httpx.Response) -> tuple[str, int]:
         """The range that was sent and the whole size; 0 when the server doesn't say."""
-        span, _, total = response.headers.get("content-range", "").partition("/")
-        if total.isdigit() and self.size_bytes and int(total) != self.size_bytes:
+        span, _, text = response.headers.get("content-range", "").partition("/")
+        total = parse_count(text) or 0
+        if total and self.size_bytes and total != self.size_bytes:
             raise corrupt(
                 f"'{self._name}' must have {self.size_bytes} bytes, {self._origin.says}; the server has {total}. "
                 f"{self._origin.check} Or a proxy before it changes what it sends."
             )
-        return span, int(total) if total.isdigit() else 0
+        return span, total

@@ -4,24 +4,16 @@ Engines find the files of a checkpoint, or of a GGUF model that was split, by th
 the file system has none, a copy does. A folder appears under its name by one rename, so it is whole or not there.
 """
 
+import errno
 import os
 import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 from covey_api.model import ResolvedArtifact
 
 from covey_agent.artifacts.disk import sync_folder
-
-
-def sweep_unfinished(folder: Path) -> None:
-    """Remove what `install_set` was about to make when its process ended."""
-    for path in folder.glob(".*.*"):
-        process = path.name.rpartition(".")[2]
-        if process.isdigit() and not psutil.pid_exists(int(process)):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def install_set(folder: Path, artifact: ResolvedArtifact, blobs: Mapping[str, Path]) -> Path:
@@ -32,6 +24,7 @@ def install_set(folder: Path, artifact: ResolvedArtifact, blobs: Mapping[str, Pa
     temporary.mkdir()
     try:
         for file in artifact.files:
+            _check_name(file.name)
             _link(blobs[file.name], temporary / file.name)
         sync_folder(temporary)
         if final.is_symlink():
@@ -50,13 +43,21 @@ def find_set(folder: Path, artifact: ResolvedArtifact) -> Path | None:
     if found.is_symlink():
         return None
     try:
+        _check_name(artifact.name)
         for file in artifact.files:
+            _check_name(file.name)
             each = (found / file.name).lstat()
             if not stat.S_ISREG(each.st_mode) or each.st_size != file.size_bytes:
                 return None
     except OSError:
         return None
     return found / artifact.name if artifact.name.endswith(".gguf") else found
+
+
+def _check_name(name: str) -> None:
+    """OSError unless it stays in its folder: it may have been kept before its type asked for that."""
+    if Path(name).name != name or name == "..":
+        raise OSError(errno.EINVAL, "the name of a file of it leads out of its folder")
 
 
 def _link(blob: Path, name: Path) -> None:

@@ -8,8 +8,6 @@ import asyncio
 import email.utils
 import ipaddress
 import logging
-import netrc
-import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +18,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 from covey_api.reasons import FailureCause
 
+from covey_agent.artifacts.clients import make_client, read_netrc, read_trust
 from covey_agent.artifacts.index import IndexSettings, Login, origin_of, split_login
 from covey_agent.artifacts.pace import Pace
 from covey_agent.ports import AgentError
@@ -32,7 +31,9 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Indexes send to a mirror and from there to a store: two hops are usual.
 _MAX_REDIRECTS = 5
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-# Downloads of one agent at a time: a model and an engine, with room for a second model and header reads.
+# Bodies that are fetched whole by one agent at a time: two sets, and an engine. The next ones wait for their turn.
+_MAX_BODIES = 8
+# Pages and headers have connections of their own: bodies hold theirs for hours, and these are waited for.
 _MAX_CONNECTIONS = 8
 
 
@@ -136,40 +137,54 @@ def corrupt(message: str) -> AgentError:
 
 
 class Web:
-    """One HTTP client for the index and the hosts its files are on."""
+    """HTTP to the index and the hosts its files are on."""
 
     def __init__(self, settings: IndexSettings, patience: Patience) -> None:
         self.settings = settings
         self.patience = patience
         self.pace = Pace()
         """For bodies that are fetched whole."""
-        self._netrc = _read_netrc(settings)
+        self._netrc = read_netrc(settings)
         # They log every URL whole, and what an index redirects to may be signed.
         for library in ("httpx", "httpcore"):
             logging.getLogger(library).setLevel(logging.WARNING)
-        self._client = httpx.AsyncClient(
-            verify=_trust(settings),
-            follow_redirects=False,
-            timeout=httpx.Timeout(patience.stall_seconds, connect=patience.connect_seconds),
-            limits=httpx.Limits(max_connections=_MAX_CONNECTIONS),
-            headers={"User-Agent": "covey-agent", "Accept-Encoding": "identity"},
-        )
+        trust = read_trust(settings)
+        timeout = httpx.Timeout(patience.stall_seconds, connect=patience.connect_seconds)
+        self._pages = make_client(trust, timeout, _MAX_CONNECTIONS)
+        self._bodies = make_client(trust, timeout, _MAX_BODIES)
+        self._turns = asyncio.Semaphore(_MAX_BODIES)
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._pages.aclose()
+        await self._bodies.aclose()
 
     @asynccontextmanager
     async def open(
         self, url: str, headers: Mapping[str, str], origin: Origin = INDEX
     ) -> AsyncGenerator[httpx.Response]:
         """The answer to a GET, its body unread: 200, 206 or 416. What fails, also in the body, is put in words."""
+        async with self._open(self._pages, url, headers, origin) as response:
+            yield response
+
+    @asynccontextmanager
+    async def open_body(
+        self, url: str, headers: Mapping[str, str], origin: Origin = INDEX
+    ) -> AsyncGenerator[httpx.Response]:
+        """The same, of a body that is fetched whole: when it is its turn, however long that takes."""
+        async with self._turns, self._open(self._bodies, url, headers, origin) as response:
+            yield response
+
+    @asynccontextmanager
+    async def _open(
+        self, client: httpx.AsyncClient, url: str, headers: Mapping[str, str], origin: Origin
+    ) -> AsyncGenerator[httpx.Response]:
         first = url
         for hop in range(_MAX_REDIRECTS + 1):
             place = _place(url, origin)
             proof = {"Authorization": f"Bearer {origin.token}"} if _is_trusted(origin, first, url) else {}
             auth = None if proof else self._auth(url)
             try:
-                async with self._client.stream("GET", url, headers={**headers, **proof}, auth=auth) as response:
+                async with client.stream("GET", url, headers={**headers, **proof}, auth=auth) as response:
                     if response.status_code not in _REDIRECTS:
                         _check_status(response, place, origin, is_redirected=hop > 0)
                         yield response
@@ -222,16 +237,26 @@ def is_loopback(host: str) -> bool:
 
 def _place(url: str, origin: Origin) -> str:
     """The URL as it may be shown: neither credentials nor query, which may be a signature."""
-    parts = urlsplit(url)
+    cure = "UV_DEFAULT_INDEX, UV_INDEX_URL, PIP_INDEX_URL and pip.conf" if origin is INDEX else "where it leads"
+    try:
+        parts = urlsplit(url)
+        # Brackets, ports, letters and hosts that a request would stumble over, after its first try or all of them.
+        _ = (parts.port, httpx.URL(url), (parts.hostname or "").encode("idna"))
+    except (ValueError, httpx.InvalidURL) as error:
+        raise unavailable(
+            f"URL must be http:// or https:// with a host; it can't be read as one. Check {cure}."
+        ) from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        cure = "UV_DEFAULT_INDEX, UV_INDEX_URL, PIP_INDEX_URL and pip.conf" if origin is INDEX else "where it leads"
         raise unavailable(f"URL must be http:// or https:// with a host; got scheme '{parts.scheme}'. Check {cure}.")
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _next_url(response: httpx.Response, url: str, place: str, origin: Origin) -> str:
     location = response.headers.get("location", "")
-    target, _ = split_login(urljoin(url, location))
+    try:
+        target, _ = split_login(urljoin(url, location))
+    except ValueError as error:
+        raise unavailable(f"{place} redirects to what is no URL. {origin.check}") from error
     if not location or (urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https"):
         raise unavailable(f"{place} redirects to nowhere or away from https. {origin.check}")
     return target
@@ -257,30 +282,14 @@ def _check_status(response: httpx.Response, place: str, origin: Origin, *, is_re
 
 def _retry_after_seconds(response: httpx.Response) -> float | None:
     value = response.headers.get("retry-after", "").strip()
-    if value.isdigit() and len(value) < 10:
-        return float(value)
+    if (seconds := parse_count(value)) is not None:
+        return float(seconds)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
-def _read_netrc(settings: IndexSettings) -> netrc.netrc | None:
-    if settings.netrc is None:
-        return None
-    try:
-        return netrc.netrc(settings.netrc)
-    except (netrc.NetrcParseError, OSError) as error:
-        logger.warning("%s is not used: it can't be read (%s)", settings.netrc, type(error).__name__)
-        return None
-
-
-def _trust(settings: IndexSettings) -> ssl.SSLContext:
-    if settings.authorities is not None:
-        try:
-            if settings.authorities.is_dir():
-                return ssl.create_default_context(capath=str(settings.authorities))
-            return ssl.create_default_context(cafile=str(settings.authorities))
-        except (OSError, ssl.SSLError) as error:
-            logger.warning("%s is not used as certificate bundle (%s)", settings.authorities, type(error).__name__)
-    return httpx.create_ssl_context()
+def parse_count(text: str) -> int | None:
+    """A number of bytes or seconds in a head: digits as anybody writes them, and not thousands of them."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None

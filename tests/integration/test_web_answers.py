@@ -1,0 +1,168 @@
+"""Answers that no server should give, and more downloads than there are connections, over real sockets."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.index import IndexSettings
+from covey_agent.artifacts.remote import RemoteFile
+from covey_agent.artifacts.web import Web, persist
+from covey_agent.ports import AgentError
+from covey_api.reasons import FailureCause
+from kit.artifact_rig import QUICK, ignore, rig_on
+from kit.checkpoints import build_checkpoint
+from kit.gguf import Shape
+
+pytestmark = pytest.mark.integration
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def asked(answer: Answer) -> AsyncGenerator[tuple[Web, str]]:
+    """A client, and the address of a server that answers so."""
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/file"
+    web = Web(IndexSettings(url=url), QUICK)
+    try:
+        yield web, url
+    finally:
+        await web.close()
+        server.close()
+        await server.wait_closed()
+
+
+def test_bodies_that_take_hours_hold_up_no_header(tmp_path: Path) -> None:
+    """Eight of them come; a page is read all the same, and a ninth body waits for its turn."""
+    begun, may_end = asyncio.Semaphore(0), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_page = b"/page" in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nhe")
+        await writer.drain()
+        if not is_page:
+            begun.release()
+            await may_end.wait()
+        writer.write(b"ad")
+        await writer.drain()
+        writer.close()
+
+    async def scenario() -> None:
+        async with asyncio.timeout(30), asked(answer) as (web, url):
+
+            async def take() -> bytes:
+                async with web.open_body(url, {}) as response:
+                    return await response.aread()
+
+            async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+                eight = [await stack.enter_async_context(web.open_body(url, {})) for _ in range(8)]
+                for _ in eight:
+                    await begun.acquire()
+                ninth = group.create_task(take())
+                _, page = await web.read(f"{url}/page", {}, 100)
+                assert page == b"head"
+                # Longer than a connection of a full pool is waited for.
+                await asyncio.sleep(QUICK.stall_seconds * 1.5)
+                assert not ninth.done()
+                may_end.set()
+                assert await eight[0].aread() == b"head"
+                await stack.aclose()
+                assert await ninth == b"head"
+
+    asyncio.run(scenario())
+
+
+def always(text: bytes) -> Answer:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(text)
+        await writer.drain()
+        writer.close()
+
+    return answer
+
+
+def refuse(text: bytes) -> AgentError:
+    """What becomes of such an answer."""
+
+    async def scenario() -> AgentError:
+        async with asyncio.timeout(30), asked(always(text)) as (web, url):
+            with pytest.raises(AgentError) as raised:
+                await persist(QUICK, "page", lambda: web.read(url, {}, 100))
+            return raised.value
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        b"https://[::1/",
+        b"http://host:port/",
+        b"http://host:99999/",
+        b"/a\x01b",
+        b"http://a..b/",
+        b"http://%s/" % (b"x" * 70),
+        b"//[",
+        b"http://\xff/",
+    ],
+)
+def test_a_redirect_to_what_is_no_address_is_said(location: bytes) -> None:
+    found = refuse(b"HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % location)
+    assert found.cause is FailureCause.ARTIFACT_UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["²".encode(), "²".encode("latin-1"), b"Mon, 01 Jan 0001 00:00:00 +2359", b"Fri, 31 Dec 9999 23:59:59 -2359"],
+)
+def test_a_pause_that_is_none_is_not_kept(after: bytes) -> None:
+    found = refuse(b"HTTP/1.1 503 Busy\r\nRetry-After: %s\r\nContent-Length: 0\r\n\r\n" % after)
+    assert found.cause is FailureCause.ARTIFACT_UNAVAILABLE
+    assert "answers 503" in found.message
+
+
+@pytest.mark.parametrize("total", ["²".encode("latin-1"), b"1" * 5000, b"*", b"-5"])
+def test_a_size_that_is_none_is_said(total: bytes) -> None:
+    text = b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-0/%s\r\nContent-Length: 1\r\n\r\nx" % total
+
+    async def scenario() -> None:
+        async with asyncio.timeout(30), asked(always(text)) as (web, url):
+            with pytest.raises(AgentError, match="does not tell its size"):
+                await RemoteFile(web, url, "model.gguf", 0).observe_size()
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_refuses_after_a_whole_download_is_said(tmp_path: Path) -> None:
+    text = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nhead"
+
+    async def scenario() -> None:
+        async with asyncio.timeout(30), asked(always(text)) as (web, url):
+            cache = Cache(tmp_path)
+            (tmp_path / "stamps").rmdir()
+            remote = Remote(url, "model.gguf", hashlib.sha256(b"head").hexdigest(), 4)
+            with pytest.raises(AgentError, match=r"'model\.gguf' can't be written to") as raised:
+                await Downloader(web, cache).download(remote, ignore)
+            assert raised.value.cause is FailureCause.ARTIFACT_UNAVAILABLE
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_with_a_name_that_no_artifact_can_have_is_said(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    build_checkpoint(Shape()).write(tmp_path / "model")
+    (tmp_path / "model" / "a\nb.json").write_text("{}")
+
+    async def scenario() -> None:
+        async with rig_on(tmp_path / "cache", IndexSettings(url="http://127.0.0.1:9/")) as rig:
+            with pytest.raises(AgentError, match="`name`") as raised:
+                await rig.artifacts.read_header(f"file://{tmp_path / 'model'}", "")
+            assert raised.value.cause is FailureCause.ARTIFACT_CORRUPT
+
+    asyncio.run(scenario())
