@@ -35,7 +35,7 @@ async def look_at_engines(cache: Path, environment: Mapping[str, str], home: Pat
 
 def _open_cache(folder: Path, empty: Path) -> Cache:
     try:
-        return Cache(folder if (folder / "blobs").is_dir() else empty)
+        return Cache(folder, is_only_looked_at=True) if (folder / "blobs").is_dir() else Cache(empty)
     except OSError:
         return Cache(empty)
 
