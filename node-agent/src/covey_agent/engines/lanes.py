@@ -7,6 +7,7 @@ A lane's pool has the engine's name of the device (`Vulkan0`), so that stamped b
 import re
 from dataclasses import dataclass
 
+from covey_api.companion import CompanionRole
 from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
 from covey_api.node import MemoryPool
 
@@ -67,6 +68,7 @@ def plan_lanes(version: str, digest: str, state: LaneState, devices: tuple[Engin
             version=version,
             digest=digest,
             pool=pool,
+            companions=tuple(CompanionRole),
         )
         for compute, pool in dict.fromkeys(pools)
     )
