@@ -1,5 +1,6 @@
 """Builders of objects, valid by default."""
 
+from covey_api.companion import CompanionRole
 from covey_api.engines import ArtifactFormat, Compute, EngineName, Lane, LaneState, Task
 from covey_api.instance import Costs, EngineOptions, Instance, InstanceSpec, Member
 from covey_api.meta import DRAIN_FINALIZER, ObjectMeta
@@ -74,6 +75,7 @@ def lane(**changes: object) -> Lane:
         "state": LaneState.INSTALLED,
         "version": "10434",
         "pool": "Host",
+        "companions": tuple(CompanionRole),
     }
     return Lane.model_validate(fields | changes)
 

@@ -172,7 +172,14 @@ def _render_status(machine: Machine) -> NodeStatus:
 
 
 def _lane(compute: Compute, pool: str) -> Lane:
-    return Lane(engine=EngineName.LLAMA_SERVER, compute=compute, state=LaneState.INSTALLED, digest=_MANAGED, pool=pool)
+    return Lane(
+        engine=EngineName.LLAMA_SERVER,
+        compute=compute,
+        state=LaneState.INSTALLED,
+        digest=_MANAGED,
+        pool=pool,
+        companions=tuple(CompanionRole),
+    )
 
 
 def _with_geometry(model: Model) -> Model:

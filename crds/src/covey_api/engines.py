@@ -95,3 +95,6 @@ class Lane(Message):
     """sha256 of the wheel it comes from, or of the list of its wheels; empty for a program that the operator gave."""
     pool: Annotated[str, Field(max_length=63)] = HOST_POOL
     """The memory pool that this lane's engine fills."""
+    companions: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=16)] = ()
+    """What the agent starts this engine with beside the weights: `Projector`, `Draft`. Versions that know of none say
+    nothing, and get no Instance that has any."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from covey_agent.engines.lanes import device_pools, parse_devices, plan_lanes
+from covey_api.companion import CompanionRole
 from covey_api.engines import Compute, LaneState
 from covey_api.node import MemoryPool
 
@@ -33,6 +34,7 @@ def test_no_device_leaves_the_cpu_lane() -> None:
     assert parse_devices(NONE) == ()
     lanes = plan_lanes("b1", "d", LaneState.INSTALLED, ())
     assert [(lane.compute, lane.pool) for lane in lanes] == [(Compute.CPU, "Host")]
+    assert set(lanes[0].companions) == set(CompanionRole)
 
 
 def test_integrated_and_software_devices_are_left_out() -> None:

@@ -12,7 +12,7 @@ from covey_planner.choice import choose, explain_nodes
 from covey_planner.fit.companions import projector_formulas, with_companions
 from covey_planner.fit.estimate import cost_formulas
 from covey_planner.geometry.gguf import HeaderInvalid, parse_gguf_geometry
-from covey_planner.types import CompanionView, Refusal, VariantView
+from covey_planner.types import CompanionView, NodeView, Refusal, VariantView
 from kit.builders import artifact, geometry, lane
 from kit.gguf import Typed, build, text, u32
 from kit.gguf_projectors import build_projector
@@ -141,6 +141,36 @@ def test_a_model_that_fits_only_without_its_companion_is_refused_with_its_bytes(
     assert isinstance(refusal, Refusal)
     assert refusal.reason is RefusalReason.INSUFFICIENT_MEMORY
     assert "companions " in refusal.message
+
+
+def test_agent_of_a_version_that_knows_no_companions_is_given_none_and_says_so() -> None:
+    """It would start the model alone, and be Ready."""
+    old = replace(node("a", memory=64 * GIB), lanes=(lane(digest="0" * 64, companions=()),))
+    new = node("b")
+    seeing = wish(variants=(large(beside(CompanionRole.PROJECTOR, projector())),))
+    assert choose(wish(variants=(large(),)), [old], 1).chosen, "what it knows it gets"
+    assert [each.node for each in choose(seeing, [old, new], 2).chosen] == ["b", "b"]
+    (refusal,) = explain_nodes(seeing, [old])
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is RefusalReason.NO_USABLE_ENGINE
+    assert refusal.message == "its agent is of a version that starts no LlamaServer with a projector; upgrade it"
+    decision = choose(seeing, [old], 1)
+    assert (decision.chosen, decision.closest) == ((), refusal)
+
+
+def test_devices_of_an_agent_that_knows_only_one_kind_of_companion_share_no_model_with_another() -> None:
+    def cards(*companions: str) -> NodeView:
+        lanes = tuple(
+            lane(compute=Compute.CUDA, pool=f"CUDA{index}", digest="0" * 64, companions=companions) for index in (0, 1)
+        )
+        return replace(node(), lanes=lanes, pools=(*node().pools, *pools))
+
+    pools = tuple(replace(node().pools[0], name=f"CUDA{index}", total_bytes=9 * GIB) for index in (0, 1))
+    drafting = wish(variants=(large(beside()),), context_tokens=8192)
+    both = wish(variants=(large(beside(), beside(CompanionRole.PROJECTOR, projector())),), context_tokens=8192)
+    assert choose(drafting, [cards("Draft")], 1).chosen
+    assert choose(both, [cards("Draft", "Projector")], 1).chosen
+    assert not choose(both, [cards("Draft")], 1).chosen
 
 
 def test_of_several_devices_the_first_has_the_companions() -> None:

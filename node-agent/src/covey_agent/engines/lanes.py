@@ -9,6 +9,7 @@ Where a device fills the machine's own memory the pool is the host's: the same b
 import re
 from dataclasses import dataclass
 
+from covey_api.companion import CompanionRole
 from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
 from covey_api.node import MemoryPool
 
@@ -91,6 +92,7 @@ def plan_lanes(version: str, digest: str, state: LaneState, devices: tuple[Engin
             version=version,
             digest=digest,
             pool=pool,
+            companions=tuple(CompanionRole),
         )
         for compute, pool in dict.fromkeys(pools)
     )

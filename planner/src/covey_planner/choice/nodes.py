@@ -96,7 +96,7 @@ def evaluate_node(question: Question, node: NodeView, taken: Taken) -> Offer | M
     for way in question.ways:  # 3
         best: Offer | None = None
         for lane in node.lanes:
-            if lane.engine is not way.engine or question.wish.is_barred(node.name, lane):
+            if not way.runs_on(lane) or question.wish.is_barred(node.name, lane):
                 continue
             if way.span.refusal:
                 nearest = nearest or Miss(RefusalReason.CONTEXT_TOO_SMALL, node, 0, way, lane)
@@ -219,8 +219,7 @@ def _memory_reason(question: Question, way: Way, lane: Lane, pool: str, short_by
 
 
 def _no_lane(question: Question, node: NodeView) -> Miss:
-    offered = {lane.engine for lane in node.lanes}
-    usable = any(engine in offered for engine in question.engines)
+    usable = any(way.runs_on(lane) for way in question.ways for lane in node.lanes)
     return Miss(RefusalReason.RECENT_FAILURE if usable else RefusalReason.NO_USABLE_ENGINE, node)
 
 

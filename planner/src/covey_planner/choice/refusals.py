@@ -81,6 +81,10 @@ def _not_selected(question: Question, miss: Miss) -> str:
 
 
 def _no_engine(question: Question, miss: Miss) -> str:
+    engines = {lane.engine for lane in miss.node.lanes}
+    if way := next((way for way in question.ways if way.engine in engines), None):
+        beside = " and a ".join(each.role.lower() for each in way.companions)
+        return f"its agent is of a version that starts no {way.engine} with a {beside}; upgrade it"
     offered = sorted(f"{lane.engine}/{lane.compute}" for lane in miss.node.lanes)
     return f"it offers {', '.join(offered) or 'no lane'}; the model needs {' or '.join(question.engines)}"
 

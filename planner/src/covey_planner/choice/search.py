@@ -85,7 +85,7 @@ class Search:
         """The best of each open class on each lane."""
         for each in self._open:
             for index, lane in enumerate(each.example.lanes):
-                if lane.engine is not way.engine:
+                if not way.runs_on(lane):
                     continue
                 price = self._question.price(way, lane)
                 order = self._best_of(each, way, lane, price)

@@ -121,7 +121,7 @@ def _builds(question: Question, way: Way, nodes: Sequence[NodeView]) -> list[lis
         if filter_node(question, view, view.name) is not None:
             continue
         wish = question.wish
-        lanes = [lane for lane in view.lanes if lane.engine is way.engine and not wish.is_barred(view.name, lane)]
+        lanes = [lane for lane in view.lanes if way.runs_on(lane) and not wish.is_barred(view.name, lane)]
         if not lanes:
             continue
         lane = min(lanes, key=lambda each: (COMPUTE_ORDER[each.compute], each.pool))

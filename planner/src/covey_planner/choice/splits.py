@@ -42,14 +42,14 @@ def find_split(
 
 def may_split(node: NodeView, way: Way) -> bool:
     """Whether there is anything to look at: quick, as it is asked of every kind of node."""
-    pools = {lane.pool for lane in node.lanes if lane.engine is way.engine and lane.pool != HOST_POOL}
+    pools = {lane.pool for lane in node.lanes if way.runs_on(lane) and lane.pool != HOST_POOL}
     return way.engine is EngineName.LLAMA_SERVER and len(pools) > 1
 
 
 def _groups(question: Question, node: NodeView, way: Way) -> Iterator[list[Lane]]:
     groups: dict[tuple[str, str], list[Lane]] = {}
     for lane in node.lanes:
-        is_usable = lane.engine is way.engine and not question.wish.is_barred(node.name, lane)
+        is_usable = way.runs_on(lane) and not question.wish.is_barred(node.name, lane)
         if is_usable and lane.pool != HOST_POOL:
             groups.setdefault((lane.compute, lane.digest), []).append(lane)
     yield from (lanes for lanes in groups.values() if len(lanes) > 1)

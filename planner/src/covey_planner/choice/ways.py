@@ -33,6 +33,12 @@ class Way:
     )
     companions: tuple[KnownCompanion, ...] = ()
 
+    def runs_on(self, lane: Lane) -> bool:
+        """Whether the lane has its engine, under an agent that starts it with all that is loaded beside the model."""
+        if lane.engine is not self.engine:
+            return False
+        return not self.companions or all(each.role in lane.companions for each in self.companions)
+
 
 @dataclass(frozen=True, slots=True)
 class Price:
