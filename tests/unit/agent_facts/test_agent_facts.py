@@ -138,6 +138,15 @@ def test_facts_of_this_machine_are_whole(tmp_path: Path) -> None:
     readings = facts.observe_readings()
     assert readings[0].available_bytes <= found.pools[0].total_bytes
     assert readings[1] == PoolReading(name="CUDA0", available_bytes=5)
+    assert facts.observe_shared_devices() == frozenset()
+
+
+def test_device_that_fills_the_hosts_memory_has_no_pool_and_no_reading(tmp_path: Path) -> None:
+    device = EngineDevice("ROCm0", "AMD Radeon Graphics", Compute.ROCM, "Host", 8, 5)
+    facts = MachineFacts(tmp_path, lambda: (device,))
+    assert [pool.name for pool in asyncio.run(facts.observe_facts()).pools] == ["Host"]
+    assert [reading.name for reading in facts.observe_readings()] == ["Host"]
+    assert facts.observe_shared_devices() == {"ROCm0"}
 
 
 @pytest.mark.parametrize("content", ["", "\0\0\0", "max max max", "-1 0"])
