@@ -76,6 +76,9 @@ class FakeFacts:
     def observe_readings(self) -> tuple[PoolReading, ...]:
         return (PoolReading(name="Host", available_bytes=1 << 33),)
 
+    def observe_shared_devices(self) -> frozenset[str]:
+        return frozenset()
+
     def observe_used_bytes(self, pid: int) -> int:
         return self.used_bytes.get(pid, 0)
 

@@ -3,7 +3,6 @@
 import logging
 import resource
 import sys
-from contextlib import suppress
 
 from covey_api.text import escape_controls
 
@@ -11,6 +10,8 @@ logger = logging.getLogger(__name__)
 
 # A gateway's connections: a client's and an engine's each, for some thousand streams at a time.
 ENOUGH_FILES = 8192
+# OPEN_MAX of macOS: "unlimited", which is its usual hard limit, it refuses as a soft one.
+MACOS_FILES = 10_240
 
 
 class _LineFormatter(logging.Formatter):
@@ -35,9 +36,8 @@ def raise_file_limit() -> None:
     nothing in that refusal names the limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):  # macOS refuses its own "unlimited"
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if soft != hard and not _apply_limit(hard, hard) and 0 <= soft < MACOS_FILES:
+        _apply_limit(MACOS_FILES, hard)
     now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= now < ENOUGH_FILES:  # -1: unlimited
         logger.warning(
@@ -46,3 +46,12 @@ def raise_file_limit() -> None:
             now,
             ENOUGH_FILES,
         )
+
+
+def _apply_limit(soft: int, hard: int) -> bool:
+    """Whether it was granted."""
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    except (ValueError, OSError):
+        return False
+    return True

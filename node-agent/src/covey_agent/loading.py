@@ -15,7 +15,7 @@ counts no such bytes: there nothing is told.
 from dataclasses import dataclass
 
 from covey_api.engines import EngineName
-from covey_api.instance import MemberPhase
+from covey_api.instance import InstanceSpec, MemberPhase
 from covey_api.messages import Progress
 
 from covey_agent.ports import Facts
@@ -65,10 +65,15 @@ class Loads:
             del self._samples[key]
 
     def _measure(self, member: MemberState, pid: int, last: _Sample, now: float) -> Progress | None:
-        effort, total = self._facts.observe_effort(pid), member.spec.artifact.size_bytes
+        effort, total = self._facts.observe_effort(pid), loaded_bytes(member.spec)
         if effort is None or effort.read_bytes == 0:
             return None
         done = min(effort.read_bytes, total)
         before = last.progress.done_bytes if last.progress else 0
         rate = int(max(0, done - before) / (now - last.at_seconds))
         return Progress(step=STEP, done_bytes=done, total_bytes=total, bytes_per_second=rate)
+
+
+def loaded_bytes(spec: InstanceSpec) -> int:
+    """Of all files that the engine reads before it is ready."""
+    return spec.artifact.size_bytes

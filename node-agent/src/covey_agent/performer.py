@@ -115,8 +115,8 @@ class Performer:
                 return EngineReady(key, await outside.engines.ensure(engine, spec, self._follow(key, "engine")))
             case CheckFit(key, costs, promised):
                 readings = {reading.name: reading.available_bytes for reading in outside.facts.observe_readings()}
-                free = {pool: available - promised.get(pool, 0) for pool, available in readings.items()}
-                return FitChecked(key, check_costs(costs, free))
+                shared = outside.facts.observe_shared_devices()
+                return FitChecked(key, check_costs(costs, readings, promised, shared))
             case StartKeeper(key, assignment):
                 self.progress.pop(key, None)
                 adapter = outside.adapters[assignment.instance.spec.engine]

@@ -100,6 +100,10 @@ class Facts(Protocol):
 
     def observe_readings(self) -> tuple[PoolReading, ...]: ...
 
+    def observe_shared_devices(self) -> frozenset[str]:
+        """The engine's names of devices that fill the host's memory."""
+        ...
+
     def observe_used_bytes(self, pid: int) -> int:
         """The most host memory that this engine had with its keeper and children; 0: not known."""
         ...

@@ -133,6 +133,9 @@ class Facts:
             self._readings = tuple(PoolReading(name=name, available_bytes=each) for name, each in free.items())
         return self._readings
 
+    def observe_shared_devices(self) -> frozenset[str]:
+        return frozenset()
+
     def observe_used_bytes(self, pid: int) -> int:
         return 0
 

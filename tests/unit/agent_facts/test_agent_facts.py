@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 from covey_agent.engines.lanes import EngineDevice
-from covey_agent.facts.devices import observe_amd, parse_nvidia
+from covey_agent.facts.devices import observe_amd, observe_set_aside, parse_nvidia
 from covey_agent.facts.host import observe_cpu_cores, observe_cpu_model, observe_memory_bytes, observe_os_version
 from covey_agent.facts.machine import MachineFacts
 from covey_api.engines import Compute
@@ -106,6 +106,13 @@ def test_strix_halo_is_read_from_its_kernels_files(tmp_path: Path) -> None:
     (device,) = observe_amd(write(tmp_path, files))
     assert (device.id, device.name) == ("pci-0000:c3:00.0", "AMD GPU 0x1586")
     assert (device.compute, device.total_bytes) == (Compute.ROCM, 4096 * MIB)
+    assert observe_set_aside(tmp_path) == (0, 0), "the origin doesn't show what of it is used"
+    write(tmp_path, {"sys/class/drm/card1/device/mem_info_vram_used": f"{96 * MIB}\n"})
+    assert observe_set_aside(tmp_path) == (4096 * MIB, 4000 * MIB)
+    card = "sys/class/drm/card7/device"
+    other = {"vendor": "0x1002\n", "uevent": "PCI_SLOT_NAME=0000:03:00.0\n", "mem_info_vram_total": "25753026560\n"}
+    write(tmp_path, {f"{card}/{name}": content for name, content in other.items()})
+    assert observe_set_aside(tmp_path) == (0, 0), "which of the two is listed can't be told"
 
 
 def test_amd_devices_are_read_by_their_address(tmp_path: Path) -> None:
@@ -138,6 +145,15 @@ def test_facts_of_this_machine_are_whole(tmp_path: Path) -> None:
     readings = facts.observe_readings()
     assert readings[0].available_bytes <= found.pools[0].total_bytes
     assert readings[1] == PoolReading(name="CUDA0", available_bytes=5)
+    assert facts.observe_shared_devices() == frozenset()
+
+
+def test_device_that_fills_the_hosts_memory_has_no_pool_and_no_reading(tmp_path: Path) -> None:
+    device = EngineDevice("ROCm0", "AMD Radeon Graphics", Compute.ROCM, "Host", 8, 5)
+    facts = MachineFacts(tmp_path, lambda: (device,))
+    assert [pool.name for pool in asyncio.run(facts.observe_facts()).pools] == ["Host"]
+    assert [reading.name for reading in facts.observe_readings()] == ["Host"]
+    assert facts.observe_shared_devices() == {"ROCm0"}
 
 
 @pytest.mark.parametrize("content", ["", "\0\0\0", "max max max", "-1 0"])

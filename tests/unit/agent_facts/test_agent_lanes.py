@@ -112,6 +112,32 @@ def test_a_card_is_not_taken_for_a_chips_graphics(name: str) -> None:
     assert device.pool == "ROCm0"
 
 
+@pytest.mark.parametrize(
+    ("total_mib", "set_aside_mib", "pool", "pool_mib"),
+    [
+        (120000, 4096, "Host", 120000),
+        (131072, 512, "Host", 131072),
+        (98304, 98304, "ROCm0", 98304),
+        (65536, 65536, "ROCm0", 65536),
+        (512, 512, "ROCm0", 512),
+        (100000, 65536, "ROCm0", 65536),
+    ],
+    ids=["as it comes", "all of it by the kernel", "96 of 128", "64 of 128", "an old kernel", "what is beyond it"],
+)
+def test_what_the_firmware_set_aside_for_graphics_is_a_pool_of_its_own(
+    total_mib: int, set_aside_mib: int, pool: str, pool_mib: int
+) -> None:
+    listed = read_output("list-devices-strix-halo-rocm.txt").replace("(120000 MiB", f"({total_mib} MiB")
+    (device,) = parse_devices(listed, (set_aside_mib * MIB, 100 * MIB))
+    assert (device.pool, device.total_bytes) == (pool, pool_mib * MIB)
+    assert device.available_bytes == (124704 if pool == "Host" else 100) * MIB
+
+
+def test_what_amds_driver_set_aside_makes_no_pool_of_another_makers_device() -> None:
+    (device,) = parse_devices(read_output("list-devices-gb10.txt"), (96 * 1024 * MIB, 0))
+    assert device.pool == "Host"
+
+
 def test_vulkan_on_strix_halo_is_told_to_share_the_hosts_memory() -> None:
     """The list that follows is ours, for neither origin shows it."""
     listed = "Available devices:\n" + "".join(f"  Vulkan{n}: x (65000 MiB, 64000 MiB free)\n" for n in (0, 1))

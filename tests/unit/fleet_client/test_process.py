@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from covey_fleet_client.process import ENOUGH_FILES, start_logging
+from covey_fleet_client.process import ENOUGH_FILES, MACOS_FILES, raise_file_limit, start_logging
 
 START = (
     "import resource; from covey_fleet_client.process import raise_file_limit, start_logging; "
@@ -36,3 +36,27 @@ def test_as_many_files_as_may_be_are_opened_and_too_few_are_told_once(hard: int)
     told = [line for line in done.stderr.splitlines() if "may open 1000 files" in line and "LimitNOFILE" in line]
     assert len(told) == (1 if hard < ENOUGH_FILES else 0)
     assert len(done.stderr.splitlines()) == len(told)
+
+
+def test_where_no_limit_is_refused_as_a_limit_the_most_that_is_granted_is_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As macOS does with its usual hard limit."""
+    unlimited = 2**63 - 1
+    limits = [(256, unlimited)]
+
+    def grant(which: int, wished: tuple[int, int]) -> None:
+        assert which == resource.RLIMIT_NOFILE
+        if wished[0] > MACOS_FILES:
+            raise ValueError("current limit exceeds maximum limit")
+        limits.append(wished)
+
+    def tell(which: int) -> tuple[int, int]:
+        assert which == resource.RLIMIT_NOFILE
+        return limits[-1]
+
+    monkeypatch.setattr(resource, "getrlimit", tell)
+    monkeypatch.setattr(resource, "setrlimit", grant)
+    raise_file_limit()
+    assert limits[-1] == (MACOS_FILES, unlimited)
+    assert caplog.records == []

@@ -13,12 +13,12 @@ def test_check_is_silent_when_every_pool_has_room() -> None:
         Costs(pool="Gpu", weights_bytes=50),
         Costs(pool="Host", floor_bytes=1),
     )
-    assert check_costs(costs, {"Host": 101, "Gpu": 50}) == ""
+    assert check_costs(costs, {"Host": 101, "Gpu": 50}, {}, ()) == ""
 
 
 def test_check_names_each_short_pool_in_bytes() -> None:
     costs = (Costs(pool="Gpu", weights_bytes=50), Costs(pool="Host", weights_bytes=2**30, kv_cache_bytes=2**20))
-    assert check_costs(costs, {"Host": 2**30, "Gpu": 49}) == (
+    assert check_costs(costs, {"Host": 2**30, "Gpu": 49}, {}, ()) == (
         "pool 'Gpu' must have 50 B (50 bytes) free; got 49 B (49 bytes): 1 B (1 bytes) short; "
         "pool 'Host' must have 1.0 GiB (1074790400 bytes) free; got 1.0 GiB (1073741824 bytes): "
         "1.0 MiB (1048576 bytes) short"
@@ -26,12 +26,21 @@ def test_check_names_each_short_pool_in_bytes() -> None:
 
 
 def test_check_never_sums_pools_up() -> None:
-    assert "pool 'Gpu'" in check_costs((Costs(pool="Gpu", weights_bytes=50),), {"Host": 1000, "Gpu": 10})
+    assert "pool 'Gpu'" in check_costs((Costs(pool="Gpu", weights_bytes=50),), {"Host": 1000, "Gpu": 10}, {}, ())
 
 
 def test_pool_without_a_reading_refuses() -> None:
-    text = check_costs((Costs(pool="Gpu", weights_bytes=50),), {"Host": 1000})
+    text = check_costs((Costs(pool="Gpu", weights_bytes=50),), {"Host": 1000}, {}, ())
     assert text == "pool 'Gpu' has no reading, and 50 B (50 bytes) must be free in it"
+
+
+def test_stamp_in_the_pool_of_a_device_that_fills_the_hosts_memory_is_looked_for_there() -> None:
+    costs = (Costs(pool="ROCm0", weights_bytes=50), Costs(pool="Host", floor_bytes=10))
+    promised = {"ROCm0": 30, "Host": 5}
+    assert check_costs(costs, {"Host": 95}, promised, {"ROCm0"}) == ""
+    assert "pool 'Host' must have 60 B (60 bytes) free; got 59 B" in check_costs(
+        costs, {"Host": 94}, promised, {"ROCm0"}
+    )
 
 
 def test_options_leave_nothing_to_the_engine() -> None:

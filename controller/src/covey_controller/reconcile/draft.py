@@ -23,6 +23,7 @@ from covey_planner.choice import Roster
 from covey_planner.types import Chosen, Decision
 
 from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance, reservations, view_node
+from covey_controller.reconcile.holding import held_bytes
 from covey_controller.reconcile.outcomes import Action, CreateInstance, DeleteObject, Note, StatusWrite, UpdateInstance
 from covey_controller.reconcile.world import (
     ArtifactKey,
@@ -241,9 +242,12 @@ class Draft:
 
     def _reserve(self, instance: Instance, sign: int) -> None:
         """Count what an Instance holds, or count it no more."""
-        for member in instance.spec.members:
-            pools = dict.fromkeys(costs.pool for costs in member.costs)
-            self._hold(member.node, {pool: sign * member.bytes_in(pool) for pool in pools})
+        if self._roster is None:
+            return
+        for node in dict.fromkeys(member.node for member in instance.spec.members):
+            if (view := self._roster.view(node)) is not None:
+                held = held_bytes(view, instance.spec)
+                self._hold(node, {pool: sign * count for pool, count in held.items()})
 
     def _hold(self, node: str, taken: Mapping[str, int]) -> None:
         view = self._roster.view(node) if self._roster is not None else None

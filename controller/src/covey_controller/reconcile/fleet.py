@@ -5,7 +5,7 @@ paused or has just begun never mistakes its own absence for the death of a node.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance, MemberPhase
@@ -14,6 +14,7 @@ from covey_api.node import Node, NodeSpec
 from covey_api.units import parse_quantity
 from covey_planner.types import NodeState, NodeView, Pool
 
+from covey_controller.reconcile.holding import held_bytes
 from covey_controller.reconcile.world import AgentView, GatewayView
 
 # A stream that is opened again within this (a renewed certificate, a restarted reader) was not broken.
@@ -195,17 +196,16 @@ def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
     facts = (report.facts if report else None) or (stored.facts if stored else None)
     lanes = report.lanes if report and report.lanes is not None else (stored.lanes if stored else ())
     reserve = parse_quantity((sight.node.spec if sight.node else NodeSpec()).reserve.memory)
-    members = [m for holder in holders for m in holder.spec.members if m.node == sight.name]
     pools = tuple(
         Pool(
             name=pool.name,
             total_bytes=pool.total_bytes,
             reserve_bytes=reserve if pool.name == HOST_POOL else 0,
-            reserved_bytes=sum(member.bytes_in(pool.name) for member in members),
+            reserved_bytes=0,
         )
         for pool in (facts.pools if facts else ())
     )
-    return NodeView(
+    view = NodeView(
         name=sight.name,
         state=sight.state,
         schedulable=sight.node is None or is_schedulable(sight.node),
@@ -216,6 +216,11 @@ def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
         cached=frozenset(report.blobs or ()) if report else frozenset(),
         taints=sight.node.spec.taints if sight.node else (),
     )
+    held: dict[str, int] = {}
+    for holder in holders:
+        for pool, count in held_bytes(view, holder.spec).items():
+            held[pool] = held.get(pool, 0) + count
+    return replace(view, pools=tuple(replace(pool, reserved_bytes=held.get(pool.name, 0)) for pool in pools))
 
 
 def is_schedulable(node: Node) -> bool:

@@ -26,6 +26,7 @@ from covey_planner.types import Barred, Chosen, Decision, Wish
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.failures import barred_of, due_at, fault_of
 from covey_controller.reconcile.fleet import Sight
+from covey_controller.reconcile.holding import held_bytes
 from covey_controller.reconcile.making import InstanceMaker
 from covey_controller.reconcile.world import Spot
 
@@ -98,10 +99,12 @@ def _not_due(maker: InstanceMaker, wish: Wish) -> frozenset[Barred]:
 
 def _has_room(roster: Roster, spec: InstanceSpec) -> bool:
     """Whether what was stamped is there, by totals and reservations."""
-    for member in spec.members:
-        view = roster.view(member.node)
-        free = {pool.name: pool.unreserved_bytes for pool in view.pools} if view else {}
-        if any(member.bytes_in(costs.pool) > free.get(costs.pool, 0) for costs in member.costs):
+    for node in dict.fromkeys(member.node for member in spec.members):
+        view = roster.view(node)
+        if view is None:
+            return False
+        free = {pool.name: pool.unreserved_bytes for pool in view.pools}
+        if any(count > free.get(pool, 0) for pool, count in held_bytes(view, spec).items()):
             return False
     return True
 

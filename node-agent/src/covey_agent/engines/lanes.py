@@ -48,13 +48,18 @@ class EngineDevice:
     available_bytes: int
 
 
-def parse_devices(text: str) -> tuple[EngineDevice, ...]:
+def parse_devices(text: str, set_aside: tuple[int, int] = (0, 0)) -> tuple[EngineDevice, ...]:
     """Devices in the output of `--list-devices` that have memory and an own compute.
 
+    `set_aside`: total and free of what the firmware took from the host's memory for a processor's AMD graphics, as the
+    kernel counts it. Of a device on the chip the engine lists the host's free memory.
+
     1. Vulkan on a device that shares the host's memory (`uma: 1`): left out, as slow as the CPU or slower there.
-    2. Metal, CUDA and ROCm on such a device: its pool is the host's. Where the same compute has a card with memory of
-       its own it is left out: an engine without `-dev` would take both.
-    3. Everything else: a pool of its own.
+    2. ROCm on such a device, where most of what it fills was set aside for it: that is a pool of its own, for the host
+       doesn't have it.
+    3. Metal, CUDA and ROCm else: its pool is the host's. Where the same compute has a pool of its own it is left out:
+       an engine without `-dev` would take both.
+    4. Everything else: a pool of its own.
     """
     unified = {f"Vulkan{number}" for number in _UNIFIED.findall(text)}
     architectures = {f"ROCm{number}": name for number, name in _ROCM_ARCHITECTURE.findall(text)}
@@ -63,8 +68,13 @@ def parse_devices(text: str) -> tuple[EngineDevice, ...]:
         name, compute = f"{prefix}{number}", _COMPUTES.get(prefix)
         if compute is None or int(total) == 0 or name in unified or _SOFTWARE.search(description):
             continue
-        pool = HOST_POOL if _is_of_host(compute, description, architectures.get(name, "")) else name
-        found.append(EngineDevice(name, description, compute, pool, int(total) * _MIB, int(free) * _MIB))
+        pool, total_bytes, free_bytes = name, int(total) * _MIB, int(free) * _MIB
+        if _is_of_host(compute, description, architectures.get(name, "")):
+            if compute is Compute.ROCM and 2 * set_aside[0] > total_bytes:
+                total_bytes, free_bytes = min(total_bytes, set_aside[0]), set_aside[1]
+            else:
+                pool = HOST_POOL
+        found.append(EngineDevice(name, description, compute, pool, total_bytes, free_bytes))
     carded = {device.compute for device in found if device.pool != HOST_POOL}
     return tuple(device for device in found if device.pool != HOST_POOL or device.compute not in carded)
 

@@ -35,6 +35,7 @@ from covey_agent.engines.source import (
     parse_version,
     unusable,
 )
+from covey_agent.facts.devices import observe_set_aside
 from covey_agent.ports import EngineProgram, OnTransfer
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ _VERSION_SECONDS = 10.0
 # Devices are listed again for their free memory, and what hung is asked again.
 _DEVICES_SECONDS = 30.0
 _SILENCE_SECONDS = 300.0
+_ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +133,12 @@ class LlamaServerSource:
                 for option in ("--version", "--list-devices")
             )
         listed, said = devices.result(), version.result()
+        set_aside = await asyncio.to_thread(observe_set_aside, _ROOT)
         if listed is None:
             logger.warning("%s did not list its devices within %.0f s: the CPU lane only", program.path, _PROBE_SECONDS)
         seen = _Seen(
             version=parse_version(said.text) if said else "",
-            devices=parse_devices(listed.text) if listed and listed.status == 0 else (),
+            devices=parse_devices(listed.text, set_aside) if listed and listed.status == 0 else (),
             is_silent=listed is None,
             at_seconds=now,
         )

@@ -82,7 +82,7 @@ async def _ask(http: httpx.AsyncClient, instance: Instance, port: int, key: str)
                 timeout=PROBE_SECONDS,
             )
     except httpx.ConnectError:
-        return f"nothing listens on its port {port}", True
+        return "nothing listens on its port", True
     except (httpx.TimeoutException, TimeoutError):
         return f"it took the smallest request, and gave no answer within {PROBE_SECONDS:.0f} s", False
     except httpx.HTTPError as error:

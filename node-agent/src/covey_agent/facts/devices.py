@@ -44,11 +44,7 @@ async def observe_nvidia(program: str | None) -> tuple[Device, ...]:
 def observe_amd(root: Path) -> tuple[Device, ...]:
     """AMD GPUs by PCI address, from the kernel's files below `root`."""
     found: list[Device] = []
-    for card in sorted((root / "sys/class/drm").glob("card[0-9]*")):
-        device = card / "device"
-        # `card0-DP-1` and its like are outputs, not cards.
-        if "-" in card.name or _read(device / "vendor") != _AMD_VENDOR:
-            continue
+    for device in _amd_folders(root):
         total = _read(device / "mem_info_vram_total")
         address = _pci_address(_read(device / "uevent"))
         if not address or not total.isdigit():
@@ -56,6 +52,24 @@ def observe_amd(root: Path) -> tuple[Device, ...]:
         name = _read(device / "product_name") or f"AMD GPU {_read(device / 'device')}"
         found.append(Device(id=f"pci-{address}"[:128], name=name[:128], compute=Compute.ROCM, total_bytes=int(total)))
     return tuple(found[:_MAX_DEVICES])
+
+
+def observe_set_aside(root: Path) -> tuple[int, int]:
+    """(total, free) bytes that belong to the machine's only AMD GPU: a card's memory, or what the firmware set aside
+    for a processor's graphics. Zeros: there is none, or several, and nobody can tell which of them an engine lists."""
+    folders = _amd_folders(root)
+    if len(folders) != 1:
+        return 0, 0
+    total, used = (_read(folders[0] / f"mem_info_vram_{what}") for what in ("total", "used"))
+    if not total.isdigit() or not used.isdigit():
+        return 0, 0
+    return int(total), max(0, int(total) - int(used))
+
+
+def _amd_folders(root: Path) -> list[Path]:
+    """`card0-DP-1` and its like are outputs, not cards."""
+    cards = sorted((root / "sys/class/drm").glob("card[0-9]*"))
+    return [card / "device" for card in cards if "-" not in card.name and _read(card / "device/vendor") == _AMD_VENDOR]
 
 
 def _pci_address(uevent: str) -> str:

@@ -55,6 +55,9 @@ class MachineFacts:
             ),
         )
 
+    def observe_shared_devices(self) -> frozenset[str]:
+        return frozenset(device.name for device in self._engine_devices() if device.pool == HOST_POOL)
+
     def observe_used_bytes(self, pid: int) -> int:
         return self._usage.observe_used_bytes(pid)
 
