@@ -7,6 +7,7 @@ what is new since the one before of the same boot (ADR 40).
 import secrets
 from collections.abc import Callable
 
+from covey_api.access_key import MAX_TOTAL
 from covey_api.messages import KeySpent, KeyUsage
 
 from covey_gateway.records import Record
@@ -75,15 +76,15 @@ class Accounts:
         limits = self._limits.get(record.key, NO_LIMITS)
         self._quota(record.key).charge(limits, cost.total, self._clock(), self._wall())
         before = self._usage.get(hash_) or KeyUsage(hash=hash_)
-        self._usage[hash_] = before.model_copy(
-            update={
-                "requests": before.requests + 1,
-                "estimated_requests": before.estimated_requests + cost.is_estimated,
-                "prompt_tokens": before.prompt_tokens + cost.prompt,
-                "cached_tokens": before.cached_tokens + cost.cached,
-                "completion_tokens": before.completion_tokens + cost.completion,
-            }
-        )
+        found = {
+            "requests": before.requests + 1,
+            "estimated_requests": before.estimated_requests + cost.is_estimated,
+            "prompt_tokens": before.prompt_tokens + cost.prompt,
+            "cached_tokens": before.cached_tokens + cost.cached,
+            "completion_tokens": before.completion_tokens + cost.completion,
+        }
+        # One that stands still at the most is better than a report that the controller must refuse from then on.
+        self._usage[hash_] = before.model_copy(update={name: min(MAX_TOTAL, count) for name, count in found.items()})
 
     def allowances(self, key: str) -> tuple[Allowance | None, Allowance | None]:
         """Of requests and tokens of the minute."""

@@ -58,6 +58,14 @@ def test_a_day_begins_with_what_is_used_on_it() -> None:
     assert (status.day, status.today, status.total) == ("2026-01-02", counts(2), counts(5))
 
 
+def test_a_sum_stands_still_at_the_most_that_a_status_holds_and_its_day_goes_on() -> None:
+    most = KeyUsage(hash=HASH, prompt_tokens=2**53 - 1)
+    status = add_reports(KeyUsageStatus(), HASH, {"g/1": {HASH: most}, "g/2": {HASH: most}}, NOON)
+    assert status.total.prompt_tokens == status.today.prompt_tokens == 2**53 - 1
+    more = {"g/3": {HASH: KeyUsage(hash=HASH, prompt_tokens=5)}}
+    assert add_reports(status, HASH, more, NEXT_DAY).today.prompt_tokens == 5
+
+
 def test_boots_that_are_remembered_are_bounded_and_those_that_are_here_are_all_kept() -> None:
     status = KeyUsageStatus()
     for number in range(3 * MAX_COUNTED):

@@ -1,7 +1,7 @@
 """Usage and limits of keys at one gateway, over tables and reports."""
 
 import pytest
-from covey_api.messages import ClientKey, KeySpent
+from covey_api.messages import ClientKey, Demand, KeySpent
 from covey_gateway import accounts
 from covey_gateway.accounts import Accounts
 from covey_gateway.records import Record
@@ -91,6 +91,15 @@ def test_the_fleets_word_counts_what_was_reported_and_not_what_came_since() -> N
     refused = found.begin("default/a")
     assert refused is not None
     assert (refused.limit, refused.retry_after_seconds) == ("tokensPerDay", DAY_SECONDS // 2)
+
+
+def test_what_a_key_came_to_never_goes_beyond_what_a_report_may_say() -> None:
+    found = made(table("a"))
+    for _ in range(2):
+        use(found, "a", 2**53 - 1)
+    (told,) = found.observe_usage()
+    assert told.prompt_tokens == 2**53 - 1
+    Demand.model_validate_json(Demand(gateway="g", address="", usage=(told,)).model_dump_json())
 
 
 def test_a_report_is_bounded_and_the_rest_comes_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from covey_gateway.wire.metering import Cost, Meter, drop_usage
+from covey_gateway.wire.metering import MAX_FIGURE, Cost, Meter, drop_usage
 from covey_gateway.wire.request import Call
 
 
@@ -69,6 +69,20 @@ def test_what_no_engine_took_costs_nothing() -> None:
 @pytest.mark.parametrize("odd", [b'data: {"prompt_tokens"\n\n', event(usage=usage(1, 2) | {"prompt_tokens": "x"})])
 def test_figures_that_are_none_are_left_to_who_tells_the_answer(odd: bytes) -> None:
     assert metered(odd).is_estimated
+
+
+@pytest.mark.parametrize("figure", [-5, MAX_FIGURE + 1, 2**53 - 1, 2**80])
+def test_figures_that_no_answer_has_are_none(figure: int) -> None:
+    estimate = Cost(99, 0, 0, is_estimated=True)
+    assert metered(event(usage=usage(figure, 3))) == estimate
+    assert metered(event(usage=usage(7, figure))) == estimate
+    assert metered(event(timings=timings(0, 31, figure))) == estimate
+    assert metered(event(prompt_progress={"total": figure, "cache": 0})) == estimate
+
+
+@pytest.mark.parametrize(("told", "cached"), [(-1, 0), (2**53, 7)])
+def test_no_more_of_a_prompt_is_cached_than_it_has(told: int, cached: int) -> None:
+    assert metered(event(usage=usage(7, 3, prompt_tokens_details={"cached_tokens": told}))) == Cost(7, cached, 3)
 
 
 def test_words_of_an_answer_are_no_figures() -> None:

@@ -8,7 +8,7 @@ prompts of as many bytes were, its output as many tokens as events, and it is an
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,12 +21,15 @@ _MARKS = (b'"prompt_tokens"', b'"predicted_n"', _PROGRESS)
 _LAST_PIECES = 6
 # Where an engine says how long the prompt is.
 _FIRST_LINES = 4
+# More than any window a thousand times over: an engine that tells more, or less than nothing, told no figures.
+MAX_FIGURE = 10**9
+_Figure = Annotated[int, msgspec.Meta(ge=0, le=MAX_FIGURE)]
 
 
 class _Timings(msgspec.Struct):
-    cache_n: int = 0
-    prompt_n: int = 0
-    predicted_n: int = 0
+    cache_n: _Figure = 0
+    prompt_n: _Figure = 0
+    predicted_n: _Figure = 0
 
 
 class _Cached(msgspec.Struct):
@@ -34,14 +37,14 @@ class _Cached(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: _Figure = 0
+    completion_tokens: _Figure = 0
     prompt_tokens_details: _Cached | None = None
 
 
 class _Progress(msgspec.Struct):
-    total: int = 0
-    cache: int = 0
+    total: _Figure = 0
+    cache: _Figure = 0
 
 
 class _Figures(msgspec.Struct):
@@ -106,7 +109,7 @@ class Meter:
         try:
             found = _FIGURES.decode(content)
         except (msgspec.DecodeError, RecursionError):
-            return  # whoever tells the answer says what is wrong with it
+            return  # whoever tells the answer says what is wrong with it; figures out of bounds count as none
         if found.timings is not None:
             self._timings = [*(self._timings or ()), found.timings]
         elif found.usage is not None:
@@ -124,7 +127,7 @@ class Meter:
             return self._sum_timings(self._timings)
         if (usage := self._usage) is not None:
             cached = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
-            return Cost(usage.prompt_tokens, cached, usage.completion_tokens)
+            return Cost(usage.prompt_tokens, max(0, min(cached, usage.prompt_tokens)), usage.completion_tokens)
         if not self.has_begun:
             return NO_COST
         # The first event of a chat has the role alone.
