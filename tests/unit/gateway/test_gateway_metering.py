@@ -43,6 +43,40 @@ def test_the_engines_own_figures_count(events: tuple[bytes, ...], cost: Cost) ->
     assert metered(event(choices=[{"delta": {"content": "x"}}]), *events, b"data: [DONE]\n\n") == cost
 
 
+def told_so_far(index: int, *, end: str | None = None, **fields: object) -> bytes:
+    """As llama-server does for `timings_per_token`."""
+    return event(choices=[{"index": index, "finish_reason": end, "delta": {}}], **fields)
+
+
+@pytest.mark.parametrize("ends_with_usage", [False, True])
+@pytest.mark.parametrize("is_single", [False, True])
+def test_figures_that_are_told_with_each_token_count_once(is_single: bool, ends_with_usage: bool) -> None:
+    running = [told_so_far(0, timings=timings(0, 31, number)) for number in range(1, 51)]
+    if ends_with_usage:
+        end = told_so_far(0, end="stop") + event(timings=timings(0, 31, 50), usage=usage(31, 50))
+    else:
+        end = told_so_far(0, end="stop", timings=timings(0, 31, 50))
+    assert metered(*running, end, is_single=is_single) == Cost(31, 0, 50)
+    assert metered(*running, is_single=is_single) == Cost(31, 0, 50, is_estimated=True)
+
+
+@pytest.mark.parametrize("ends_with_usage", [False, True])
+def test_figures_that_are_told_with_each_token_count_once_for_each_choice(ends_with_usage: bool) -> None:
+    lengths = (20, 35)
+    running = [
+        told_so_far(index, timings=timings(0, 31, number))
+        for number in range(1, 36)
+        for index, length in enumerate(lengths)
+        if number <= length
+    ]
+    if ends_with_usage:
+        ends = [told_so_far(0, end="stop") + event(timings=timings(0, 31, length)) for length in lengths]
+    else:
+        ends = [told_so_far(index, end="stop", timings=timings(0, 31, lengths[index])) for index in (0, 1)]
+    assert metered(*running[:40], ends[0], *running[40:], ends[1], is_single=False) == Cost(31, 0, 55)
+    assert metered(*running, ends[0], is_single=False) == Cost(31, 0, 55, is_estimated=True)
+
+
 def test_several_prompts_are_each_counted_once_however_many_answers_follow() -> None:
     events = [event(timings=timings(0, prompt, 2)) for prompt in (3, 3, 5, 5)]
     assert metered(*events, call=Call.COMPLETION, n=2, is_single=False) == Cost(8, 0, 8)
