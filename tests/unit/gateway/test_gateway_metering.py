@@ -100,6 +100,13 @@ def test_what_no_engine_took_costs_nothing() -> None:
     assert Meter(Call.CHAT).cost(99) == Cost()
 
 
+def test_tokens_that_are_only_counted_cost_nothing() -> None:
+    meter = Meter(Call.COUNT)
+    meter.has_begun = True
+    meter.read(b'{"input_tokens":1234}')
+    assert meter.cost(99) == Cost()
+
+
 @pytest.mark.parametrize("odd", [b'data: {"prompt_tokens"\n\n', event(usage=usage(1, 2) | {"prompt_tokens": "x"})])
 def test_figures_that_are_none_are_left_to_who_tells_the_answer(odd: bytes) -> None:
     assert metered(odd).is_estimated

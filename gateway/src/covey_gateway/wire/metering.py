@@ -154,6 +154,8 @@ class Meter:
 
     def cost(self, estimated_prompt: int) -> Cost:
         """`estimated_prompt`: what the prompt has, where the engine didn't tell."""
+        if self._call is Call.COUNT:
+            return NO_COST  # nothing is read or generated: a tokenizer answers
         if self._is_single:
             for events in self._last:
                 self._read_events(events)
