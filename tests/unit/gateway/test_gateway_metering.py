@@ -21,7 +21,7 @@ def timings(cached: int, read: int, written: int) -> dict[str, object]:
 
 def metered(*events: bytes, call: Call = Call.CHAT, n: int = 1, is_single: bool = True) -> Cost:
     meter = Meter(call, n, is_single=is_single)
-    meter.has_begun = True
+    meter.begin(window_tokens=None)
     for each in events:
         meter.count(each)
     return meter.cost(99)
@@ -100,9 +100,16 @@ def test_what_no_engine_took_costs_nothing() -> None:
     assert Meter(Call.CHAT).cost(99) == Cost()
 
 
+def test_what_was_sent_costs_its_prompt_and_that_of_a_chat_no_more_than_the_window() -> None:
+    for window, call, prompt in ((None, Call.CHAT, 99), (50, Call.CHAT, 50), (50, Call.EMBEDDING, 99)):
+        meter = Meter(call)
+        meter.begin(window)
+        assert meter.cost(99) == Cost(prompt, 0, 0, is_estimated=True)
+
+
 def test_tokens_that_are_only_counted_cost_nothing() -> None:
     meter = Meter(Call.COUNT)
-    meter.has_begun = True
+    meter.begin(window_tokens=None)
     meter.read(b'{"input_tokens":1234}')
     assert meter.cost(99) == Cost()
 

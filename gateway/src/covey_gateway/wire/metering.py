@@ -3,8 +3,8 @@
 Figures end a stream, so of one with a single choice its last pieces are kept and read when it is over; looking
 through each would cost a tenth of what a chunk costs. llama-server ends each choice with `timings`, and tells them of a
 choice so far in each chunk where `timings_per_token` asks for it: these count only until the choice ends. Others tell
-`usage`, once or again and again, the last one whole. An answer that broke off has neither: its prompt is as long as
-prompts of as many bytes were, its output as many tokens as events, and it is an estimate.
+`usage`, once or again and again, the last one whole. An answer that broke off, also before its first byte, has neither:
+its prompt is as long as prompts of as many bytes were, its output as many tokens as events, and it is an estimate.
 """
 
 from collections import deque
@@ -95,13 +95,18 @@ class Meter:
         "_n",
         "_running",
         "_usage",
+        "_window_tokens",
         "has_begun",
+        "has_reached",
     )
 
     def __init__(self, call: Call, n: int = 1, *, is_single: bool = True) -> None:
         """`is_single`: one prompt, one answer; else figures may come anywhere in a stream."""
         self.has_begun = False
-        """Whether an engine took it, and so read its prompt."""
+        """Whether an engine reads its prompt, or did."""
+        self.has_reached = False
+        """Whether an engine has it, or refused it."""
+        self._window_tokens: int | None = None
         self._call = call
         self._n = max(1, n)
         self._is_single = is_single
@@ -112,6 +117,11 @@ class Meter:
         """Of choices that haven't ended, as far as they were told last."""
         self._usage: _Usage | None = None
         self._counted: _Progress | None = None
+
+    def begin(self, window_tokens: int | None) -> None:
+        """An engine with this window was sent it: who leaves before a byte of the answer has kept it busy as well."""
+        self.has_begun = self.has_reached = True
+        self._window_tokens = window_tokens
 
     def count(self, events: bytes) -> None:
         """Whole events, as the engine wrote them."""
@@ -171,6 +181,8 @@ class Meter:
         output = max(0, self._lines // 2 - (1 if self._call is Call.CHAT else 0))
         if self._counted is not None:
             return Cost(self._counted.total, self._counted.cache, output, is_estimated=True)
+        if self._call is Call.CHAT and self._window_tokens:  # an image's bytes are no tokens
+            estimated_prompt = min(estimated_prompt, self._window_tokens)
         return Cost(estimated_prompt, 0, output, is_estimated=True)
 
     def _sum_timings(self, timings: list[_Timings], *, is_estimated: bool) -> Cost:
