@@ -13,9 +13,8 @@ from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.world import Reported, Spending
 
 WRITE_SECONDS = 60
-# Boots whose count is remembered though their gateway isn't here: a leader that has just begun hears them again.
-MAX_COUNTED = 32
-# Those of gateways that are here; more than anybody runs.
+# Boots that one key's status remembers; more than anybody runs gateways. First all that are reported, then those that
+# were most lately: a leader that has just begun hears of those in a moment, and one that was forgotten counts twice.
 MAX_BOOTS = 64
 _FIELDS = tuple(KeyCounts.model_fields)
 _EPOCH = date(1970, 1, 1)
@@ -44,19 +43,19 @@ def add_reports(stored: KeyUsageStatus, hash_: str, reported: Reported, timestam
     total, today = stored.total, stored.today if stored.day == day else KeyCounts()
     present: list[CountedBoot] = []
     is_more = False
-    for boot, usages in sorted(reported.items())[:MAX_BOOTS]:
-        if (found := usages.get(hash_)) is None:
-            continue
+    here = {boot: found for boot, usages in reported.items() if (found := usages.get(hash_)) is not None}
+    # One that was counted goes on to be, however many there are: it would count twice when it came back.
+    for boot in sorted(here, key=lambda boot: (boot not in known, boot))[:MAX_BOOTS]:
+        found = here[boot]
         new = _less(found, known.get(boot, KeyCounts()))
         is_more = is_more or new != _NONE
         total, today = _plus(total, new), _plus(today, new)
         present.append(CountedBoot(boot=boot, **_values(found)))
     if not is_more:
         return stored
-    here = {each.boot for each in present}
     absent = [each for each in stored.counted if each.boot not in here]
-    kept = min(len(absent), MAX_COUNTED, MAX_BOOTS - len(present))
-    counted = (*absent[len(absent) - kept :], *present)
+    dropped = max(0, len(absent) + len(present) - MAX_BOOTS)
+    counted = (*absent[dropped:], *present)
     return KeyUsageStatus(total=total, day=day, today=today, counted_at=timestamp, counted=counted)
 
 
