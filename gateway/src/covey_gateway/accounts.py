@@ -49,8 +49,11 @@ class Accounts:
         }
         before, self._hashes = self._hashes, {name: f"sha256:{key.digest.hex()}" for name, key in keys.items()}
         for name, quota in list(self._quotas.items()):
-            if self._hashes.get(name) != before.get(name) and not quota.in_flight:
-                del self._quotas[name]
+            if self._hashes.get(name) == before.get(name):
+                continue
+            del self._quotas[name]
+            if quota.in_flight:  # they end under this name
+                self._quota(name).in_flight = quota.in_flight
         known = set(self._hashes.values())
         self._usage = {hash_: usage for hash_, usage in self._usage.items() if hash_ in known}
         self._told = {hash_: usage for hash_, usage in self._told.items() if hash_ in known}
@@ -66,7 +69,10 @@ class Accounts:
         return None if spent is None else refuse_spent(key, spent)
 
     def end(self, key: str) -> None:
-        self._quota(key).end()
+        quota = self._quota(key)
+        quota.end()
+        if not quota.in_flight and key not in self._hashes:
+            del self._quotas[key]
 
     def charge(self, record: Record) -> None:
         """What a request of a key came to. One of a key that was deleted meanwhile is nobody's."""

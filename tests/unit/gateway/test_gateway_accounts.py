@@ -69,6 +69,19 @@ def test_what_a_deleted_key_still_had_under_way_is_nobodys() -> None:
     found.charge(Record("POST", "/", "r", 0.0, key="default/a", cost=Cost(5)))
     found.end("default/a")
     assert found.observe_usage() == ()
+    assert vars(found)["_quotas"] == {}, "keys come and go while the process runs"
+
+
+def test_a_key_that_was_made_anew_while_a_request_was_under_way_starts_from_nothing_but_that() -> None:
+    limits = {"requests_per_minute": 1, "concurrency": 1}
+    found = made(table("a", **limits))
+    assert found.begin("default/a") is None
+    found.apply_table(table("a", digit="2", **limits))
+    refused = found.begin("default/a")
+    assert refused is not None
+    assert refused.limit == "concurrency"
+    found.end("default/a")
+    assert found.begin("default/a") is None
 
 
 def test_the_share_of_the_last_run_holds_once_the_gateway_knows_its_name() -> None:
