@@ -73,10 +73,9 @@ def test_what_a_deleted_key_still_had_under_way_is_nobodys() -> None:
 
 
 def test_a_key_that_was_made_anew_while_a_request_was_under_way_starts_from_nothing_but_that() -> None:
-    limits = {"requests_per_minute": 1, "concurrency": 1}
-    found = made(table("a", **limits))
+    found = made(table("a", requests_per_minute=1, concurrency=1))
     assert found.begin("default/a") is None
-    found.apply_table(table("a", digit="2", **limits))
+    found.apply_table(table("a", digit="2", requests_per_minute=1, concurrency=1))
     refused = found.begin("default/a")
     assert refused is not None
     assert refused.limit == "concurrency"

@@ -9,6 +9,7 @@ import pytest
 from covey_gateway import exposition
 from covey_gateway.exposition import serve_figures
 from covey_gateway.figures import Figures
+from covey_gateway.limits import MAX_SCRAPES
 
 pytestmark = pytest.mark.anyio
 
@@ -58,10 +59,11 @@ async def test_who_asks_nothing_is_cut_off_and_so_is_a_head_without_end(monkeypa
 
 async def test_connections_are_bounded_and_those_that_end_make_room() -> None:
     async with serving() as port:
-        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(exposition.MAX_SCRAPES)]
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_SCRAPES)]
         assert await told(port, GET) == b""
         for _, writer in idle:
             writer.close()
+        answer = b""
         for _ in range(200):
             if answer := await told(port, GET):
                 break

@@ -45,7 +45,7 @@ def test_the_engines_own_figures_count(events: tuple[bytes, ...], cost: Cost) ->
 
 def told_so_far(index: int, *, end: str | None = None, **fields: object) -> bytes:
     """As llama-server does for `timings_per_token`."""
-    return event(choices=[{"index": index, "finish_reason": end, "delta": {}}], **fields)
+    return event(choices=[{"index": index, "finish_reason": end, "text": "x"}], **fields)
 
 
 @pytest.mark.parametrize("ends_with_usage", [False, True])
