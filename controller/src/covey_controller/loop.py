@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
+from covey_api.access_key import AccessKey
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import Status
@@ -222,6 +223,7 @@ class ReconcileLoop:
         self._require_lead(lease)
         now = asyncio.get_running_loop().time()
         self._top_up_ids()
+        self._board.usages.settle(each for each in objects if isinstance(each, AccessKey))
         world = self._observe(lease, self._aside.hide(objects, now))
         began = self._around.stopwatch()
         made = plan(world, now)

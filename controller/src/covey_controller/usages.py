@@ -2,9 +2,10 @@
 the day, which all gateways must know of sooner than a status is written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from covey_api.access_key import AccessKey, CountedBoot, KeyCounts
 from covey_api.messages import Demand, KeySpent, KeyUsage
 
 from covey_controller.reconcile.world import Reported, Spending
@@ -29,14 +30,33 @@ class Usages:
         if not demand.usage or not demand.boot:
             return
         boots = self._gateways.setdefault(gateway, _Gateway()).boots
-        merged = {**boots.pop(demand.boot, {}), **{usage.hash: usage for usage in demand.usage}}
-        if len(merged) <= MAX_KEYS:
-            boots[demand.boot] = merged
+        merged = dict(boots.pop(demand.boot, {}))
+        for usage in demand.usage:
+            if usage.hash in merged or len(merged) < MAX_KEYS:
+                merged[usage.hash] = usage
+        boots[demand.boot] = merged
         while len(boots) > MAX_BOOTS:
             del boots[next(iter(boots))]
 
     def forget(self, gateway: str) -> None:
         self._gateways.pop(gateway, None)
+
+    def settle(self, keys: Iterable[AccessKey]) -> None:
+        """Let go of what no sum needs any more. `keys`: all that there are, as they are stored.
+
+        1. Keys that are gone. 2. What a process that ended counted, once it is in the sums: it grows no more.
+        """
+        stored = {key.spec.hash: key.status.usage.counted for key in keys}
+        for name, gateway in self._gateways.items():
+            *ended, _ = gateway.boots
+            for boot, usages in list(gateway.boots.items()):
+                kept = usages if usages.keys() <= stored.keys() else {h: u for h, u in usages.items() if h in stored}
+                if boot in ended:
+                    kept = {h: u for h, u in kept.items() if not _is_counted(u, f"{name}/{boot}", stored[h])}
+                if kept or boot not in ended:
+                    gateway.boots[boot] = kept
+                else:
+                    del gateway.boots[boot]
 
     def observe(self) -> Reported:
         """A value: what is heard later doesn't change it. A gateway can't speak for another's boot."""
@@ -58,3 +78,8 @@ class Usages:
             for hash_, each in sorted(self._spending.items())
         ]
         return tuple(each for each in found if each.tokens)
+
+
+def _is_counted(usage: KeyUsage, boot: str, counted: Iterable[CountedBoot]) -> bool:
+    found = next((each for each in counted if each.boot == boot), KeyCounts())
+    return all(getattr(found, name) >= getattr(usage, name) for name in KeyCounts.model_fields)

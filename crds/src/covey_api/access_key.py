@@ -42,7 +42,8 @@ class AccessKeySpec(KeyLimits):
     """UTC, e.g. `2027-01-31T00:00:00Z`; refused from then on. When absent: never."""
 
 
-Total = Annotated[int, Field(ge=0, le=2**53 - 1)]
+MAX_TOTAL = 2**53 - 1
+Total = Annotated[int, Field(ge=0, le=MAX_TOTAL)]
 
 
 class KeyCounts(Message):

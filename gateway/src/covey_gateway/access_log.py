@@ -30,9 +30,13 @@ MAX_FILE_BYTES = 128 * 1024 * 1024
 WRITE_SECONDS = 0.25
 # How long a reader of standard output may take nothing.
 STUCK_SECONDS = 1
+# How long what is pending may take when the gateway ends.
+END_SECONDS = 3
 
 _log = logging.getLogger(__name__)
 _ENCODE = msgspec.json.Encoder().encode_into
+# In no other line: a quote in a text is escaped.
+_DROPPED = b',"dropped":'
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
@@ -70,9 +74,12 @@ class AccessLog:
         self._file: int | None = None
         self._pending = bytearray()
         self._line = bytearray()
-        self._pending_lines = 0
         self._told = 0
         """Lines that a pending one calls dropped."""
+        self._is_torn = False
+        """Whether what was written last is a line's beginning."""
+        self._writing: asyncio.Future[None] | None = None
+        self._ends_at: float | None = None
         self._untold = 0
         self._is_due = asyncio.Event()
         self._second = (0, "")
@@ -80,6 +87,7 @@ class AccessLog:
 
     def open(self) -> None:
         """OSError where it can't be written to."""
+        self._is_torn = False
         if self._path is None:
             self._file = sys.stdout.fileno()
         else:
@@ -91,12 +99,11 @@ class AccessLog:
             self._untold += 1
             return
         if self._untold:
-            self._pending += b'{"time":"%b","dropped":%d}\n' % (self._now().encode(), self._untold)
+            self._pending += b'{"time":"%b"%b%d}\n' % (self._now().encode(), _DROPPED, self._untold)
             self._untold, self._told = 0, self._told + self._untold
         _ENCODE(self._render(record), self._line)
         self._pending += self._line
         self._pending += b"\n"
-        self._pending_lines += 1
         self._is_due.set()
 
     def _render(self, record: Record) -> _Line:
@@ -144,40 +151,57 @@ class AccessLog:
                 self._is_due.clear()
                 await self._flush()
         finally:
+            self._ends_at = time.monotonic() + END_SECONDS
+            if self._writing is not None:  # the thread goes on, whoever was cancelled: one writes at a time
+                await asyncio.wait((self._writing,))
+                self._writing.exception()
             with suppress(OSError):
                 self._write(bytes(self._pending))
 
     async def _flush(self) -> None:
         content, self._pending = bytes(self._pending), bytearray()
-        lines, self._pending_lines = self._pending_lines, 0
         told, self._told = self._told, 0
+        self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, content))
         try:
-            await asyncio.to_thread(self._write, content)
+            await asyncio.wait((self._writing,))
+            self._writing.result()
             self._refusal = ""
-        except OSError as error:
+        except _Lost as lost:
+            notices = lost.content.count(_DROPPED)
+            lines = lost.content.count(b"\n") - notices
             self.dropped += lines
-            self._untold += lines + told
-            words = error.strerror or str(error)
-            if words != self._refusal:  # once, not four times a second
-                _log.error("the access log can't be written, its lines are dropped: %s", words)
-            self._refusal = words
+            self._untold += lines + (told if notices else 0)
+            if lost.reason != self._refusal:  # once, not four times a second
+                _log.error("the access log can't be written, its lines are dropped: %s", lost.reason)
+            self._refusal = lost.reason
 
     def _write(self, content: bytes) -> None:
-        """On a thread, or at the end."""
+        """On a thread, or at the end; _Lost where not all of it was taken."""
         if not content:
             return
-        if self._path is not None:
-            self._follow_path(self._path)
-        if self._file is None:
-            return
-        left = memoryview(content)
-        writable = select.poll()
-        writable.register(self._file, select.POLLOUT)
-        while left:
-            # A pipe that polls as writable takes so many bytes without a wait; its reader may have stopped for good.
-            if not writable.poll(STUCK_SECONDS * 1000):
-                raise TimeoutError("nobody reads it")
-            left = left[os.write(self._file, left[: select.PIPE_BUF]) :]
+        taken = 0
+        try:
+            if self._path is not None:
+                self._follow_path(self._path)
+            if self._file is None:
+                return
+            if self._is_torn:
+                content = b"\n" + content
+            left = memoryview(content)
+            writable = select.poll()
+            writable.register(self._file, select.POLLOUT)
+            while taken < len(content):
+                # A pipe that polls as writable takes so many bytes without a wait; its reader may have stopped.
+                if not writable.poll(STUCK_SECONDS * 1000):
+                    raise TimeoutError("nobody reads it")
+                if self._ends_at is not None and time.monotonic() > self._ends_at:
+                    raise TimeoutError("it is read too slowly")
+                taken += os.write(self._file, left[taken : taken + select.PIPE_BUF])
+        except OSError as error:
+            raise _Lost(content[taken:].lstrip(b"\n"), error.strerror or str(error)) from None
+        finally:
+            if taken:
+                self._is_torn = content[taken - 1 : taken] != b"\n"
 
     def _follow_path(self, path: Path) -> None:
         """1. Somebody moved the file away: a new one. 2. It is full: it becomes the one before."""
@@ -197,6 +221,14 @@ class AccessLog:
         os.close(self._file)
         self._file = None
         self.open()
+
+
+class _Lost(OSError):
+    def __init__(self, content: bytes, reason: str) -> None:
+        super().__init__(reason)
+        self.content = content
+        """What wasn't written, whole lines but for the first one: its end, where it was cut."""
+        self.reason = reason
 
 
 def _milliseconds(seconds: float) -> float:

@@ -7,6 +7,7 @@ what is new since the one before of the same boot (ADR 40).
 import secrets
 from collections.abc import Callable
 
+from covey_api.access_key import MAX_TOTAL
 from covey_api.messages import KeySpent, KeyUsage
 
 from covey_gateway.records import Record
@@ -48,8 +49,11 @@ class Accounts:
         }
         before, self._hashes = self._hashes, {name: f"sha256:{key.digest.hex()}" for name, key in keys.items()}
         for name, quota in list(self._quotas.items()):
-            if self._hashes.get(name) != before.get(name) and not quota.in_flight:
-                del self._quotas[name]
+            if self._hashes.get(name) == before.get(name):
+                continue
+            del self._quotas[name]
+            if quota.in_flight:  # they end under this name
+                self._quota(name).in_flight = quota.in_flight
         known = set(self._hashes.values())
         self._usage = {hash_: usage for hash_, usage in self._usage.items() if hash_ in known}
         self._told = {hash_: usage for hash_, usage in self._told.items() if hash_ in known}
@@ -65,7 +69,10 @@ class Accounts:
         return None if spent is None else refuse_spent(key, spent)
 
     def end(self, key: str) -> None:
-        self._quota(key).end()
+        quota = self._quota(key)
+        quota.end()
+        if not quota.in_flight and key not in self._hashes:
+            del self._quotas[key]
 
     def charge(self, record: Record) -> None:
         """What a request of a key came to. One of a key that was deleted meanwhile is nobody's."""
@@ -75,15 +82,15 @@ class Accounts:
         limits = self._limits.get(record.key, NO_LIMITS)
         self._quota(record.key).charge(limits, cost.total, self._clock(), self._wall())
         before = self._usage.get(hash_) or KeyUsage(hash=hash_)
-        self._usage[hash_] = before.model_copy(
-            update={
-                "requests": before.requests + 1,
-                "estimated_requests": before.estimated_requests + cost.is_estimated,
-                "prompt_tokens": before.prompt_tokens + cost.prompt,
-                "cached_tokens": before.cached_tokens + cost.cached,
-                "completion_tokens": before.completion_tokens + cost.completion,
-            }
-        )
+        found = {
+            "requests": before.requests + 1,
+            "estimated_requests": before.estimated_requests + cost.is_estimated,
+            "prompt_tokens": before.prompt_tokens + cost.prompt,
+            "cached_tokens": before.cached_tokens + cost.cached,
+            "completion_tokens": before.completion_tokens + cost.completion,
+        }
+        # One that stands still at the most is better than a report that the controller must refuse from then on.
+        self._usage[hash_] = before.model_copy(update={name: min(MAX_TOTAL, count) for name, count in found.items()})
 
     def allowances(self, key: str) -> tuple[Allowance | None, Allowance | None]:
         """Of requests and tokens of the minute."""

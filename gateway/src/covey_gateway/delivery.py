@@ -97,10 +97,17 @@ class Delivery:
         self._is_over = True
         self._engines = None
         if self._connection is not None:
+            self._spare_unread()
             self._connection.abort()
             self._connection = None
         self._traffic.unfollow(self.target, self)
         self._traffic.release(self.target, refused=refused)
+
+    def _spare_unread(self) -> None:
+        """What left while it waited behind others was read by nobody."""
+        self._look_for_turn(self._pace.now())
+        if self.ask.request is not None and self._turn_at is None:
+            self.ask.meter.has_begun = False
 
     # What the connection tells.
 
@@ -117,6 +124,7 @@ class Delivery:
         content = render_request(request, self.ask.model.name, target.engine)
         head = render_engine_head(target.host, target.port, request.call, target.key, self._request_id, len(content))
         connection.send(self, head, content)
+        self.ask.meter.begin(target.context_tokens)
         if self._pace.is_stalled():
             connection.pause()
 
@@ -127,6 +135,8 @@ class Delivery:
 
     def on_engine_lost(self, reason: str) -> None:
         connection, self._connection = self._connection, None
+        if connection is None or not connection.has_answered:
+            self.ask.meter.has_begun = self.ask.meter.has_reached = False
         if connection is not None and connection.has_answered:
             self._fail(ApiError(502, ErrorCode.UPSTREAM_ENDED, f"the engine ended the answer early: {reason}"))
         elif connection is not None and connection.is_reused and self._engines is not None:

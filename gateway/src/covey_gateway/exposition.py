@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from covey_gateway.figures import Figures, Histogram, ModelFigures
+from covey_gateway.limits import MAX_SCRAPE_BYTES, MAX_SCRAPES, SCRAPE_SECONDS
 
 PATH = "/metrics"
 _PREFIX = "covey_gateway"
@@ -108,6 +109,34 @@ def render_figures(figures: Figures, accept: str) -> Response:
     return Response(encode(registry), headers={"content-type": media_type, "cache-control": "no-store"})
 
 
+class _Scrape(HttpToolsProtocol):
+    """One connection, one request, and an end: whoever reaches the port must not take the descriptors of clients."""
+
+    def __init__(self, config: Config, state: ServerState) -> None:
+        super().__init__(config, state, app_state={}, _loop=asyncio.get_running_loop())
+        self._bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > MAX_SCRAPES:
+            transport.abort()
+        else:
+            self._deadline = self.loop.call_later(SCRAPE_SECONDS, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self._bytes += len(data)
+        if self._bytes > MAX_SCRAPE_BYTES:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+
 async def serve_figures(bound: socket.socket, figures: Figures) -> asyncio.Server:
     """On a port of their own, without a login: whom the network lets through is not this process's to say."""
 
@@ -118,5 +147,5 @@ async def serve_figures(bound: socket.socket, figures: Figures) -> asyncio.Serve
     config = Config(app, lifespan="off", ws="none", log_config=None, access_log=False, server_header=False)
     config.load()
     state = ServerState()
-    loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: HttpToolsProtocol(config, state, app_state={}, _loop=loop), sock=bound)
+    state.default_headers = [(b"connection", b"close")]
+    return await asyncio.get_running_loop().create_server(lambda: _Scrape(config, state), sock=bound)

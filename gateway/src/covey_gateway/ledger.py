@@ -30,7 +30,7 @@ class Line(Protocol):
 
 
 class Ledger:
-    """`clock` is monotonic. `on_cost`: what the request of a key came to."""
+    """`clock` is monotonic. `on_cost`: what the request of a key came to that reached an engine."""
 
     def __init__(self, clock: Callable[[], float], on_cost: Callable[[Record], None]) -> None:
         self.figures = Figures()
@@ -56,7 +56,7 @@ class Ledger:
             found = record.request_bytes / cost.prompt
             is_first = name not in self._bytes_per_token
             self._bytes_per_token[name] = found if is_first else known + _WEIGHT * (found - known)
-        if record.key:
+        if record.key and meter.has_reached:
             self._on_cost(record)
 
     def _has_room(self) -> bool:

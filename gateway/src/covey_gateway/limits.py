@@ -8,8 +8,15 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_BODIES_BYTES = 256 * 1024 * 1024
 # With an engine's connection for each, 16,384 file descriptors: what any system lets one process have.
 MAX_CONNECTIONS = 8192
-# Descriptors that are no client's and no engine's: logs, the controller's connection, the event loop, files being read.
-RESERVED_FILES = 64
+# Connections to the port of `--metrics-listen`: some Prometheis and a person. Each asks once.
+MAX_SCRAPES = 32
+# From the connect to the answer's last byte; Prometheus gives up after 10 s.
+SCRAPE_SECONDS = 10.0
+# The whole request; browsers send cookies.
+MAX_SCRAPE_BYTES = 64 * 1024
+# Descriptors that are no client's and no engine's: logs, figures, the controller's connection, the event loop, files
+# being read.
+RESERVED_FILES = 64 + MAX_SCRAPES
 # Clients beyond the most that are being told so at a time; who comes on top of them is cut off.
 MAX_REFUSED = 32
 # How soon a connect is tried again for which the process had no descriptor left.

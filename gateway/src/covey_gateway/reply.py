@@ -59,8 +59,8 @@ def choose_reply(
     if status in (404, 405) and request.call is Call.COUNT:
         return _Failed(_no_count(model))
     if status != 200:
+        meter.has_begun = False
         return _EngineRefusal(status, retry_after_seconds, model)
-    meter.has_begun = True
     if request.call not in STREAMED:
         return _Whole(model, teller, meter)
     if not content_type.lower().startswith(b"text/event-stream"):

@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
-from covey_api.access_key import AccessKey, AccessKeySpec, KeyCounts, KeyUsageStatus
+import pytest
+from covey_api.access_key import AccessKey, AccessKeySpec, AccessKeyStatus, KeyCounts, KeyUsageStatus
 from covey_api.messages import Demand, KeyUsage
 from covey_api.meta import ObjectMeta
+from covey_controller import usages as module
 from covey_controller.reconcile.plan import plan
-from covey_controller.reconcile.usage import MAX_COUNTED, add_reports
+from covey_controller.reconcile.usage import MAX_BOOTS, add_reports
 from covey_controller.reconcile.world import GatewayView
-from covey_controller.usages import MAX_BOOTS, Usages
+from covey_controller.usages import Usages
 from hypothesis import given
 from hypothesis import strategies as st
 from kit import worlds
@@ -58,15 +60,78 @@ def test_a_day_begins_with_what_is_used_on_it() -> None:
     assert (status.day, status.today, status.total) == ("2026-01-02", counts(2), counts(5))
 
 
+def test_a_sum_stands_still_at_the_most_that_a_status_holds_and_its_day_goes_on() -> None:
+    most = KeyUsage(hash=HASH, prompt_tokens=2**53 - 1)
+    status = add_reports(KeyUsageStatus(), HASH, {"g/1": {HASH: most}, "g/2": {HASH: most}}, NOON)
+    assert status.total.prompt_tokens == status.today.prompt_tokens == 2**53 - 1
+    more = {"g/3": {HASH: KeyUsage(hash=HASH, prompt_tokens=5)}}
+    assert add_reports(status, HASH, more, NEXT_DAY).today.prompt_tokens == 5
+
+
 def test_boots_that_are_remembered_are_bounded_and_those_that_are_here_are_all_kept() -> None:
     status = KeyUsageStatus()
-    for number in range(3 * MAX_COUNTED):
+    for number in range(2 * MAX_BOOTS):
         status = add_reports(status, HASH, {f"g/{number}": {HASH: usage(1)}}, NOON)
-    assert len(status.counted) == MAX_COUNTED + 1
-    here = {f"h/{number:03d}": {HASH: usage(1)} for number in range(70)}
+    assert len(status.counted) == MAX_BOOTS
+    here = {f"h/{number:03d}": {HASH: usage(1)} for number in range(MAX_BOOTS)}
     status = add_reports(status, HASH, here, NOON)
-    assert len(status.counted) == 64
+    assert {each.boot for each in status.counted} == here.keys()
+    assert add_reports(status, HASH, here | {"a/new": {HASH: usage(1)}}, NOON) == status, "nobody's place is taken"
     KeyUsageStatus.model_validate(status.model_dump())
+
+
+def test_boots_of_other_keys_take_no_place() -> None:
+    others = {f"a/{number}": {f"sha256:{'2' * 64}": usage(1)} for number in range(3 * MAX_BOOTS)}
+    status = add_reports(KeyUsageStatus(), HASH, others | {"z/1": {HASH: usage(5)}}, NOON)
+    assert status.total == counts(5)
+
+
+def test_a_leader_that_hears_gateways_one_by_one_counts_none_twice() -> None:
+    here = {f"g{number:02d}/1": {HASH: usage(3)} for number in range(MAX_BOOTS - 2)}
+    status = add_reports(KeyUsageStatus(), HASH, here, NOON)
+    heard: dict[str, dict[str, KeyUsage]] = {}
+    for boot in here:
+        heard[boot] = {HASH: usage(4)}
+        status = add_reports(status, HASH, heard, LATER)
+    assert status.total == counts(4 * len(here))
+
+
+@given(st.lists(st.tuples(st.integers(0, 19), st.booleans(), st.booleans()), max_size=60))
+def test_gateways_that_begin_anew_are_all_in_the_sum_and_then_forgotten(steps: list[tuple[int, bool, bool]]) -> None:
+    """Of each step: which gateway is used, whether it began anew just before, whether the loop turns after it."""
+    usages, stored, boots, used, total = Usages(), key(), [0] * 20, [0] * 20, 0
+
+    def turn() -> None:
+        nonlocal stored
+        usages.settle((stored,))
+        status = add_reports(stored.status.usage, HASH, usages.observe(), NOON)
+        stored = stored.model_copy(update={"status": AccessKeyStatus(usage=status)})
+
+    for gateway, is_anew, turns in steps:
+        if is_anew:
+            turn()
+            boots[gateway], used[gateway] = boots[gateway] + 1, 0
+        used[gateway], total = used[gateway] + 1, total + 1
+        told = (usage(used[gateway]),)
+        usages.hear(f"g{gateway}", Demand(gateway="g", address="", boot=str(boots[gateway]), usage=told))
+        if turns:
+            turn()
+    turn()
+    turn()
+    assert stored.status.usage.total == counts(total)
+    assert len(usages.observe()) == len({gateway for gateway, _, _ in steps}), "one process each"
+
+
+def test_of_keys_that_are_gone_nothing_is_kept_and_a_boot_with_too_many_loses_no_more_than_the_new_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEYS", 2)
+    usages, gone = Usages(), [f"sha256:{digit * 64}" for digit in "234"]
+    for each in (gone[0], HASH, gone[1], gone[2], HASH):
+        usages.hear("g", Demand(gateway="g", address="", boot="1", usage=(usage(3, each),)))
+    assert usages.observe()["g/1"].keys() == {gone[0], HASH}
+    usages.settle((key(),))
+    assert usages.observe()["g/1"].keys() == {HASH}
 
 
 def test_it_is_written_once_a_minute_at_most_and_never_without_a_request() -> None:
@@ -102,7 +167,7 @@ def test_processes_of_a_gateway_that_are_remembered_are_bounded() -> None:
     usages = Usages()
     for number in range(9):
         usages.hear("g", Demand(gateway="g", address="", boot=str(number), usage=(usage(1),)))
-    assert len(usages.observe()) == MAX_BOOTS
+    assert len(usages.observe()) == module.MAX_BOOTS
     usages.forget("g")
     assert usages.observe() == {}
 

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +144,90 @@ async def test_a_reader_that_stopped_holds_up_nobody(monkeypatch: pytest.MonkeyP
     finally:
         os.close(read_end)
         output.close()
+
+
+def read_some(descriptor: int, most: int = 1_000_000) -> bytes:
+    found = b""
+    with suppress(BlockingIOError):
+        while len(found) < most and (piece := os.read(descriptor, min(most, 65_536))):
+            found += piece
+    return found
+
+
+@contextmanager
+def piped(monkeypatch: pytest.MonkeyPatch) -> Generator[tuple[AccessLog, int]]:
+    """A log to standard output, and where to read it."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    try:
+        with os.fdopen(write_end, "w") as output:
+            monkeypatch.setattr("sys.stdout", output)
+            log = AccessLog(None)
+            log.open()
+            yield log, read_end
+    finally:
+        os.close(read_end)
+
+
+async def lost(log: AccessLog, count: int) -> None:
+    for _ in range(1000):
+        if log.dropped >= count:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{log.dropped} lines were dropped")
+
+
+async def test_a_line_that_was_cut_is_no_part_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_log, "STUCK_SECONDS", 0.01)
+    with piped(monkeypatch) as (log, pipe):
+        for _ in range(2000):
+            log.write(record(status=1))
+        task = asyncio.create_task(log.run())
+        await lost(log, 1)
+        known = log.dropped
+        log.write(record(status=2))  # while it is stuck
+        await lost(log, known + 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        first = read_some(pipe)
+        assert not first.endswith(b"\n"), "it was cut"
+        log.write(record(status=3))
+        await written(log)
+        cut, *rest = read_some(pipe).splitlines()
+    assert cut == b"", "what ends the line that was cut"
+    assert [json.loads(line).get("status") for line in rest] == [None, 3]
+    assert json.loads(rest[0])["dropped"] == log.dropped == 2001 - first.count(b"\n")
+
+
+async def test_one_writes_at_a_time_also_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = b""
+    with piped(monkeypatch) as (log, pipe):
+        for _ in range(1000):
+            log.write(record(status=1))
+        task = asyncio.create_task(log.run())
+        await asyncio.sleep(access_log.WRITE_SECONDS + 0.2)  # its thread waits for the reader
+        log.write(record(status=2))
+        task.cancel()
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            found += read_some(pipe)
+            if task.done():
+                break
+        found += read_some(pipe)
+    assert [json.loads(line)["status"] for line in found.splitlines()] == [1] * 1000 + [2]
+
+
+async def test_a_reader_that_is_slow_doesnt_keep_the_gateway_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_log, "END_SECONDS", 0.5)
+    with piped(monkeypatch) as (log, pipe):
+        for _ in range(20_000):
+            log.write(record())
+        task = asyncio.create_task(log.run())
+        await asyncio.sleep(access_log.WRITE_SECONDS + 0.2)
+        task.cancel()
+        for _ in range(50):  # at this pace all of it takes a minute
+            await asyncio.sleep(0.1)
+            read_some(pipe, 4096)
+            if task.done():
+                break
+        assert task.done()

@@ -1,7 +1,7 @@
 """Usage and limits of keys at one gateway, over tables and reports."""
 
 import pytest
-from covey_api.messages import ClientKey, KeySpent
+from covey_api.messages import ClientKey, Demand, KeySpent
 from covey_gateway import accounts
 from covey_gateway.accounts import Accounts
 from covey_gateway.records import Record
@@ -69,6 +69,18 @@ def test_what_a_deleted_key_still_had_under_way_is_nobodys() -> None:
     found.charge(Record("POST", "/", "r", 0.0, key="default/a", cost=Cost(5)))
     found.end("default/a")
     assert found.observe_usage() == ()
+    assert vars(found)["_quotas"] == {}, "keys come and go while the process runs"
+
+
+def test_a_key_that_was_made_anew_while_a_request_was_under_way_starts_from_nothing_but_that() -> None:
+    found = made(table("a", requests_per_minute=1, concurrency=1))
+    assert found.begin("default/a") is None
+    found.apply_table(table("a", digit="2", requests_per_minute=1, concurrency=1))
+    refused = found.begin("default/a")
+    assert refused is not None
+    assert refused.limit == "concurrency"
+    found.end("default/a")
+    assert found.begin("default/a") is None
 
 
 def test_the_share_of_the_last_run_holds_once_the_gateway_knows_its_name() -> None:
@@ -91,6 +103,15 @@ def test_the_fleets_word_counts_what_was_reported_and_not_what_came_since() -> N
     refused = found.begin("default/a")
     assert refused is not None
     assert (refused.limit, refused.retry_after_seconds) == ("tokensPerDay", DAY_SECONDS // 2)
+
+
+def test_what_a_key_came_to_never_goes_beyond_what_a_report_may_say() -> None:
+    found = made(table("a"))
+    for _ in range(2):
+        use(found, "a", 2**53 - 1)
+    (told,) = found.observe_usage()
+    assert told.prompt_tokens == 2**53 - 1
+    Demand.model_validate_json(Demand(gateway="g", address="", usage=(told,)).model_dump_json())
 
 
 def test_a_report_is_bounded_and_the_rest_comes_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

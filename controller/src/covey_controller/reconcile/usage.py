@@ -7,18 +7,18 @@ while nobody asks.
 
 from datetime import date, datetime, timedelta
 
-from covey_api.access_key import AccessKey, CountedBoot, KeyCounts, KeyUsageStatus
+from covey_api.access_key import MAX_TOTAL, AccessKey, CountedBoot, KeyCounts, KeyUsageStatus
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.world import Reported, Spending
 
 WRITE_SECONDS = 60
-# Boots whose count is remembered though their gateway isn't here: a leader that has just begun hears them again.
-MAX_COUNTED = 32
-# Those of gateways that are here; more than anybody runs.
+# Boots that one key's status remembers; more than anybody runs gateways. First all that are reported, then those that
+# were most lately: a leader that has just begun hears of those in a moment, and one that was forgotten counts twice.
 MAX_BOOTS = 64
 _FIELDS = tuple(KeyCounts.model_fields)
 _EPOCH = date(1970, 1, 1)
+_NONE = KeyCounts()
 
 
 def count_key(draft: Draft, key: AccessKey) -> KeyUsageStatus:
@@ -27,7 +27,7 @@ def count_key(draft: Draft, key: AccessKey) -> KeyUsageStatus:
     counted = add_reports(stored, key.spec.hash, draft.world.usage, draft.world.timestamp)
     if key.spec.tokens_per_day is not None:
         draft.spending[key.spec.hash] = _observe_spending(counted, draft.world.timestamp)
-    if counted.total == stored.total:
+    if counted is stored:
         return stored
     due = _seconds_until_due(stored, draft.world.timestamp)
     if due > 0:
@@ -42,18 +42,20 @@ def add_reports(stored: KeyUsageStatus, hash_: str, reported: Reported, timestam
     day = timestamp[:10]
     total, today = stored.total, stored.today if stored.day == day else KeyCounts()
     present: list[CountedBoot] = []
-    for boot, usages in sorted(reported.items())[:MAX_BOOTS]:
-        if (found := usages.get(hash_)) is None:
-            continue
+    is_more = False
+    here = {boot: found for boot, usages in reported.items() if (found := usages.get(hash_)) is not None}
+    # One that was counted goes on to be, however many there are: it would count twice when it came back.
+    for boot in sorted(here, key=lambda boot: (boot not in known, boot))[:MAX_BOOTS]:
+        found = here[boot]
         new = _less(found, known.get(boot, KeyCounts()))
+        is_more = is_more or new != _NONE
         total, today = _plus(total, new), _plus(today, new)
         present.append(CountedBoot(boot=boot, **_values(found)))
-    if total == stored.total:
+    if not is_more:
         return stored
-    here = {each.boot for each in present}
     absent = [each for each in stored.counted if each.boot not in here]
-    kept = min(len(absent), MAX_COUNTED, MAX_BOOTS - len(present))
-    counted = (*absent[len(absent) - kept :], *present)
+    dropped = max(0, len(absent) + len(present) - MAX_BOOTS)
+    counted = (*absent[dropped:], *present)
     return KeyUsageStatus(total=total, day=day, today=today, counted_at=timestamp, counted=counted)
 
 
@@ -78,7 +80,8 @@ def _values(counts: KeyCounts) -> dict[str, int]:
 
 
 def _plus(one: KeyCounts, other: KeyCounts) -> KeyCounts:
-    return KeyCounts(**{name: getattr(one, name) + getattr(other, name) for name in _FIELDS})
+    """At most what a status holds: a sum that can't be stored would end every turn."""
+    return KeyCounts(**{name: min(MAX_TOTAL, getattr(one, name) + getattr(other, name)) for name in _FIELDS})
 
 
 def _less(one: KeyCounts, other: KeyCounts) -> KeyCounts:
