@@ -76,4 +76,4 @@ class Loads:
 
 def loaded_bytes(spec: InstanceSpec) -> int:
     """Of all files that the engine reads before it is ready."""
-    return spec.artifact.size_bytes
+    return spec.artifact.size_bytes + sum(each.artifact.size_bytes for each in spec.companions)
