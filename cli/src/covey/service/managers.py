@@ -221,7 +221,9 @@ class Launchd:
         status, text = say("launchctl", "print", target)
         say("launchctl", "enable", target)
         if status == 0 and parse_launchd(status, text, (), "").state is State.RUNNING:
-            words = f"it runs on as it was started; to take the change: `launchctl bootout {target}`, then install again"
+            words = (
+                f"it runs on as it was started; to take the change: `launchctl bootout {target}`, then install again"
+            )
             return [words] if is_changed else []
         if status == 0:  # it has the file as it was, and would start that
             self._boot_out(target)
