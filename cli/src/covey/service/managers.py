@@ -20,7 +20,7 @@ from covey_fleet_client.files import ensure_private_folder
 
 from covey.errors import CommandError, ExitCode
 from covey.service.launch import forget_starts
-from covey.service.unit import Service, render_launchd, render_systemd
+from covey.service.unit import Service, find_log, render_launchd, render_systemd
 
 # A stop takes as long as the service's own, which ends its engines.
 COMMAND_SECONDS = 60.0
@@ -216,7 +216,7 @@ class Launchd:
     def start(self, service: Service, *, is_changed: bool) -> list[str]:
         ensure_private_folder(service.state)
         ensure_private_folder(service.log.parent)
-        forget_starts(service.state)
+        forget_starts(service.state, service.role)
         target = f"{self._domain}/{service.label}"
         status, text = say("launchctl", "print", target)
         say("launchctl", "enable", target)
@@ -249,7 +249,7 @@ class Launchd:
     def forget(self) -> None: ...
 
     def observe(self, role: str, state: str) -> Status:
-        log = Path(state) / "log" / "service.log"
+        log = find_log(Path(state), role)
         status, text = say("launchctl", "print", f"{self._domain}/dev.covey.{role}", seconds=10.0)
         return parse_launchd(status, text, _read_tail(log), f"tail -f '{log}'")
 
