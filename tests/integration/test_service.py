@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import tempfile
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
@@ -295,6 +297,31 @@ def test_paths_of_parts_are_absolute(machine: Machine, arguments: tuple[str, ...
     assert done.returncode == 0, done.stderr
     (line,) = [each for each in done.stdout.splitlines() if each.startswith("ExecStart=")]
     assert line.endswith(" ".join(word.format(home=machine.home) for word in expected))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root installs a service for another user")
+def test_what_the_services_own_user_could_not_use_is_told_before_it_starts() -> None:
+    install = ("install", "--dry-run", "--system", "--run-as", "nobody")
+    with tempfile.TemporaryDirectory(prefix="kn") as name:
+        machine = Machine(Path(name))
+        machine.home.chmod(0o755)
+        token, state = machine.home / "token", machine.home / "state"
+        token.write_text(TOKEN)
+        token.chmod(0o600)
+        join = (*install, "join", "https://127.0.0.1:1", "--token-file", str(token))
+        unreadable = machine.covey(*join)
+        assert (unreadable.returncode, f"'nobody' can't read '{token}'" in unreadable.stderr) == (2, True)
+        shutil.chown(token, "nobody")
+        assert machine.covey(*join).returncode == 0
+        elsewhere = (*install, "up", str(EXAMPLE), "--state", str(state))
+        missing = machine.covey(*elsewhere)
+        assert (missing.returncode, f"'{state}' must be a folder of 'nobody'" in missing.stderr) == (2, True)
+        state.mkdir(mode=0o700)
+        assert machine.covey(*elsewhere).returncode == 2
+        shutil.chown(state, "nobody")
+        made = machine.covey(*elsewhere)
+        assert made.returncode == 0, made.stderr
+        assert "CacheDirectory=covey" in made.stdout
 
 
 def test_a_read_only_folder_is_told(machine: Machine) -> None:

@@ -254,7 +254,8 @@ def test_a_gateway_that_starts_is_waited_for_and_none_that_should_long_be_there(
         with hold(place, port):
             found = look_at_ports(place)[0]
             assert (found.level, "starts, and doesn't listen" in found.found) == (Level.WARNING, True)
-            os.utime(place.state / "up.json", (time.time() - 600,) * 2)
+            long_ago = time.time() - 600
+            os.utime(place.state / "up.json", (long_ago, long_ago))
             found = look_at_ports(place)[0]
             assert (found.level, "nobody listens" in found.found) == (Level.BROKEN, True)
 

@@ -1,4 +1,4 @@
-"""`python -m covey.service.launch ROLE ENVIRONMENT-FILE STATE -- COMMAND…`: what launchd lacks, then the command itself.
+"""`python -m covey.service.launch ROLE VARIABLES STATE -- COMMAND…`: what launchd lacks, then the command itself.
 
 Variables from a file, a bound of the log at each start, and an end to a loop of starts: a clean exit is what launchd
 takes for a deliberate one.
