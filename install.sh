@@ -69,12 +69,27 @@ done
 [ -t 0 ] && [ -t 1 ] || headless=1
 case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
 if [ -n "$token" ] && [ ! -f "$token" ]; then misuse "--token-file: there is no file '$token'"; fi
+# What root writes into a user's home can't be changed by that user again.
+if [ -n "${SUDO_USER:-}" ] && [ "$(id -u)" = 0 ]; then
+    # shellcheck disable=SC2012 # one folder, and `stat` isn't the same everywhere
+    [ "$(ls -ldn "$HOME" | awk '{print $3}')" = 0 ] ||
+        misuse "HOME is '$HOME', which isn't root's: leave out sudo, or run it as 'sudo -H' for root's own home"
+fi
 
 home="$prefix/share/covey"
-scratch='' constraints=''
-trap '[ -z "$scratch" ] || rm -rf "$scratch"' EXIT
+scratch='' constraints='' upgraded=''
+trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
+
+# An environment that was to be replaced is back where its successor didn't come about.
+clean_up() {
+    [ -z "$scratch" ] || rm -rf "$scratch"
+    if [ -d "$home/venv.before" ]; then
+        rm -rf "$home/venv"
+        mv "$home/venv.before" "$home/venv"
+    fi
+}
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
@@ -144,8 +159,12 @@ $1"
 
 make_environment() {
     "$home/venv/bin/python" -m pip --version >/dev/null 2>&1 && return
-    rm -rf "$home/venv"
     mkdir -p "$home"
+    if [ -d "$home/venv.before" ]; then
+        rm -rf "$home/venv" # of a run that was killed
+    elif [ -d "$home/venv" ]; then
+        mv "$home/venv" "$home/venv.before"
+    fi
     "$python" -m venv "$home/venv" >/dev/null || {
         rm -rf "$home/venv"
         fail "'$python' can't make a virtual environment; on Debian and Ubuntu install the package python3-venv"
@@ -166,6 +185,7 @@ install_covey() {
         say "Covey is installed in '$home' already, from these very wheels"
         return
     fi
+    [ ! -f "$home/installed" ] || upgraded=1
     rm -f "$home/installed"
     had=''
     [ ! -x "$home/venv/bin/covey" ] || had=1
@@ -173,14 +193,17 @@ install_covey() {
     old_ifs=$IFS
     IFS='
 '
+    set -f
     # shellcheck disable=SC2086 # a path a line
     set -- $own
+    set +f
     IFS=$old_ifs
     pip_install "$home/venv" "$@" || fail "pip could not install it; it says why above. What was there is as it was"
     # Another wheel of the same version is none to pip.
     [ -z "$had" ] || pip_install "$home/venv" --force-reinstall --no-deps "$@" || fail "pip could not install it; it says why above"
     "$home/venv/bin/covey" --version >/dev/null || fail "'$home/venv/bin/covey' doesn't start"
     printf '%s\n' "$stamp" >"$home/installed"
+    rm -rf "$home/venv.before"
 }
 
 install_vllm() {
@@ -238,25 +261,62 @@ start_service() {
         "$prefix/bin/covey" service install join "$join"
     elif [ -n "$up" ]; then
         "$prefix/bin/covey" service install up "$up"
-    fi || fail "Covey is installed; its service isn't running"
+    fi || {
+        code=$?
+        printf 'install.sh: %s\n' "Covey is installed; its service isn't running" >&2
+        if [ "$code" -eq 2 ]; then exit 2; fi
+        exit 1
+    }
 }
 
-find_python
-if [ -n "$from" ]; then
-    find_folder
-    choose_wheels
-fi
-make_environment
-if [ -z "$from" ]; then
-    build_wheels
-    choose_wheels
-fi
-install_covey
-link "$home/venv/bin/covey" covey
-link "$home/venv/bin/kubectl-covey" kubectl-covey
-[ -z "$vllm" ] || install_vllm
-look_at_path
-start_service
-say "The doctor's look at this machine:"
-PATH="$prefix/bin:$PATH" "$prefix/bin/covey" doctor || fail "Covey is installed; mend what is broken above"
-say "Done. Next: covey up DIR, or covey join URL; covey --help lists the rest."
+# What runs is told and left alone: a restart ends the engines of `up` and `join`, so a person chooses when.
+tell_of_restarts() {
+    [ -n "$upgraded" ] || return 0
+    tell_of_units "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user" --user
+    tell_of_units /etc/systemd/system --system
+    for each in "$HOME/Library/LaunchAgents"/dev.covey.*.plist; do
+        if ! grep -qF "$home/" "$each" 2>/dev/null; then continue; fi
+        label=$(basename "$each" .plist)
+        if launchctl print "gui/$(id -u)/$label" >/dev/null 2>&1; then
+            tell_of_restart "$label" "launchctl kickstart -k gui/$(id -u)/$label"
+        fi
+    done
+}
+
+tell_of_units() {
+    for each in "$1"/covey-*.service; do
+        if ! grep -qF "$home/" "$each" 2>/dev/null; then continue; fi
+        unit=$(basename "$each")
+        if systemctl "$2" is-active --quiet "$unit" 2>/dev/null; then
+            tell_of_restart "$unit" "systemctl $2 restart $unit"
+        fi
+    done
+}
+
+tell_of_restart() { say "$1 still runs what was installed before, and starts parts of the new version. Restart it soon: $2"; }
+
+main() {
+    find_python
+    if [ -n "$from" ]; then
+        find_folder
+        choose_wheels
+    fi
+    make_environment
+    if [ -z "$from" ]; then
+        build_wheels
+        choose_wheels
+    fi
+    install_covey
+    link "$home/venv/bin/covey" covey
+    link "$home/venv/bin/kubectl-covey" kubectl-covey
+    [ -z "$vllm" ] || install_vllm
+    look_at_path
+    start_service
+    tell_of_restarts
+    say "The doctor's look at this machine:"
+    PATH="$prefix/bin:$PATH" "$prefix/bin/covey" doctor || fail "Covey is installed; mend what is broken above"
+    say "Done. Next: covey up DIR, or covey join URL; covey --help lists the rest."
+}
+
+# On the last line, so that half of this script does nothing.
+main

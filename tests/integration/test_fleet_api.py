@@ -107,6 +107,7 @@ async def test_join_keeps_every_secret_file_private(tmp_path: Path) -> None:
             "certificate.pem",
             "authorities.pem",
             "token-id",
+            "controller",
         }
 
 

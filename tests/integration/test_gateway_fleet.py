@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import stat
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -85,7 +86,9 @@ class TableBoard(SteeredBoard):
 
 
 @asynccontextmanager
-async def linked(folder: Path, url: str, token_text: str | None, name: str = "gw") -> AsyncGenerator[Gateway]:
+async def linked(
+    folder: Path, url: str, token_text: str | None, name: str = "gw", boot: str = ""
+) -> AsyncGenerator[Gateway]:
     """A gateway with a fleet link; its state is in `folder`."""
     state = folder / "state" / "gateway"
     ensure_private_folder(state.parent)
@@ -98,7 +101,7 @@ async def linked(folder: Path, url: str, token_text: str | None, name: str = "gw
         kept = KeptTable(state)
         if saved := kept.load():
             gateway.apply(parse_endpoints(saved, ""))
-        link = FleetLink(gateway.traffic, gateway.apply, kept, url, admission, name, "http://127.0.0.1:1", "")
+        link = FleetLink(gateway.traffic, gateway.apply, kept, url, admission, name, "http://127.0.0.1:1", "", boot)
         running = asyncio.ensure_future(link.run())
         try:
             yield gateway
@@ -123,6 +126,29 @@ async def serve_again(rig: Rig) -> None:
 
 async def new_token(rig: Rig) -> str:
     return await rig.token(CertificateRole.GATEWAY)
+
+
+async def test_a_copied_disks_gateway_counts_for_nothing_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = TableBoard()
+    async with (
+        ScriptedEngine() as engine,
+        running_fleet(tmp_path / "c", board) as rig,
+        linked(tmp_path, rig.url, await new_token(rig), boot="first") as gateway,
+    ):
+        board.serve(engine)
+        await eventually(lambda: board.applied == board.order, 20)
+        shutil.copytree(tmp_path / "state", tmp_path / "copy" / "state")
+        async with linked(tmp_path / "copy", rig.url, None, boot="copy") as copy:
+            await eventually(lambda: "another machine is connected as gateway 'gw'" in caplog.text, 20)
+            heard, readers = len(board.demands), list(board.readers)
+            board.serve(engine)
+            await eventually(lambda: board.applied == board.order)
+            assert len(board.demands) > heard
+            assert readers == board.readers == ["gw"], "the first alone is sent tables"
+            assert gateway.traffic.table.order == board.order
+            assert copy.traffic.table.order != board.order
 
 
 async def test_a_table_comes_down_is_kept_and_acknowledged(tmp_path: Path) -> None:

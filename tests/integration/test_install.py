@@ -128,6 +128,21 @@ def test_one_command_makes_a_node_without_an_index_and_again_changes_nothing(whe
     assert "already, from these very wheels" in again.stdout
     assert snapshot(prefix) | snapshot(tmp_path / ".config") == before
 
+    (prefix / "share" / "covey" / "installed").write_text("other wheels\n")
+    upgrade = install(tmp_path, *words)
+    assert upgrade.returncode == 0, upgrade.stdout + upgrade.stderr
+    assert "Restart it soon: systemctl --user restart covey-up.service" in upgrade.stdout
+    assert "Restart it soon" not in first.stdout + again.stdout
+
+    # Its interpreter has gone, as with an upgrade of the system's: what is there stays until its successor is.
+    python = prefix / "share" / "covey" / "venv" / "bin" / "python"
+    python.unlink()
+    python.symlink_to("/nowhere")
+    refused = install(tmp_path, *words, PIP_REQUIRE_HASHES="1")
+    assert (refused.returncode, "pip could not install it" in refused.stderr) == (1, True)
+    assert python.readlink() == Path("/nowhere")
+    assert [path.name for path in (prefix / "share" / "covey").glob("venv*")] == ["venv"]
+
     link = prefix / "bin" / "covey"
     link.unlink()
     link.write_text("somebody's own\n")
@@ -158,6 +173,31 @@ def test_wrong_use_is_told_and_nothing_is_written(
     done = install(tmp_path, *given)
     assert (done.returncode, words in done.stderr) == (code, True), done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root installs by sudo")
+def test_a_users_home_is_not_written_by_root(tmp_path: Path) -> None:
+    shutil.chown(tmp_path, "nobody")
+    done = install(tmp_path, "--from", ".", "--python", sys.executable, SUDO_USER="nobody")
+    assert (done.returncode, "which isn't root's" in done.stderr) == (2, True)
+    shutil.chown(tmp_path, "root")
+    done = install(tmp_path, "--from", ".", "--python", sys.executable, SUDO_USER="nobody")
+    assert "must hold a wheel of covey" in done.stderr
+
+
+def test_half_of_the_script_does_nothing(tmp_path: Path) -> None:
+    lines = SCRIPT.read_text().splitlines(keepends=True)
+    half = tmp_path / "half.sh"
+    half.write_text("".join(lines[:-1]))
+    done = subprocess.run(
+        ["/bin/sh", str(half), "--from", str(tmp_path)],
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_an_old_python_and_two_wheels_of_one_part_are_told(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,6 +111,14 @@ def machine(elsewhere: Elsewhere) -> Iterator[Machine]:
         yield Machine(Path(folder), elsewhere.url)
 
 
+def words_of_parts(pid: int) -> set[str]:
+    found: set[str] = set()
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):  # it ends
+            found.update(child.cmdline())
+    return found
+
+
 def is_serving(elsewhere: Elsewhere) -> bool:
     with Control(elsewhere.state) as control:
         conditions = control.get_object("placements", "default", "smollm2").get("status", {}).get("conditions", [])
@@ -144,11 +152,11 @@ def test_agent_alone_joins_without_a_gateway(elsewhere: Elsewhere, machine: Mach
     path = machine.folder / "token"
     path.write_text(elsewhere.covey("token", "create") + "\n")
     with machine.running("--no-gateway", "--token-file", str(path)) as process:
-        names = {part for child in psutil.Process(process.pid).children() for part in child.cmdline()}
-        assert "covey_agent" in names
-        assert "covey_gateway" not in names
+        # It says that it serves before its part is there.
+        wait_until(lambda: "covey_agent" in words_of_parts(process.pid), "the agent runs")
         assert machine.refused("--no-gateway")[0] == 1
         assert "belongs to a running Covey" in machine.refused("--no-gateway")[1]
+        assert "covey_gateway" not in words_of_parts(process.pid)  # by now one would be there
     path.unlink()  # as one does with a secret that was used; a service's words stay as they were
     with machine.running("--no-gateway", "--token-file", str(path)):
         pass

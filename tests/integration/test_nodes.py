@@ -1,6 +1,7 @@
 """A node's bad days on real processes: a wrong clock, a copied disk, another name, another address, an old certificate;
 and what the doctor says on such a machine. One controller for all, without models: engines have tests of their own."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -14,10 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from covey.doctor import place
+from covey.doctor.finding import Level
+from covey.doctor.place import Place
+from covey.doctor.ports import look_at_ports
 from covey_api.messages import CertificateRole
 from covey_controller.authority import parse_authority
 from covey_fleet_client.files import write_private
 from covey_fleet_client.identity import load_identity
+from covey_gateway.routing.access import AccessPolicy
+from gateway_rig import LOOPBACK, running_gateway
 from kit.apart import Apart, running_apart
 from kit.cache import shared_cache
 from kit.fleet import free_port, wait_until
@@ -201,3 +208,14 @@ def test_doctor_without_a_fleet_writes_nothing_and_says_what_is_missing(tmp_path
     assert set(levels(body, "index").values()) == {"Warning"}
     assert any("hasn't joined the fleet" in each for each in levels(body, "controller"))
     assert any("can't be compared" in each for each in levels(body, "clock"))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("policy", [LOOPBACK, AccessPolicy(needs_local_origin=False, needs_key=True)])
+async def test_the_doctor_takes_a_gateway_that_is_its_own_service_for_no_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: AccessPolicy
+) -> None:
+    async with running_gateway(policy=policy, is_routed=False) as gateway:
+        monkeypatch.setattr(place, "DEFAULT_PORT", gateway.port)
+        found, *_ = await asyncio.to_thread(look_at_ports, Place(tmp_path, tmp_path, {}, tmp_path))
+    assert (found.level, "a gateway of Covey's listens" in found.found) == (Level.OK, True)

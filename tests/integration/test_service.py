@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import tempfile
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +25,28 @@ case "$*" in
 esac
 if [ -n "$FAILS" ]; then echo "Failed to connect to bus: No medium found" >&2; exit 1; fi
 case "$*" in
-  *is-active*) exit "${ACTIVE:-3}";;
+  *is-active*) [ "${ACTIVE:-3}" = 0 ] && echo active || echo inactive; exit "${ACTIVE:-3}";;
   *show*) echo "ActiveState=${STATE:-active}"; printf '%s\\n' SubState=running Result=success MainPID=7 NRestarts=2
     printf '%s\\n' UnitFileState=enabled "ActiveEnterTimestamp=Mon 2026-11-30 09:00:00 UTC";;
+esac
+"""
+# Answers as launchd's does: what it has lies in `$HOME/loaded`, as it was when it was taken; an end takes a while.
+LAUNCHCTL = """#!/bin/sh
+echo "$@" >> "$CALLS"
+if [ -n "$FAILS" ]; then echo "Could not communicate with launchd" >&2; exit 1; fi
+case "$1" in
+  print)
+    [ ! -f "$HOME/ending" ] || rm "$HOME/ending" "$HOME/loaded"
+    [ -f "$HOME/loaded" ] || { echo "Could not find service in domain" >&2; exit 113; }
+    [ -n "$STOPPED" ] || echo "    state = running";;
+  bootstrap)
+    [ ! -f "$HOME/loaded" ] || { echo "Bootstrap failed: 5: Input/output error" >&2; exit 5; }
+    cp "$3" "$HOME/loaded";;
+  bootout)
+    [ -f "$HOME/loaded" ] || { echo "Boot-out failed: 3: No such process" >&2; exit 3; }
+    touch "$HOME/ending"
+    echo "Boot-out failed: 36: Operation now in progress" >&2
+    exit 36;;
 esac
 """
 # Of nobody's fleet; only its form matters.
@@ -39,6 +60,10 @@ class Machine:
     @property
     def unit(self) -> Path:
         return self.home / ".config" / "systemd" / "user" / "covey-up.service"
+
+    @property
+    def property_list(self) -> Path:
+        return self.home / "Library" / "LaunchAgents" / "dev.covey.up.plist"
 
     @property
     def variables(self) -> Path:
@@ -80,7 +105,8 @@ class Said:
 def machine(tmp_path: Path) -> Machine:
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, content in (("systemctl", SYSTEMCTL), ("journalctl", "#!/bin/sh\necho last words\n")):
+    doubles = {"systemctl": SYSTEMCTL, "launchctl": LAUNCHCTL, "journalctl": "#!/bin/sh\necho last words\n"}
+    for name, content in doubles.items():
         (programs / name).write_text(content)
         (programs / name).chmod(0o755)
     return Machine(tmp_path)
@@ -173,6 +199,34 @@ def test_a_manager_that_is_away_is_told_and_the_files_are_there(machine: Machine
     assert (status.returncode, "systemd doesn't answer" in status.stdout) == (1, True)
 
 
+def test_what_is_not_known_to_have_stopped_is_not_removed(machine: Machine) -> None:
+    machine.covey("install", "up", str(EXAMPLE))
+    away = machine.covey("uninstall", "up", FAILS="1")
+    assert (away.returncode, "could not be stopped" in away.stderr) == (1, True)
+    assert machine.unit.exists()
+    machine.covey("install", "--manager", "launchd", "up", str(EXAMPLE))
+    away = machine.covey("uninstall", "--manager", "launchd", "up", FAILS="1")
+    assert (away.returncode, "could not be stopped" in away.stderr) == (1, True)
+    assert machine.property_list.exists()
+
+
+def test_launchd_takes_the_new_file_unless_the_service_runs(machine: Machine) -> None:
+    install = ("install", "--manager", "launchd", "up", str(EXAMPLE))
+    assert machine.covey(*install).returncode == 0
+    loaded = machine.home / "loaded"
+    assert loaded.read_text() == machine.property_list.read_text()
+    running = machine.covey(*install, "--port", "9001")
+    assert (running.returncode, "to take the change: `launchctl bootout" in running.stdout) == (0, True)
+    assert "9001" not in loaded.read_text()
+    stopped = machine.covey(*install, "--port", "9002", STOPPED="1")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "9002" in loaded.read_text()
+    removed = machine.covey("uninstall", "--manager", "launchd", "up")
+    assert removed.returncode == 0, removed.stderr
+    assert not loaded.exists()
+    assert not machine.property_list.exists()
+
+
 def test_dry_run_prints_either_managers_file_and_writes_nothing(machine: Machine) -> None:
     before = sorted(machine.home.rglob("*"))
     for manager, words in (("systemd", "KillMode=process"), ("launchd", "<key>AbandonProcessGroup</key>")):
@@ -243,6 +297,31 @@ def test_paths_of_parts_are_absolute(machine: Machine, arguments: tuple[str, ...
     assert done.returncode == 0, done.stderr
     (line,) = [each for each in done.stdout.splitlines() if each.startswith("ExecStart=")]
     assert line.endswith(" ".join(word.format(home=machine.home) for word in expected))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root installs a service for another user")
+def test_what_the_services_own_user_could_not_use_is_told_before_it_starts() -> None:
+    install = ("install", "--dry-run", "--system", "--run-as", "nobody")
+    with tempfile.TemporaryDirectory(prefix="kn") as name:
+        machine = Machine(Path(name))
+        machine.home.chmod(0o755)
+        token, state = machine.home / "token", machine.home / "state"
+        token.write_text(TOKEN)
+        token.chmod(0o600)
+        join = (*install, "join", "https://127.0.0.1:1", "--token-file", str(token))
+        unreadable = machine.covey(*join)
+        assert (unreadable.returncode, f"'nobody' can't read '{token}'" in unreadable.stderr) == (2, True)
+        shutil.chown(token, "nobody")
+        assert machine.covey(*join).returncode == 0
+        elsewhere = (*install, "up", str(EXAMPLE), "--state", str(state))
+        missing = machine.covey(*elsewhere)
+        assert (missing.returncode, f"'{state}' must be a folder of 'nobody'" in missing.stderr) == (2, True)
+        state.mkdir(mode=0o700)
+        assert machine.covey(*elsewhere).returncode == 2
+        shutil.chown(state, "nobody")
+        made = machine.covey(*elsewhere)
+        assert made.returncode == 0, made.stderr
+        assert "CacheDirectory=covey" in made.stdout
 
 
 def test_a_read_only_folder_is_told(machine: Machine) -> None:

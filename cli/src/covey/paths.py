@@ -7,6 +7,8 @@ from pathlib import Path
 
 STATE_VARIABLE = "COVEY_STATE"
 CACHE_VARIABLE = "COVEY_CACHE"
+SERVICE_VARIABLE = "COVEY_SERVICE"
+"""Set for what a manager of services starts: its role."""
 # Between the tokens of an agent and a gateway that were made together, for one machine.
 TOKEN_SEPARATOR = ","  # noqa: S105 - a comma
 

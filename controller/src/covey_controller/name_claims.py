@@ -16,6 +16,7 @@ Two machines with one name come from equal host names, or from a copied state fo
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from covey_api.messages import NODE_SILENCE_SECONDS
 
@@ -24,14 +25,15 @@ _PROOF = 2
 
 
 class NameTaken(Exception):
-    """Another machine is heard under this node's name. The words are for whoever runs the one that is refused."""
+    """Another machine is heard under this name. The words are for whoever runs the one that is refused."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, name: str, kind: Literal["node", "gateway"] = "node") -> None:
+        self.kind = kind
         super().__init__(
-            f"another machine is connected as node '{node}', so this one is refused and the other goes on: "
+            f"another machine is connected as {kind} '{name}', so this one is refused and the other goes on: "
             f"two machines must have two names. Give this one another with `--name` and join it with a state folder of "
-            f"its own; or, if it is to be '{node}' from now on, stop the agent of the other: this one is heard "
-            f"{NODE_SILENCE_SECONDS:.0f} s later."
+            f"its own; or, if it is to be '{name}' from now on, stop the {'agent' if kind == 'node' else kind} of the "
+            f"other: this one is heard {NODE_SILENCE_SECONDS:.0f} s later."
         )
 
 

@@ -58,7 +58,8 @@ class Fleet(Protocol):
 class FleetLink:
     """`apply` puts a table into force, `kept` keeps it; `address` is where clients reach this gateway.
 
-    `machine`: as `observe_machine` says; None: no endpoint is on this machine.
+    `machine`: as `observe_machine` says; None: no endpoint is on this machine. `boot` tells this process from another
+    of the same name.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class FleetLink:
         name: str,
         address: str,
         machine: str | None,
+        boot: str = "",
     ) -> None:
         self._traffic = traffic
         self._apply = apply
@@ -82,6 +84,7 @@ class FleetLink:
         self._name = name
         self._address = address
         self._machine = machine
+        self._query = f"?boot={boot}" if boot else ""
         self._is_due = asyncio.Event()
         self._is_connected = False
         self._connected_fleet: Fleet | None = None
@@ -169,7 +172,7 @@ class FleetLink:
             raise NotPassedOn(error.message) from None
 
     async def _watch_endpoints(self, fleet: Fleet, backoff: Backoff) -> None:
-        async with aclosing(fleet.stream("endpoints")) as lines:
+        async with aclosing(fleet.stream(f"endpoints{self._query}")) as lines:
             async for line in lines:
                 if not self._is_connected:
                     self._is_connected = True
@@ -197,7 +200,7 @@ class FleetLink:
             self._is_due.clear()
             reported_at = clock()
             demand = self._observe_demand()
-            answer = await fleet.post("demand", demand, DemandAnswer)
+            answer = await fleet.post(f"demand{self._query}", demand, DemandAnswer)
             if answer.term != self._leader_term:
                 self._leader_term = answer.term
                 self._traffic.accounts.forget_told()

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -288,6 +289,7 @@ def _build_link(
         name or render_name(socket.gethostname()),
         address,
         machine,
+        secrets.token_hex(8),
     )
 
 

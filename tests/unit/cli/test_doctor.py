@@ -1,13 +1,16 @@
 """Checks of the doctor on folders and texts; none of them needs a fleet."""
 
+import fcntl
 import json
 import os
 import socket
 import threading
 import time
 from pathlib import Path
+from typing import TextIO
 
 import pytest
+from covey.doctor import ports
 from covey.doctor.accelerators import has_nvidia_card, look_at_gpu
 from covey.doctor.clock import judge_skew
 from covey.doctor.examine import Check, examine, mend
@@ -229,3 +232,43 @@ def test_what_control_groups_hand_down_is_told(tmp_path: Path) -> None:
     assert describe_groups(tmp_path, 1000, "").level is Level.WARNING
     write(service / "cgroup.controllers", "memory pids\n")
     assert describe_groups(tmp_path, 1000, "").level is Level.OK
+
+
+def hold(place: Place, port: int) -> TextIO:
+    """As a parent does whose gateway is to listen there."""
+    place.state.mkdir()
+    lock = (place.state / "up.lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    write(place.state / "up.json", json.dumps({"pid": "1", "gatewayUrl": f"http://127.0.0.1:{port}"}))
+    return lock
+
+
+def test_a_gateway_that_starts_is_waited_for_and_none_that_should_long_be_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "_WAIT_SECONDS", 0.5)
+    with socket.socket() as gateway:
+        gateway.bind(("127.0.0.1", 0))
+        port = gateway.getsockname()[1]
+        gateway.close()
+        with hold(place, port):
+            found = look_at_ports(place)[0]
+            assert (found.level, "starts, and doesn't listen" in found.found) == (Level.WARNING, True)
+            long_ago = time.time() - 600
+            os.utime(place.state / "up.json", (long_ago, long_ago))
+            found = look_at_ports(place)[0]
+            assert (found.level, "nobody listens" in found.found) == (Level.BROKEN, True)
+
+
+def test_a_gateway_that_listens_a_moment_later_is_fine(place: Place) -> None:
+    with socket.socket() as gateway:
+        gateway.bind(("127.0.0.1", 0))
+        port = gateway.getsockname()[1]
+    late: list[socket.socket] = []
+    with hold(place, port):
+        timer = threading.Timer(0.5, lambda: late.append(socket.create_server(("127.0.0.1", port))))
+        timer.start()
+        found = look_at_ports(place)[0]
+        timer.join()
+    late[0].close()
+    assert (found.level, "listens on" in found.found) == (Level.OK, True)

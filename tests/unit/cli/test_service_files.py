@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from covey.service.files import Written, create_environment_file, write_service_file
-from covey.service.launch import admit_start, forget_starts, parse_environment
+from covey.service.launch import MAX_LOG_BYTES, admit_start, forget_starts, parse_environment
 from covey.service.sealed import Hand, find_state, judge_hand
-from covey.service.unit import HOT_SECONDS, HOT_STARTS, Service, quote_systemd, render_launchd, render_systemd
+from covey.service.unit import HOT_SECONDS, HOT_STARTS, Service, find_log, quote_systemd, render_launchd, render_systemd
 
 
 def service(**fields: object) -> Service:
@@ -31,14 +31,13 @@ def test_unit_leaves_engines_alone_and_tells_a_crash_from_a_stop() -> None:
         "Delegate=yes",
         "OOMPolicy=continue",
         "Restart=on-failure",
-        "RestartPreventExitStatus=2",
         f"StartLimitBurst={HOT_STARTS}",
         f"StartLimitIntervalSec={HOT_SECONDS}",
         "RestartSec=10",
         "WantedBy=default.target",
     ):
         assert line in lines
-    assert not any("RestartSteps" in line or line.startswith("User=") for line in lines)
+    assert not any("RestartSteps" in line or "PreventExit" in line or line.startswith("User=") for line in lines)
 
 
 def test_delays_grow_where_systemd_knows_how() -> None:
@@ -113,6 +112,7 @@ def test_launchd_gets_a_property_list_that_says_the_same() -> None:
     assert found["KeepAlive"] == {"SuccessfulExit": False}
     assert found["AbandonProcessGroup"] is True
     assert found["ThrottleInterval"] == 10
+    assert found["SoftResourceLimits"] == {"NumberOfFiles": 8192}
     assert found["RunAtLoad"] is True
     arguments = found["ProgramArguments"]
     assert arguments[:3] == ["/usr/bin/python3", "-m", "covey.service.launch"]
@@ -123,7 +123,15 @@ def test_launchd_gets_a_property_list_that_says_the_same() -> None:
 # Of `man 5 launchd.plist`: a key that it doesn't know is a typo.
 LAUNCHD_KEYS = {
     *("Label", "ProgramArguments", "EnvironmentVariables", "RunAtLoad", "KeepAlive", "ThrottleInterval"),
-    *("ExitTimeOut", "AbandonProcessGroup", "ProcessType", "StandardErrorPath", "StandardOutPath", "Umask"),
+    *(
+        "ExitTimeOut",
+        "SoftResourceLimits",
+        "AbandonProcessGroup",
+        "ProcessType",
+        "StandardErrorPath",
+        "StandardOutPath",
+        "Umask",
+    ),
 }
 
 
@@ -184,31 +192,56 @@ def test_variables_are_read_as_systemd_reads_them() -> None:
 def test_a_loop_of_starts_ends_and_begins_anew_later_or_by_a_person(tmp_path: Path) -> None:
     now = 1_000_000.0
     for second in range(HOT_STARTS):
-        assert admit_start(tmp_path, now + second)
-    assert not admit_start(tmp_path, now + HOT_STARTS)
-    assert admit_start(tmp_path, now + HOT_SECONDS + 1)
+        assert admit_start(tmp_path, "up", now + second)
+    assert not admit_start(tmp_path, "up", now + HOT_STARTS)
+    assert admit_start(tmp_path, "agent", now + HOT_STARTS), "each service has its own count"
+    assert admit_start(tmp_path, "up", now + HOT_SECONDS + 1)
     for second in range(HOT_STARTS):
-        admit_start(tmp_path, now + HOT_SECONDS + second)
-    forget_starts(tmp_path)
-    assert admit_start(tmp_path, now + HOT_SECONDS + HOT_STARTS)
+        admit_start(tmp_path, "up", now + HOT_SECONDS + second)
+    forget_starts(tmp_path, "up")
+    assert admit_start(tmp_path, "up", now + HOT_SECONDS + HOT_STARTS)
 
 
 def test_a_clock_that_was_set_back_stops_no_service(tmp_path: Path) -> None:
     for _ in range(HOT_STARTS):
-        admit_start(tmp_path, 2_000_000.0)
-    assert admit_start(tmp_path, 1_000_000.0)
+        admit_start(tmp_path, "up", 2_000_000.0)
+    assert admit_start(tmp_path, "up", 1_000_000.0)
 
 
 def test_the_launcher_becomes_the_command_until_it_is_a_loop(tmp_path: Path) -> None:
     variables = tmp_path / "up.env"
     variables.write_text("GREETING=hello\n")
     state = tmp_path / "state"
-    command = [sys.executable, "-m", "covey.service.launch", str(variables), str(state), "--"]
+    command = [sys.executable, "-m", "covey.service.launch", "up", str(variables), str(state), "--"]
     shell = ["/bin/sh", "-c", 'echo "$GREETING $0"; exit 3', "a b"]
     done = subprocess.run([*command, *shell], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (3, "hello a b\n")
     for _ in range(HOT_STARTS):
-        admit_start(state, time.time())
+        admit_start(state, "up", time.time())
     done = subprocess.run([*command, *shell], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
     assert "it stays down" in done.stderr
+
+
+def test_a_log_that_is_large_at_a_start_goes_beside_itself_once(tmp_path: Path) -> None:
+    log = find_log(tmp_path, "up")
+    log.parent.mkdir()
+    command = [sys.executable, "-m", "covey.service.launch", "up", str(tmp_path / "no.env"), str(tmp_path), "--"]
+    for size in (MAX_LOG_BYTES, 1):
+        with log.open("ab") as file:
+            file.write(b"x" * size)
+            file.flush()
+            shell = ["/bin/sh", "-c", "echo out; echo err >&2"]
+            subprocess.run([*command, *shell], stdout=file, stderr=file, timeout=60, check=True)
+    assert log.read_text() == "out\nerr\n"
+    assert log.with_suffix(".log.1").stat().st_size == MAX_LOG_BYTES + len("out\nerr\nx")
+
+
+def test_each_folder_of_a_system_service_is_made_where_it_is_the_usual_one() -> None:
+    command = ("/opt/covey/bin/covey", "up", "/s", "--cache", "/var/cache/covey")
+    elsewhere = render_systemd(service(is_system=True, run_as="u", command=command, state=Path("/srv/c")), 252)
+    assert "CacheDirectory=covey" in elsewhere
+    assert "StateDirectory" not in elsewhere
+    usual = render_systemd(service(is_system=True, command=command[:3], state=Path("/var/lib/covey")), 252)
+    assert "StateDirectory=covey" in usual
+    assert "CacheDirectory" not in usual

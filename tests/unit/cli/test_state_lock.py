@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from covey.paths import is_kept_up
+from click.testing import CliRunner
+from covey.errors import CommandError, ExitCode
+from covey.main import cli
+from covey.paths import SERVICE_VARIABLE, is_kept_up
 from covey.up.group import AlreadyRunning, hold_state_folder
 
 
@@ -25,6 +28,19 @@ def test_a_folder_is_kept_up_while_its_parent_holds_it(tmp_path: Path) -> None:
         with pytest.raises(AlreadyRunning), hold_state_folder(settings):
             pass
     assert not is_kept_up(settings.state)
+
+
+def test_a_service_that_finds_the_folder_held_has_failed_and_is_tried_again(tmp_path: Path) -> None:
+    source = tmp_path / "models"
+    source.mkdir()
+    held = Settings(tmp_path / "state", {"source": str(source)})
+    command = ["up", str(source), "--state", str(held.state)]
+    with hold_state_folder(held):
+        by_a_person = CliRunner().invoke(cli, command, standalone_mode=False)
+        as_a_service = CliRunner().invoke(cli, command, env={SERVICE_VARIABLE: "up"}, standalone_mode=False)
+    assert (by_a_person.exception, "already running here" in by_a_person.output) == (None, True)
+    assert isinstance(as_a_service.exception, CommandError)
+    assert as_a_service.exception.code is ExitCode.FAILED
 
 
 def test_a_disk_that_refuses_the_record_keeps_no_parent_from_starting(

@@ -17,6 +17,7 @@ from covey.service.managers import Launchd, State, Status, Systemd, choose_manag
 from covey.service.roles import ROLES, find_value, render_arguments
 from covey.service.sealed import Hand, find_state, judge_hand
 from covey.service.unit import SYSTEM_CACHE, SYSTEM_STATE, Service
+from covey.service.users import can_read, owns_folder
 
 _SYSTEM = click.option("--system", "is_system", is_flag=True, help="A service of the system, not of this user.")
 _MANAGER = click.option(
@@ -99,12 +100,25 @@ def _plan(role: str, arguments: tuple[str, ...], *, is_system: bool, run_as: str
     cache = SYSTEM_CACHE if is_system else Path(os.environ.get("COVEY_CACHE") or default_cache_folder()).absolute()
     rendered = render_arguments(role, arguments, Path.cwd(), state, cache)
     state = Path(find_value(rendered, "--state"))
-    _require_token(role, rendered, state)
+    user = run_as if run_as != "root" else ""
+    _require_token(role, rendered, state, user)
     base = Path("/etc") if is_system else Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     script = Path(sys.executable).parent / "covey"
     program = (str(script),) if script.exists() else (sys.executable, "-m", "covey")
-    user = run_as if run_as != "root" else ""
-    return Service(role, (*program, role, *rendered), state, base / "covey" / f"{role}.env", is_system, user)
+    planned = Service(role, (*program, role, *rendered), state, base / "covey" / f"{role}.env", is_system, user)
+    _require_folders(planned)
+    return planned
+
+
+def _require_folders(planned: Service) -> None:
+    """Of a system service with a user of its own: systemd makes the usual ones for it, and nobody makes others."""
+    if not planned.run_as:
+        return
+    for folder, usual in ((planned.state, SYSTEM_STATE), (planned.cache, SYSTEM_CACHE)):
+        if folder not in (None, usual) and not owns_folder(planned.run_as, folder):
+            words = f"'{folder}' must be a folder of '{planned.run_as}', which can't make it itself"
+            how = f"`install -d -m 700 -o {planned.run_as} '{folder}'`, and let it through to there"
+            raise CommandError(f"{words}: {how}", ExitCode.WRONG_USE)
 
 
 def _check_user(name: str) -> None:
@@ -114,14 +128,18 @@ def _check_user(name: str) -> None:
         raise CommandError(f"--run-as: this machine has no user '{name}'", ExitCode.WRONG_USE) from None
 
 
-def _require_token(role: str, rendered: list[str], state: Path) -> None:
-    """A service can't ask for one, and gets none by the environment."""
+def _require_token(role: str, rendered: list[str], state: Path, user: str) -> None:
+    """A service can't ask for one, and gets none by the environment. `user`: whose it is, if not who installs it."""
     known, path = ROLES[role], find_value(rendered, "--token-file")
     if path:
-        if not Path(path).is_file():
+        if not os.path.isfile(path):
             raise CommandError(f"--token-file: there is no file '{path}'", ExitCode.WRONG_USE)
+        if not os.access(path, os.R_OK) or (user and not can_read(user, Path(path))):
+            whose = f"'{user}'" if user else "this user"
+            how = f": `chown {user} '{path}'`, in a folder that it may enter" if user else ""
+            raise CommandError(f"--token-file: {whose} can't read '{path}'{how}", ExitCode.WRONG_USE)
         return
-    has_joined = (state / known.identity / "certificate.pem").exists()
+    has_joined = os.path.exists(state / known.identity / "certificate.pem")
     if known.needs_token and not has_joined and "--table" not in rendered:
         words = "this machine hasn't joined yet, and a service can't ask for a token: write it into a file of mode 0600"
         raise CommandError(f"{words}, and give `--token-file FILE` after '{role}'", ExitCode.WRONG_USE)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import socket
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from covey.commands.options import state_option
 from covey.commands.source_options import parse_source, render_source_flags, source_options
 from covey.control import Control
 from covey.errors import CommandError
-from covey.paths import CACHE_VARIABLE
+from covey.paths import CACHE_VARIABLE, SERVICE_VARIABLE
 from covey.up.front import describe_end, say, show_lines, watch_signals
 from covey.up.group import AlreadyRunning, hold_state_folder
 from covey.up.parent import Parent, Settings
@@ -112,6 +113,9 @@ def _report_running(running: AlreadyRunning, settings: Settings, *, is_port_name
                 f"Covey is already running here (pid {record.get('pid')}), at {record.get('gatewayUrl')}: `--port "
                 f"{settings.port}` changes nothing. Stop it first, or name another folder with --state"
             )
+        if os.environ.get(SERVICE_VARIABLE):  # a clean end would stay one, once whoever runs has gone
+            words = f"Covey is already running here (pid {record.get('pid')}), and not as this service"
+            raise CommandError(f"{words}: once that one is stopped, this one takes its place at its next try")
         click.echo(f"Covey is already running here (pid {record.get('pid')}): {record.get('gatewayUrl')}")
         return
     raise CommandError(

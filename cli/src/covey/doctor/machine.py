@@ -14,7 +14,7 @@ from covey.doctor.place import Place
 from covey.doctor.programs import Said, ask_tool
 
 # A gateway with a thousand clients holds twice as many descriptors; parts raise the soft limit to the hard one.
-_ENOUGH_FILES = 4096
+_ENOUGH_FILES = 8192
 _ROOT = Path("/")
 
 

@@ -1,6 +1,7 @@
-"""`python -m covey.service.launch ENVIRONMENT-FILE STATE -- COMMAND…`: what launchd lacks, then the command itself.
+"""`python -m covey.service.launch ROLE VARIABLES STATE -- COMMAND…`: what launchd lacks, then the command itself.
 
-Variables from a file, and an end to a loop of starts: a clean exit is what launchd takes for a deliberate one.
+Variables from a file, a bound of the log at each start, and an end to a loop of starts: a clean exit is what launchd
+takes for a deliberate one.
 """
 
 import json
@@ -10,17 +11,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from covey_fleet_client.files import ensure_private_folder, write_private
+from covey_fleet_client.files import PRIVATE_FILE_MODE, ensure_private_folder, write_private
 
-from covey.service.unit import HOT_SECONDS, HOT_STARTS
+from covey.service.unit import HOT_SECONDS, HOT_STARTS, find_log
 
-_STARTS = "service-starts.json"
+# What was there at a start beyond this goes beside it; an older one goes away.
+MAX_LOG_BYTES = 8 * 1024 * 1024
 
 
 def main(arguments: Sequence[str]) -> None:
-    environment_file, state, _, *command = arguments
+    role, environment_file, state, _, *command = arguments
+    turn_log(find_log(Path(state), role))
     os.environ.update(parse_environment(_read(Path(environment_file))))
-    if not admit_start(Path(state), time.time()):
+    if not admit_start(Path(state), role, time.time()):
         print(
             f"Started {HOT_STARTS} times within {HOT_SECONDS // 60} minutes: it stays down. See what it printed above, "
             "mend it, then run `covey service install` again.",
@@ -44,9 +47,23 @@ def parse_environment(text: str) -> dict[str, str]:
     return found
 
 
-def admit_start(state: Path, now: float) -> bool:
+def turn_log(path: Path) -> None:
+    """A log that is large goes beside itself, and what this process prints into a new one. Nothing where it can't."""
+    try:
+        if path.stat().st_size <= MAX_LOG_BYTES:
+            return
+        path.replace(path.with_suffix(".log.1"))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE_MODE)
+    except OSError:
+        return
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+
+
+def admit_start(state: Path, role: str, now: float) -> bool:
     """Count this start; False when there were too many lately. A record that can't be kept admits it."""
-    path = state / _STARTS
+    path = _find_starts(state, role)
     try:
         ensure_private_folder(state)
         before = [float(each) for each in json.loads(_read(path) or "[]")]
@@ -62,9 +79,13 @@ def admit_start(state: Path, now: float) -> bool:
     return True
 
 
-def forget_starts(state: Path) -> None:
+def forget_starts(state: Path, role: str) -> None:
     """A person starts it anew."""
-    (state / _STARTS).unlink(missing_ok=True)
+    _find_starts(state, role).unlink(missing_ok=True)
+
+
+def _find_starts(state: Path, role: str) -> Path:
+    return state / f"service-starts-{role}.json"
 
 
 def _read(path: Path) -> str:

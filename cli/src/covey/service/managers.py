@@ -20,11 +20,16 @@ from covey_fleet_client.files import ensure_private_folder
 
 from covey.errors import CommandError, ExitCode
 from covey.service.launch import forget_starts
-from covey.service.unit import Service, render_launchd, render_systemd
+from covey.service.unit import Service, find_log, render_launchd, render_systemd
 
 # A stop takes as long as the service's own, which ends its engines.
 COMMAND_SECONDS = 60.0
 LOG_LINES = 8
+_SYSTEMD_STOPPED = ("inactive", "failed", "unknown")
+_LAUNCHD_GONE = ("Could not find", "No such process")
+# What launchd was told to end is still there for as long as it takes.
+_GONE_TRIES = 100
+_GONE_PAUSE_SECONDS = 0.4
 _LAUNCHD_FACT = re.compile(r"^\s*(state|pid|runs|last exit code) = (.*)$", re.MULTILINE)
 
 
@@ -138,8 +143,9 @@ class Systemd:
     def remove(self, role: str, state: str) -> None:
         unit = f"covey-{role}.service"
         status, words = say(*self._control, "disable", "--now", unit)
-        if status and say(*self._control, "is-active", "--quiet", unit)[0] == 0:
-            raise CommandError(f"{unit} could not be stopped: {words}")
+        # No answer, without a bus say, is none that it has stopped.
+        if status and say(*self._control, "is-active", unit)[1].partition("\n")[0] not in _SYSTEMD_STOPPED:
+            raise CommandError(f"{unit} could not be stopped, and stays as it is: {words}")
 
     def forget(self) -> None:
         """Once a file is gone."""
@@ -210,27 +216,40 @@ class Launchd:
     def start(self, service: Service, *, is_changed: bool) -> list[str]:
         ensure_private_folder(service.state)
         ensure_private_folder(service.log.parent)
-        forget_starts(service.state)
+        forget_starts(service.state, service.role)
         target = f"{self._domain}/{service.label}"
-        is_loaded = say("launchctl", "print", target)[0] == 0
+        status, text = say("launchctl", "print", target)
         say("launchctl", "enable", target)
-        if not is_loaded:
-            require("launchctl", "bootstrap", self._domain, str(self.path(service.role)))
-        else:
-            require("launchctl", "kickstart", target)
-        words = f"it runs on as it was started; to take the change: `launchctl bootout {target}`, then install again"
-        return [words] if is_loaded and is_changed else []
+        if status == 0 and parse_launchd(status, text, (), "").state is State.RUNNING:
+            words = (
+                f"it runs on as it was started; to take the change: `launchctl bootout {target}`, then install again"
+            )
+            return [words] if is_changed else []
+        if status == 0:  # it has the file as it was, and would start that
+            self._boot_out(target)
+        require("launchctl", "bootstrap", self._domain, str(self.path(service.role)))
+        return []
 
     def remove(self, role: str, state: str) -> None:
-        target = f"{self._domain}/dev.covey.{role}"
-        status, words = say("launchctl", "bootout", target)
-        if status and say("launchctl", "print", target)[0] == 0:
-            raise CommandError(f"{target} could not be stopped: {words}")
+        self._boot_out(f"{self._domain}/dev.covey.{role}")
+
+    def _boot_out(self, target: str) -> None:
+        """Once launchd says that it doesn't have it. CommandError when it doesn't say so."""
+        _, words = say("launchctl", "bootout", target)
+        for _ in range(_GONE_TRIES):
+            status, text = say("launchctl", "print", target)
+            if status:
+                break
+            time.sleep(_GONE_PAUSE_SECONDS)
+        else:
+            raise CommandError(f"{target} could not be stopped: {words or 'it is still there'}")
+        if not any(each in text for each in _LAUNCHD_GONE):  # no answer is none that it has stopped
+            raise CommandError(f"{target} could not be stopped, and stays as it is: {words or text}")
 
     def forget(self) -> None: ...
 
     def observe(self, role: str, state: str) -> Status:
-        log = Path(state) / "log" / "service.log"
+        log = find_log(Path(state), role)
         status, text = say("launchctl", "print", f"{self._domain}/dev.covey.{role}", seconds=10.0)
         return parse_launchd(status, text, _read_tail(log), f"tail -f '{log}'")
 

@@ -6,8 +6,9 @@ The rules that a maintainer would break by accident:
   order, and what it must leave, engines under their keepers, outlives a crash or a restart of it. With the default the
   manager would kill every engine with the first crash.
 - An engine that runs out of memory must not take the others along (`OOMPolicy=continue`).
-- A clean end stays an end (`Restart=on-failure`, `SuccessfulExit`), wrong use is not tried again (status 2), and what
-  fails ten times within ten minutes stays down: each try costs a whole start.
+- A clean end stays an end (`Restart=on-failure`, `SuccessfulExit`), and what fails ten times within ten minutes stays
+  down: each try costs a whole start. Also what a command calls wrong use (2) is tried again: its line was checked when
+  it was installed, so that what is wrong now is a folder or a file that isn't there yet, on a disk that is late say.
 """
 
 import plistlib
@@ -15,8 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey.errors import ExitCode
-from covey.paths import STATE_VARIABLE
+from covey.paths import SERVICE_VARIABLE, STATE_VARIABLE
 from covey.service.sealed import seal
 
 # Ten starts in ten minutes are a loop. Delays grow to a minute, so that a machine that is only late gets up by itself.
@@ -28,6 +28,8 @@ _FIXED_DELAY_SECONDS = 10
 _STEPS_SINCE = 254
 # `covey up` stops its parts within 15 s.
 _STOP_SECONDS = 30
+# launchd's own 256 are a hundred clients.
+_OPEN_FILES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,17 @@ class Service:
     @property
     def log(self) -> Path:
         """Where launchd keeps what it prints; systemd has its journal."""
-        return self.state / "log" / "service.log"
+        return find_log(self.state, self.role)
+
+    @property
+    def cache(self) -> Path | None:
+        """None: the role has none."""
+        flags = [number for number, word in enumerate(self.command) if word == "--cache"]
+        return Path(self.command[flags[-1] + 1]) if flags else None
+
+
+def find_log(state: Path, role: str) -> Path:
+    return state / "log" / f"service-{role}.log"
 
 
 def render_systemd(service: Service, systemd_version: int) -> str:
@@ -71,11 +83,11 @@ def render_systemd(service: Service, systemd_version: int) -> str:
         "[Service]",
         "Type=exec",
         f"ExecStart={' '.join(quote_systemd(word) for word in service.command)}",
+        f"Environment={SERVICE_VARIABLE}={service.role}",
         f"EnvironmentFile=-{_escape_specifiers(str(service.environment_file))}",
         *([f"User={service.run_as}"] if service.run_as else []),
         "Restart=on-failure",
         *_render_delays(systemd_version),
-        f"RestartPreventExitStatus={ExitCode.WRONG_USE.value}",
         "KillMode=process",
         f"TimeoutStopSec={_STOP_SECONDS}",
         "Delegate=yes",
@@ -101,14 +113,12 @@ def _render_delays(version: int) -> list[str]:
 
 
 def _render_folders(service: Service) -> list[str]:
-    """Folders that systemd makes for the service's user; only where they are the usual ones."""
-    if not service.is_system or service.state != SYSTEM_STATE:
+    """Folders that systemd makes for the service's user: each where it is the usual one."""
+    if not service.is_system:
         return []
-    return [
-        f"StateDirectory={SYSTEM_STATE.name}",
-        "StateDirectoryMode=0700",
-        f"CacheDirectory={SYSTEM_CACHE.name}",
-    ]
+    state = [f"StateDirectory={SYSTEM_STATE.name}", "StateDirectoryMode=0700"]
+    cache = [f"CacheDirectory={SYSTEM_CACHE.name}"]
+    return [*(state if service.state == SYSTEM_STATE else []), *(cache if service.cache == SYSTEM_CACHE else [])]
 
 
 SYSTEM_STATE = Path("/var/lib/covey")
@@ -129,17 +139,18 @@ def _escape_specifiers(text: str) -> str:
 
 def render_launchd(service: Service, python: str) -> str:
     """launchd knows no file of variables and stops no loop: a launcher of ours does both, and becomes the service."""
-    launcher = (python, "-m", "covey.service.launch", str(service.environment_file), str(service.state))
+    launcher = (python, "-m", "covey.service.launch", service.role, str(service.environment_file), str(service.state))
     content = {
         "Label": service.label,
         "ProgramArguments": [*launcher, "--", *service.command],
-        "EnvironmentVariables": {STATE_VARIABLE: str(service.state)},
+        "EnvironmentVariables": {STATE_VARIABLE: str(service.state), SERVICE_VARIABLE: service.role},
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": _FIXED_DELAY_SECONDS,
         "ExitTimeOut": _STOP_SECONDS,
         "AbandonProcessGroup": True,
         "ProcessType": "Interactive",  # else macOS holds its processor and disk back
+        "SoftResourceLimits": {"NumberOfFiles": _OPEN_FILES},
         "StandardErrorPath": str(service.log),
         "StandardOutPath": str(service.log),
         "Umask": 0o077,

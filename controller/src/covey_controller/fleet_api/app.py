@@ -4,6 +4,7 @@ What flows down is whole state in streams of JSON lines, so a lost connection co
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import contextmanager
 from email.utils import formatdate
@@ -28,6 +29,7 @@ from starlette.routing import Route
 
 from covey_controller.denials import Denials
 from covey_controller.fleet_api.admission import Admission
+from covey_controller.fleet_api.gateway_claims import GatewayClaims
 from covey_controller.fleet_api.pods import Pods
 from covey_controller.name_claims import NameTaken
 from covey_controller.ports import Board
@@ -39,6 +41,7 @@ from covey_controller.trust import Trust
 
 # A signing request of 16 KiB with its JSON; this body is read from anybody.
 MAX_JOIN_BYTES = 64 * 1024
+MAX_BOOT_CHARACTERS = 64
 
 T = TypeVar("T", bound=Message)
 
@@ -54,6 +57,7 @@ class FleetRoutes:
         closing: asyncio.Event,
     ) -> None:
         self._board = board
+        self._gateways = GatewayClaims(time.monotonic)
         self._trust = trust
         self._admission = Admission(trust, tokens, denials, pods, board.may_be_there)
         self._denials = denials
@@ -116,7 +120,9 @@ class FleetRoutes:
 
     async def endpoints(self, request: Request) -> Response:
         peer = self._admission.admit_gateway(request)
-        return self._stream(peer, self._board.watch_endpoints(peer.name))
+        with _refusing_rivals():
+            snapshots = self._gateways.follow(peer.name, _read_boot(request), self._board.watch_endpoints(peer.name))
+        return self._stream(peer, snapshots)
 
     async def demand(self, request: Request) -> Response:
         peer = self._admission.admit_gateway(request)
@@ -127,6 +133,8 @@ class FleetRoutes:
                 ApiReason.FORBIDDEN,
                 f"`gateway` must be '{peer.name}' as the certificate says; got '{demand.gateway[:64]}'",
             )
+        with _refusing_rivals():
+            self._gateways.hear(peer.name, _read_boot(request))
         return render_message(self._board.on_demand(peer.name, demand))
 
     async def cancel(self, request: Request) -> Response:
@@ -149,7 +157,13 @@ def _refusing_rivals() -> Generator[None]:
     try:
         yield
     except NameTaken as taken:
-        raise ApiError(409, ApiReason.NODE_NAME_TAKEN, str(taken)) from None
+        reason = ApiReason.NODE_NAME_TAKEN if taken.kind == "node" else ApiReason.GATEWAY_NAME_TAKEN
+        raise ApiError(409, reason, str(taken)) from None
+
+
+def _read_boot(request: Request) -> str:
+    """Which process it is; it is kept, so it is bounded."""
+    return request.query_params.get("boot", "")[:MAX_BOOT_CHARACTERS]
 
 
 def build_fleet_app(

@@ -38,6 +38,8 @@ class ApiReason(StrEnum):
     """The certificate is of another role or name."""
     NODE_NAME_TAKEN = "NodeNameTaken"
     """Another machine is heard under this node's name."""
+    GATEWAY_NAME_TAKEN = "GatewayNameTaken"
+    """Another process is heard under this gateway's name."""
     INVALID_NAME = "InvalidName"
     """Not a name that a node or gateway may have."""
     INVALID_SIGNING_REQUEST = "InvalidSigningRequest"
