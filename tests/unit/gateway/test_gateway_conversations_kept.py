@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -72,6 +73,23 @@ def test_every_format_keeps_its_conversations() -> None:
         found = {digest(path, **fields) for fields in requests}
         assert len(found) == 1, path
         assert None not in found, path
+
+
+def test_what_only_looks_like_answers_hides_none_and_costs_no_more_than_other_text() -> None:
+    def ask(decoys: str, turns: int) -> Request:
+        system, *rest = chat("How?", turns)
+        return parse(CHAT, messages=[system, rest[0] | {"seen": [decoys] * (800_000 // len(decoys))}, *rest[1:]])
+
+    def measure(request: Request) -> float:
+        def once() -> float:
+            began = time.process_time()
+            digest_conversation(request, M, b"")
+            return time.process_time() - began
+
+        return min(once() for _ in range(5))
+
+    assert len({digest_conversation(ask("assistant", turns), M, b"") for turns in range(3)}) == 1
+    assert measure(ask("assistant", 0)) < 20 * measure(ask("x" * 100, 0))
 
 
 def test_what_is_short_belongs_nowhere_until_it_is_long() -> None:
