@@ -153,10 +153,11 @@ class Traffic:
         excluded: str | None = None,
         request: Request | None = None,
         session: bytes = b"",
+        owner: str = "",
     ) -> Target | ApiError:
         """An endpoint for one request, counted as in flight there until `release`.
 
-        `request`, `session`: by what it is known which conversation it continues.
+        `request`, `session`, `owner` (its key): by what it is known which conversation it continues.
         """
         key = (model.namespace, model.name)
         model = self.table.models.get(key, model)
@@ -165,12 +166,12 @@ class Traffic:
             return refuse_unready(model)
         now, conversation = self._clock(), None
         if request is not None and len(targets) > 1:
-            conversation = digest_conversation(request, key, session)
+            conversation = digest_conversation(request, key, session, owner)
         chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
         if isinstance(chosen, NoneFree):
             return refuse_none_free(model, chosen)
         if conversation is not None:
-            self._homes.remember(conversation, chosen.id, now)
+            self._homes.remember(conversation, chosen.id, now, owner)
         self._turn += 1
         load = self._loads.setdefault(chosen.id, Load())
         load.in_flight += 1
