@@ -170,7 +170,7 @@ class Traffic:
         chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
         if isinstance(chosen, NoneFree):
             return refuse_none_free(model, chosen)
-        if conversation is not None:
+        if conversation is not None and not self._is_away(conversation, chosen):
             self._homes.remember(conversation, chosen.id, now, owner)
         self._turn += 1
         load = self._loads.setdefault(chosen.id, Load())
@@ -178,6 +178,12 @@ class Traffic:
         if load.aside is not None:
             load.aside = replace(load.aside, is_probed=True)
         return chosen
+
+    def _is_away(self, conversation: int, chosen: Target) -> bool:
+        """Whether this is not its home, which is silent: it reads somebody's long prompt, and has the cache after that."""
+        home = self._homes.find(conversation)
+        load = None if home is None or home == chosen.id else self._loads.get(home)
+        return load is not None and load.is_silent and load.aside is None
 
     def confirm(self, target: Target) -> None:
         """The endpoint answered with a byte. One that fails at requests shows by a whole answer that it works again."""

@@ -9,6 +9,8 @@ from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.table import Caller, RoutingTable, Target, build_table
 from covey_gateway.traffic import HEARD_LATELY_SECONDS, Traffic
 from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.formats import HOT_PATHS
+from covey_gateway.wire.request import Request
 
 
 class Clock:
@@ -230,6 +232,29 @@ def test_a_connection_that_is_refused_is_news_also_of_one_that_failed() -> None:
     probe = taken(made)
     made.release(probe, refused="it took no connection")
     assert [each.instance_id for each in made.observe_demand() if each.unreachable] == [probe.instance_id]
+
+
+def test_a_conversation_whose_home_is_silent_for_a_while_comes_back_to_it() -> None:
+    made, clock = traffic(target("a"), target("b"))
+    request = HOT_PATHS[b"/v1/chat/completions"][1](b'{"model":"m","messages":[{"role":"user","content":"Hi"}]}')
+    assert isinstance(request, Request)
+
+    def ask() -> Target:
+        found = made.take(MODEL, None, request, b"s")
+        assert isinstance(found, Target)
+        made.release(found)
+        return found
+
+    home = ask()
+    busy = Waiting(silent_since=0.0)
+    made.follow(home, busy)
+    clock.now = 6.0
+    made.look_for_silent()
+    assert {ask().id, ask().id}.isdisjoint({home.id})
+    busy.last_byte_at = busy.silent_since = 7.0
+    clock.now = 7.0
+    made.look_for_silent()
+    assert {ask().id, ask().id} == {home.id}
 
 
 def test_an_endpoint_is_silent_once_it_owes_a_byte_and_gives_nobody_one() -> None:
