@@ -19,7 +19,7 @@ from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.affinity import Homes
 from covey_gateway.routing.choose import NoneFree, choose_target
 from covey_gateway.routing.conversation import digest_conversation
-from covey_gateway.routing.load import Load, judge_failure, set_aside
+from covey_gateway.routing.load import Load, Owed, judge_failure, set_aside
 from covey_gateway.routing.refusals import (
     refuse_media,
     refuse_none_free,
@@ -180,7 +180,7 @@ class Traffic:
         return chosen
 
     def _is_away(self, conversation: int, chosen: Target) -> bool:
-        """Whether this is not its home, which is silent: it reads somebody's long prompt, and has the cache after that."""
+        """Whether this is not its home, which is silent: that reads somebody's long prompt, and has the cache then."""
         home = self._homes.find(conversation)
         load = None if home is None or home == chosen.id else self._loads.get(home)
         return load is not None and load.is_silent and load.aside is None
@@ -214,20 +214,28 @@ class Traffic:
             _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.message)
 
     def look_for_silent(self) -> None:
-        """Mark endpoints that owe bytes and give nobody any."""
-        now = self._clock()
+        """Mark endpoints that owe bytes and give nobody any. One that nobody waits for is asked by one: it may have
+        recovered."""
         for id_, load in self._loads.items():
-            awaiting = self._awaiting.get(id_, ())
-            since = min((at for each in awaiting if (at := each.silent_since) is not None), default=now)
-            heard_at = _latest((load.heard_at, *(each.last_byte_at for each in awaiting)))
-            load.is_silent = now - (since if heard_at is None else max(since, heard_at)) >= SILENT_ENDPOINT_SECONDS
+            load.is_silent = id_ in self._awaiting and self._measure_silence(id_, load) >= SILENT_ENDPOINT_SECONDS
+
+    def _measure_silence(self, id_: str, load: Load) -> float:
+        """For how long requests have waited there, one after the other, while nobody got a byte."""
+        now, awaiting = self._clock(), self._awaiting.get(id_, ())
+        since = min((at for each in awaiting if (at := each.silent_since) is not None), default=now)
+        heard_at = _latest((load.heard_at, *(each.last_byte_at for each in awaiting)))
+        waited = now - (since if heard_at is None else max(since, heard_at))
+        owed = load.owed
+        if owed is None or now - owed.at >= HEARD_LATELY_SECONDS or (heard_at is not None and heard_at >= owed.at):
+            return waited
+        return waited + owed.seconds
 
     def release(self, target: Target, *, refused: str | None = None) -> None:
         """The request is no longer there; `refused` says how the endpoint failed before a byte."""
         load = self._loads[target.id]
         load.in_flight -= 1
         if refused is not None:
-            load.failures = 0
+            load.failures, load.owed = 0, None
             was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock())
             if not was_aside:
                 self._on_news()
@@ -246,6 +254,8 @@ class Traffic:
     def follow(self, target: Target, request: Awaiting) -> None:
         """Its silence counts until `unfollow`."""
         self._awaiting.setdefault(target.id, []).append(request)
+        load = self._loads[target.id]
+        load.is_silent = load.is_silent or self._measure_silence(target.id, load) >= SILENT_ENDPOINT_SECONDS
 
     def has_turn(self, target: Target, request: Awaiting) -> bool:
         """Whether a slot is free for it, as far as this gateway's own requests go: fewer are before it than slots."""
@@ -253,10 +263,13 @@ class Traffic:
 
     def unfollow(self, target: Target, request: Awaiting) -> None:
         load, awaiting = self._loads[target.id], self._awaiting[target.id]
-        load.heard_at = _latest((load.heard_at, request.last_byte_at))
+        silent_seconds = self._measure_silence(target.id, load)
+        load.heard_at, load.owed = _latest((load.heard_at, request.last_byte_at)), None
         awaiting.remove(request)
         if not awaiting:
             del self._awaiting[target.id]
+        if (owed_seconds := silent_seconds - self._measure_silence(target.id, load)) > 0:
+            load.owed = Owed(self._clock(), owed_seconds)
 
     def reserve_body(self, count: int) -> bool:
         """Room for that many bytes of a request's body, until they are given back."""
@@ -282,6 +295,8 @@ class Traffic:
             if not load.in_flight and load.aside is None and not is_heard:
                 continue
             silences = [now - since for each in awaiting if (since := each.silent_since) is not None]
+            if silences:
+                silences.append(self._measure_silence(id_, load))
             instance_id = self._instances[id_]
             known = found.get(instance_id, EndpointDemand(instance_id=instance_id, in_flight=0))
             ages = [known.last_byte_seconds] if heard_at is None else [known.last_byte_seconds, now - heard_at]
