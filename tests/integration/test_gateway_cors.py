@@ -85,6 +85,8 @@ async def test_browsers_ask_beforehand_without_a_key_and_in_their_turn() -> None
             assert "POST" in answer.headers["access-control-allow-methods"]
             assert answer.headers["access-control-allow-private-network"] == "true"
             assert "access-control-allow-credentials" not in answer.headers
+        for target in ("*", "http://[::1/v1"):
+            assert (await sent(gateway, "OPTIONS", target, *preflight(PAGE))).status == 400
         # It opens nothing by itself, for nobody else, and not without being one.
         assert (await asked(gateway, f"origin: {PAGE}")).status == 401
         assert (await asked(gateway, f"origin: {PAGE}", f"authorization: Bearer {SECRET}")).status == 200

@@ -111,6 +111,20 @@ async def test_a_hung_endpoint_delays_no_one_else() -> None:
         assert len(hung.calls) == 1
 
 
+async def test_who_waits_in_vain_after_another_adds_to_what_the_endpoint_owes() -> None:
+    async with ScriptedEngine(hang) as hung, running_gateway(hung.target()) as gateway:
+        async with connected(gateway) as first:
+            await first.ask()
+            await eventually(lambda: len(hung.calls) == 1)
+            await asyncio.sleep(1.0)
+        await eventually(lambda: gateway.in_flight == 0)
+        async with connected(gateway) as second:
+            await second.ask()
+            await eventually(lambda: len(hung.calls) == 2)
+            (told,) = gateway.traffic.observe_demand()
+            assert (told.oldest_silent_seconds or 0.0) >= 1.0
+
+
 async def test_an_endpoint_that_hangs_is_set_aside_with_the_request_it_let_time_out() -> None:
     timeouts = RequestTimeouts(first_token_seconds=6)
     async with ScriptedEngine() as good, ScriptedEngine(hang) as hung:

@@ -375,7 +375,8 @@ class EndpointDemand(Message):
     last_byte_seconds: Seconds | None = None
     """How long ago it last gave this gateway a byte; None: not since this gateway knows it."""
     oldest_silent_seconds: Seconds | None = None
-    """For how long the request in flight that waits longest has had no byte; None: none waits for one."""
+    """For how long the request in flight that waits longest has had no byte, with those before it that were given up
+    without one; None: none waits for one."""
     path_failure: Annotated[str, Field(max_length=256)] = ""
     """Why this gateway finds no way to its node, after several tries in a row; empty: it has one, or didn't try."""
 

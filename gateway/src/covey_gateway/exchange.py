@@ -266,7 +266,8 @@ class Exchange:
         return is_free
 
     def _deliver(self, ask: Ask, excluded: str | None = None) -> None:
-        target = self._traffic.take(ask.model, excluded, ask.request, self._session)
+        owner = "" if isinstance(self._admitted, ApiError) else self._admitted.key
+        target = self._traffic.take(ask.model, excluded, ask.request, self._session, owner)
         if isinstance(target, ApiError):
             self.fail(target)
             return

@@ -1,7 +1,9 @@
 """Notices that the machine at the other end is gone: nothing else ends a connection on which nobody has to speak.
 
 Engines are silent for minutes while they read a prompt; a machine without power is silent for ever. The kernel asks the
-other kernel, so a busy engine costs nothing. What was sent and never confirmed has the same patience.
+other kernel, so a busy engine costs nothing. Rejected: `TCP_USER_TIMEOUT`, which would notice as soon that what was
+sent is never confirmed, while nothing is asked; it also ends connections to an engine that lives, and reads no more of
+a long body for a while. A request that goes out to a machine just gone has the deadlines of requests alone.
 """
 
 import socket
@@ -9,14 +11,12 @@ from typing import Any
 
 from covey_gateway.limits import KEEP_ALIVE_IDLE_SECONDS, KEEP_ALIVE_PROBE_SECONDS, KEEP_ALIVE_PROBES
 
-_PATIENCE_SECONDS = KEEP_ALIVE_IDLE_SECONDS + KEEP_ALIVE_PROBES * KEEP_ALIVE_PROBE_SECONDS
 # By name, since systems differ in what they have; macOS calls the first one otherwise.
 _OPTIONS = (
     ("TCP_KEEPIDLE", KEEP_ALIVE_IDLE_SECONDS),
     ("TCP_KEEPALIVE", KEEP_ALIVE_IDLE_SECONDS),
     ("TCP_KEEPINTVL", KEEP_ALIVE_PROBE_SECONDS),
     ("TCP_KEEPCNT", KEEP_ALIVE_PROBES),
-    ("TCP_USER_TIMEOUT", _PATIENCE_SECONDS * 1000),
 )
 
 

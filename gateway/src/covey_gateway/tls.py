@@ -2,6 +2,7 @@
 
 Both files are looked at with each connection (two `stat`): a gateway that nobody asks wakes for nothing, and the next
 client sees the new certificate. A pair that can't be used leaves the one before in force, and is told in the log, once.
+It is tried again meanwhile: what was in the way need not be in the files (no descriptor free, a folder's permission).
 Rejected: `load_cert_chain` on the context that serves, which takes a certificate before it finds that the key is
 another's; and a task that looks every few seconds.
 
@@ -12,9 +13,11 @@ count nowhere, and could take all descriptors.
 import asyncio
 import errno
 import logging
+import math
 import os
 import socket
 import ssl
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -24,16 +27,23 @@ from covey_gateway.limits import FILES_AGAIN_SECONDS, HANDSHAKE_SECONDS
 
 # `close_notify` answered or not, the connection is over.
 _SHUTDOWN_SECONDS = 1.0
+# Between two tries to read a pair that could not be used.
+_AGAIN_SECONDS = 5.0
+
+_Stamp = tuple[int, int, int, int] | None
 
 _log = logging.getLogger(__name__)
 
 
 class ServedCertificate:
-    """The newest pair that could be used. StartError when there is none."""
+    """The newest pair that could be used. StartError when there is none. `clock` is monotonic."""
 
-    def __init__(self, certificate: Path, key: Path) -> None:
+    def __init__(self, certificate: Path, key: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._paths = (certificate, key)
+        self._clock = clock
         self._seen = self._observe_stamp()
+        self._told = ""
+        self._again_at = math.inf
         try:
             self._context = self._make_context()
         except (OSError, ValueError) as error:
@@ -44,14 +54,25 @@ class ServedCertificate:
         stamp = self._observe_stamp()
         if stamp != self._seen:
             self._seen = stamp
-            try:
-                self._context = self._make_context()
-                _log.info("clients get the certificate that is in %s now", self._paths[0])
-            except (OSError, ValueError) as error:
-                _log.error("the certificate before stays in force: %s", self._explain(error))
+            self._told = ""
+            self._load()
+        elif self._clock() >= self._again_at:
+            self._load()
         return self._context
 
-    def _observe_stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
+    def _load(self) -> None:
+        try:
+            self._context = self._make_context()
+        except (OSError, ValueError) as error:
+            self._again_at = self._clock() + _AGAIN_SECONDS
+            if (words := self._explain(error)) != self._told:
+                self._told = words
+                _log.error("the certificate before stays in force: %s", words)
+        else:
+            self._again_at = math.inf
+            _log.info("clients get the certificate that is in %s now", self._paths[0])
+
+    def _observe_stamp(self) -> tuple[_Stamp, ...]:
         return tuple(_stamp(path) for path in self._paths)
 
     def _make_context(self) -> ssl.SSLContext:
@@ -76,12 +97,13 @@ class ServedCertificate:
         )
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _stamp(path: Path) -> _Stamp:
+    """With the time its owner or mode changed: who may not read a key now may be allowed to a moment later."""
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return (status.st_mtime_ns, status.st_ino, status.st_size)
+    return (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size)
 
 
 class TlsDoor:

@@ -23,7 +23,7 @@ from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.affinity import Homes
 from covey_gateway.routing.choose import NoneFree, choose_target
 from covey_gateway.routing.conversation import digest_conversation
-from covey_gateway.routing.load import Load, judge_failure, set_aside
+from covey_gateway.routing.load import Load, Owed, judge_failure, set_aside
 from covey_gateway.routing.refusals import (
     refuse_media,
     refuse_none_free,
@@ -165,10 +165,11 @@ class Traffic:
         excluded: str | None = None,
         request: Request | None = None,
         session: bytes = b"",
+        owner: str = "",
     ) -> Target | ApiError:
         """An endpoint for one request, counted as in flight there until `release`.
 
-        `request`, `session`: by what it is known which conversation it continues.
+        `request`, `session`, `owner` (its key): by what it is known which conversation it continues.
         """
         key = (model.namespace, model.name)
         model = self.table.models.get(key, model)
@@ -177,18 +178,24 @@ class Traffic:
             return refuse_unready(model)
         now, conversation = self._clock(), None
         if request is not None and len(targets) > 1:
-            conversation = digest_conversation(request, key, session)
+            conversation = digest_conversation(request, key, session, owner)
         chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
         if isinstance(chosen, NoneFree):
             return refuse_none_free(model, chosen)
-        if conversation is not None:
-            self._homes.remember(conversation, chosen.id, now)
+        if conversation is not None and not self._is_away(conversation, chosen):
+            self._homes.remember(conversation, chosen.id, now, owner)
         self._turn += 1
         load = self._loads.setdefault(chosen.id, Load())
         load.in_flight += 1
         if load.aside is not None:
             load.aside = replace(load.aside, is_probed=True)
         return chosen
+
+    def _is_away(self, conversation: int, chosen: Target) -> bool:
+        """Whether this is not its home, which is silent: that reads somebody's long prompt, and has the cache then."""
+        home = self._homes.find(conversation)
+        load = None if home is None or home == chosen.id else self._loads.get(home)
+        return load is not None and load.is_silent and load.aside is None
 
     def confirm(self, target: Target) -> None:
         """The endpoint answered with a byte. One that fails at requests shows by a whole answer that it works again."""
@@ -220,20 +227,28 @@ class Traffic:
             _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.message)
 
     def look_for_silent(self) -> None:
-        """Mark endpoints that owe bytes and give nobody any."""
-        now = self._clock()
+        """Mark endpoints that owe bytes and give nobody any. One that nobody waits for is asked by one: it may have
+        recovered."""
         for id_, load in self._loads.items():
-            awaiting = self._awaiting.get(id_, ())
-            since = min((at for each in awaiting if (at := each.silent_since) is not None), default=now)
-            heard_at = _latest((load.heard_at, *(each.last_byte_at for each in awaiting)))
-            load.is_silent = now - (since if heard_at is None else max(since, heard_at)) >= SILENT_ENDPOINT_SECONDS
+            load.is_silent = id_ in self._awaiting and self._measure_silence(id_, load) >= SILENT_ENDPOINT_SECONDS
+
+    def _measure_silence(self, id_: str, load: Load) -> float:
+        """For how long requests have waited there, one after the other, while nobody got a byte."""
+        now, awaiting = self._clock(), self._awaiting.get(id_, ())
+        since = min((at for each in awaiting if (at := each.silent_since) is not None), default=now)
+        heard_at = _latest((load.heard_at, *(each.last_byte_at for each in awaiting)))
+        waited = now - (since if heard_at is None else max(since, heard_at))
+        owed = load.owed
+        if owed is None or now - owed.at >= HEARD_LATELY_SECONDS or (heard_at is not None and heard_at >= owed.at):
+            return waited
+        return waited + owed.seconds
 
     def release(self, target: Target, *, refused: str | None = None) -> None:
         """The request is no longer there; `refused` says how the endpoint failed before a byte."""
         load = self._loads[target.id]
         load.in_flight -= 1
         if refused is not None:
-            load.failures = 0
+            load.failures, load.owed = 0, None
             was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock())
             if not was_aside:
                 self._on_news()
@@ -253,6 +268,8 @@ class Traffic:
     def follow(self, target: Target, request: Awaiting) -> None:
         """Its silence counts until `unfollow`."""
         self._awaiting.setdefault(target.id, []).append(request)
+        load = self._loads[target.id]
+        load.is_silent = load.is_silent or self._measure_silence(target.id, load) >= SILENT_ENDPOINT_SECONDS
 
     def has_turn(self, target: Target, request: Awaiting) -> bool:
         """Whether a slot is free for it, as far as this gateway's own requests go: fewer are before it than slots."""
@@ -260,10 +277,13 @@ class Traffic:
 
     def unfollow(self, target: Target, request: Awaiting) -> None:
         load, awaiting = self._loads[target.id], self._awaiting[target.id]
-        load.heard_at = _latest((load.heard_at, request.last_byte_at))
+        silent_seconds = self._measure_silence(target.id, load)
+        load.heard_at, load.owed = _latest((load.heard_at, request.last_byte_at)), None
         awaiting.remove(request)
         if not awaiting:
             del self._awaiting[target.id]
+        if (owed_seconds := silent_seconds - self._measure_silence(target.id, load)) > 0:
+            load.owed = Owed(self._clock(), owed_seconds)
 
     def render_allowances(self, render: RenderAllowances, key: str) -> bytes:
         """Header lines of what a key may still ask for; none where nothing limits it."""
@@ -304,6 +324,8 @@ class Traffic:
             if not load.in_flight and load.aside is None and not is_heard:
                 continue
             silences = [now - since for each in awaiting if (since := each.silent_since) is not None]
+            if silences:
+                silences.append(self._measure_silence(id_, load))
             instance_id = self._instances[id_]
             known = found.get(instance_id, EndpointDemand(instance_id=instance_id, in_flight=0))
             ages = [known.last_byte_seconds] if heard_at is None else [known.last_byte_seconds, now - heard_at]

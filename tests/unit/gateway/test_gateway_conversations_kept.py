@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -74,6 +75,23 @@ def test_every_format_keeps_its_conversations() -> None:
         assert None not in found, path
 
 
+def test_what_only_looks_like_answers_hides_none_and_costs_no_more_than_other_text() -> None:
+    def ask(decoys: str, turns: int) -> Request:
+        system, *rest = chat("How?", turns)
+        return parse(CHAT, messages=[system, rest[0] | {"seen": [decoys] * (800_000 // len(decoys))}, *rest[1:]])
+
+    def measure(request: Request) -> float:
+        def once() -> float:
+            began = time.process_time()
+            digest_conversation(request, M, b"")
+            return time.process_time() - began
+
+        return min(once() for _ in range(5))
+
+    assert len({digest_conversation(ask("assistant", turns), M, b"") for turns in range(3)}) == 1
+    assert measure(ask("assistant", 0)) < 20 * measure(ask("x" * 100, 0))
+
+
 def test_what_is_short_belongs_nowhere_until_it_is_long() -> None:
     assert digest(CHAT, messages=[user("Hi")]) is None
     assert digest("/v1/completions", prompt="x" * (SHORT_BYTES - 2)) is not None
@@ -104,7 +122,9 @@ def test_a_session_that_the_client_names_is_the_conversation() -> None:
     assert one is not None
     assert one == digest(CHAT, session=b"s1", messages=chat("How?", 3))
     assert one != digest(CHAT, session=b"s2", messages=[user("Hi")])
-    assert one != digest_conversation(parse(CHAT, messages=[user("Hi")]), ("default", "other"), b"s1")
+    request = parse(CHAT, messages=[user("Hi")])
+    assert one != digest_conversation(request, ("default", "other"), b"s1")
+    assert one != digest_conversation(request, M, b"s1", "default/key"), "a session is its key's"
 
 
 @pytest.mark.parametrize("system", ["", "Be brief. " * 200])
@@ -257,6 +277,20 @@ def test_homes_are_forgotten_with_their_endpoint_with_time_and_beyond_the_most()
     for conversation in range(MAX_HOMES + 10):
         homes.remember(conversation, "c", HOME_SECONDS + 2)
     assert homes.count("b") + homes.count("c") == MAX_HOMES
+
+
+def test_whoever_invents_conversations_displaces_its_own_alone() -> None:
+    homes = Homes()
+    kept = range(100)
+    for conversation in kept:
+        homes.remember(conversation, "a", 0.0, "default/modest")
+    for conversation in range(1000, 1000 + 2 * MAX_HOMES):
+        homes.remember(conversation, "b", 1.0, "default/greedy")
+    assert all(homes.find(conversation) == "a" for conversation in kept)
+    assert (homes.count("a"), homes.count("b")) == (100, MAX_HOMES - 100)
+    assert homes.find(1000) is None
+    homes.keep_only(())
+    assert (homes.count("a"), homes.count("b"), homes.find(0)) == (0, 0, None)
 
 
 @given(

@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 
+import pytest
 from covey_api.messages import EndpointDemand, ModelState, Order, ServedModel
 from covey_api.reasons import ErrorCode
+from covey_controller.reconcile.doubts import is_silent
 from covey_gateway.limits import FAILURES_ASIDE, MAX_BODIES_BYTES
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.table import Caller, RoutingTable, Target, build_table
 from covey_gateway.traffic import HEARD_LATELY_SECONDS, Traffic
 from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.formats import HOT_PATHS
+from covey_gateway.wire.request import Request
 
 
 class Clock:
@@ -232,6 +236,29 @@ def test_a_connection_that_is_refused_is_news_also_of_one_that_failed() -> None:
     assert [each.instance_id for each in made.observe_demand() if each.unreachable] == [probe.instance_id]
 
 
+def test_a_conversation_whose_home_is_silent_for_a_while_comes_back_to_it() -> None:
+    made, clock = traffic(target("a"), target("b"))
+    request = HOT_PATHS[b"/v1/chat/completions"][1](b'{"model":"m","messages":[{"role":"user","content":"Hi"}]}')
+    assert isinstance(request, Request)
+
+    def ask() -> Target:
+        found = made.take(MODEL, None, request, b"s")
+        assert isinstance(found, Target)
+        made.release(found)
+        return found
+
+    home = ask()
+    busy = Waiting(silent_since=0.0)
+    made.follow(home, busy)
+    clock.now = 6.0
+    made.look_for_silent()
+    assert {ask().id, ask().id}.isdisjoint({home.id})
+    busy.last_byte_at = busy.silent_since = 7.0
+    clock.now = 7.0
+    made.look_for_silent()
+    assert {ask().id, ask().id} == {home.id}
+
+
 def test_an_endpoint_is_silent_once_it_owes_a_byte_and_gives_nobody_one() -> None:
     made, clock = traffic(target("a"), target("b"))
     first = taken(made)
@@ -245,3 +272,86 @@ def test_an_endpoint_is_silent_once_it_owes_a_byte_and_gives_nobody_one() -> Non
         for each in found:
             made.release(each)
         assert ({each.id for each in found} == {"b@127.0.0.1:1"}) is is_passed_over, now
+
+
+class Asked:
+    """A client's request, of one that leaves after a while."""
+
+    def __init__(self, made: Traffic, clock: Clock) -> None:
+        self.target = taken(made)
+        self.waiting = Waiting(silent_since=clock.now)
+        made.follow(self.target, self.waiting)
+
+    def end(self, made: Traffic) -> None:
+        made.unfollow(self.target, self.waiting)
+        made.release(self.target)
+
+
+def is_told_silent(made: Traffic) -> bool:
+    """As the controller judges, of the endpoint 'b'."""
+    return any(is_silent(each) for each in made.observe_demand() if each.instance_id == "b")
+
+
+@pytest.mark.parametrize("patience_seconds", [8.0, 20.0, 60.0])
+def test_a_dead_endpoint_beside_one_that_answers_is_told_of_whatever_the_patience_of_clients(
+    patience_seconds: float,
+) -> None:
+    """A request each second: those that 'a' gets are answered at once, those of 'b' never."""
+    made, clock = traffic(target("a"), target("b"))
+    hanging: list[tuple[float, Asked]] = []
+    told: list[bool] = []
+    on_b = 0
+    for second in range(300):
+        clock.now = float(second)
+        while hanging and clock.now - hanging[0][0] >= patience_seconds:
+            hanging.pop(0)[1].end(made)
+        made.look_for_silent()
+        asked = Asked(made, clock)
+        if asked.target.instance_id == "a":
+            asked.waiting.last_byte_at = clock.now
+            asked.end(made)
+        else:
+            on_b += 1
+            hanging.append((clock.now, asked))
+        told.append(is_told_silent(made))
+    assert not any(told[:30])
+    assert all(told[35:]), "from then on it is doubted without a break"
+    assert on_b <= 6 + 300 / patience_seconds, "no more than one at a time finds out"
+
+
+def test_an_endpoint_that_was_passed_over_is_tried_by_one_and_gets_its_share_again_with_a_byte() -> None:
+    made, clock = traffic(target("a"), target("b"))
+    hanging = [Asked(made, clock), Asked(made, clock)]
+    dead = next(each for each in hanging if each.target.instance_id == "b")
+    alive = next(each for each in hanging if each is not dead)
+    alive.waiting.last_byte_at = 0.0
+    alive.end(made)
+    clock.now = 10.0
+    made.look_for_silent()
+    assert {each.target.instance_id for each in (Asked(made, clock), Asked(made, clock))} == {"a"}
+    dead.end(made)
+    made.look_for_silent()
+    tried = Asked(made, clock)
+    assert tried.target.instance_id == "b"
+    assert {Asked(made, clock).target.instance_id for _ in range(4)} == {"a"}
+    clock.now = tried.waiting.last_byte_at = tried.waiting.silent_since = 11.0
+    made.look_for_silent()
+    assert Asked(made, clock).target.instance_id == "b"
+    clock.now = 15.0
+    (told,) = (each for each in made.observe_demand() if each.instance_id == "b")
+    assert told.oldest_silent_seconds == 4.0
+
+
+def test_what_nobody_waits_for_any_more_is_not_told_and_counts_for_the_next_one_a_minute_long() -> None:
+    made, clock = traffic(target("a"))
+    first = Asked(made, clock)
+    clock.now = 20.0
+    first.end(made)
+    assert made.observe_demand() == ()
+    clock.now = 50.0
+    second = Asked(made, clock)
+    assert [each.oldest_silent_seconds for each in made.observe_demand()] == [20.0]
+    second.end(made)
+    clock.now = 120.0
+    Asked(made, clock)
+    assert [each.oldest_silent_seconds for each in made.observe_demand()] == [0.0]

@@ -20,7 +20,7 @@ from covey_gateway.routing.table import Target
 LOAD_BOUND = 1.25
 # So many are never too many for an endpoint that has a slot for each.
 FEW = 4
-# Conversations that are remembered, of all models: some 200 bytes each.
+# Conversations that are remembered, of all models: some 350 bytes each.
 MAX_HOMES = 32_768
 # Who was silent for so long finds its place in an engine's cache taken by others.
 HOME_SECONDS = 900.0
@@ -29,10 +29,12 @@ _MASK = 2**64 - 1
 
 
 class Homes:
-    """Where conversations were last sent to."""
+    """Where conversations were last sent to, and whose each is. Who has most of them loses one when they are too many:
+    whoever invents sessions makes no room but from its own."""
 
     def __init__(self) -> None:
-        self._homes: OrderedDict[int, tuple[str, float]] = OrderedDict()
+        self._homes: OrderedDict[int, tuple[str, float, str]] = OrderedDict()
+        self._owned: dict[str, OrderedDict[int, None]] = {}
         self._counts: dict[str, int] = {}
 
     def find(self, conversation: int) -> str | None:
@@ -44,26 +46,33 @@ class Homes:
         """How many conversations are at an endpoint."""
         return self._counts.get(id_, 0)
 
-    def remember(self, conversation: int, id_: str, now: float) -> None:
+    def remember(self, conversation: int, id_: str, now: float, owner: str = "") -> None:
         self._drop(conversation)
-        self._homes[conversation] = (id_, now)
+        self._homes[conversation] = (id_, now, owner)
+        self._owned.setdefault(owner, OrderedDict())[conversation] = None
         self._counts[id_] = self._counts.get(id_, 0) + 1
         oldest = next(iter(self._homes))
-        while len(self._homes) > MAX_HOMES or now - self._homes[oldest][1] > HOME_SECONDS:
+        while now - self._homes[oldest][1] > HOME_SECONDS:
             self._drop(oldest)
             oldest = next(iter(self._homes))
+        if len(self._homes) > MAX_HOMES:
+            self._drop(next(iter(max(self._owned.values(), key=len))))
 
     def keep_only(self, ids: Collection[str]) -> None:
         """What was at other endpoints is nowhere."""
         if self._counts.keys() <= set(ids):
             return
-        for conversation in [each for each, (id_, _) in self._homes.items() if id_ not in ids]:
+        for conversation in [each for each, (id_, _, _) in self._homes.items() if id_ not in ids]:
             self._drop(conversation)
 
     def _drop(self, conversation: int) -> None:
         home = self._homes.pop(conversation, None)
         if home is None:
             return
+        owned = self._owned[home[2]]
+        del owned[conversation]
+        if not owned:
+            del self._owned[home[2]]
         left = self._counts[home[0]] - 1
         if left:
             self._counts[home[0]] = left

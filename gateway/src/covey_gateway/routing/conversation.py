@@ -6,7 +6,7 @@ message is decoded. Rejected: the first bytes alone (all agents share a system p
 conversation), and a chain of blocks over everything (each turn would be looked for in a dozen places, to learn where
 its first one was).
 
-1. A session that the client names is the conversation.
+1. A session that the client names is the conversation, among those of its key.
 2. Calls that leave nothing in an engine's cache are no part of any.
 3. So is what is short: to read it again costs less than to wait for a certain endpoint.
 4. A chat is known by what stands before the first answer that begins behind `SHORT_BYTES`: all that begin with "Hi"
@@ -35,9 +35,8 @@ SEARCH_BYTES = 1024 * 1024
 # Room for noise at the block's beginning, so that its length doesn't shift what is hashed.
 _NOISE_BYTES = 1024
 
-_ANSWER = b'"assistant"'
 # Within a JSON string the quotes would have backslashes before them.
-_ROLE = re.compile(rb'"role"[ \t\r\n]*:[ \t\r\n]*$')
+_ANSWER = re.compile(rb'"role"[ \t\r\n]{0,9}:[ \t\r\n]{0,9}"assistant"')
 _BETWEEN = b" \t\r\n,{[]"
 _NOISE = re.compile(
     rb'x-anthropic-billing-header:[^"\\]*(?:\\n)*|,[ \t\r\n]*"cache_control"[ \t\r\n]*:[ \t\r\n]*\{[^{}]*\}'
@@ -45,17 +44,20 @@ _NOISE = re.compile(
 _ENCODE = msgspec.json.Encoder().encode
 
 
-def digest_conversation(request: Request, model: tuple[str, str], session: bytes) -> int | None:
-    """The conversation of a request to this model (namespace and name); None: it needs none."""
+def digest_conversation(request: Request, model: tuple[str, str], session: bytes, owner: str = "") -> int | None:
+    """The conversation of a request to this model (namespace and name); None: it needs none.
+
+    `owner`: whose it is (the key); the same words of two are two conversations.
+    """
     if request.call not in (Call.CHAT, Call.COMPLETION):
         return None
     if session:
-        return _digest(model, b"session", session)
+        return _digest((*model, owner), b"session", session)
     if request.call is Call.COMPLETION:
         prompt = _read_start(request.fields.get("prompt"), SHORT_BYTES)
-        return None if len(prompt) < SHORT_BYTES else _digest(model, b"prompt", prompt)
+        return None if len(prompt) < SHORT_BYTES else _digest((*model, owner), b"prompt", prompt)
     opening = find_opening(request.fields)
-    return None if len(opening) < SHORT_BYTES else _digest(model, b"chat", strip_noise(opening))
+    return None if len(opening) < SHORT_BYTES else _digest((*model, owner), b"chat", strip_noise(opening))
 
 
 def find_opening(fields: Mapping[str, Any]) -> bytes:
@@ -80,19 +82,16 @@ def strip_noise(opening: bytes) -> bytes:
 
 
 def _cut(messages: bytes) -> bytes:
-    at = messages.find(_ANSWER, SHORT_BYTES)
-    while at >= 0:
-        if (role := _ROLE.search(messages, max(0, at - 32), at)) is not None:
-            return messages[: role.start()].rstrip(_BETWEEN)
-        at = messages.find(_ANSWER, at + 1)
-    return messages.rstrip(_BETWEEN)
+    """One search, whatever is in them: who sends a million bytes that look like answers keeps nobody waiting."""
+    found = _ANSWER.search(messages, SHORT_BYTES)
+    return (messages if found is None else messages[: found.start()]).rstrip(_BETWEEN)
 
 
 def _read_start(value: Any, most_bytes: int) -> bytes:
     return bytes(memoryview(value)[:most_bytes]) if isinstance(value, msgspec.Raw) else b""
 
 
-def _digest(model: tuple[str, str], kind: bytes, content: bytes) -> int:
-    hashed = blake2b("/".join(model).encode(), digest_size=8, person=kind)
+def _digest(whose: tuple[str, ...], kind: bytes, content: bytes) -> int:
+    hashed = blake2b("\0".join(whose).encode(), digest_size=8, person=kind)
     hashed.update(content)
     return int.from_bytes(hashed.digest())

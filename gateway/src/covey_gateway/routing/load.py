@@ -20,6 +20,14 @@ class Aside:
         return self.is_probed or now < self.until
 
 
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """How long requests waited for a byte that their client, or a deadline, ended before any came."""
+
+    at: float
+    seconds: float
+
+
 def set_aside(previous: Aside | None, now: float) -> Aside:
     """After a refusal. Requests that fail together count as one."""
     if previous is not None and now < previous.until:
@@ -36,6 +44,8 @@ class Load:
     """When a request that is over had its last byte from it."""
     is_silent: bool = False
     """Whether it owes bytes and has given none to anybody for a while."""
+    owed: Owed | None = None
+    """What the next one's waiting is added to, unless a byte came since."""
     failures: int = 0
     """Answers in a row that were its own failures."""
 
