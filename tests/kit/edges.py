@@ -27,6 +27,7 @@ TEXTS = {
     "path": "/usr/bin/llama-server",
     "memory": "2Gi",
     "workspace": "1.5Gi",
+    "bytesPerSecond": "20Mi",
 }
 # Near misses of every pattern and bound there is, for every string.
 _ODD_TEXTS = (
@@ -97,6 +98,9 @@ def whole_document(kind: type[Kind]) -> dict[str, Any]:
     for name, entry in (("a", "variants"), ("0", "members")):
         if entry in spec:
             spec[entry][0]["name"] = name
+    if "tasks" in spec:
+        spec["tasks"] = ["Chat", "Vision"]
+        spec["variants"][0]["source"] = "https://example.com/a.gguf"
     if "context" in spec:
         spec["context"] = {"tokens": 512, "minTokens": 256}
     return {

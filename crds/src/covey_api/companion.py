@@ -42,7 +42,8 @@ MODEL_RULES = (
         "the engine",
     ),
     (
-        "self.tasks[0] == 'Chat' || (!('Vision' in self.tasks) && !self.variants.exists(v, has(v.draft)))",
+        "size(self.tasks) == 0 || self.tasks[0] == 'Chat' || "
+        "(!('Vision' in self.tasks) && !self.variants.exists(v, has(v.draft)))",
         "`spec.tasks` must begin with 'Chat' where it has 'Vision', or one of `spec.variants` names a `draft`",
     ),
 )
