@@ -1,6 +1,7 @@
 """Whole lines through `plan` in virtual time: from a wish to served replicas and out again, with things going wrong."""
 
 import pytest
+from covey_api.engines import EngineName
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, MemberPhase
 from covey_api.messages import ModelState
 from covey_api.meta import MAX_NAME_LENGTH, RETRY_ANNOTATION, Condition, ObjectMeta
@@ -680,6 +681,16 @@ def test_header_is_asked_of_one_node_at_a_time_and_of_the_next_when_one_fails() 
     assert [(v.error, v.artifact is not None) for v in model.status.variants] == [("", True)]
     said = [note.reason for note in story.notes if note.reason.startswith("Header")]
     assert said == [EventReason.HEADER_UNREAD, EventReason.HEADER_READ]
+
+
+def test_a_source_of_two_variants_is_asked_of_whoever_runs_either() -> None:
+    story = Worldlet()
+    (first,) = builders.model(known=False).spec.variants
+    other = first.model_copy(update={"name": "another-engine", "engines": (EngineName.LLAMA_CPP,)})
+    story.put(builders.model(known=False, variants=(other, first)), builders.placement())
+    story.add_agents("a")
+    story.run(15)
+    assert len(story.routed()) == 1
 
 
 def test_unreadable_header_is_said_and_asked_for_with_backoff() -> None:

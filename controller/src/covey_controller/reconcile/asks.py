@@ -6,7 +6,7 @@ variant; a node that fails is followed by the next one, and after a whole round 
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from covey_api.companion import CompanionRole
@@ -129,12 +129,13 @@ def _is_known(model: Model, part: Part) -> bool:
     return status is not None and status.artifact is not None and bool(status.geometry or model.spec.geometry)
 
 
-def _unknown_parts(draft: Draft) -> Iterator[tuple[ArtifactKey, Variant]]:
-    found: dict[ArtifactKey, Variant] = {}
+def _unknown_parts(draft: Draft) -> Iterator[tuple[ArtifactKey, list[Variant]]]:
+    """With all variants that name it: whoever can run any of them can be asked."""
+    found: dict[ArtifactKey, list[Variant]] = {}
     for model in draft.models.values():
         for part in _parts_of(model):
             if not _is_known(model, part):
-                found.setdefault(part.key, part.variant)
+                found.setdefault(part.key, []).append(part.variant)
     yield from sorted(found.items(), key=lambda item: item[0])
 
 
@@ -146,17 +147,17 @@ def plan_asks(draft: Draft) -> None:
     draft.asks = {
         ask_id: each for ask_id, each in draft.asks.items() if ArtifactKey(each.ask.source, each.ask.sha256) in unknown
     }
-    for key, variant in unknown.items():
+    for key, variants in unknown.items():
         if key not in asked:
-            _open_ask(draft, key, variant)
+            _open_ask(draft, key, variants)
 
 
-def _open_ask(draft: Draft, key: ArtifactKey, variant: Variant) -> None:
+def _open_ask(draft: Draft, key: ArtifactKey, variants: Sequence[Variant]) -> None:
     search = draft.searches.get(key, Search())
     if draft.now < search.until:
         draft.wake_at(search.until)
         return
-    able = [node for node in draft.nodes.values() if can_read(node, variant)]
+    able = [node for node in draft.nodes.values() if any(can_read(node, variant) for variant in variants)]
     if not able:
         return
     untried = [node for node in able if node.name not in search.tried]
