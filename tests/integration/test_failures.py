@@ -76,7 +76,7 @@ def test_apply_and_delete_write_the_source(fleet: RunningFleet) -> None:
     assert any("another" in path.read_text() for path in fleet.folder.iterdir())
     bad = fleet.covey("apply", "-f", "-", text=text.replace("Gguf", "Guff"), check=False)
     assert bad.returncode == 1
-    assert "`spec.variants[0].format` must be one of 'Gguf', 'Safetensors', 'Mlx'; got 'Guff'" in bad.stderr
+    assert "`spec.variants[1].format` must be one of 'Gguf', 'Safetensors', 'Mlx'; got 'Guff'" in bad.stderr
     assert fleet.covey("delete", "model/another").stdout.strip() == "model/another deleted"
     wait_until(lambda: fleet.covey("get", "model", "another", check=False).returncode == 3, "it is gone")
 
