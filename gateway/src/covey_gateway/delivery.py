@@ -96,9 +96,10 @@ class Delivery:
             return
         self._is_over = True
         self._engines = None
-        self._traffic.unfollow(self.target, self)  # while it is known what the engine owes it
         if self._connection is not None:
             self._spare_unread()
+        self._traffic.unfollow(self.target, self)  # while it is known what the engine owes it
+        if self._connection is not None:
             self._connection.abort()
             self._connection = None
         self._traffic.release(self.target, refused=refused)
