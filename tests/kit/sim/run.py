@@ -26,7 +26,7 @@ from kit.sim.seeded import SeededWorld
 CONVERGE_SECONDS = 1800.0
 # The last message that a troubled wire held back has come, and every backoff towards the controller is over.
 SETTLED_SECONDS = 15.0
-QUIET_SECONDS, LONG_QUIET_SECONDS = 120.0, 3600.0
+QUIET_SECONDS, LONG_QUIET_SECONDS = 300.0, 3600.0
 LONG_QUIET_EVERY = 50
 
 
