@@ -20,6 +20,8 @@ from covey.ports import JsonObject
 FOLLOW_SECONDS = 1.0
 # Of an overlap that is looked for first: long enough to be found once only.
 _ANCHOR = 256
+# Less in common may be chance: two lines' ends look alike.
+_LEAST_OVERLAP = 32
 
 
 @click.command()
@@ -109,8 +111,8 @@ def find_new(before: str, after: str) -> str | None:
 
 def _find_short_overlap(before: str, after: str) -> str | None:
     """Of an overlap shorter than the anchor: so much was printed meanwhile, or so little is there."""
-    for length in range(min(_ANCHOR, len(before), len(after)), 0, -1):
-        if after.startswith(before[-length:]) and "\n" in before[-length:]:
+    for length in range(min(_ANCHOR, len(before), len(after)), _LEAST_OVERLAP - 1, -1):
+        if after.startswith(before[-length:]):
             return after[length:]
     return None
 
