@@ -40,7 +40,7 @@ found.responseStream = {
   text: events.filter((e) => e.type === "response.output_text.delta").map((e) => e.delta).join(""),
 };
 
-const message = anthropic.messages.stream({ model: "m", messages, max_tokens: 8 });
+const message = anthropic.messages.stream({ model: "m", messages, max_tokens: 8, temperature: 0 });
 const final = await message.finalMessage();
 found.message = { text: final.content[0].text, usage: final.usage, stop: final.stop_reason };
 found.counted = (await anthropic.messages.countTokens({ model: "m", messages })).input_tokens;

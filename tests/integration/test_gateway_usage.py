@@ -68,7 +68,8 @@ async def test_usage_is_what_the_engine_counted_also_of_requests_that_were_left(
 
         async def ask(number: int) -> None:
             words = " ".join(draw.choice(("red", "green", "harbour", "window")) for _ in range(20 + number % 60))
-            fields: dict[str, Any] = {"messages": [{"role": "user", "content": words}], "max_tokens": 12}
+            messages = [{"role": "user", "content": words}]
+            fields: dict[str, Any] = {"messages": messages, "max_tokens": 12, "ignore_eos": True}
             async with leave, connected(gateway) as client:
                 if number % 4:
                     await client.ask(BEARER, stream=bool(number % 2), **fields)
