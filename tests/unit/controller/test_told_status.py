@@ -100,9 +100,9 @@ def test_every_status_fits_its_schema_whatever_a_node_reports() -> None:
 
 @pytest.mark.parametrize(
     ("done_bytes", "total_bytes", "told"),
-    [(0, 100, ""), (9, 100, ""), (10, 100, "load 10 %"), (59, 100, "load 50 %"), (100, 100, "load 100 %"), (5, 0, "")],
+    [(0, 100, ""), (24, 100, ""), (25, 100, "load 25 %"), (74, 100, "load 50 %"), (100, 100, "load 100 %"), (5, 0, "")],
 )
-def test_progress_is_told_in_steps_of_ten_percent(done_bytes: int, total_bytes: int, told: str) -> None:
-    """Each step is a write of the status: a quiet fleet writes nothing, and a load of an hour writes ten times."""
+def test_progress_is_told_in_quarters(done_bytes: int, total_bytes: int, told: str) -> None:
+    """Each step is a write of the status: a quiet fleet writes nothing, and a load of an hour writes four times."""
     progress = Progress(step="load", done_bytes=done_bytes, total_bytes=total_bytes)
     assert render_progress(progress) == told

@@ -208,12 +208,12 @@ def _observed_member(member: MemberSight, node: str, stored: MemberStatus | None
 
 
 def render_progress(progress: Progress) -> str:
-    """In steps of 10 %, since each is a write of the status; the bytes are asked for when somebody wants them.
+    """In quarters, since each is a write of the status; the bytes are asked for when somebody wants them.
 
     Of what a node says that makes no sense, nothing below 0 and nothing above 100: a status has bounds.
     """
     done = min(max(0, progress.done_bytes), progress.total_bytes)
-    percent = done * 10 // progress.total_bytes * 10 if progress.total_bytes > 0 else 0
+    percent = done * 4 // progress.total_bytes * 25 if progress.total_bytes > 0 else 0
     return f"{progress.step} {percent} %" if percent else ""
 
 
