@@ -229,7 +229,7 @@ class Report(Message):
     full: bool
     applied: Order | None = None
     """The newest assignments this agent acts on."""
-    address: str = "127.0.0.1"
+    address: Annotated[str, Field(max_length=253)] = "127.0.0.1"
     """Address at which gateways of other machines reach this node's fronts."""
     machine: Annotated[str, Field(max_length=64)] = ""
     """What tells this loopback from every other one (`observe_machine`); empty: from a version that had no fronts."""
