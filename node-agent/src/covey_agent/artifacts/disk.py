@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import AsyncGenerator, Callable
@@ -14,6 +13,7 @@ from typing import ParamSpec, TypeVar
 import psutil
 from covey_api.reasons import FailureCause
 
+from covey_agent.keeper.observed import take_lock
 from covey_agent.ports import AgentError
 
 P = ParamSpec("P")
@@ -93,7 +93,7 @@ async def hold_partial(path: Path, patience_seconds: float) -> AsyncGenerator[in
     while True:
         descriptor = _open_own(path)
         try:
-            if _lock(descriptor) and _has_name(descriptor, path):
+            if take_lock(descriptor) and has_name(descriptor, path):
                 yield descriptor
                 return
             found_bytes = os.fstat(descriptor).st_size
@@ -122,15 +122,7 @@ def _open_own(path: Path) -> int:
     return os.open(path, flags, 0o644)
 
 
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _has_name(descriptor: int, path: Path) -> bool:
+def has_name(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -4,7 +4,6 @@ An entry's size is what the disk gives back: a file that two sets share belongs 
 first of them by name. A file that is needed for itself belongs to no set that nobody needs.
 """
 
-import fcntl
 import os
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,6 +14,7 @@ from covey_api.model import ResolvedArtifact
 from covey_agent.artifacts.cache import Cache, is_digest
 from covey_agent.artifacts.disk import list_folder
 from covey_agent.artifacts.pins import observe_pins
+from covey_agent.keeper.observed import is_held
 
 
 class EntryKind(StrEnum):
@@ -133,7 +133,7 @@ def _is_partial(path: Path) -> bool:
 def _partial(path: Path, pins: dict[str, str]) -> Entry:
     """What is needed is so from its first byte on."""
     found = path.lstat()
-    holder = "a download under way" if _is_locked(path) else pins.get(path.name, "")
+    holder = "a download under way" if is_held(path) else pins.get(path.name, "")
     notes = path.with_name(path.name + ".json")
     size_bytes = found.st_blocks * 512
     return Entry(EntryKind.PARTIAL, path.name, "", frozenset(), size_bytes, found.st_mtime, holder, (path, notes))
@@ -146,20 +146,6 @@ def _engine(folder: Path, user: str) -> Entry:
     used_at = folder.stat().st_mtime
     name = names[0] if names else f"unfinished {folder.name[:12]}"
     return Entry(EntryKind.ENGINE, name, "", frozenset((folder.name,)), size_bytes, used_at, user, (folder,))
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _pinned(digests: frozenset[str], pins: dict[str, str]) -> str:

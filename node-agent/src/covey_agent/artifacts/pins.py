@@ -17,7 +17,7 @@ from covey_api.meta import Message
 from pydantic import Field, ValidationError
 
 from covey_agent.artifacts.disk import write_atomically
-from covey_agent.keeper.observed import is_locked
+from covey_agent.keeper.observed import is_held, is_locked
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def observe_pins(folder: Path) -> Pinned:
     users: list[str] = []
     for path in sorted(folder.glob("*.json")):
         pins = _read(path)
-        if pins is not None and (_is_held(path.with_suffix(".lock")) or _has_living(pins)):
+        if pins is not None and (is_held(path.with_suffix(".lock")) or _has_living(pins)):
             users.append(pins.describe())
             by_digest |= {digest: pins.describe() for digest in pins.digests}
     return Pinned(by_digest, tuple(users))
@@ -97,7 +97,7 @@ def sweep_pins(folder: Path) -> None:
     for path in folder.glob("*.json"):
         pins = _read(path)
         lock = path.with_suffix(".lock")
-        if not _is_held(lock) and (pins is None or not _has_living(pins)):
+        if not is_held(lock) and (pins is None or not _has_living(pins)):
             path.unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
 
@@ -107,20 +107,6 @@ def _read(path: Path) -> PinList | None:
         return PinList.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
-
-
-def _is_held(lock: Path) -> bool:
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _has_living(pins: PinList) -> bool:
