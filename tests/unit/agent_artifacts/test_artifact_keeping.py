@@ -1,11 +1,13 @@
 """What stays in a cache and what goes: verified at a glance, pinned by who needs it, evicted by last use."""
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -193,6 +195,48 @@ def test_a_pin_of_a_process_that_was_killed_counts_for_nothing(tmp_path: Path) -
     subprocess.run([sys.executable, "-c", code, str(cache.pins)], check=False, timeout=60)
     assert list(cache.pins.glob("*.json"))
     assert observe_pins(cache.pins).users == ()
+
+
+def test_pins_below_a_folder_that_cannot_be_looked_into_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, members = Cache(tmp_path / "cache"), tmp_path / "agent" / "members"
+    pins = Pins(cache.pins, members)
+    pins.hold(frozenset(("d" * 64,)))
+    pins.close()
+    look = Path.iterdir
+
+    def refuse(path: Path) -> Iterator[Path]:
+        if path == members:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert observe_pins(cache.pins).by_digest.keys() == {"d" * 64}
+    sweep_pins(cache.pins)
+    assert observe_pins(cache.pins).by_digest.keys() == {"d" * 64}
+
+
+def test_a_list_whose_process_starts_while_others_sweep_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, members = Cache(tmp_path / "cache"), tmp_path / "agent" / "members"
+    Pins(cache.pins, members).close()
+    (lock,) = cache.pins.glob("*.lock")
+    lock_file = fcntl.flock
+
+    def sweep_and_lock(descriptor: int, operation: int) -> None:
+        monkeypatch.undo()
+        sweep_pins(cache.pins)
+        assert not lock.exists()
+        lock_file(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", sweep_and_lock)
+    pins = Pins(cache.pins, members)
+    pins.hold(frozenset(("d" * 64,)))
+    sweep_pins(cache.pins)
+    assert observe_pins(cache.pins).by_digest.keys() == {"d" * 64}
+    pins.close()
 
 
 # Evicted
