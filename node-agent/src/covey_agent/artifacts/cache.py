@@ -19,8 +19,8 @@ An index in SQLite was the alternative; single files need no schema, no repair, 
 import errno
 import hashlib
 import logging
-import os
 import stat
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +29,7 @@ from covey_api.meta import Message, Sha256
 from covey_api.model import ResolvedArtifact
 from pydantic import Field, ValidationError
 
-from covey_agent.artifacts.disk import list_folder, sweep_temporaries, sync_folder, write_atomically
+from covey_agent.artifacts.disk import list_folder, name_temporary, sweep_temporaries, sync_folder, write_atomically
 from covey_agent.artifacts.room import Room
 from covey_agent.artifacts.sets import find_set, install_set
 from covey_agent.artifacts.stamps import Stamps
@@ -89,6 +89,8 @@ class Cache:
         self.room = Room(folder, lambda short_bytes, name: make_room(self, short_bytes, name))
         self._references = folder / "refs"
         self._files = folder / "files"
+        # Of two threads that add the same file the second finds the first's.
+        self._adding = threading.Lock()
         if not is_only_looked_at:
             for path in (
                 *(self.blobs, self.partial, self.sets, self.envs, self.pins),
@@ -110,8 +112,8 @@ class Cache:
 
     def digests(self) -> tuple[str, ...]:
         """`ResolvedArtifact.digest` of all that is here, sorted."""
-        archived = {reference.artifact.digest for reference in self._known_references.values()}
-        local = {digest.sha256 for digest in self._known_files.values()}
+        archived = {reference.artifact.digest for reference in list(self._known_references.values())}
+        local = {digest.sha256 for digest in list(self._known_files.values())}
         return tuple(sorted(self._known_blobs | archived | local))
 
     def find_blob(self, sha256: str, size_bytes: int) -> Path | None:
@@ -150,11 +152,15 @@ class Cache:
 
     def add_blob(self, sha256: str, content: bytes, name: str = "") -> Path:
         """Keep content that has this digest. One that is here stays: sets have links to it. Blocking."""
-        if (here := self.find_blob(sha256, len(content))) and self.stamps.matches(sha256, here):
-            return here
-        path = self.partial / f"{sha256}.{os.getpid()}"
-        write_atomically(path, content)
-        return self.install_blob(path, sha256, name)
+        with self._adding:
+            if (here := self.find_blob(sha256, len(content))) and self.stamps.matches(sha256, here):
+                return here
+            path = name_temporary(self.partial / sha256)
+            try:
+                write_atomically(path, content)
+                return self.install_blob(path, sha256, name)
+            finally:
+                path.unlink(missing_ok=True)
 
     def install_set(self, artifact: ResolvedArtifact, blobs: Mapping[str, Path]) -> Path:
         """What an engine is given of an artifact of several files, from verified blobs. Blocking."""
@@ -189,7 +195,7 @@ class Cache:
 
     def find_source(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
         """What an earlier fetch of this source, under this demanded digest, left here."""
-        for reference in self._known_references.values():
+        for reference in list(self._known_references.values()):
             if reference.artifact.source == source and (reference.artifact.sha256 or "") == sha256:
                 path = self.find_artifact(reference.artifact)
                 return (reference.artifact, path) if path else None
@@ -204,7 +210,7 @@ class Cache:
                     found.append((self._references.joinpath(f"{key}.json").stat().st_mtime_ns, reference.artifact))
                 except FileNotFoundError:
                     # Another process removed it, with what it led to.
-                    del self._known_references[key]
+                    self._known_references.pop(key, None)
         for _, artifact in sorted(found, key=lambda each: each[0], reverse=True):
             if path := self.find_artifact(artifact):
                 return artifact, path
@@ -228,7 +234,7 @@ class Cache:
         """The remembered digest of a local file, if the file is unchanged."""
         digest = self._known_files.get(path)
         if digest is not None and not _is_unchanged(digest):
-            del self._known_files[path]
+            self._known_files.pop(path, None)
             return None
         return digest
 
@@ -252,8 +258,8 @@ class Cache:
     def forget(self, digests: frozenset[str]) -> None:
         """These were removed from the disk, with what refers to them."""
         self._known_blobs -= digests
-        for key in [key for key, reference in self._known_references.items() if reference.blob in digests]:
-            del self._known_references[key]
+        for key in [key for key, reference in list(self._known_references.items()) if reference.blob in digests]:
+            self._known_references.pop(key, None)
 
     def _is_here(self, reference: Reference) -> bool:
         if reference.artifact.files:

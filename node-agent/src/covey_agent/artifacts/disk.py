@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import shutil
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ LOCK_POLL_SECONDS = 0.2
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Whole or not at all, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = name_temporary(path)
     try:
         with temporary.open("wb") as file:
             file.write(content)
@@ -37,16 +38,30 @@ def write_atomically(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def name_temporary(path: Path) -> Path:
+    """A name beside it that is this thread's alone, and that `sweep_temporaries` knows."""
+    return path.with_name(f".{path.name}.{threading.get_ident()}.{os.getpid()}")
+
+
 def sweep_temporaries(folder: Path) -> None:
     """Remove what was about to be made, or removed, when its process ended, or the power did."""
     for path in folder.glob(".*.*"):
         process = path.name.rpartition(".")[2]
-        if not process.isdigit() or psutil.pid_exists(int(process)):
+        if not process.isdigit() or _has_living_maker(path, int(process)):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def _has_living_maker(path: Path, process: int) -> bool:
+    if process != os.getpid():
+        return psutil.pid_exists(process)
+    # In a container the next process gets the same id: what is older than this one was another's.
+    with contextlib.suppress(FileNotFoundError):
+        return path.lstat().st_ctime >= psutil.Process().create_time()
+    return True
 
 
 def list_folder(folder: Path) -> list[Path]:

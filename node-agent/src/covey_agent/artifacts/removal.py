@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.disk import name_temporary
 from covey_agent.artifacts.entries import Entry, EntryKind
 from covey_agent.artifacts.pins import observe_pins
 from covey_agent.keeper.observed import take_lock
@@ -29,7 +30,7 @@ def remove_entry(cache: Cache, entry: Entry, held: Callable[[], frozenset[str]] 
         for path in entry.paths:
             if os.path.lexists(path):
                 # As a temporary of this process: what a crash leaves is swept by the next who opens the cache.
-                away = path.with_name(f".{path.name}.{os.getpid()}")
+                away = name_temporary(path)
                 path.rename(away)
                 aside.append((path, away))
         is_needed = _is_needed(cache, entry, held)
