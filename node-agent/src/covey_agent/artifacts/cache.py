@@ -29,7 +29,14 @@ from covey_api.meta import Message, Sha256
 from covey_api.model import ResolvedArtifact
 from pydantic import Field, ValidationError
 
-from covey_agent.artifacts.disk import list_folder, name_temporary, sweep_temporaries, sync_folder, write_atomically
+from covey_agent.artifacts.disk import (
+    list_folder,
+    name_temporary,
+    size_of,
+    sweep_temporaries,
+    sync_folder,
+    write_atomically,
+)
 from covey_agent.artifacts.room import Room
 from covey_agent.artifacts.sets import find_set, install_set
 from covey_agent.artifacts.stamps import Stamps
@@ -188,7 +195,7 @@ class Cache:
     def missing_bytes(self, artifact: ResolvedArtifact) -> dict[str, int]:
         """What is yet to be written of each file of a set that isn't here, beside what a broken download left of it."""
         return {
-            file.sha256: max(0, file.size_bytes - _size_of(self.partial / file.sha256))
+            file.sha256: max(0, file.size_bytes - size_of(self.partial / file.sha256))
             for file in artifact.files
             if self.find_blob(file.sha256, file.size_bytes) is None
         }
@@ -265,13 +272,6 @@ class Cache:
         if reference.artifact.files:
             return (self.sets / reference.blob).is_dir()
         return reference.blob in self._known_blobs
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
 
 
 def _read_reference(path: Path) -> Reference | None:

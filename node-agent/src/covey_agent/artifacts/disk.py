@@ -72,6 +72,15 @@ def list_folder(folder: Path) -> list[Path]:
         return []
 
 
+def size_of(path: Path, *, is_lone: bool = False) -> int:
+    """Of the file itself; zero where there is none. `is_lone`: zero as well for one that has other names."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return 0
+    return 0 if is_lone and found.st_nlink > 1 else found.st_size
+
+
 def sync_folder(folder: Path) -> None:
     """Make the renames in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
