@@ -16,6 +16,7 @@ from covey_agent.artifacts.entries import EntryKind, observe_entries
 from covey_agent.artifacts.eviction import choose_evictions, evict
 from covey_agent.artifacts.pins import Pins, observe_pins, sweep_pins
 from covey_agent.artifacts.removal import remove_entry
+from covey_agent.artifacts.stamps import Stamp, Stamps
 from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
 from covey_agent.main import needs_of
 from covey_api.model import ArtifactFile, ResolvedArtifact
@@ -266,6 +267,44 @@ def test_entries_tell_models_files_engines_and_broken_downloads_by_last_use(tmp_
     assert [entry.used_at for entry in entries] == sorted((entry.used_at for entry in entries), reverse=True)
     assert found[wanted.name].source == wanted.source
     assert found["c" * 64].size_bytes >= 10_000
+
+
+def test_what_others_remove_while_it_is_looked_at_is_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path)
+    gone = install(cache, b"a wheel", "gone.whl")
+    install(cache, b"another", "stays.whl")
+    make_set(cache, {"config.json": b"{}", "model.safetensors": b"others"})
+    find = Stamps.find
+
+    def find_and_remove(stamps: Stamps, sha256: str) -> Stamp | None:
+        found = find(stamps, sha256)
+        (cache.blobs / gone).unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Stamps, "find", find_and_remove)
+    assert names(cache) == {"stays.whl", "model"}
+
+
+def test_a_blob_that_cannot_be_read_is_dropped_unless_no_file_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path)
+    sha256 = install(cache, b"weights")
+    cache.stamps.remove(sha256)
+
+    def read_with(code: int) -> Path | None:
+        def fail(_path: Path, _stopping: object) -> str:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr("covey_agent.artifacts.verifying.hash_file", fail)
+        return verified(cache, sha256, 7)
+
+    with pytest.raises(OSError, match="Too many open files"):
+        read_with(errno.EMFILE)
+    assert read_with(errno.ENOENT) is None
+    assert (cache.blobs / sha256).exists()
+    assert read_with(errno.EIO) is None
+    assert not (cache.blobs / sha256).exists()
 
 
 def test_what_was_used_longest_ago_goes_first_and_pins_stay(tmp_path: Path) -> None:
