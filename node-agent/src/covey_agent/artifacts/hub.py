@@ -23,6 +23,7 @@ from covey_api.source import HubSource
 from covey_planner.geometry.reader import HeaderInvalid
 from covey_planner.geometry.shards import list_shards
 
+from covey_agent.artifacts.checkpoint import CONFIG
 from covey_agent.artifacts.index import split_login
 from covey_agent.artifacts.web import Origin, corrupt, unavailable
 
@@ -31,7 +32,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_ENDPOINT = "https://huggingface.co"
 GGUF = ".gguf"
 SAFETENSORS = ".safetensors"
-CONFIG = "config.json"
 # Files named when the wanted one isn't there: enough to see a typo, or to choose a quantisation.
 _NAMED = 12
 # A token is one word; a file that holds more is something else.
