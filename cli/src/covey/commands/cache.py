@@ -16,16 +16,11 @@ from covey_agent.artifacts.verifying import check_blob
 from covey_agent.options import default_cache
 from covey_api.units import format_bytes, parse_quantity
 
+from covey.commands.options import cache_option
 from covey.errors import CommandError, ExitCode
 from covey.tables import render_json, render_table
 
 _DAY_SECONDS = 86_400.0
-_cache_option = click.option(
-    "--cache",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The cache's folder; by default the user's, or COVEY_CACHE.",
-)
 _output_option = click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 
 
@@ -36,9 +31,9 @@ def cache() -> None:
 
 @cache.command()
 @_output_option
-@_cache_option
+@cache_option
 def ls(output: str, folder: Path | None) -> None:
-    """List models, files, engines and broken downloads, what was used last first.
+    """List models and files that were fetched, engines and broken downloads, what was used last first.
 
     What is needed by a running engine, an agent or a command is pinned: nothing removes it.
     """
@@ -60,7 +55,7 @@ def ls(output: str, folder: Path | None) -> None:
 @click.option("--engines", is_flag=True, help="Installed engines too, while nobody uses the cache.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed.")
 @_output_option
-@_cache_option
+@cache_option
 def prune(
     keep: str | None, older_than: float | None, engines: bool, dry_run: bool, output: str, folder: Path | None
 ) -> None:
@@ -90,7 +85,7 @@ def prune(
 
 @cache.command()
 @_output_option
-@_cache_option
+@cache_option
 def verify(output: str, folder: Path | None) -> None:
     """Read every model and file whole, and remove what isn't what it was when it was fetched.
 
