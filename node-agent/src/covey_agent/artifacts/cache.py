@@ -1,14 +1,14 @@
-"""The artifact cache on disk: blobs by digest, references to what was taken from archives, digests of local files.
+"""The artifact cache on disk: blobs by digest, which sources led to which of them, digests of local files.
 
 Owns every write below the cache folder; knows nothing of sources or HTTP. The rule that a maintainer would break by
 accident: a name appears under `blobs/` only by a rename of a file whose whole content was hashed and fsynced before, so
-that what is there may be trusted without reading it again.
+that what is there may be trusted without reading it again while its stamp matches (ADR 39).
 
     blobs/sha256/<digest>   whole, verified files
     stamps/<digest>.json    what a blob was when its content was hashed, and when it was last used
     pins/<key>.json         what must not be removed, by who needs it
     partial/<digest>        downloads and extractions under way, locked by flock on the file itself
-    refs/<key>.json         which blob holds an artifact that is identified by its archive
+    refs/<key>.json         which blob or set an artifact is, by its source
     files/<key>.json        digests of `file://` sources, valid for one size, time and inode
     sets/<digest>           folders of links to blobs, for artifacts of several files
     envs/<digest>           installed engines
