@@ -218,6 +218,24 @@ def test_pins_below_a_folder_that_cannot_be_looked_into_are_kept(
     assert observe_pins(cache.pins).by_digest.keys() == {"d" * 64}
 
 
+def test_a_list_that_the_disk_keeps_costs_a_warning_and_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of another user, in a folder where each may remove his own alone."""
+    cache = Cache(tmp_path)
+    Pins(cache.pins, tmp_path / "members").close()
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        sweep_pins(cache.pins)
+    assert "is kept: Operation not permitted" in caplog.text
+    sweep_pins(cache.pins)
+    assert list(cache.pins.iterdir()) == []
+
+
 def test_a_list_whose_process_starts_while_others_sweep_is_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

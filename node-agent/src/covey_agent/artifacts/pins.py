@@ -93,18 +93,21 @@ def observe_pins(folder: Path) -> Pinned:
 def sweep_pins(folder: Path) -> None:
     """Remove the lists that no longer count, each with its lock held: whoever starts meanwhile writes a new one."""
     for path in folder.glob("*.json"):
-        lock = path.with_suffix(".lock")
         try:
-            descriptor = open_lock(lock, os.O_CREAT)
+            _sweep(path)
         except OSError as error:
-            logger.warning("the list of pins '%s' is kept: its lock can't be opened: %s", path, error.strerror)
-            continue
-        try:
-            if take_lock(descriptor) and has_name(descriptor, lock) and not _has_living(_read(path)):
-                path.unlink(missing_ok=True)
-                lock.unlink(missing_ok=True)
-        finally:
-            os.close(descriptor)
+            logger.warning("the list of pins '%s' is kept: %s", path, error.strerror)
+
+
+def _sweep(path: Path) -> None:
+    lock = path.with_suffix(".lock")
+    descriptor = open_lock(lock, os.O_CREAT)
+    try:
+        if take_lock(descriptor) and has_name(descriptor, lock) and not _has_living(_read(path)):
+            path.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
 
 
 def _hold(path: Path) -> int:
