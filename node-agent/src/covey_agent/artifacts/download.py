@@ -54,9 +54,9 @@ class Downloader:
         """The blob. `beside_bytes`: what else the caller will write for it, so that a full disk is known at once."""
 
         async def work(tell: OnTransfer) -> Path:
-            if blob := await find_verified(self._cache, remote.sha256, remote.size_bytes):
-                return blob
             try:
+                if blob := await find_verified(self._cache, remote.sha256, remote.size_bytes):
+                    return blob
                 return await fill(tell)
             except OSError as error:
                 raise self._cache.room.explain(error, remote.name, remote.size_bytes) from error
@@ -65,7 +65,7 @@ class Downloader:
             path = self._cache.partial / remote.sha256
             async with hold_partial(path, _LOCK_PATIENCE_SECONDS) as descriptor:
                 # Another process may have been the holder until now.
-                if blob := self._cache.find_blob(remote.sha256, remote.size_bytes):
+                if blob := await find_verified(self._cache, remote.sha256, remote.size_bytes):
                     path.unlink()
                     return blob
                 return await self._fill(remote, PartialFile(descriptor, path), tell, beside_bytes)
