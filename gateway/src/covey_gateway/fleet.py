@@ -58,8 +58,7 @@ class Fleet(Protocol):
 class FleetLink:
     """`apply` puts a table into force, `kept` keeps it; `address` is where clients reach this gateway.
 
-    `machine`: as `observe_machine` says; None: no endpoint is on this machine. `boot` tells this process from another
-    of the same name.
+    `machine`: as `observe_machine` says; None: no endpoint is on this machine.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class FleetLink:
         name: str,
         address: str,
         machine: str | None,
-        boot: str = "",
     ) -> None:
         self._traffic = traffic
         self._apply = apply
@@ -84,7 +82,6 @@ class FleetLink:
         self._name = name
         self._address = address
         self._machine = machine
-        self._query = f"?boot={boot}" if boot else ""
         self._is_due = asyncio.Event()
         self._is_connected = False
         self._connected_fleet: Fleet | None = None
@@ -172,7 +169,7 @@ class FleetLink:
             raise NotPassedOn(error.message) from None
 
     async def _watch_endpoints(self, fleet: Fleet, backoff: Backoff) -> None:
-        async with aclosing(fleet.stream(f"endpoints{self._query}")) as lines:
+        async with aclosing(fleet.stream(f"endpoints?boot={self._traffic.accounts.boot}")) as lines:
             async for line in lines:
                 if not self._is_connected:
                     self._is_connected = True
@@ -200,7 +197,7 @@ class FleetLink:
             self._is_due.clear()
             reported_at = clock()
             demand = self._observe_demand()
-            answer = await fleet.post(f"demand{self._query}", demand, DemandAnswer)
+            answer = await fleet.post("demand", demand, DemandAnswer)
             if answer.term != self._leader_term:
                 self._leader_term = answer.term
                 self._traffic.accounts.forget_told()
@@ -216,7 +213,6 @@ class FleetLink:
     def _observe_demand(self) -> Demand:
         table = self._traffic.table if self._traffic.has_table else None
         is_foreign = table is not None and table.order.term != self._leader_term
-        usage = self._traffic.accounts.observe_usage()
         return Demand(
             gateway=self._name,
             address=self._address,
@@ -224,6 +220,6 @@ class FleetLink:
             endpoints=self._traffic.observe_demand(),
             nodes=self._traffic.observe_nodes() if is_foreign else (),
             models=self._traffic.waiting.observe_demand(),
-            boot=self._traffic.accounts.boot if usage else "",
-            usage=usage,
+            boot=self._traffic.accounts.boot,
+            usage=self._traffic.accounts.observe_usage(),
         )

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import logging
 import os
-import secrets
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -289,7 +288,6 @@ def _build_link(
         name or render_name(socket.gethostname()),
         address,
         machine,
-        secrets.token_hex(8),
     )
 
 
