@@ -296,7 +296,8 @@ class Traffic:
         for targets in self.table.targets.values():
             for target in targets:
                 if (load := self._loads.get(target.id)) is not None:
-                    in_flight[target.namespace, target.model] += load.in_flight
+                    name = (target.namespace, target.model)  # perhaps of a Model that is declared no more
+                    in_flight[name] = in_flight.get(name, 0) + load.in_flight
         held = sum(each.held for each in self.waiting.observe_demand())
         return Present(connections, in_flight, held, self.is_ready, log_lines_dropped)
 
