@@ -223,8 +223,8 @@ class Traffic:
         siblings = [self._loads.get(each.id) for each in targets]
         if judge_failure(load, siblings, self._clock()) and load.aside is not None:
             self.ledger.figures.of_model(target.namespace, target.model).ejections += 1
-            words = "endpoint %s of model '%s' is set aside for %.0f s, since it failed %d times in a row: %s"
-            _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.message)
+            words = "endpoint %s of model '%s' is set aside for %.0f s, since it failed %d times in a row, %s: %s"
+            _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.code, error.log_words)
 
     def look_for_silent(self) -> None:
         """Mark endpoints that owe bytes and give nobody any. One that nobody waits for is asked by one: it may have
