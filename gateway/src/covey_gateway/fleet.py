@@ -38,6 +38,8 @@ from covey_gateway.traffic import Traffic
 
 # Changes that come together are reported together; a drain waits no longer than a person notices.
 _MIN_REPORT_SECONDS = 0.05
+# How long a gateway that ends waits for a controller that may be ending too.
+_LAST_REPORT_SECONDS = 1
 
 _log = logging.getLogger(__name__)
 
@@ -159,6 +161,14 @@ class FleetLink:
                 tasks.create_task(self._report_demand(fleet))
         finally:
             self._connected_fleet = None
+
+    async def report_last(self) -> None:
+        """What was served since the report before: nobody knows it once the process is gone."""
+        if self._connected_fleet is None:
+            return
+        with suppress(FleetError, TimeoutError):
+            async with asyncio.timeout(_LAST_REPORT_SECONDS):
+                await self._connected_fleet.post("demand", self._observe_demand(), DemandAnswer)
 
     async def _pass_on(self, cancel: Cancel) -> int:
         if self._connected_fleet is None:
