@@ -328,6 +328,7 @@ class ClientKey(Message):
 
 
 MAX_REQUEST_ID = 128
+MAX_BOOT = 64
 
 
 class Cancel(Message):
@@ -427,8 +428,8 @@ class Demand(Message):
     """Nodes of the table's endpoints while that table is an earlier leader's: whom a lost store can't name."""
     models: tuple[ModelDemand, ...] = ()
     """By namespace and name."""
-    boot: Annotated[str, Field(max_length=64)] = ""
-    """Random per process: what `usage` has grown since."""
+    boot: Annotated[str, Field(max_length=MAX_BOOT)] = ""
+    """Random per process, as in `endpoints?boot=`: which one of this name speaks, and what `usage` has grown since."""
     usage: Annotated[tuple[KeyUsage, ...], Field(max_length=10_000)] = ()
     """Of keys whose usage this leader doesn't have yet."""
 
