@@ -153,7 +153,9 @@ def test_findings_keep_the_names_that_programs_read() -> None:
         (-29.0, Level.OK, "agrees"),
         (40.0, Level.WARNING, "40 seconds ahead of"),
         (-7 * 3600.0, Level.WARNING, "7 hours behind"),
-        (86_401.0, Level.BROKEN, "24 hours ahead of"),
+        (86_401.0, Level.WARNING, "24 hours ahead of"),
+        (61 * 86_400.0, Level.BROKEN, "61 days ahead of"),
+        (-86_401.0, Level.BROKEN, "24 hours behind"),
         (-90 * 86_400.0, Level.BROKEN, "90 days behind"),
     ],
 )
