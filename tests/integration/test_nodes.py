@@ -217,6 +217,7 @@ async def test_the_doctor_takes_a_gateway_that_is_its_own_service_for_no_strange
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: AccessPolicy
 ) -> None:
     async with running_gateway(policy=policy, is_routed=False) as gateway:
+        await gateway.server.app.load()  # as of one that has served for a moment: the doctor waits for 3 s
         monkeypatch.setattr(place, "DEFAULT_PORT", gateway.port)
         found, *_ = await asyncio.to_thread(look_at_ports, Place(tmp_path, tmp_path, {}, tmp_path))
     assert (found.level, "a gateway of Covey's listens" in found.found) == (Level.OK, True)
