@@ -71,6 +71,8 @@ class Counters:
 
     path: str
     pattern: re.Pattern[str]
+    asked: re.Pattern[str] | None = None
+    """Finds how many requests are under way or wait. Only of a page that the thread which generates answers itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,12 @@ class Adapter:
         counters = self._description.counters
         page = await self.read_metrics(port, key)
         return " ".join(counters.pattern.findall(page)) or None if counters and page else None
+
+    async def is_at_rest(self, port: int, key: str) -> bool:
+        counters = self._description.counters
+        page = await self.read_metrics(port, key) if counters and counters.asked else None
+        found = counters.asked.findall(page) if counters and counters.asked and page else []
+        return bool(found) and not any(float(each) for each in found)
 
     async def read_metrics(self, port: int, key: str) -> str | None:
         counters = self._description.counters

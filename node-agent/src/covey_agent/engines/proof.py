@@ -1,7 +1,7 @@
 """The smallest request of a task, and what proves that it was done: a token, a finite vector, a score.
 
 An engine's own health page proves nothing: it answers while weights load, and goes on answering when what generates is
-dead. The request spares the users' prompt cache where the engine can be told so.
+dead.
 """
 
 import asyncio
