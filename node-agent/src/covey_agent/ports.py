@@ -154,8 +154,7 @@ class EngineAdapter(Protocol):
         ...
 
     async def is_at_rest(self, port: int, key: str) -> bool:
-        """Whether what generates in it says itself that nothing is asked of it. False: or it can't say so. One bounded try;
-        never raises."""
+        """Whether what generates in it says itself that nothing is asked of it. One bounded try; never raises."""
         ...
 
     async def read_metrics(self, port: int, key: str) -> str | None:

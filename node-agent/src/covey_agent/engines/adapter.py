@@ -20,7 +20,7 @@ from covey_api.instance import Instance
 from covey_api.reasons import FailureCause
 
 from covey_agent.engines.libraries import explain_missing_library
-from covey_agent.engines.proof import explain_unproven
+from covey_agent.engines.proof import MAX_ANSWER_BYTES, explain_unproven, read_answer
 from covey_agent.keeper.output import EXIT_TAIL_BYTES, drop_cut_line
 from covey_agent.ports import AgentError, EngineProgram, Launch
 
@@ -139,9 +139,11 @@ class Adapter:
         if counters is None:
             return None
         url, headers = f"http://127.0.0.1:{port}{counters.path}", {"authorization": f"Bearer {key}"}
+        request = self._http.build_request("GET", url, headers=headers, timeout=PROGRESS_SECONDS)
         try:
             async with asyncio.timeout(PROGRESS_SECONDS):
-                return (await self._http.get(url, headers=headers, timeout=PROGRESS_SECONDS)).text
+                _, page = await read_answer(self._http, request, MAX_ANSWER_BYTES)
+            return page.decode("utf-8", "replace")
         except (httpx.HTTPError, TimeoutError):
             return None
 
