@@ -102,7 +102,7 @@ async def _ask(http: httpx.AsyncClient, instance: Instance, port: int, key: str)
 
 
 async def read_answer(http: httpx.AsyncClient, request: httpx.Request, most_bytes: int) -> tuple[int, bytes]:
-    """Status and body, which is cut off there: an engine out of its mind doesn't fill the agent. Raises what httpx does."""
+    """Status and body, cut off there: an engine out of its mind doesn't fill the agent. Raises what httpx does."""
     answer = await http.send(request, stream=True)
     content = bytearray()
     try:
