@@ -8,6 +8,7 @@ import pytest
 from covey_agent.engines.probe import ask
 from covey_agent.keeper import launcher
 from covey_agent.keeper.observed import is_held, open_lock, take_lock
+from kit.processes import wait_for
 
 
 def test_a_lock_is_held_until_its_file_is_closed_and_never_through_a_link(tmp_path: Path) -> None:
@@ -53,8 +54,7 @@ def test_what_an_agent_started_holds_its_lock_when_the_agent_is_gone(tmp_path: P
         assert take_lock(lock)
         waits = f"touch '{tmp_path}/begun'; until test -e '{go}'; do sleep 0.05; done"
         asking = asyncio.create_task(ask(Path("/bin/sh"), "-c", waits, environment={}, seconds=60, locks=(lock,)))
-        while not (tmp_path / "begun").exists():
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(wait_for, (tmp_path / "begun").exists, "it has begun")
         os.close(lock)  # as the end of a process does
         assert is_held(path)
         go.touch()
