@@ -5,6 +5,8 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
+from covey_api.engines import HOST_POOL
+
 from covey_agent.ports import EngineAdapter, Launch
 from covey_agent.supervisor.effects import StartKeeper
 
@@ -21,7 +23,9 @@ def render_launch(adapter: EngineAdapter, start: StartKeeper, folder: Path, port
     )
     clean = {name: os.environ[name] for name in INHERITED if name in os.environ}
     files = (*launch.files, ("assignment.json", assignment.model_dump_json(by_alias=True, exclude_none=True)))
-    return replace(launch, environment=clean | launch.environment, files=files)
+    own = [member for member in assignment.instance.spec.members if member.name == assignment.member]
+    memory_bytes = sum(costs.total_bytes for member in own for costs in member.costs if costs.pool == HOST_POOL)
+    return replace(launch, environment=clean | launch.environment, files=files, memory_bytes=memory_bytes)
 
 
 def choose_port() -> int:

@@ -121,6 +121,8 @@ class Launch:
     environment: dict[str, str]
     files: tuple[tuple[str, str], ...]
     """(relative path, content) written 0600 into the member's folder before the start."""
+    memory_bytes: int = 0
+    """Of the machine's own memory, as stamped: far more than that ends the engine alone where a limit can be had."""
 
 
 class EngineAdapter(Protocol):

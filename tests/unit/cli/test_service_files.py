@@ -12,6 +12,7 @@ from covey.service.files import Written, create_environment_file, write_service_
 from covey.service.launch import MAX_LOG_BYTES, admit_start, forget_starts, parse_environment
 from covey.service.sealed import Hand, find_state, judge_hand
 from covey.service.unit import HOT_SECONDS, HOT_STARTS, Service, find_log, quote_systemd, render_launchd, render_systemd
+from covey_agent.keeper.group import LEAF
 
 
 def service(**fields: object) -> Service:
@@ -43,6 +44,11 @@ def test_unit_leaves_engines_alone_and_tells_a_crash_from_a_stop() -> None:
 def test_delays_grow_where_systemd_knows_how() -> None:
     lines = render_systemd(service(), 256).splitlines()
     assert {"RestartSteps=8", "RestartMaxDelaySec=60", "RestartSec=2"} <= set(lines)
+
+
+def test_service_is_in_a_group_of_its_own_beside_its_engines_where_systemd_can() -> None:
+    assert f"DelegateSubgroup={LEAF}" in render_systemd(service(), 254).splitlines()
+    assert "DelegateSubgroup" not in render_systemd(service(), 252)
 
 
 def test_ten_tries_fit_into_the_time_in_which_they_are_counted() -> None:

@@ -5,7 +5,9 @@ The rules that a maintainer would break by accident:
 - Only the main process is signalled at a stop (`KillMode=process`, `AbandonProcessGroup`): it ends its parts in their
   order, and what it must leave, engines under their keepers, outlives a crash or a restart of it. With the default the
   manager would kill every engine with the first crash.
-- An engine that runs out of memory must not take the others along (`OOMPolicy=continue`).
+- An engine that runs out of memory must not take the others along (`OOMPolicy=continue`). Where systemd knows
+  `DelegateSubgroup=` each gets a group with a limit, beside the one of the service's own processes; without that line
+  systemd could not put a service that starts again among them.
 - A clean end stays an end (`Restart=on-failure`, `SuccessfulExit`), and what fails ten times within ten minutes stays
   down: each try costs a whole start. Also what a command calls wrong use (2) is tried again: its line was checked when
   it was installed, so that what is wrong now is a folder or a file that isn't there yet, on a disk that is late say.
@@ -28,6 +30,9 @@ _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS, _DELAY_STEPS = 2, 60, 8
 # Where delays can't grow.
 _FIXED_DELAY_SECONDS = 10
 _STEPS_SINCE = 254
+_SUBGROUP_SINCE = 254
+# `covey_agent.keeper.group` looks for it.
+_AGENT_GROUP = "agent"
 # `covey up` stops its parts within 15 s.
 _STOP_SECONDS = 30
 
@@ -91,6 +96,7 @@ def render_systemd(service: Service, systemd_version: int) -> str:
         "KillMode=process",
         f"TimeoutStopSec={_STOP_SECONDS}",
         "Delegate=yes",
+        *([f"DelegateSubgroup={_AGENT_GROUP}"] if systemd_version >= _SUBGROUP_SINCE else []),
         "OOMPolicy=continue",
         "UMask=0077",
         *(["NoNewPrivileges=yes"] if service.is_system else []),

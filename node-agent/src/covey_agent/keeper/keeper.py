@@ -4,7 +4,8 @@
 
 Everything it needs is in FOLDER, so that nothing secret is in an argument list and a dead agent changes nothing:
 
-    launch.json   read    instanceId, attempt, port, argv, environment, orphanGraceSeconds, front
+    launch.json   read    instanceId, attempt, port, argv, environment, orphanGraceSeconds,
+                          memoryBytes, front
     keeper.lock   flock   held for the keeper's whole life; the lock is the proof, the file's content means nothing
     keeper.json   written who runs: pids with their start times, and the front's port
     k.sock        bound   newline-delimited JSON, see `Asking.answer`

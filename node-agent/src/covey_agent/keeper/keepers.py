@@ -140,6 +140,7 @@ class ProcessKeepers:
             "argv": launch.argv,
             "environment": launch.environment,
             "orphanGraceSeconds": self._orphan_grace_seconds,
+            "memoryBytes": launch.memory_bytes,
             "front": front,
         }
         for name, content in (*launch.files, ("launch.json", json.dumps(spec))):

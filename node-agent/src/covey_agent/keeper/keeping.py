@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from covey_agent.keeper.asking import Asking
+from covey_agent.keeper.group import open_group
 from covey_agent.keeper.memory import stand_in_front
 from covey_agent.keeper.observed import observe_oom_kills, observe_start_time, write_record
 from covey_agent.keeper.output import OUTPUT_FILE_BYTES, Ring
@@ -54,6 +55,7 @@ class Keeper:
         self.stop_reason = ""
         self.kill_at: float | None = None
         self.look_at = 0.0
+        self.group = open_group(launch["instanceId"], launch["memoryBytes"])
         self.oom_kills = observe_oom_kills()
         self.started_at, self.started = time.time(), time.monotonic()
         self.asking = Asking(self.selector, self)
@@ -90,6 +92,9 @@ class Keeper:
             for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
                 signal.signal(number, signal.SIG_DFL)
             stand_in_front()
+            if self.group is not None:
+                with contextlib.suppress(OSError):  # then it runs without a limit
+                    self.group.enter()
             if libc is not None:
                 libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != keeper:
@@ -234,7 +239,6 @@ class Keeper:
         if self.front is not None:
             self.front.close()
         self._drain()
-        oom_kills = observe_oom_kills()
         status = self.engine.returncode
         self.kill_at = None
         self.exit = {
@@ -244,10 +248,7 @@ class Keeper:
             "engineStartTime": self.record["engineStartTime"],
             "status": status,
             "endedBy": self.stop_reason or "Engine",
-            "outOfMemory": status == -signal.SIGKILL
-            and not self.stop_reason
-            and None not in (oom_kills, self.oom_kills)
-            and oom_kills != self.oom_kills,
+            "outOfMemory": status == -signal.SIGKILL and not self.stop_reason and self._was_out_of_memory(),
             "startedAt": self.started_at,
             "endedAt": time.time(),
             "uptimeSeconds": time.monotonic() - self.started,
@@ -256,6 +257,15 @@ class Keeper:
         with contextlib.suppress(OSError):  # connected agents are still told; a later one finds a lost keeper
             write_record("exit.json", self.exit)
         self.asking.tell({"event": "exited", "exit": self.exit})
+        if self.group is not None:
+            self.group.remove()
+
+    def _was_out_of_memory(self) -> bool:
+        """Its own group knows; else the machine has ended somebody, and a killed engine stood in front."""
+        if self.group is not None:
+            return self.group.has_killed()
+        oom_kills = observe_oom_kills()
+        return None not in (oom_kills, self.oom_kills) and oom_kills != self.oom_kills
 
     def _drain(self) -> None:
         deadline = time.monotonic() + DRAIN_SECONDS

@@ -3,9 +3,8 @@
 The kernel ends the process that it takes for the largest. While an engine grows that can be somebody's browser, or
 another engine that has just what was planned. Alternatives:
 
-- A control group for each engine, with what was stamped as its limit: exact, and an engine that overruns dies though
-  memory is free. It needs a delegated group and the agent's move out of it, which containers and most sessions refuse;
-  not done yet.
+- A control group for each engine: where a service manager delegates one there is one too (`covey_agent.keeper.group`).
+  Containers and most sessions refuse it.
 - `RLIMIT_AS`: counts what is mapped, not what is used; a driver maps more than there is.
 - This: each engine asks for a place further in front. It needs no right, and holds in containers too.
 
