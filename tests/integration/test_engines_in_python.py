@@ -1,6 +1,7 @@
 """`LlamaCpp` and `Mlx` from a Model to tokens through the gateway: one fleet each, started as a user starts it."""
 
 import concurrent.futures
+import itertools
 import json
 import re
 import socket
@@ -117,6 +118,33 @@ def test_two_requests_at_a_time_are_both_answered(fleet: RunningFleet) -> None:
         answers = [each.result() for each in asked]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [4, 5]
+
+
+def test_mlx_generates_for_two_at_a_time(fleet: RunningFleet) -> None:
+    """In one batch: each goes on while the other does."""
+    if engine_of(fleet) != "Mlx":
+        pytest.skip("llama-cpp-python has one sequence")
+    order: list[str] = []
+
+    def read(name: str) -> None:
+        body = fleet.chat(stream=True, max_tokens=40, temperature=0)
+        with httpx.stream("POST", f"{fleet.url}/v1/chat/completions", json=body, timeout=120) as response:
+            order.extend(name for line in response.iter_lines() if '"content"' in line)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(read, "ab"))
+    turns = sum(one != other for one, other in itertools.pairwise(order))
+    assert turns > 5, "".join(order)
+
+
+def test_mlx_reads_a_long_prompt_once(fleet: RunningFleet) -> None:
+    if engine_of(fleet) != "Mlx":
+        pytest.skip("llama-cpp-python keeps the last prompt, and doesn't tell")
+    messages = [{"role": "user", "content": "Count the words of this: " + "harbour window red " * 60}]
+    found = [fleet.ask(messages=messages, max_tokens=2, temperature=0).json()["usage"] for _ in range(2)]
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in found]
+    assert cached[1] > cached[0]
+    assert cached[1] > 150
 
 
 def test_a_prompt_too_long_is_refused_with_both_numbers(fleet: RunningFleet) -> None:
