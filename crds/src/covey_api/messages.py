@@ -136,7 +136,11 @@ class Ask(Message):
 
 
 class AskAnswer(Message):
-    """`PUT nodes/{node}/asks/{id}`. Exactly one of `error` and the kind's own field is given."""
+    """`PUT nodes/{node}/asks/{id}`. Exactly one of `error` and the kind's own field is given.
+
+    But for a header that is sound, of a model whose memory nobody has measured: it has an `error` and no `geometry`,
+    and `artifact` for those who declare the geometry.
+    """
 
     id: str
     error: Annotated[str, Field(max_length=1024)] = ""

@@ -23,6 +23,14 @@ class AgentError(Exception):
         self.message = message
 
 
+class UnmeasuredHeader(AgentError):
+    """The header is sound, but what such a model takes is not known; who declares its geometry can run `artifact`."""
+
+    def __init__(self, message: str, artifact: ResolvedArtifact | None = None) -> None:
+        super().__init__(FailureCause.ARTIFACT_CORRUPT, message)
+        self.artifact = artifact
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """Progress of one fetch."""

@@ -14,7 +14,7 @@ from covey_agent.exits import explain_exit
 from covey_agent.kept_file import KeptFile
 from covey_agent.launching import render_launch
 from covey_agent.membership import Membership
-from covey_agent.ports import AgentError, EngineExit, EngineProcess, EngineProgram
+from covey_agent.ports import AgentError, EngineExit, EngineProcess, EngineProgram, UnmeasuredHeader
 from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter, Self, render_member
 from covey_agent.runtime import Runtime
@@ -326,6 +326,10 @@ def test_asks_expire_are_delivered_when_the_controller_is_back_and_answered_once
         answer = answers[0][1]
         assert isinstance(answer, AskAnswer)
         assert answer.geometry == builders.geometry()
+        world.artifacts.failure = UnmeasuredHeader("not measured yet", builders.artifact())
+        running.asks.receive((header.model_copy(update={"id": "unmeasured"}),))
+        await running.wait(lambda: len(fleet.puts) == 2)
+        assert fleet.puts[1][1] == AskAnswer(id="unmeasured", error="not measured yet", artifact=builders.artifact())
 
     run(tmp_path, world, story, fleet)
 
