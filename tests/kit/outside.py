@@ -56,6 +56,14 @@ class FakeArtifacts:
 
 
 class FakeEngines:
+    """`is_prepared`: whether lanes can be told."""
+
+    def __init__(self) -> None:
+        self.is_prepared = True
+
+    async def prepare(self, spec: NodeSpec | None) -> bool:
+        return self.is_prepared
+
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         return (builders.lane(),)
 

@@ -81,6 +81,11 @@ class EngineProgram:
 class Engines(Protocol):
     """Which engines this node has or can have."""
 
+    async def prepare(self, spec: NodeSpec | None) -> bool:
+        """Get what must be there before lanes can be told: devices are seen by an engine alone. False: it is on its
+        way; ask again. `spec`: None while nobody has said what is wished here."""
+        ...
+
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         """Lanes offered now. A probe that hangs is abandoned in two seconds."""
         ...

@@ -108,6 +108,9 @@ class Engines:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
+    async def prepare(self, spec: NodeSpec | None) -> bool:
+        return True
+
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         return self._machine.ground.lanes
 

@@ -308,6 +308,22 @@ def test_lines_that_do_not_parse_or_are_for_another_node_are_ignored(tmp_path: P
     run(tmp_path, world, story, fleet)
 
 
+def test_lanes_are_not_told_before_they_can_be(tmp_path: Path) -> None:
+    """Until then the node's facts are pending, and nothing is placed on it."""
+    world = World()
+    world.engines.is_prepared = False
+
+    async def story(running: Running) -> None:
+        await running.runtime.receive(snapshot(assign()).assignments)
+        await running.wait_phase(MemberPhase.READY)
+        assert running.survey.lanes is None
+        world.engines.is_prepared = True
+        running.runtime.spec_changed.set()
+        await running.wait(lambda: running.survey.lanes is not None)
+
+    run(tmp_path, world, story, FakeFleet())
+
+
 def test_asks_expire_are_delivered_when_the_controller_is_back_and_answered_once(tmp_path: Path) -> None:
     world, fleet = World(), FakeFleet()
 
