@@ -206,6 +206,8 @@ class MemberReport(Message):
     """The most host memory that its keeper and engine had resident so far, in whole MiB; 0: not known."""
     cause: FailureCause | None = None
     message: Annotated[str, Field(max_length=1024)] = ""
+    pool: Annotated[str, Field(max_length=63)] = ""
+    """With the cause `InsufficientMemory`: which one is short. Empty: of a version that didn't say."""
     restarts: Count = 0
     progress: Progress | None = None
     instance: Instance | None = None

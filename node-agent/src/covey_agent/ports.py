@@ -90,6 +90,10 @@ class Engines(Protocol):
         """Lanes offered now. A probe that hangs is abandoned in two seconds."""
         ...
 
+    async def refresh_devices(self) -> None:
+        """List accelerators anew, for their free memory; where they can't be listed now, the last list stands."""
+        ...
+
     async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
         """The engine, provisioned if needed."""
         ...
@@ -119,6 +123,10 @@ class Facts(Protocol):
 
     def observe_used_bytes(self, pid: int) -> int:
         """The most host memory that this engine had with its keeper and children; 0: not known."""
+        ...
+
+    def observe_taken_bytes(self, pid: int) -> int:
+        """Host memory that nothing else could have, which this engine has now; 0: not known."""
         ...
 
     def observe_effort(self, pid: int) -> Effort | None:

@@ -81,11 +81,12 @@ class LlamaServerSource:
         self._sound: dict[Identity, EngineProgram] = {}
         self.devices: tuple[EngineDevice, ...] = ()
         """Accelerators as the engine listed them last; `observe_lanes` refreshes them."""
+        self._listed: EngineProgram | None = None
         self._preparing_since: float | None = None
         self._has_given_up = False
 
     async def observe_lanes(self, override: EngineOverride | None) -> tuple[Lane, ...]:
-        self.devices = ()
+        self.devices, self._listed = (), None
         program = self._find(override)
         if program is None and not self._can_install(override):
             raise unusable(_install_line(is_provisioning_on(override, self._environment)))
@@ -93,8 +94,17 @@ class LlamaServerSource:
             recipe = self._managed.recipe
             return plan_lanes(recipe.version, recipe.digest, LaneState.INSTALLABLE, ())
         seen = await self._look_at(program)
-        self.devices = seen.devices
+        self.devices, self._listed = seen.devices, program
         return plan_lanes(program.version or seen.version, program.digest, LaneState.INSTALLED, seen.devices)
+
+    async def refresh_devices(self) -> None:
+        """Of the program that listed them last. A driver that hangs now hung not when lanes were looked at."""
+        if self._listed is None or not self.devices:
+            return
+        program = self._listed
+        seen = await self._ask_about(program)
+        if not seen.is_silent and program is self._listed:
+            self._seen, self.devices = {identify(program.path): seen}, seen.devices
 
     async def prepare(self, override: EngineOverride | None, *, is_wished: bool) -> bool:
         """Whether lanes can be told: of a machine with an accelerator not before the program is there to list it.
@@ -170,10 +180,14 @@ class LlamaServerSource:
     async def _look_at(self, program: EngineProgram) -> _Seen:
         """Version and devices, at most as old as they may be."""
         identity = identify(program.path)
-        now = time.monotonic()
         seen = self._seen.get(identity)
-        if seen is not None and seen.is_fresh(now):
-            return seen
+        if seen is None or not seen.is_fresh(time.monotonic()):
+            seen = await self._ask_about(program)
+            self._seen = {identity: seen}
+        return seen
+
+    async def _ask_about(self, program: EngineProgram) -> _Seen:
+        now = time.monotonic()
         async with asyncio.TaskGroup() as group:
             version, devices = (
                 group.create_task(ask(program.path, option, environment=program.environment, seconds=_PROBE_SECONDS))
@@ -183,14 +197,12 @@ class LlamaServerSource:
         set_aside = await asyncio.to_thread(observe_set_aside, _ROOT)
         if listed is None:
             logger.warning("%s did not list its devices within %.0f s: the CPU lane only", program.path, _PROBE_SECONDS)
-        seen = _Seen(
+        return _Seen(
             version=parse_version(said.text) if said else "",
             devices=parse_devices(listed.text, set_aside) if listed and listed.status == 0 else (),
             is_silent=listed is None,
             at_seconds=now,
         )
-        self._seen = {identity: seen}
-        return seen
 
     async def _check(self, program: EngineProgram) -> EngineProgram:
         """The program, once it answered, with what its build can do."""

@@ -73,6 +73,9 @@ class NodeEngines:
         self._complaints.pop(source.engine, None)
         return lanes
 
+    async def refresh_devices(self) -> None:
+        await self._llama_server.refresh_devices()
+
     async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
         override = find_override(spec, engine)
         if override is not None and override.disabled:
