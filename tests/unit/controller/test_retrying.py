@@ -211,7 +211,7 @@ def test_many_nodes_that_all_fail_are_not_gone_round_faster_than_one() -> None:
     ],
     ids=[
         "the lane's own",
-        "the host's: the processor needs more of it",
+        "the host's: the processor needs more",
         "another of a split",
         "the processor's",
         "old",
