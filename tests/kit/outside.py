@@ -56,6 +56,18 @@ class FakeArtifacts:
 
 
 class FakeEngines:
+    """`is_prepared`: whether lanes can be told."""
+
+    def __init__(self) -> None:
+        self.is_prepared = True
+        self.refreshes = 0
+
+    async def refresh_devices(self) -> None:
+        self.refreshes += 1
+
+    async def prepare(self, spec: NodeSpec | None) -> bool:
+        return self.is_prepared
+
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         return (builders.lane(),)
 
@@ -67,6 +79,9 @@ class FakeFacts:
     def __init__(self) -> None:
         self.used_bytes: dict[int, int] = {}
         """By process id."""
+        self.devices: tuple[PoolReading, ...] = ()
+        self.taken_bytes: dict[int, int] = {}
+        """Likewise."""
         self.efforts: dict[int, Effort | None] = {}
         """By process id; of others: always the same."""
 
@@ -74,13 +89,16 @@ class FakeFacts:
         return FACTS
 
     def observe_readings(self) -> tuple[PoolReading, ...]:
-        return (PoolReading(name="Host", available_bytes=1 << 33),)
+        return (PoolReading(name="Host", available_bytes=1 << 33), *self.devices)
 
     def observe_shared_devices(self) -> frozenset[str]:
         return frozenset()
 
     def observe_used_bytes(self, pid: int) -> int:
         return self.used_bytes.get(pid, 0)
+
+    def observe_taken_bytes(self, pid: int) -> int:
+        return self.taken_bytes.get(pid, 0)
 
     def observe_effort(self, pid: int) -> Effort | None:
         return self.efforts.get(pid, Effort(0.0, 0))

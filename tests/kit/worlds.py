@@ -120,6 +120,8 @@ class FakeAgent:
     started: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     seen: float = 0.0
     unreadable: bool = False
+    unmeasured: str = ""
+    """What it says of headers that are sound."""
     deaf: bool = False
     """Reports, and follows nothing."""
     version: str = "0.1.0"
@@ -198,6 +200,8 @@ class FakeAgent:
         if self.unreadable:
             return AskAnswer(id=ask_id, error="no such file")
         artifact = builders.artifact(source=source, name=source.rsplit("/", 1)[-1])
+        if self.unmeasured:
+            return AskAnswer(id=ask_id, artifact=artifact, error=self.unmeasured)
         return AskAnswer(id=ask_id, artifact=artifact, geometry=self.headers.get(source, builders.geometry()))
 
 

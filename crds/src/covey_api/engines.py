@@ -66,6 +66,23 @@ class KvCacheType(StrEnum):
     Q4_0 = "Q4_0"
 
 
+TASKS: Mapping[EngineName, frozenset[Task]] = {
+    EngineName.LLAMA_SERVER: frozenset(Task),
+    EngineName.LLAMA_CPP: frozenset({Task.CHAT}),
+    EngineName.MLX: frozenset({Task.CHAT}),
+    EngineName.VLLM: frozenset({Task.CHAT, Task.EMBEDDING, Task.RERANK}),
+}
+"""What each engine can be started for."""
+
+KV_CACHE_TYPES: Mapping[EngineName, frozenset[KvCacheType]] = {
+    EngineName.LLAMA_SERVER: frozenset(KvCacheType),
+    EngineName.LLAMA_CPP: frozenset(KvCacheType),
+    EngineName.MLX: frozenset(KvCacheType),
+    EngineName.VLLM: frozenset({KvCacheType.F16, KvCacheType.Q8_0}),
+}
+"""How each engine can keep keys and values."""
+
+
 class KvLayout(StrEnum):
     PER_SLOT = "PerSlot"
     """Each slot has its own window: one conversation can't end another."""

@@ -136,7 +136,11 @@ class Ask(Message):
 
 
 class AskAnswer(Message):
-    """`PUT nodes/{node}/asks/{id}`. Exactly one of `error` and the kind's own field is given."""
+    """`PUT nodes/{node}/asks/{id}`. Exactly one of `error` and the kind's own field is given.
+
+    But for a header that is sound, of a model whose memory nobody has measured: it has an `error` and no `geometry`,
+    and `artifact` for those who declare the geometry.
+    """
 
     id: str
     error: Annotated[str, Field(max_length=1024)] = ""
@@ -202,6 +206,8 @@ class MemberReport(Message):
     """The most host memory that its keeper and engine had resident so far, in whole MiB; 0: not known."""
     cause: FailureCause | None = None
     message: Annotated[str, Field(max_length=1024)] = ""
+    pool: Annotated[str, Field(max_length=63)] = ""
+    """With the cause `InsufficientMemory`: which one is short. Empty: of a version that didn't say."""
     restarts: Count = 0
     progress: Progress | None = None
     instance: Instance | None = None

@@ -37,7 +37,7 @@ class NodeReserve(Message):
     """Memory that is left to everything else on the machine."""
 
     memory: Quantity = "1Gi"
-    """Bytes of host memory that Covey never plans with."""
+    """Bytes of host memory that Covey never plans with; of a Mac at least a quarter, which Metal gives nobody."""
 
 
 class NodeDownloads(Message):

@@ -13,7 +13,7 @@ from covey_api.messages import MAX_ASKS, Ask, AskAnswer, AskKind
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 
 from covey_agent.capturing import Captures
-from covey_agent.ports import AgentError, Artifacts, Fleet
+from covey_agent.ports import AgentError, Artifacts, Fleet, UnmeasuredHeader
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ class Asks:
                 case AskKind.CAPTURE:
                     return AskAnswer(id=ask.id, text=await self._captures.capture(ask.instance_id))
             assert_never(ask.kind)
+        except UnmeasuredHeader as error:
+            return AskAnswer(id=ask.id, error=error.message[:MAX_ERROR], artifact=error.artifact)
         except AgentError as error:
             return AskAnswer(id=ask.id, error=error.message[:MAX_ERROR])
         except Exception as error:

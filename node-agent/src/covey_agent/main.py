@@ -113,7 +113,11 @@ async def run_agent(options: Options, folder: Path) -> int:
 
         runtime = Runtime(outside, members, KeptFile(folder), boot_id, changed.set, record)
         machine = observe_machine()
-        survey = Survey(engines, outside.facts, lambda: runtime.state.spec, runtime.spec_changed, changed.set, machine)
+
+        def observe_spec() -> NodeSpec | None:
+            return runtime.state.spec if runtime.state.order else None
+
+        survey = Survey(engines, outside.facts, observe_spec, runtime.spec_changed, changed.set, machine)
         this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts)
         reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed)
         asks = Asks(node, outside.artifacts, Captures(node, runtime, outside, members))

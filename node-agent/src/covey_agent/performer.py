@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey_api.engines import EngineName
+from covey_api.engines import HOST_POOL, EngineName
+from covey_api.instance import Costs
 from covey_api.messages import Progress
 from covey_api.model import ResolvedArtifact
 from covey_api.reasons import FailureCause
-from covey_planner.fit.check import check_costs
+from covey_planner.fit.check import find_shortages, promise_left
 
 from covey_agent.examining import examine
 from covey_agent.exits import explain_exit
@@ -35,6 +36,7 @@ from covey_agent.supervisor.effects import (
     Examine,
     FetchArtifact,
     FindKeeper,
+    Loading,
     Probe,
     ReleaseKeeper,
     Slow,
@@ -104,6 +106,22 @@ class Performer:
             cause, message = error.cause, error.message
         return EngineExited(key, process.identity, cause, message)
 
+    async def _check_fit(self, key: str, costs: tuple[Costs, ...], loading: tuple[Loading, ...]) -> FitChecked:
+        """Against readings of now: a device's are as old as the engine's last list of them."""
+        outside = self._outside
+        if any(each.pool != HOST_POOL for each in costs):
+            await outside.engines.refresh_devices()
+        readings = {reading.name: reading.available_bytes for reading in outside.facts.observe_readings()}
+        promised: dict[str, int] = {}
+        for each in loading:
+            taken = outside.facts.observe_taken_bytes(each.pid) if each.pid else 0
+            for pool, count in promise_left(each.costs, taken).items():
+                promised[pool] = promised.get(pool, 0) + count
+        short = find_shortages(costs, readings, promised, outside.facts.observe_shared_devices())
+        pools = [pool for pool, _ in short]
+        worst = HOST_POOL if HOST_POOL in pools else next(iter(pools), "")
+        return FitChecked(key, "; ".join(text for _, text in short), worst)
+
     async def _perform(self, effect: Slow) -> Event | None:
         outside = self._outside
         match effect:
@@ -113,10 +131,8 @@ class Performer:
                 return await self._fetch(key, artifact, companions)
             case EnsureEngine(key, engine, spec):
                 return EngineReady(key, await outside.engines.ensure(engine, spec, self._follow(key, "engine")))
-            case CheckFit(key, costs, promised):
-                readings = {reading.name: reading.available_bytes for reading in outside.facts.observe_readings()}
-                shared = outside.facts.observe_shared_devices()
-                return FitChecked(key, check_costs(costs, readings, promised, shared))
+            case CheckFit(key, costs, loading):
+                return await self._check_fit(key, costs, loading)
             case StartKeeper(key, assignment):
                 self.progress.pop(key, None)
                 adapter = outside.adapters[assignment.instance.spec.engine]

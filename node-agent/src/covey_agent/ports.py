@@ -23,6 +23,14 @@ class AgentError(Exception):
         self.message = message
 
 
+class UnmeasuredHeader(AgentError):
+    """The header is sound, but what such a model takes is not known; who declares its geometry can run `artifact`."""
+
+    def __init__(self, message: str, artifact: ResolvedArtifact | None = None) -> None:
+        super().__init__(FailureCause.ARTIFACT_CORRUPT, message)
+        self.artifact = artifact
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """Progress of one fetch."""
@@ -73,8 +81,17 @@ class EngineProgram:
 class Engines(Protocol):
     """Which engines this node has or can have."""
 
+    async def prepare(self, spec: NodeSpec | None) -> bool:
+        """Get what must be there before lanes can be told: devices are seen by an engine alone. False: it is on its
+        way; ask again. `spec`: None while nobody has said what is wished here."""
+        ...
+
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         """Lanes offered now. A probe that hangs is abandoned in two seconds."""
+        ...
+
+    async def refresh_devices(self) -> None:
+        """List accelerators anew, for their free memory; where they can't be listed now, the last list stands."""
         ...
 
     async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
@@ -106,6 +123,10 @@ class Facts(Protocol):
 
     def observe_used_bytes(self, pid: int) -> int:
         """The most host memory that this engine had with its keeper and children; 0: not known."""
+        ...
+
+    def observe_taken_bytes(self, pid: int) -> int:
+        """Host memory that nothing else could have, which this engine has now; 0: not known."""
         ...
 
     def observe_effort(self, pid: int) -> Effort | None:

@@ -207,6 +207,7 @@ def render_member(
         used_bytes=used_bytes,
         cause=failure.cause if failure else None,
         message=failure.message[:MAX_MESSAGE] if failure else "",
+        pool=failure.pool if failure else "",
         restarts=member.restarts,
         progress=progress,
         instance=instance if is_whole else None,

@@ -100,7 +100,7 @@ class Runtime:
                 self.state, effects = step(before, event, now)
                 log_transitions(before, self.state)
                 self._record(before, self.state, now)
-                if self.state.spec != before.spec:
+                if self.state.spec != before.spec or (before.order is None and self.state.order is not None):
                     self.spec_changed.set()
                 self._begin_all(group, effects)
                 if observe_news(self.state) != observe_news(before):

@@ -22,7 +22,7 @@ LOOK_SECONDS = 30.0
 
 
 class Survey:
-    """The newest look. None: not looked yet. `observe_spec` gives the Node's spec as last assigned.
+    """The newest look. None: not looked yet. `observe_spec` gives the Node's spec as last assigned; None: never yet.
 
     `spec_changed` is set when it is another: it says which engines are wished, so lanes are looked at anew.
     `machine` as `observe_machine` says: it looks on its beats.
@@ -32,7 +32,7 @@ class Survey:
         self,
         engines: Engines,
         facts: Facts,
-        observe_spec: Callable[[], NodeSpec],
+        observe_spec: Callable[[], NodeSpec | None],
         spec_changed: asyncio.Event,
         on_change: Callable[[], None],
         machine: str,
@@ -70,7 +70,10 @@ class Survey:
 
     async def _look(self, *, with_facts: bool) -> None:
         self._spec_changed.clear()
-        lanes = await self._engines.observe_lanes(self._observe_spec())
+        spec = self._observe_spec()
+        if not await self._engines.prepare(spec):
+            return
+        lanes = await self._engines.observe_lanes(spec or NodeSpec())
         # Pools of devices come with their lanes, so lanes come first and new ones bring the facts along.
         if with_facts or lanes != self.lanes:
             self.facts = await self._facts.observe_facts()

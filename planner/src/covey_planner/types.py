@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from covey_api.companion import CompanionRole
-from covey_api.engines import ArtifactFormat, Compute, EngineName, KvCacheType, Lane
+from covey_api.engines import ArtifactFormat, Compute, EngineName, KvCacheType, Lane, Task
 from covey_api.instance import Costs, EngineOptions, StampedCompanion
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import Taint
@@ -144,6 +144,8 @@ class Wish:
     tolerations: tuple[Toleration, ...] = ()
     expected_requests: int = 4
     """At a time, of one replica."""
+    task: Task = Task.CHAT
+    """What the engine is started for."""
 
     def is_barred(self, node: str, lane: Lane) -> bool:
         """Whether this revision failed on this lane of this node."""

@@ -15,6 +15,7 @@ from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance
 from covey_api.messages import MemberAssignment
 from covey_api.reasons import FailureCause
+from covey_planner.fit.reserves import reserve_bytes
 
 from covey_simulator.engine import Engine
 from covey_simulator.ground import Ground
@@ -221,7 +222,7 @@ class Machine:
         return self.pools[pool] - self.reserve_bytes(pool) - sum(engine.taken[pool] for engine in self.engines())
 
     def reserve_bytes(self, pool: str) -> int:
-        return self.ground.reserve_bytes if pool == HOST_POOL else 0
+        return reserve_bytes(pool, self.pools[pool], self.ground.reserve_bytes, self.ground.lanes)
 
 
 OnStop = Callable[[Machine, Keeper], None]

@@ -22,7 +22,7 @@ from covey_agent.runtime import Runtime
 from covey_agent.supervisor.kept import Kept
 from covey_agent.surveys import Survey
 from covey_agent.whereabouts import Whereabouts
-from covey_api.engines import EngineName, Lane
+from covey_api.engines import HOST_POOL, EngineName, Lane
 from covey_api.instance import Instance
 from covey_api.messages import PoolReading
 from covey_api.model import Geometry, ResolvedArtifact
@@ -111,6 +111,12 @@ class Engines:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
+    async def prepare(self, spec: NodeSpec | None) -> bool:
+        return True
+
+    async def refresh_devices(self) -> None:
+        """Readings of simulated devices are never old."""
+
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         return self._machine.ground.lanes
 
@@ -141,6 +147,10 @@ class Facts:
 
     def observe_used_bytes(self, pid: int) -> int:
         return 0
+
+    def observe_taken_bytes(self, pid: int) -> int:
+        """An engine takes all that it will when it starts."""
+        return sum(each.taken[HOST_POOL] for each in self._machine.engines() if each.pid == pid)
 
     def observe_effort(self, pid: int) -> Effort | None:
         """An engine works while it has a request."""

@@ -19,6 +19,8 @@ from kit.sim.people import DWELL_SECONDS, MODELS, People
 
 MIB = 2**20
 RESERVE_BYTES = GIB
+# What the planner leaves of so small a device.
+DEVICE_RESERVE_BYTES = 512 * MIB
 LANE = builders.lane(digest="0" * 64)
 DEVICE_POOL = "Cuda0"
 DEVICE_LANE = builders.lane(digest="1" * 64, compute=Compute.CUDA, pool=DEVICE_POOL)
@@ -61,7 +63,7 @@ class SeededWorld(World):
         if self.people.scaling is not None:  # so little that they take turns
             pools = {HOST_POOL: RESERVE_BYTES + self.people.scaling.choice((350, 500)) * MIB}
         if self.random.random() < DEVICE_SHARE:
-            pools[DEVICE_POOL] = self.random.choice((500, 900, 1400)) * MIB
+            pools[DEVICE_POOL] = DEVICE_RESERVE_BYTES + self.random.choice((500, 900, 1400)) * MIB
         return Ground(
             facts=NodeFacts(
                 os="linux",

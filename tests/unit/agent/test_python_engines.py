@@ -24,6 +24,7 @@ from covey_api.runtime import (
     Switch,
     VllmRuntime,
 )
+from covey_planner.fit.estimate import estimate_costs
 from kit import builders
 
 KEY = "0123456789abcdef"
@@ -104,6 +105,15 @@ def test_no_key_is_in_a_command_line(engine: EngineName) -> None:
     launch = render(engine)
     assert KEY not in " ".join(launch.argv)
     assert launch.files[0] == ("engine.key", f"{KEY}\n")
+
+
+def test_vllm_on_a_processor_is_given_the_cache_that_is_stamped_and_no_card() -> None:
+    lane = builders.lane(engine=EngineName.VLLM)
+    costs = estimate_costs(builders.geometry(), lane, OPTIONS, 0)
+    environment = render(EngineName.VLLM, members=(Member(node="a", costs=costs),)).environment
+    assert int(environment["VLLM_CPU_KVCACHE_SPACE"]) * 2**30 == costs[0].kv_cache_bytes
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["HIP_VISIBLE_DEVICES"]) == ("", "")
+    assert "CUDA_VISIBLE_DEVICES" not in render(EngineName.VLLM, compute=Compute.CUDA).environment
 
 
 def test_a_cache_type_that_vllm_lacks_is_refused() -> None:

@@ -14,7 +14,7 @@ from covey_agent.exits import explain_exit
 from covey_agent.kept_file import KeptFile
 from covey_agent.launching import render_launch
 from covey_agent.membership import Membership
-from covey_agent.ports import AgentError, EngineExit, EngineProcess, EngineProgram
+from covey_agent.ports import AgentError, EngineExit, EngineProcess, EngineProgram, UnmeasuredHeader
 from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter, Self, render_member
 from covey_agent.runtime import Runtime
@@ -25,8 +25,18 @@ from covey_agent.supervisor.kept import Kept
 from covey_agent.supervisor.state import MemberState, State, keep_state, restore_state
 from covey_agent.surveys import Survey
 from covey_agent.whereabouts import Whereabouts
-from covey_api.instance import MemberPhase
-from covey_api.messages import Ask, AskAnswer, AskKind, MemberAssignment, MemberGoal, Order, Report, ReportAnswer
+from covey_api.instance import Costs, Member, MemberPhase
+from covey_api.messages import (
+    Ask,
+    AskAnswer,
+    AskKind,
+    MemberAssignment,
+    MemberGoal,
+    Order,
+    PoolReading,
+    Report,
+    ReportAnswer,
+)
 from covey_api.node import NodeSpec
 from covey_api.reasons import FailureCause
 from covey_fleet_client.join import Admission
@@ -308,6 +318,43 @@ def test_lines_that_do_not_parse_or_are_for_another_node_are_ignored(tmp_path: P
     run(tmp_path, world, story, fleet)
 
 
+def test_device_is_read_anew_before_a_start_and_the_pool_that_is_short_is_reported(tmp_path: Path) -> None:
+    world = World()
+    world.facts.devices = (PoolReading(name="Gpu", available_bytes=99),)
+    plain = assign()
+    members = (Member(node="a", costs=(Costs(pool="Gpu", weights_bytes=100), Costs(weights_bytes=1))),)
+    spec = plain.instance.spec.model_copy(update={"members": members})
+    on_gpu = plain.model_copy(update={"instance": plain.instance.model_copy(update={"spec": spec})})
+
+    async def story(running: Running) -> None:
+        await running.receive(on_gpu)
+        await running.wait(lambda: A in running.runtime.state.members)
+        await running.wait(lambda: running.runtime.state.members[A].failure is not None)
+        report = render_member(running.runtime.state.members[A], None, is_whole=False)
+        assert (report.cause, report.pool) == (FailureCause.INSUFFICIENT_MEMORY, "Gpu")
+        assert world.engines.refreshes >= 1
+        world.facts.devices = (PoolReading(name="Gpu", available_bytes=100),)
+        await running.wait_phase(MemberPhase.READY)
+
+    run(tmp_path, world, story)
+
+
+def test_lanes_are_not_told_before_they_can_be(tmp_path: Path) -> None:
+    """Until then the node's facts are pending, and nothing is placed on it."""
+    world = World()
+    world.engines.is_prepared = False
+
+    async def story(running: Running) -> None:
+        await running.runtime.receive(snapshot(assign()).assignments)
+        await running.wait_phase(MemberPhase.READY)
+        assert running.survey.lanes is None
+        world.engines.is_prepared = True
+        running.runtime.spec_changed.set()
+        await running.wait(lambda: running.survey.lanes is not None)
+
+    run(tmp_path, world, story, FakeFleet())
+
+
 def test_asks_expire_are_delivered_when_the_controller_is_back_and_answered_once(tmp_path: Path) -> None:
     world, fleet = World(), FakeFleet()
 
@@ -326,6 +373,10 @@ def test_asks_expire_are_delivered_when_the_controller_is_back_and_answered_once
         answer = answers[0][1]
         assert isinstance(answer, AskAnswer)
         assert answer.geometry == builders.geometry()
+        world.artifacts.failure = UnmeasuredHeader("not measured yet", builders.artifact())
+        running.asks.receive((header.model_copy(update={"id": "unmeasured"}),))
+        await running.wait(lambda: len(fleet.puts) == 2)
+        assert fleet.puts[1][1] == AskAnswer(id="unmeasured", error="not measured yet", artifact=builders.artifact())
 
     run(tmp_path, world, story, fleet)
 

@@ -258,7 +258,7 @@ def test_memory_promised_to_an_engine_that_loads_is_not_promised_twice() -> None
     world.end_pending(world.pending.index(checks[0]))
     second = next(effect for effect in world.pending if isinstance(effect, CheckFit))
     assert second.instance_id == B
-    assert second.promised_bytes == {"Host": world.member(A).member.bytes_in("Host")}
+    assert [each.costs for each in second.loading] == [world.member(A).member.costs]
 
 
 def test_check_that_is_called_off_lets_the_next_member_begin() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from covey_agent.facts import usage
-from covey_agent.facts.usage import Usage, observe_used_bytes
+from covey_agent.facts.usage import Usage, observe_taken_bytes, observe_used_bytes
 
 MIB = 2**20
 
@@ -26,6 +26,13 @@ def test_peak_counts_with_the_shares_of_keeper_and_children(tmp_path: Path) -> N
     write(tmp_path, 12, "Name:\tworker\nPPid:\t11\nVmHWM:\t  1000 kB\n", 300)
     write(tmp_path, 13, "Name:\tworker\nPPid:\t11\nVmHWM:\t  1000 kB\n", 400)
     assert observe_used_bytes(tmp_path, 11) == (200_000 + 7000 + 300 + 400) * 1024
+
+
+def test_memory_that_is_taken_now_has_no_pages_of_files(tmp_path: Path) -> None:
+    write(tmp_path, 11, "PPid:\t10\nVmHWM:\t9000 kB\nRssAnon:\t500 kB\nRssFile:\t4000 kB\nRssShmem:\t20 kB\n", 5, "12 ")
+    write(tmp_path, 12, "PPid:\t11\nRssAnon:\t30 kB\n", 0)
+    assert observe_taken_bytes(tmp_path, 11) == 550 * 1024
+    assert observe_taken_bytes(tmp_path, 99) == 0
 
 
 def test_process_that_is_gone_is_not_known(tmp_path: Path) -> None:

@@ -56,3 +56,20 @@ def test_what_was_stamped_on_a_card_that_is_gone_is_not_the_hosts() -> None:
     before = host_reserved(story)
     story.agents["a"].lanes, story.agents["a"].cards = (CPU,), {}
     assert host_reserved(story) == before
+
+
+def test_a_window_leaves_a_device_its_reserve_and_what_runs_keeps_what_it_has() -> None:
+    """Seen of a card of 24560 MiB, of which a desktop had taken 580: its whole memory was stamped, and refused."""
+    story = Worldlet()
+    story.put(builders.model(), builders.placement("first", model="smollm2"))
+    story.add_agents("a", total_bytes=3 * builders.GIB)
+    total = 1792 * 1024**2
+    story.agents["a"].lanes, story.agents["a"].cards = (OWN, CPU), {"ROCm0": total}
+    story.gateways["g"] = FakeGateway()
+    story.run(30)
+    (instance,) = story.instances()
+    held = instance.spec.members[0].bytes_in("ROCm0")
+    assert total * 2 // 3 < held <= total - 512 * 1024**2
+    story.agents["a"].cards = {"ROCm0": held}
+    story.run(120)
+    assert [each.spec for each in story.instances()] == [instance.spec]

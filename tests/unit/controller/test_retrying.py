@@ -3,13 +3,16 @@ a wait."""
 
 from collections import Counter
 
+import pytest
 from covey_api.engines import Compute
-from covey_api.instance import Instance, InstanceGoal
+from covey_api.instance import Costs, Instance, InstanceGoal, Member
 from covey_api.meta import Condition
 from covey_api.placement import ContextWish, Failure, Placement, PlacementStatus
 from covey_api.reasons import EventReason, FailureCause, ReadyReason
+from covey_controller.reconcile.failures import Fault, barred_of
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.why import explain
+from covey_planner.types import Barred
 from kit import builders
 from kit.worlds import FakeGateway, Worldlet
 
@@ -195,3 +198,28 @@ def test_many_nodes_that_all_fail_are_not_gone_round_faster_than_one() -> None:
     before = starts(story)
     story.run(600)
     assert starts(story) - before <= 600 / 40
+
+
+@pytest.mark.parametrize(
+    ("pools", "short", "barred"),
+    [
+        (("Cuda0", "Host"), "Cuda0", "Cuda0"),
+        (("Cuda0", "Host"), "Host", ""),
+        (("Cuda0", "Cuda1", "Host"), "Cuda1", "Cuda1"),
+        (("Host",), "Host", "Host"),
+        (("Cuda0", "Host"), "", "Cuda0"),
+    ],
+    ids=[
+        "the lane's own",
+        "the host's: the processor needs more",
+        "another of a split",
+        "the processor's",
+        "old",
+    ],
+)
+def test_pool_that_is_short_says_which_lanes_are_not_tried_next(
+    pools: tuple[str, ...], short: str, barred: str
+) -> None:
+    member = Member(node="a", costs=tuple(Costs(pool=pool, weights_bytes=1) for pool in pools))
+    spec = builders.instance("smollm2-0", members=(member,)).spec
+    assert barred_of(spec, Fault("a", REFUSED, "too little", short)) == Barred("a", spec.engine, barred)

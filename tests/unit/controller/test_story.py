@@ -3,6 +3,7 @@
 import pytest
 from covey_api.engines import EngineName
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, MemberPhase
+from covey_api.kinds import ObjectKey
 from covey_api.messages import ModelState
 from covey_api.meta import MAX_NAME_LENGTH, RETRY_ANNOTATION, Condition, ObjectMeta
 from covey_api.model import Model, ModelStatus
@@ -702,6 +703,23 @@ def test_unreadable_header_is_said_and_asked_for_with_backoff() -> None:
     asked = sum(note.reason == EventReason.HEADER_UNREAD for note in story.notes)
     assert 5 <= asked <= 9
     assert ready_condition(story).reason == ReadyReason.GEOMETRY_UNAVAILABLE
+
+
+def test_declared_geometry_places_what_nobody_has_measured() -> None:
+    story = Worldlet()
+    story.put(builders.model(known=False), builders.placement())
+    story.add_agents("a")
+    story.agents["a"].unmeasured = "whose memory was not measured yet; give `spec.geometry`"
+    story.run(60)
+    assert ready_condition(story).reason == ReadyReason.GEOMETRY_UNAVAILABLE
+    assert "give `spec.geometry`" in ready_condition(story).message
+    story.put(builders.model(known=False, geometry=builders.geometry()))
+    story.run(60)
+    assert len(story.routed()) == 1
+    status = story.objects[ObjectKey("Model", "default", "smollm2")]
+    assert isinstance(status, Model)
+    (variant,) = status.status.variants
+    assert (variant.error, variant.geometry, variant.artifact is None) == ("", None, False)
 
 
 def test_answer_of_a_node_that_falls_silent_is_asked_of_another() -> None:

@@ -1,18 +1,22 @@
 """What holds for every fleet: the choice is total and deterministic, and never promises a byte twice."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
 
-from covey_api.engines import Compute, EngineName, KvCacheType, LaneState
+from covey_api.companion import CompanionRole
+from covey_api.engines import ArtifactFormat, Compute, EngineName, KvCacheType, LaneState
+from covey_api.instance import Costs
 from covey_api.node import Taint
 from covey_api.placement import Toleration
 from covey_planner.choice import Roster, choose, explain_nodes
 from covey_planner.choice.nodes import NOTHING_TAKEN, Miss, Offer, evaluate_node
 from covey_planner.choice.refusals import explain_miss, nearness
 from covey_planner.choice.ways import Question, pending_geometry
+from covey_planner.fit.estimate import CostFormula
 from covey_planner.text import render_refusals
-from covey_planner.types import Barred, Chosen, Decision, NodeState, NodeView, Pool, VariantView, Wish
+from covey_planner.types import Barred, Chosen, CompanionView, Decision, NodeState, NodeView, Pool, VariantView, Wish
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.builders import artifact, geometry, lane
@@ -22,6 +26,8 @@ from kit.planning import GIB, MIB, large_variant, node, variant, wish
 FLEETS = settings(max_examples=40, deadline=None)
 NUMBERS = settings(deadline=None)
 MEMORY = st.integers(0, 96 * GIB)
+# Devices that hold the larger models only together.
+SMALL = st.integers(GIB, 8 * GIB)
 NAMES = tuple("abcdefgh")
 
 
@@ -33,13 +39,21 @@ def node_views(draw: st.DrawFn, name: str) -> NodeView:
     if draw(st.booleans()):
         lanes.append(lane(compute=Compute.VULKAN, pool="Vulkan0"))
         pools.append(Pool("Vulkan0", draw(MEMORY), 0, draw(st.integers(0, 8 * GIB))))
+        if draw(st.booleans()):
+            lanes.append(lane(compute=Compute.VULKAN, pool="Vulkan1"))
+            pools.append(Pool("Vulkan1", draw(SMALL), 0, 0))
+            pools[1] = replace(pools[1], total_bytes=draw(SMALL), reserved_bytes=0)
+    if draw(st.booleans()):
+        lanes.append(lane(engine=EngineName.MLX, digest="1" * 64))
+    roles = draw(st.sampled_from([(), (), tuple(CompanionRole)]))
+    lanes = [each.model_copy(update={"companions": roles}) for each in lanes]
     return NodeView(
         name=name,
         state=draw(st.sampled_from([NodeState.READY, NodeState.READY, NodeState.UNKNOWN, NodeState.FACTS_PENDING])),
         schedulable=draw(st.sampled_from([True, True, True, False])),
         labels=draw(st.sampled_from([{}, {"zone": "z1"}])),
-        lanes=tuple(lanes[: draw(st.integers(0, 2))]),
-        pools=tuple(pools[: draw(st.integers(0, 2))]),
+        lanes=tuple(lanes[draw(st.sampled_from([0, 0, 1])) : draw(st.sampled_from([0, 1, 2, 4, 4]))]),
+        pools=tuple(pools[: draw(st.sampled_from([0, 1, 2, 3, 3]))]),
         cpu_cores=draw(st.integers(0, 256)),
         cached=draw(st.sampled_from([frozenset[str](), frozenset({artifact().digest})])),
         taints=draw(st.sampled_from([(), (), (Taint(key="owner", value="ann"),)])),
@@ -67,7 +81,15 @@ def uniform_fleets(draw: st.DrawFn) -> list[NodeView]:
 
 def variants() -> st.SearchStrategy[tuple[VariantView, ...]]:
     sliding = geometry(sliding_window_tokens=1024, sliding_layers=tuple(range(0, 30, 2)), context_tokens=40_000)
-    known = [large_variant("large"), variant("small"), variant("sliding", geometry=sliding)]
+    draft = CompanionView(CompanionRole.DRAFT, geometry(), artifact())
+    known = [
+        large_variant("large"),
+        variant("small"),
+        variant("sliding", geometry=sliding),
+        large_variant("drafted", companions=(draft,)),
+        variant("mlx", format=ArtifactFormat.MLX, engines=(EngineName.MLX,)),
+        variant("both", engines=(EngineName.MLX, EngineName.LLAMA_SERVER)),
+    ]
     broken = variant("broken", geometry=None, artifact=None, error="gone")
     unread = variant("unread", geometry=None, artifact=None)
     lists = st.lists(st.sampled_from([*known, *known, broken, unread]), max_size=3, unique_by=lambda view: view.name)
@@ -75,8 +97,9 @@ def variants() -> st.SearchStrategy[tuple[VariantView, ...]]:
 
 
 def barred() -> st.SearchStrategy[Barred]:
-    pools = st.sampled_from(["", "Host", "Vulkan0"])
-    return st.builds(Barred, st.sampled_from(NAMES), st.just(EngineName.LLAMA_SERVER), pools)
+    pools = st.sampled_from(["", "Host", "Vulkan0", "Vulkan1"])
+    engines = st.sampled_from([EngineName.LLAMA_SERVER, EngineName.LLAMA_SERVER, EngineName.MLX])
+    return st.builds(Barred, st.sampled_from(NAMES), engines, pools)
 
 
 @st.composite
@@ -84,7 +107,7 @@ def wishes(draw: st.DrawFn) -> Wish:
     window = st.none() | st.integers(256, 200_000)
     return wish(
         variants=draw(variants()),
-        engines=draw(st.sampled_from([(), (EngineName.LLAMA_SERVER,)])),
+        engines=draw(st.sampled_from([(), (EngineName.LLAMA_SERVER,), (EngineName.MLX, EngineName.LLAMA_SERVER)])),
         tolerations=draw(st.sampled_from([(), (Toleration(key="owner", value="ann"),)])),
         selector=draw(st.sampled_from([{}, {}, {"zone": "z1"}])),
         exclude=frozenset(draw(st.sets(st.sampled_from(NAMES), max_size=2))),
@@ -243,6 +266,11 @@ def place_one_by_one(asked: Wish, nodes: list[NodeView], count: int) -> tuple[li
         taken[best.node.name] = taken[best.node.name].with_offer(best)
 
 
+def layers(parts: Iterable[Costs] | Iterable[CostFormula]) -> list[tuple[str, int]]:
+    """Which device holds how many."""
+    return [(each.pool, each.layers) for each in parts if each.layers]
+
+
 @settings(max_examples=150, deadline=None)
 @given(wishes(), fleets() | uniform_fleets(), st.integers(1, 4))
 def test_classes_of_nodes_come_to_what_asking_every_node_comes_to(
@@ -253,8 +281,8 @@ def test_classes_of_nodes_come_to_what_asking_every_node_comes_to(
         assert decision.chosen == ()
         return
     placed, misses = place_one_by_one(asked, nodes, count)
-    assert [(each.node, each.variant, each.lane) for each in decision.chosen] == [
-        (offer.node.name, offer.way.variant, offer.lane) for offer in placed
+    assert [(each.node, each.variant, each.lane, layers(each.costs)) for each in decision.chosen] == [
+        (offer.node.name, offer.way.variant, offer.lane, layers(offer.split)) for offer in placed
     ]
     if len(placed) < count:
         reasons = Counter(miss.reason for miss in misses)

@@ -1,16 +1,19 @@
 """What the planner knows of engines: slots, costs of MLX, and headers that no node can read."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from covey_api.engines import Compute, EngineName, KvCacheType
-from covey_api.instance import Costs
-from covey_api.reasons import ReadyReason
+from covey_api.engines import Compute, EngineName, KvCacheType, Task
+from covey_api.instance import Costs, EngineOptions
+from covey_api.reasons import ReadyReason, RefusalReason
+from covey_planner.choice import choose, explain_nodes
 from covey_planner.choice.ways import pending_geometry, slots_of
 from covey_planner.fit.estimate import estimate_costs
 from covey_planner.fit.options import stamp_options
+from covey_planner.types import Refusal
 from kit.builders import geometry, lane
-from kit.planning import variant, wish
+from kit.planning import GIB, node, variant, wish
 
 MIB = 2**20
 MLX = lane(engine=EngineName.MLX, digest="0" * 64)
@@ -60,3 +63,54 @@ def test_a_header_that_no_node_can_read_is_not_waited_for_where_another_is_known
     assert pending.reason == ReadyReason.GEOMETRY_PENDING
     offered = replace(unread, is_offered=True)
     assert pending_geometry(wish(variants=(offered, variant("gguf")))) is not None
+
+
+VLLM = lane(engine=EngineName.VLLM)
+
+
+def test_vllm_is_priced_as_itself_and_its_cache_in_whole_gib() -> None:
+    """The one load that the reference measured: a model of 270 MB, one GiB of cache, three to four GB in all."""
+    known = geometry(weights_bytes=270_000_000)
+    (costs,) = estimate_costs(known, VLLM, EngineOptions(context_tokens=2048, slots=4), 0)
+    assert costs.pool == "Host"
+    assert costs.kv_cache_bytes == GIB
+    assert 4_000_000_000 <= costs.total_bytes <= 4_400_000_000
+    (wide,) = estimate_costs(known, VLLM, EngineOptions(context_tokens=8192, slots=16), 0)
+    assert wide.kv_cache_bytes == 3 * GIB, "8192 x 16 cells of 23040 bytes are 2.8"
+    assert wide.compute_bytes - costs.compute_bytes > 6144 * 4 * geometry().embedding_length, "a step reads a window"
+    (narrow,) = estimate_costs(
+        known, VLLM, EngineOptions(context_tokens=8192, slots=16, kv_cache_type=KvCacheType.Q8_0), 0
+    )
+    assert narrow.kv_cache_bytes == 2 * GIB
+
+
+def test_mlx_on_metal_counts_more_than_its_weights() -> None:
+    known, options = geometry(weights_bytes=GIB), EngineOptions(context_tokens=2048, slots=1)
+    (on_metal,) = estimate_costs(known, MLX.model_copy(update={"compute": Compute.METAL}), options, 0)
+    (on_cpu,) = estimate_costs(known, MLX, options, 0)
+    assert (on_cpu.weights_bytes, on_metal.weights_bytes) == (GIB, -(-GIB * 130 // 100))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kv_cache_type": KvCacheType.Q4_0}, "Vllm keeps keys and values as F16 or Q8_0, not as Q4_0"),
+        ({"task": Task.RERANK, "engine": EngineName.MLX}, "Mlx does Chat, not Rerank"),
+        ({"task": Task.EMBEDDING, "engine": EngineName.LLAMA_CPP}, "LlamaCpp does Chat, not Embedding"),
+    ],
+)
+def test_engine_that_can_not_do_what_is_asked_is_refused_before_anything_is_fetched(
+    changes: dict[str, Any], words: str
+) -> None:
+    engine = changes.pop("engine", EngineName.VLLM)
+    lanes = (lane(engine=engine), lane(digest="0" * 64))
+    asked = wish(variants=(variant(engines=(engine,)),), **changes)
+    (refusal,) = explain_nodes(asked, [node(lanes=lanes)])
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reason, words in refusal.message) == (RefusalReason.NO_USABLE_ENGINE, True)
+    both = wish(variants=(variant(engines=(engine, EngineName.LLAMA_SERVER)),), **changes)
+    (chosen,) = choose(both, [node(lanes=lanes)], 1).chosen
+    assert chosen.lane.engine is EngineName.LLAMA_SERVER
+    (refusal,) = explain_nodes(both, [node(lanes=lanes[:1])])
+    assert isinstance(refusal, Refusal)
+    assert words in refusal.message

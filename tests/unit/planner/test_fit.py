@@ -2,7 +2,7 @@
 
 from covey_api.engines import KvCacheType
 from covey_api.instance import Costs
-from covey_planner.fit.check import check_costs
+from covey_planner.fit.check import check_costs, promise_left
 from covey_planner.fit.options import choose_threads, stamp_options
 from kit.builders import geometry
 
@@ -68,3 +68,13 @@ def test_models_with_sliding_layers_get_two_checkpoints() -> None:
 
 def test_threads_are_half_of_the_cores_between_one_and_sixteen() -> None:
     assert [choose_threads(cores) for cores in (0, 1, 2, 3, 4, 8, 32, 256)] == [1, 1, 1, 1, 2, 4, 16, 16]
+
+
+def test_what_an_engine_that_loads_has_taken_already_counts_once() -> None:
+    loading = (Costs(pool="Gpu", weights_bytes=30), Costs(pool="Host", weights_bytes=100))
+    assert promise_left(loading, 0) == {"Gpu": 30, "Host": 100}
+    assert promise_left(loading, 60) == {"Gpu": 30, "Host": 40}, "of a device nobody tells"
+    assert promise_left(loading, 101) == {"Gpu": 30, "Host": 0}
+    # 200 free before; 60 of its 100 are taken by now, so 140 are free, 40 of which it will still take.
+    assert check_costs((Costs(weights_bytes=100),), {"Host": 140}, promise_left(loading, 60), ()) == ""
+    assert check_costs((Costs(weights_bytes=101),), {"Host": 140}, promise_left(loading, 60), ()) != ""

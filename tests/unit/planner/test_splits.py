@@ -44,6 +44,35 @@ def test_a_model_that_fits_on_one_device_is_not_shared() -> None:
     assert (chosen.node, chosen.lane.pool, layers(chosen)) == ("b", "CUDA1", {})
 
 
+def with_processor(machine: NodeView, memory: float = 64) -> NodeView:
+    """As an agent reports it: its processor is always a lane too."""
+    return replace(
+        machine,
+        lanes=(*machine.lanes, lane(digest=machine.lanes[0].digest)),
+        pools=(Pool("Host", int(memory * GIB), GIB, 0), *machine.pools[1:]),
+    )
+
+
+def test_devices_together_come_before_the_processor_and_one_device_before_both() -> None:
+    machine = with_processor(cards(8, 8))
+    (chosen,) = choose(LARGE, [machine], 1).chosen
+    assert (chosen.lane.compute, set(layers(chosen))) == (Compute.CUDA, {"CUDA0", "CUDA1"})
+    assert explain_nodes(LARGE, [machine]) == (chosen,)
+    (chosen,) = choose(LARGE, [machine, with_processor(cards(24, 8, name="b"))], 1).chosen
+    assert (chosen.node, chosen.lane.pool, layers(chosen)) == ("b", "CUDA0", {})
+    (chosen,) = choose(LARGE, [with_processor(cards(4, 0.5)), node("b", memory=64 * GIB)], 1).chosen
+    assert chosen.lane.compute is Compute.CPU, "which takes what the devices together can't"
+
+
+def test_of_machines_that_share_alike_the_one_with_the_file_is_chosen() -> None:
+    asked = wish(variants=LARGE.variants, context_tokens=8192)
+    machines = [with_processor(cards(8, 8, name=name)) for name in "abc"]
+    artifact = asked.variants[0].artifact
+    assert artifact
+    machines[1] = replace(machines[1], cached=frozenset({artifact.digest}))
+    assert [each.node for each in choose(asked, machines, 3).chosen] == ["b", "a", "c"]
+
+
 def test_shares_are_in_proportion_to_what_each_device_has() -> None:
     (chosen,) = choose(LARGE, [cards(9, 5)], 1).chosen
     found = layers(chosen)

@@ -62,11 +62,12 @@ def plan_answers(draft: Draft) -> None:
 def _take_answer(draft: Draft, open_ask: OpenAsk, answer: AskAnswer) -> None:
     key = ArtifactKey(open_ask.ask.source, open_ask.ask.sha256)
     error = answer.error or ("" if answer.artifact and answer.geometry else "the node's answer held no header")
-    is_of_use = not error
+    is_of_use = answer.artifact is not None
     for model_key, model in sorted(draft.models.items(), key=lambda item: (item[0].namespace, item[0].name)):
         for part in _parts_of(model):
             if part.key == key and not _is_known(model, part):
-                misfit = error or (explain_misfit(part.role, answer.geometry) if answer.geometry else "")
+                misfit = "" if _is_declared(model, part, answer) else error
+                misfit = misfit or (explain_misfit(part.role, answer.geometry) if answer.geometry else "")
                 is_of_use = is_of_use and not misfit
                 words = f"node '{open_ask.node}': {misfit}" if misfit else ""
                 model = _with_answer(model, part, answer, words[:1024])
@@ -77,6 +78,11 @@ def _take_answer(draft: Draft, open_ask: OpenAsk, answer: AskAnswer) -> None:
     else:
         search = draft.searches.get(key, Search())
         draft.searches[key] = Search(search.tried | {open_ask.node}, search.rounds, search.until)
+
+
+def _is_declared(model: Model, part: Part, answer: AskAnswer) -> bool:
+    """Whether the answer has all that is lacking: the Model says what nobody has measured."""
+    return part.role is None and model.spec.geometry is not None and answer.artifact is not None
 
 
 def _note_answer(draft: Draft, key: ObjectKey, part: Part, node: str, error: str) -> None:

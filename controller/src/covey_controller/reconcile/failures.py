@@ -5,8 +5,8 @@ current revision, until a member is Ready there, the revision changes or somebod
 `covey.dev/retry`. The leader's `backoffs` say when the next try is due; a new leader has none and may try at once: one
 try, not a storm.
 
-An agent's refusal for want of memory says less: of the pool that the lane fills, and nothing of lanes that fill another
-one. Any other failure is the whole engine's: who would run on the CPU for ever, because a download broke off once?
+An agent's refusal for want of memory says less: of lanes that fill the pool that is short, and nothing of the others.
+Any other failure is the whole engine's: who would run on the CPU for ever, because a download broke off once?
 
 Restarts of a `Single` member are its agent's (phase Backoff); here a member is failed only when the agent gave up.
 """
@@ -14,6 +14,7 @@ Restarts of a `Single` member are its agent's (phase Backoff); here a member is 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from covey_api.engines import HOST_POOL
 from covey_api.instance import InstanceGoal, InstanceSpec, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.meta import RETRY_ANNOTATION
@@ -54,6 +55,8 @@ class Fault:
     node: str
     cause: FailureCause
     message: str
+    pool: str = ""
+    """Of memory that its agent found too little in; empty: it didn't say."""
 
 
 def fault_of(draft: Draft, sight: Sight) -> Fault | None:
@@ -62,7 +65,8 @@ def fault_of(draft: Draft, sight: Sight) -> Fault | None:
         node = member.node.name if member.node else ""
         if member.phase is MemberPhase.FAILED:
             cause = (member.report.cause if member.report else None) or FailureCause.EXITED
-            return Fault(node, cause, member.report.message if member.report else "")
+            message, pool = (member.report.message, member.report.pool) if member.report else ("", "")
+            return Fault(node, cause, message, pool)
     since = draft.absent.get(sight.id)
     if since is None or draft.now < since + NEVER_REPORTED_SECONDS:
         return None
@@ -125,21 +129,28 @@ def plan_failures(draft: Draft, key: ObjectKey, placement: Placement, revision: 
 
 
 def barred_of(spec: InstanceSpec, fault: Fault) -> Barred:
-    """What it says of its node: for want of memory, of lanes that fill the same pool; else of the whole engine."""
+    """What it says of its node: for want of memory, of lanes that fill the pool that is short; else of the engine.
+
+    Where it is the host's, of which an accelerator's lane takes the least: of the whole engine. The processor's lane
+    needs more of it, and would be tried next.
+    """
     if fault.cause is not FailureCause.INSUFFICIENT_MEMORY:
         return Barred(fault.node, spec.engine)
-    return Barred(fault.node, spec.engine, _pool_on(spec, fault.node))
+    own = _pools_on(spec, fault.node)
+    pool = fault.pool if fault.pool in own else next(iter(own), "")
+    is_whole = pool == HOST_POOL and own[0] != HOST_POOL
+    return Barred(fault.node, spec.engine, "" if is_whole else pool)
 
 
-def _pool_on(spec: InstanceSpec, node: str) -> str:
-    """The pool that its lane fills there: the first that is stamped."""
-    return next((costs.pool for member in spec.members if member.node == node for costs in member.costs), "")
+def _pools_on(spec: InstanceSpec, node: str) -> list[str]:
+    """The pools that it fills there; its lane's own is the first."""
+    return [costs.pool for member in spec.members if member.node == node for costs in member.costs]
 
 
 def _lanes_of(spec: InstanceSpec) -> Iterator[Barred]:
     for member in spec.members:
         yield Barred(member.node, spec.engine)
-        yield Barred(member.node, spec.engine, _pool_on(spec, member.node))
+        yield from (Barred(member.node, spec.engine, pool) for pool in _pools_on(spec, member.node))
 
 
 def _stored(placement: Placement, revision: str | None) -> dict[Barred, Failure]:

@@ -7,11 +7,11 @@ paused or has just begun never mistakes its own absence for the death of a node.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance, MemberPhase
 from covey_api.messages import NODE_SILENCE_SECONDS, Endpoints, MemberReport, Report
 from covey_api.node import Node, NodeSpec
 from covey_api.units import parse_quantity
+from covey_planner.fit.reserves import reserve_bytes
 from covey_planner.types import NodeState, NodeView, Pool
 
 from covey_controller.reconcile.holding import held_bytes
@@ -195,12 +195,12 @@ def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
     stored = sight.node.status if sight.node else None
     facts = (report.facts if report else None) or (stored.facts if stored else None)
     lanes = report.lanes if report and report.lanes is not None else (stored.lanes if stored else ())
-    reserve = parse_quantity((sight.node.spec if sight.node else NodeSpec()).reserve.memory)
+    declared = parse_quantity((sight.node.spec if sight.node else NodeSpec()).reserve.memory)
     pools = tuple(
         Pool(
             name=pool.name,
             total_bytes=pool.total_bytes,
-            reserve_bytes=reserve if pool.name == HOST_POOL else 0,
+            reserve_bytes=reserve_bytes(pool.name, pool.total_bytes, declared, lanes),
             reserved_bytes=0,
         )
         for pool in (facts.pools if facts else ())

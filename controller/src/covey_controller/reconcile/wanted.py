@@ -94,6 +94,7 @@ def render_wish(
         placed=dict(Counter(node for instance in running for node in {m.node: None for m in instance.spec.members})),
         tolerations=spec.nodes.tolerations,
         expected_requests=max(spec.concurrency, spec.scaling.target if spec.scaling else 0),
+        task=model.spec.tasks[0],
     )
 
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from covey_api.model import Geometry
 from covey_planner.geometry.checkpoint import MAX_CONFIG_BYTES, parse_checkpoint
-from covey_planner.geometry.reader import HeaderInvalid
+from covey_planner.geometry.reader import GeometryUnmeasured, HeaderInvalid
 from covey_planner.geometry.safetensors import (
     MAX_INDEX_BYTES,
     Directory,
@@ -19,6 +19,7 @@ from covey_planner.geometry.safetensors import (
 
 from covey_agent.artifacts.header import read_start
 from covey_agent.artifacts.web import corrupt
+from covey_agent.ports import UnmeasuredHeader
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -38,6 +39,8 @@ async def read_checkpoint(open_file: OpenFile, where: str) -> Geometry:
         names = parse_index(index) if index is not None else (SINGLE,)
         directories = [await _read_directory(open_file, name, where) for name in names]
         return parse_checkpoint(config, merge_directories(directories))
+    except GeometryUnmeasured as error:
+        raise UnmeasuredHeader(f"{where} can't be used: {error}") from error
     except HeaderInvalid as error:
         raise corrupt(f"{where} can't be used: {error}") from error
 

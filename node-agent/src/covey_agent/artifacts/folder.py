@@ -9,10 +9,11 @@ import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from covey_api.model import ArtifactFile, Geometry, ResolvedArtifact
+from covey_api.model import ArtifactFile, ResolvedArtifact
 
 from covey_agent.artifacts.checkpoint import read_checkpoint
 from covey_agent.artifacts.disk import run_to_end
+from covey_agent.artifacts.header import Header, find_unmeasured
 from covey_agent.artifacts.local import LocalFiles, read_pieces
 from covey_agent.artifacts.web import corrupt, unavailable
 from covey_agent.ports import AgentError, OnTransfer, Transfer
@@ -33,13 +34,13 @@ class LocalFolders:
         """Of folders that were fetched since this agent began."""
         return frozenset(self._verified)
 
-    async def read_header(self, source: str, path: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
+    async def read_header(self, source: str, path: str, sha256: str) -> tuple[ResolvedArtifact, Header]:
         sizes = await run_to_end(observe_folder, path)
 
         async def open_file(name: str) -> tuple[AsyncGenerator[bytes], int] | None:
             return (read_pieces(str(Path(path) / name)), sizes[name]) if name in sizes else None
 
-        geometry = await read_checkpoint(open_file, f"folder '{path}'")
+        geometry = await find_unmeasured(read_checkpoint(open_file, f"folder '{path}'"))
         files = await self._observe_files(path, sizes)
         found = digest_of(files)
         if sha256 and sha256 != found:

@@ -5,7 +5,7 @@ it is no GGUF file at all.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -18,17 +18,28 @@ from covey_planner.geometry.gguf import (
     parse_gguf_header,
     parse_gguf_set,
 )
+from covey_planner.geometry.reader import GeometryUnmeasured
 
 from covey_agent.artifacts.web import corrupt
+from covey_agent.ports import UnmeasuredHeader
 
 # The largest vocabularies (260,000 tokens with merges and scores) make headers of 16 MiB.
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 # Every try reads the header from its start: growing by half keeps the tries few and the excess small.
 _FIRST_BYTES = 256 * 1024
 
+Header = Geometry | UnmeasuredHeader
 T = TypeVar("T")
 Parse = Callable[[bytes, int], T]
 """From the first bytes of a file and its size; raises as the planner's readers do."""
+
+
+async def find_unmeasured(reading: Awaitable[Geometry]) -> Header:
+    """What is read, or that it can't be known: the artifact is what it is all the same."""
+    try:
+        return await reading
+    except UnmeasuredHeader as unmeasured:
+        return unmeasured
 
 
 async def read_geometry(pieces: AsyncGenerator[bytes], size_bytes: int, where: str) -> Geometry:
@@ -44,6 +55,8 @@ async def read_gguf_set(files: Mapping[str, tuple[AsyncGenerator[bytes], int]], 
     ]
     try:
         return parse_gguf_set(headers)
+    except GeometryUnmeasured as error:
+        raise UnmeasuredHeader(f"{what} can't be used: {error}") from error
     except HeaderInvalid as error:
         raise corrupt(f"{what} are no whole model: {error}") from error
 
@@ -60,6 +73,8 @@ async def read_start(pieces: AsyncGenerator[bytes], size_bytes: int, failure: st
                 return await asyncio.to_thread(parse, bytes(prefix), size_bytes)
             except HeaderIncomplete as incomplete:
                 found = max(incomplete.at_least_bytes, len(prefix) + 1)
+            except GeometryUnmeasured as error:
+                raise UnmeasuredHeader(f"{failure}: {error}") from error
             except HeaderInvalid as error:
                 raise corrupt(f"{failure}: {error}{_describe_start(bytes(prefix))}") from error
             wanted_bytes = max(found, len(prefix) * 3 // 2)

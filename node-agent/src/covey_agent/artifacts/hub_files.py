@@ -20,7 +20,7 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.checkpoint import CONFIG, INDEX, SINGLE, read_checkpoint
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.folder import LOADED, MAX_FILES, digest_of
-from covey_agent.artifacts.header import read_geometry, read_gguf_set
+from covey_agent.artifacts.header import Header, find_unmeasured, read_geometry, read_gguf_set
 from covey_agent.artifacts.hub import HubFile, HubSettings, Repository
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.together import do_together, fetch_together
@@ -46,13 +46,13 @@ class HubFiles:
         self._settings = settings
         self._origin = settings.origin
 
-    async def read_header(self, source: str, parsed: HubSource, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
+    async def read_header(self, source: str, parsed: HubSource, sha256: str) -> tuple[ResolvedArtifact, Header]:
         found = await self._resolve(parsed)
         where = f"'{parsed.repository}' at commit {found.commit[:12]}"
         small: dict[str, bytes] = {}
         if chosen := hub.choose_gguf(found, parsed):
             name = chosen[0].name
-            geometry = await self._read_ggufs(parsed, found, chosen, where)
+            geometry = await find_unmeasured(self._read_ggufs(parsed, found, chosen, where))
         else:
             name = PurePosixPath(parsed.repository).name
             geometry, chosen = await self._read_folder(parsed, found, small, where)
@@ -125,7 +125,7 @@ class HubFiles:
 
     async def _read_folder(
         self, parsed: HubSource, found: Repository, small: dict[str, bytes], where: str
-    ) -> tuple[Geometry, tuple[HubFile, ...]]:
+    ) -> tuple[Header, tuple[HubFile, ...]]:
         async def open_file(name: str) -> tuple[AsyncGenerator[bytes], int] | None:
             file = found.files.get(name)
             if file is None:
@@ -135,7 +135,7 @@ class HubFiles:
                 return _one_piece(small[name]), file.size_bytes
             return self._open(parsed, found, file).read_pieces(), file.size_bytes
 
-        geometry = await read_checkpoint(open_file, where)
+        geometry = await find_unmeasured(read_checkpoint(open_file, where))
         weights = set(parse_index(small[INDEX])) if INDEX in small else {SINGLE}
         chosen = tuple(file for path, file in found.files.items() if _is_loaded(path, weights))
         if len(chosen) > MAX_FILES:

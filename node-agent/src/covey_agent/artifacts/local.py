@@ -12,11 +12,11 @@ import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from covey_api.model import Geometry, ResolvedArtifact
+from covey_api.model import ResolvedArtifact
 
 from covey_agent.artifacts.cache import Cache, FileDigest
 from covey_agent.artifacts.disk import run_to_end
-from covey_agent.artifacts.header import read_geometry
+from covey_agent.artifacts.header import Header, find_unmeasured, read_geometry
 from covey_agent.artifacts.web import corrupt, unavailable
 from covey_agent.ports import OnTransfer, Transfer
 
@@ -37,9 +37,9 @@ class LocalFiles:
         """Hashing that still runs ends at its next step."""
         self._closing.set()
 
-    async def read_header(self, source: str, path: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
+    async def read_header(self, source: str, path: str, sha256: str) -> tuple[ResolvedArtifact, Header]:
         found = await run_to_end(_observe_file, path)
-        geometry = await read_geometry(read_pieces(path), found.st_size, f"file '{path}'")
+        geometry = await find_unmeasured(read_geometry(read_pieces(path), found.st_size, f"file '{path}'"))
         artifact = ResolvedArtifact(
             source=source,
             name=Path(path).name[:255],

@@ -8,13 +8,13 @@ files takes minutes.
 
 from pathlib import Path
 
-from covey_api.model import ArtifactFile, Geometry, ResolvedArtifact
+from covey_api.model import ArtifactFile, ResolvedArtifact
 from covey_planner.geometry.reader import HeaderInvalid
 from covey_planner.geometry.shards import list_shards
 
 from covey_agent.artifacts.disk import run_to_end
 from covey_agent.artifacts.folder import MAX_FILES, digest_of
-from covey_agent.artifacts.header import read_gguf_set
+from covey_agent.artifacts.header import Header, find_unmeasured, read_gguf_set
 from covey_agent.artifacts.local import LocalFiles, read_pieces
 from covey_agent.artifacts.web import corrupt, unavailable
 from covey_agent.ports import AgentError, OnTransfer, Transfer
@@ -42,10 +42,10 @@ class LocalSets:
         """Of sets that were fetched since this agent began."""
         return frozenset(self._verified)
 
-    async def read_header(self, source: str, path: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
+    async def read_header(self, source: str, path: str, sha256: str) -> tuple[ResolvedArtifact, Header]:
         sizes = await run_to_end(observe_set, path)
         heads = {f"file '{each}'": (read_pieces(str(each)), size) for each, size in sizes.items()}
-        geometry = await read_gguf_set(heads, f"the {len(sizes)} files of '{path}'")
+        geometry = await find_unmeasured(read_gguf_set(heads, f"the {len(sizes)} files of '{path}'"))
         files = () if sha256 else await self._observe_files(sizes)
         artifact = ResolvedArtifact(
             source=source,

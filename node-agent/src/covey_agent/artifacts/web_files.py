@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from covey_api.model import Geometry, ResolvedArtifact
+from covey_api.model import ResolvedArtifact
 from covey_api.source import WebSource
 from covey_planner.geometry.reader import HeaderInvalid
 from covey_planner.geometry.shards import list_shards
 
 from covey_agent.artifacts.download import Remote
-from covey_agent.artifacts.header import read_geometry
+from covey_agent.artifacts.header import Header, find_unmeasured, read_geometry
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.web import SERVER, Web, corrupt, unavailable
 from covey_agent.ports import OnTransfer
@@ -29,11 +29,11 @@ class WebFiles:
         self._web = web
         self._download = download
 
-    async def read_header(self, source: str, parsed: WebSource, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
+    async def read_header(self, source: str, parsed: WebSource, sha256: str) -> tuple[ResolvedArtifact, Header]:
         name = name_of(parsed)
         remote = RemoteFile(self._web, parsed.url, name, 0, SERVER)
         await remote.observe_size()
-        geometry = await read_geometry(remote.read_pieces(), remote.size_bytes, f"'{name}'")
+        geometry = await find_unmeasured(read_geometry(remote.read_pieces(), remote.size_bytes, f"'{name}'"))
         artifact = ResolvedArtifact(source=source, name=name, size_bytes=remote.size_bytes, sha256=sha256 or None)
         return artifact, geometry
 

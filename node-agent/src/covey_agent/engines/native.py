@@ -35,8 +35,8 @@ from covey_agent.engines.source import (
     parse_version,
     unusable,
 )
-from covey_agent.facts.devices import observe_set_aside
-from covey_agent.ports import EngineProgram, OnTransfer
+from covey_agent.facts.devices import observe_amd, observe_nvidia, observe_set_aside
+from covey_agent.ports import AgentError, EngineProgram, OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,10 @@ _VERSION_SECONDS = 10.0
 # Devices are listed again for their free memory, and what hung is asked again.
 _DEVICES_SECONDS = 30.0
 _SILENCE_SECONDS = 300.0
+# One stretch of an installation: below what a look at the node may take. A download goes on where it was.
+_INSTALL_SECONDS = 20.0
+# Its 68 MB take this long at 400 kB/s.
+_PREPARE_SECONDS = 180.0
 _ROOT = Path("/")
 
 
@@ -77,9 +81,12 @@ class LlamaServerSource:
         self._sound: dict[Identity, EngineProgram] = {}
         self.devices: tuple[EngineDevice, ...] = ()
         """Accelerators as the engine listed them last; `observe_lanes` refreshes them."""
+        self._listed: EngineProgram | None = None
+        self._preparing_since: float | None = None
+        self._has_given_up = False
 
     async def observe_lanes(self, override: EngineOverride | None) -> tuple[Lane, ...]:
-        self.devices = ()
+        self.devices, self._listed = (), None
         program = self._find(override)
         if program is None and not self._can_install(override):
             raise unusable(_install_line(is_provisioning_on(override, self._environment)))
@@ -87,8 +94,58 @@ class LlamaServerSource:
             recipe = self._managed.recipe
             return plan_lanes(recipe.version, recipe.digest, LaneState.INSTALLABLE, ())
         seen = await self._look_at(program)
-        self.devices = seen.devices
+        self.devices, self._listed = seen.devices, program
         return plan_lanes(program.version or seen.version, program.digest, LaneState.INSTALLED, seen.devices)
+
+    async def refresh_devices(self) -> None:
+        """Of the program that listed them last. A driver that hangs now hung not when lanes were looked at."""
+        if self._listed is None or not self.devices:
+            return
+        program = self._listed
+        seen = await self._ask_about(program)
+        if not seen.is_silent and program is self._listed:
+            self._seen, self.devices = {identify(program.path): seen}, seen.devices
+
+    async def prepare(self, override: EngineOverride | None, *, is_wished: bool) -> bool:
+        """Whether lanes can be told: of a machine with an accelerator not before the program is there to list it.
+
+        Else its processor's lane would be all that is offered, and the first replica would go there and stay. What
+        can't be installed in time doesn't hold back what there is; it isn't tried again before a member needs it.
+        """
+        if self._has_given_up or not self._can_install(override) or self._find_or_none(override) is not None:
+            return True
+        if not await self._sees_accelerator():
+            return True
+        if not is_wished:
+            return False
+        now = time.monotonic()
+        if self._preparing_since is None:
+            logger.info("an accelerator is here: llama-server is installed before this node's lanes are told")
+            self._preparing_since = now
+        try:
+            async with asyncio.timeout(_INSTALL_SECONDS):
+                await self._managed.ensure(_ignore)
+        except TimeoutError:
+            self._has_given_up = now + _INSTALL_SECONDS - self._preparing_since >= _PREPARE_SECONDS
+            if self._has_given_up:
+                logger.error("llama-server is not here after %.0f s: the CPU lane only", _PREPARE_SECONDS)
+            return self._has_given_up
+        except AgentError as error:
+            self._has_given_up = True
+            logger.error("no accelerator can be offered before llama-server is installed: %s", error.message)
+        return True
+
+    async def _sees_accelerator(self) -> bool:
+        if await observe_nvidia(shutil.which("nvidia-smi", path=self._search_path)):
+            return True
+        return bool(await asyncio.to_thread(observe_amd, _ROOT))
+
+    def _find_or_none(self, override: EngineOverride | None) -> EngineProgram | None:
+        """A path that leads nowhere is told when lanes are looked at."""
+        try:
+            return self._find(override)
+        except AgentError:
+            return None
 
     async def ensure(self, override: EngineOverride | None, on_transfer: OnTransfer) -> EngineProgram:
         program = self._find(override)
@@ -123,10 +180,14 @@ class LlamaServerSource:
     async def _look_at(self, program: EngineProgram) -> _Seen:
         """Version and devices, at most as old as they may be."""
         identity = identify(program.path)
-        now = time.monotonic()
         seen = self._seen.get(identity)
-        if seen is not None and seen.is_fresh(now):
-            return seen
+        if seen is None or not seen.is_fresh(time.monotonic()):
+            seen = await self._ask_about(program)
+            self._seen = {identity: seen}
+        return seen
+
+    async def _ask_about(self, program: EngineProgram) -> _Seen:
+        now = time.monotonic()
         async with asyncio.TaskGroup() as group:
             version, devices = (
                 group.create_task(ask(program.path, option, environment=program.environment, seconds=_PROBE_SECONDS))
@@ -136,14 +197,12 @@ class LlamaServerSource:
         set_aside = await asyncio.to_thread(observe_set_aside, _ROOT)
         if listed is None:
             logger.warning("%s did not list its devices within %.0f s: the CPU lane only", program.path, _PROBE_SECONDS)
-        seen = _Seen(
+        return _Seen(
             version=parse_version(said.text) if said else "",
             devices=parse_devices(listed.text, set_aside) if listed and listed.status == 0 else (),
             is_silent=listed is None,
             at_seconds=now,
         )
-        self._seen = {identity: seen}
-        return seen
 
     async def _check(self, program: EngineProgram) -> EngineProgram:
         """The program, once it answered, with what its build can do."""
@@ -156,6 +215,10 @@ class LlamaServerSource:
         sound = replace(program, version=program.version or version, features=features)
         self._sound = {identity: sound}
         return sound
+
+
+def _ignore(transfer: Transfer) -> None:
+    """Nobody looks at what is fetched before anybody asks for it."""
 
 
 def _install_line(can_provision: bool) -> str:

@@ -45,6 +45,12 @@ class NodeEngines:
         """Why an engine isn't offered, as of the last look."""
         return self._complaints
 
+    async def prepare(self, spec: NodeSpec | None) -> bool:
+        override = find_override(spec, EngineName.LLAMA_SERVER) if spec else None
+        if override is not None and override.disabled:
+            return True
+        return await self._llama_server.prepare(override, is_wished=spec is not None)
+
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         async with asyncio.TaskGroup() as group:
             looks = [group.create_task(self._observe(source, spec)) for source in self._sources.values()]
@@ -66,6 +72,9 @@ class NodeEngines:
             return ()
         self._complaints.pop(source.engine, None)
         return lanes
+
+    async def refresh_devices(self) -> None:
+        await self._llama_server.refresh_devices()
 
     async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
         override = find_override(spec, engine)

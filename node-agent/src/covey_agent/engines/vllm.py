@@ -35,6 +35,8 @@ def render(start: Start) -> Launch:
         "OMP_NUM_THREADS": str(options.threads),
     }
     if spec.compute is Compute.CPU:
+        # A build for cards would take one that the planner holds free: told of none, it says that it has no device.
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, -(-kept_bytes // _GIB)))
         memory: tuple[str, ...] = ()
     else:

@@ -23,7 +23,7 @@ from covey_agent.facts.host import (
     observe_memory_bytes,
     observe_os_version,
 )
-from covey_agent.facts.usage import Usage
+from covey_agent.facts.usage import Usage, observe_taken_bytes
 from covey_agent.ports import Effort
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,9 @@ class MachineFacts:
 
     def observe_used_bytes(self, pid: int) -> int:
         return self._usage.observe_used_bytes(pid)
+
+    def observe_taken_bytes(self, pid: int) -> int:
+        return observe_taken_bytes(_ROOT, pid)
 
     def observe_effort(self, pid: int) -> Effort | None:
         return observe_effort(pid)

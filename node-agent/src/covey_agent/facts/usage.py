@@ -58,6 +58,12 @@ def observe_used_bytes(root: Path, pid: int) -> int:
     return (peak_kib + shares_kib) * 1024
 
 
+def observe_taken_bytes(root: Path, pid: int) -> int:
+    """What an engine and its children have of memory now, without pages of files, which the kernel counts as free."""
+    every = (_fields(root / f"proc/{each}/status") for each in (pid, *_descendants(root, pid)))
+    return sum(each.get("RssAnon", 0) + each.get("RssShmem", 0) for each in every) * 1024
+
+
 def _descendants(root: Path, pid: int) -> list[int]:
     found: list[int] = []
     waiting = [pid]

@@ -1,6 +1,5 @@
 """What one member does next, from where it stands: level-triggered, so no lost or doubled event leads it astray."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from covey_api.instance import MemberPhase
@@ -15,6 +14,7 @@ from covey_agent.supervisor.effects import (
     EnsureEngine,
     Examine,
     FetchArtifact,
+    Loading,
     Probe,
     StartKeeper,
     StopKeeper,
@@ -36,18 +36,18 @@ _CANCELLABLE = frozenset({Work.FETCH, Work.ENGINE, Work.FIT})
 class Surroundings:
     """What of the rest of the node a member's next step depends on."""
 
-    promised_bytes: Mapping[str, int]
+    loading: tuple[Loading, ...]
     is_fit_under_way: bool
 
 
 def observe_surroundings(state: State, instance_id: str) -> Surroundings:
     others = [member for key, member in state.members.items() if key != instance_id]
-    promised: dict[str, int] = {}
-    for member in others:
-        if member.is_loading:
-            for costs in member.member.costs:
-                promised[costs.pool] = promised.get(costs.pool, 0) + costs.total_bytes
-    return Surroundings(promised, any(Work.FIT in member.work for member in others))
+    loading = tuple(
+        Loading(member.keeper.pid if member.keeper else 0, member.member.costs)
+        for member in others
+        if member.is_loading
+    )
+    return Surroundings(loading, any(Work.FIT in member.work for member in others))
 
 
 def advance(state: State, member: MemberState, now: float) -> tuple[MemberState, tuple[Effect, ...]]:
@@ -137,7 +137,7 @@ def _advance_towards_start(state: State, member: MemberState) -> tuple[MemberSta
         around = observe_surroundings(state, key)
         if Work.FIT in member.work or around.is_fit_under_way:
             return member, ()
-        effect = CheckFit(key, member.member.costs, around.promised_bytes)
+        effect = CheckFit(key, member.member.costs, around.loading)
         return replace(member, work=member.work | {Work.FIT}), (effect,)
     effect = StartKeeper(key, member.assignment, member.weights, member.program, member.companions)  # 9
     work = member.work | {Work.LAUNCH}

@@ -1,6 +1,5 @@
 """What the shell must do, in the imperative. Each but `Keep`, `CancelWork` and `Forget` ends in an event, always."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +53,16 @@ class CheckFit:
 
     instance_id: str
     costs: tuple[Costs, ...]
-    promised_bytes: Mapping[str, int]
-    """Per pool: what engines that are still loading will take."""
+    loading: tuple["Loading", ...]
+    """Engines that are on their way to the memory that they were promised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """One engine that isn't ready yet. `pid`: 0 while it has no process."""
+
+    pid: int
+    costs: tuple[Costs, ...]
 
 
 @dataclass(frozen=True, slots=True)

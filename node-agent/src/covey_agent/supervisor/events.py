@@ -71,6 +71,8 @@ class FitChecked:
     instance_id: str
     problem: str
     """Why the stamped bytes don't fit now; empty: they do."""
+    pool: str = ""
+    """The one that is short; `Host` if that is one of several."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def judge_examination(member: MemberState, event: Examined, now: float) -> Membe
             return replace(member, overdue=True, failure=Failure(FailureCause.WEDGED, event.message))
 
 
-def judge_fit(member: MemberState, problem: str, now: float) -> MemberState:
+def judge_fit(member: MemberState, problem: str, pool: str, now: float) -> MemberState:
     if Work.FIT not in member.work:
         return member
     member = replace(member, work=member.work - {Work.FIT})
@@ -56,7 +56,7 @@ def judge_fit(member: MemberState, problem: str, now: float) -> MemberState:
     return replace(
         member,
         phase=MemberPhase.PENDING,
-        failure=Failure(FailureCause.INSUFFICIENT_MEMORY, problem),
+        failure=Failure(FailureCause.INSUFFICIENT_MEMORY, problem, pool),
         given_up=given_up,
         fit_refused_since=since,
         wait_until=now + FIT_AGAIN_SECONDS,

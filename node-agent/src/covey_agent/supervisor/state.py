@@ -32,6 +32,8 @@ class Work(StrEnum):
 class Failure:
     cause: FailureCause
     message: str
+    pool: str = ""
+    """Of memory that is short; empty: something else failed."""
 
 
 @dataclass(frozen=True, slots=True)

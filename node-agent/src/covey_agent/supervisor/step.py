@@ -158,8 +158,8 @@ def _change(
             return _fail_fetch(member, Work.FETCH, Failure(cause, message), now)
         case EngineFailed(_, cause, message):
             return _fail_fetch(member, Work.ENGINE, Failure(cause, message), now)
-        case FitChecked(_, problem):
-            return judge_fit(member, problem, now)
+        case FitChecked(_, problem, pool):
+            return judge_fit(member, problem, pool, now)
         case KeeperStarted(_, process):
             member = replace(member, work=member.work - {Work.LAUNCH})
             return _hold(member, process, process.identity == member.engine and member.ready, now)

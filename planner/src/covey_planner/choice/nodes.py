@@ -30,9 +30,9 @@ from covey_planner.types import NodeState, NodeView, Pool
 # Among lanes of one engine: accelerators first.
 COMPUTE_ORDER = {Compute.CUDA: 0, Compute.ROCM: 1, Compute.METAL: 2, Compute.VULKAN: 3, Compute.CPU: 4}
 
-# (way, over several devices, compute, replicas here, not cached, not installed, narrower than could be, bytes left in
-# the widest window or minus the bytes left at the least, name): the smallest is preferred.
-OfferOrder = tuple[int, bool, int, int, bool, bool, bool, int, str]
+# (way, on the processor, over several devices, compute, replicas here, not cached, not installed, narrower than could
+# be, bytes left in the widest window or minus the bytes left at the least, name): the smallest is preferred.
+OfferOrder = tuple[int, bool, bool, int, int, bool, bool, bool, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ def evaluate_node(question: Question, node: NodeView, taken: Taken) -> Offer | M
 
     1. The operator's and the Placement's filters: cordon, taints, selector, include, exclude.
     2. Whether the node is known well enough: not silent, facts there.
-    3. Ways in their order: the first whose least window fits, on the best lane for it, else over several devices.
+    3. Ways in their order: the first whose least window fits, on the best lane of one device, else over several
+       devices, else on the processor.
     4. Else the reason that came nearest to a fit.
     """
     reason = filter_node(question, node, node.name)  # 1, 2
@@ -109,7 +110,9 @@ def evaluate_node(question: Question, node: NodeView, taken: Taken) -> Offer | M
             elif nearest is None or not 0 < nearest.short_bytes <= -left:
                 reason = _memory_reason(question, way, lane, pool, -left)
                 nearest = Miss(reason, node, -left, way, lane, pool, taken.least)
-        best = best or offer_split(question, node, way, taken)
+        if wants_split(way, best):
+            split = offer_split(question, node, way, taken)
+            best = split if best is None or (split is not None and split.order < best.order) else best
         if best is not None:
             return best
     return nearest or _no_lane(question, node)  # 4
@@ -155,8 +158,13 @@ def order_offer(
     """`left`: in the lane's own pool, at the widest window, or at the least where that is all that fits."""
     is_installed = lane.state is LaneState.INSTALLED
     memory = -left if is_narrower else left
-    rank = COMPUTE_ORDER[lane.compute]
-    return (way.rank, is_split, rank, replicas, not is_cached, not is_installed, is_narrower, memory, name)
+    kind = (lane.compute is Compute.CPU, is_split, COMPUTE_ORDER[lane.compute])
+    return (way.rank, *kind, replicas, not is_cached, not is_installed, is_narrower, memory, name)
+
+
+def wants_split(way: Way, best: "Offer | None") -> bool:
+    """Whether devices together would be better than the best so far: one device is, but no processor."""
+    return best is None or best.order >= (way.rank, False, True)
 
 
 def _offer(question: Question, node: NodeView, way: Way, lane: Lane, taken: Taken) -> Offer:

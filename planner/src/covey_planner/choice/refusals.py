@@ -85,8 +85,9 @@ def _no_engine(question: Question, miss: Miss) -> str:
     if way := next((way for way in question.ways if way.engine in engines), None):
         beside = " and a ".join(each.role.lower() for each in way.companions)
         return f"its agent is of a version that starts no {way.engine} with a {beside}; upgrade it"
+    more = f" ({question.unfit})" if question.unfit else ""
     offered = sorted(f"{lane.engine}/{lane.compute}" for lane in miss.node.lanes)
-    return f"it offers {', '.join(offered) or 'no lane'}; the model needs {' or '.join(question.engines)}"
+    return f"it offers {', '.join(offered) or 'no lane'}; the model needs {' or '.join(question.engines)}{more}"
 
 
 def _memory(question: Question, miss: Miss) -> str:

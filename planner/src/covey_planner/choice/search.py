@@ -6,6 +6,7 @@ Nodes that differ by name from their class (named, failed or used by the wish) a
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from covey_api.engines import Lane
 from covey_api.reasons import RefusalReason
@@ -20,6 +21,7 @@ from covey_planner.choice.nodes import (
     filter_node,
     offer_split,
     order_offer,
+    wants_split,
 )
 from covey_planner.choice.refusals import nearness
 from covey_planner.choice.roster import Free, NodeClass, Ranking, Roster, free_in
@@ -72,7 +74,7 @@ class Search:
                 break
             for offer in self._offers(way):
                 best = offer if best is None or offer.order < best.order else best
-            if best is None or best.order[:2] >= (way.rank, True):
+            if wants_split(way, best):
                 splits = (offer for offer in self._splits(way) if best is None or offer.order < best.order)
                 best = min(splits, key=_by_order, default=best)
         if best is not None:
@@ -94,16 +96,18 @@ class Search:
                     yield Offer(order, view, way, view.lanes[index], price.least, price.most)
 
     def _splits(self, way: Way) -> Iterator[Offer]:
-        """Of each node that isn't asked by itself, and may have the memory in all: few have several devices."""
+        """Of nodes that aren't asked by themselves; of those with as much free, the first, and the first that has the
+        file."""
         for each in self._open:
             if not may_split(each.example, way):
                 continue
-            for name in each.names():
-                offer = (
-                    None if name in self._apart else offer_split(self._question, each.views[name], way, NOTHING_TAKEN)
-                )
-                if offer is not None:
-                    yield offer
+            for group in each.alike():
+                names = [name for name in group if name not in self._apart]
+                cached = (name for name in names if way.digest in each.views[name].cached)
+                for name in {*names[:1], *islice(cached, 1)}:
+                    offer = offer_split(self._question, each.views[name], way, NOTHING_TAKEN)
+                    if offer is not None:
+                        yield offer
 
     def _best_of(self, among: NodeClass, way: Way, lane: Lane, price: Price) -> OfferOrder | None:
         """Nodes that have the file first; of those the whole window with the fewest bytes left, else the widest."""

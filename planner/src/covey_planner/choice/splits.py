@@ -1,4 +1,6 @@
-"""One model over several devices of one machine: only where it fits on no single lane, and over as few as it fits on.
+"""One model over several devices of one machine: only where it fits on no single one, and over as few as it fits on.
+
+The processor comes after them: with them idle it would compute many times slower.
 
 llama.cpp's server alone does it here, layer by layer (`--split-mode layer`), among devices of one compute and build.
 Each device is looked at by itself: what one has too little, another can't make up for.

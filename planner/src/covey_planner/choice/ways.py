@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from covey_api.companion import CompanionRole
-from covey_api.engines import Compute, EngineName, Lane
+from covey_api.engines import KV_CACHE_TYPES, TASKS, Compute, EngineName, Lane
 from covey_api.instance import EngineOptions
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.reasons import ReadyReason, RefusalReason
@@ -57,11 +57,13 @@ class Question:
     Costs depend on a lane only through compute, pool and whether its build is known: nodes of a kind share them.
     """
 
-    __slots__ = ("_prices", "blocked", "engines", "ways", "wish")
+    __slots__ = ("_prices", "blocked", "engines", "unfit", "ways", "wish")
 
     def __init__(self, wish: Wish) -> None:
         self.wish = wish
         self.ways = list_ways(wish)
+        self.unfit = explain_unfit(wish)
+        """Why engines of its variants are not asked at all; empty: all are."""
         self.engines = tuple(dict.fromkeys(way.engine for way in self.ways))
         self.blocked = None if self.ways else blocked_reason(wish)
         self._prices: dict[tuple[int, Compute, str, bool], Price] = {}
@@ -109,7 +111,7 @@ def list_ways(wish: Wish) -> tuple[Way, ...]:
     ways: list[Way] = []
     for variant, engine in pairs:
         beside = variant.known_companions()
-        if variant.geometry is None or variant.artifact is None or beside is None:
+        if find_unfit(wish, engine) or variant.geometry is None or variant.artifact is None or beside is None:
             continue
         span = window_span(wish, variant.geometry)
         digest = variant.artifact.digest
@@ -118,6 +120,22 @@ def list_ways(wish: Wish) -> tuple[Way, ...]:
             Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span, known, beside)
         )
     return tuple(ways)
+
+
+def find_unfit(wish: Wish, engine: EngineName) -> str:
+    """Why the engine can't do what is wished, on whatever node: known before anything is fetched. Empty: it can."""
+    if wish.task not in TASKS[engine]:
+        return f"{engine} does {' and '.join(sorted(TASKS[engine]))}, not {wish.task}"
+    types = KV_CACHE_TYPES[engine]
+    if wish.kv_cache_type not in types:
+        return f"{engine} keeps keys and values as {' or '.join(sorted(types))}, not as {wish.kv_cache_type}"
+    return ""
+
+
+def explain_unfit(wish: Wish) -> str:
+    engines = sorted({engine for variant in wish.variants for engine in variant.engines})
+    chosen = [engine for engine in engines if not wish.engines or engine in wish.engines]
+    return "; ".join(words for engine in chosen if (words := find_unfit(wish, engine)))
 
 
 def pending_geometry(wish: Wish) -> Pending | None:
@@ -140,6 +158,8 @@ def blocked_reason(wish: Wish) -> tuple[RefusalReason, str]:
     """Why there is no way at all, for the text about each node."""
     pending = pending_geometry(wish)
     if pending is None:
+        if unfit := explain_unfit(wish):
+            return RefusalReason.NO_USABLE_ENGINE, unfit
         engines = ", ".join(wish.engines)
         return RefusalReason.NO_USABLE_ENGINE, f"no variant of model '{wish.model}' runs on `spec.engines` ({engines})"
     if pending.reason == ReadyReason.GEOMETRY_PENDING:

@@ -16,19 +16,35 @@ def check_costs(
     `shared`: devices that fill the host's memory. Stamps from when such a one was a pool of its own are of that.
     A pool without a reading refuses: unknown memory is not free memory.
     """
+    return "; ".join(text for _, text in find_shortages(costs, available, promised, shared))
+
+
+def find_shortages(
+    costs: Sequence[Costs], available: Mapping[str, int], promised: Mapping[str, int], shared: Collection[str]
+) -> list[tuple[str, str]]:
+    """Pools that are short, by name, each in words."""
     needed = _in_pools_of_now(((entry.pool, entry.total_bytes) for entry in costs), shared)
     taken = _in_pools_of_now(promised.items(), shared)
-    refusals: list[str] = []
+    short: list[tuple[str, str]] = []
     for pool, wanted in sorted(needed.items()):
         free = available[pool] - taken.get(pool, 0) if pool in available else None
         if free is None:
-            refusals.append(f"pool '{pool}' has no reading, and {render_exactly(wanted)} must be free in it")
+            short.append((pool, f"pool '{pool}' has no reading, and {render_exactly(wanted)} must be free in it"))
         elif wanted > free:
-            short = f"{render_exactly(wanted - free)} short"
-            refusals.append(
-                f"pool '{pool}' must have {render_exactly(wanted)} free; got {render_exactly(free)}: {short}"
-            )
-    return "; ".join(refusals)
+            found = f"must have {render_exactly(wanted)} free; got {render_exactly(free)}"
+            short.append((pool, f"pool '{pool}' {found}: {render_exactly(wanted - free)} short"))
+    return short
+
+
+def promise_left(costs: Sequence[Costs], taken_bytes: int) -> dict[str, int]:
+    """By pool, what an engine that loads will still take. `taken_bytes`: of the host's memory, already: the reading of
+    what is free lacks it, so it would count twice."""
+    left: dict[str, int] = {}
+    for entry in costs:
+        left[entry.pool] = left.get(entry.pool, 0) + entry.total_bytes
+    if HOST_POOL in left:
+        left[HOST_POOL] = max(0, left[HOST_POOL] - taken_bytes)
+    return left
 
 
 def _in_pools_of_now(stamped: Iterable[tuple[str, int]], shared: Collection[str]) -> dict[str, int]:

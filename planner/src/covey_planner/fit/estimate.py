@@ -1,9 +1,9 @@
 """The one estimator: bytes that an engine process takes, from the model's geometry and the stamped options.
 
-The numbers are llama.cpp's, and hold under the arguments in `fit.options.ASSUMED_ARGUMENTS`. They are upper bounds, at
-most 15 % above what the real engine reports (docs/reference/estimator.md; a test holds them against measured loads).
-Everything is a function of the window, because the planner searches for the window that fits: `CostFormula` has what
-doesn't depend on it, computed once.
+The numbers here are llama.cpp's, and hold under the arguments in `fit.options.ASSUMED_ARGUMENTS`. They are upper
+bounds, at most 15 % above what the real engine reports (docs/reference/estimator.md; a test holds them against measured
+loads). Everything is a function of the window, because the planner searches for the window that fits: `CostFormula` has
+what doesn't depend on it, computed once.
 
 Alternatives: asking the engine itself (`--fit`, a dry load) needs the weights on the node before the decision; flat
 factors (1.1 for weights, 128 elements a head) are off by half and more on small models and on grouped heads.
@@ -15,7 +15,7 @@ from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane
 from covey_api.instance import Costs, EngineOptions
 from covey_api.model import Geometry
 
-from covey_planner.fit import mlx
+from covey_planner.fit import mlx, vllm
 
 # The engine rounds the cells of each slot up to this.
 CELL_STEP = 256
@@ -64,6 +64,8 @@ class CostFormula:
     """Most cells of a sliding layer in one checkpoint: those that the window still sees."""
     recurrent_bytes: int = 0
     """State of one slot in all recurrent layers; the same at every window."""
+    kv_step_bytes: int = 0
+    """What the engine rounds its whole cache up to, at least one; 0: to nothing."""
     calibration_percent: int = 100
     """What the computed bytes were scaled to already."""
     layers: int = 0
@@ -74,7 +76,9 @@ class CostFormula:
     def kv_cache_bytes(self, window: int) -> int:
         cells = _round_up(window)
         sliding = self.sliding_bytes_per_cell * min(cells, self.sliding_cells)
-        return self.slots * (self.full_bytes_per_cell * cells + sliding + self.recurrent_bytes)
+        kept = self.slots * (self.full_bytes_per_cell * cells + sliding + self.recurrent_bytes)
+        step = self.kv_step_bytes
+        return max(step, -(-kept // step) * step) if step else kept
 
     def compute_bytes(self, window: int) -> int:
         cells = _round_up(window)
@@ -138,8 +142,11 @@ def cost_formulas(
     `calibration_percent`: what earlier loads took of the host's pool, of each hundred that are computed.
 
     In a pool of its own an accelerator holds layers, output, KV cache and buffers; the host keeps the embedding table,
-    its inputs, the process and every cache that `options` puts there. MLX has one pool and its own numbers.
+    its inputs, the process and every cache that `options` puts there. MLX and vLLM have one pool and their own numbers.
     """
+    if lane.engine is EngineName.VLLM:
+        percent = calibration_percent if lane.pool == HOST_POOL else 100
+        return (_vllm_formula(geometry, lane, options, workspace_bytes).calibrated(percent),)
     if lane.engine is EngineName.MLX:
         percent = calibration_percent if lane.pool == HOST_POOL else 100
         return (_mlx_formula(geometry, lane, options, workspace_bytes).calibrated(percent),)
@@ -191,7 +198,7 @@ def _mlx_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspa
     return CostFormula(
         pool=lane.pool,
         slots=options.slots,
-        weights_bytes=geometry.weights_bytes,
+        weights_bytes=mlx.weights_bytes(geometry, lane),
         floor_bytes=mlx.process_bytes(geometry),
         graph_bytes=mlx.graph_bytes(geometry, options),
         # When one more joins, the caches of all that run are copied into one of the new size: both are there.
@@ -200,6 +207,23 @@ def _mlx_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspa
         workspace_bytes=workspace_bytes,
         full_bytes_per_cell=per_cell,
         recurrent_bytes=geometry.recurrent_bytes,
+    )
+
+
+def _vllm_formula(geometry: Geometry, lane: Lane, options: EngineOptions, workspace_bytes: int) -> CostFormula:
+    """A step has as many rows as a batch or the window, whichever is more: both are counted."""
+    row = vllm.row_bytes(geometry)
+    return CostFormula(
+        pool=lane.pool,
+        slots=options.slots,
+        weights_bytes=geometry.weights_bytes,
+        floor_bytes=vllm.process_bytes(geometry),
+        graph_bytes=options.batch_tokens * row + vllm.logits_bytes(geometry, options),
+        mask_bytes_per_cell=row,
+        workspace_bytes=workspace_bytes,
+        full_bytes_per_cell=vllm.kv_bytes_per_cell(geometry, options),
+        recurrent_bytes=geometry.recurrent_bytes,
+        kv_step_bytes=vllm.kv_step_bytes(lane),
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from covey_planner.geometry.json_fields import Fields
-from covey_planner.geometry.reader import HeaderInvalid
+from covey_planner.geometry.reader import GeometryUnmeasured, HeaderInvalid
 from covey_planner.geometry.recurrent import Recurrent, StateSpace, of_convolution, of_state_space
 
 _SLIDING = "sliding_attention"
@@ -43,7 +43,7 @@ class LayerKinds:
 
 
 def read_layer_kinds(fields: Fields, family: str, layers: int, embedding: int) -> LayerKinds:
-    """HeaderInvalid for a family whose state was never measured."""
+    """GeometryUnmeasured for a family whose state was never measured."""
     types = fields.texts("layer_types", layers)
     if types and len(types) != layers:
         raise HeaderInvalid(f"`{fields.path}layer_types` must have one entry per layer ({layers}); got {len(types)}")
@@ -77,7 +77,7 @@ def _recurrent(fields: Fields, family: str, types: tuple[str, ...], layers: int,
             key = next((key for key in _RECURRENT_KEYS if key in fields), None)
             if strange or key:
                 field = f"`{fields.path}{key or 'layer_types'}`"
-                raise HeaderInvalid(
+                raise GeometryUnmeasured(
                     f"family '{family}' keeps recurrent state ({field}), whose memory was not measured yet; "
                     "give `spec.geometry` to place it all the same"
                 )

@@ -22,6 +22,10 @@ class HeaderInvalid(Exception):
     """The header can't be used: the message names the field, what was found, what must hold and the offset."""
 
 
+class GeometryUnmeasured(HeaderInvalid):
+    """Nothing is wrong with the header, but nobody has measured what such a model takes: a person may say it."""
+
+
 class HeaderIncomplete(Exception):
     """The prefix ends inside the header. `at_least_bytes`: how long the next prefix should be."""
 

@@ -8,7 +8,7 @@ keys is refused by name, since a number that nobody measured would be believed.
 from dataclasses import dataclass
 
 from covey_planner.geometry.metadata import Metadata
-from covey_planner.geometry.reader import HeaderInvalid
+from covey_planner.geometry.reader import GeometryUnmeasured
 
 _FLOAT_BYTES = 4
 # Families whose every layer is recurrent; the others are where the header says zero KV heads.
@@ -45,7 +45,7 @@ class StateSpace:
 
 
 def read_recurrent(metadata: Metadata, architecture: str, layers: int, embedding: int) -> Recurrent:
-    """HeaderInvalid for a family whose state was never measured."""
+    """GeometryUnmeasured for a family whose state was never measured."""
     key = next((key for key in _KEYS if metadata.has_prefix(f"{architecture}.{key}")), None)
     if key is None:
         return Recurrent()
@@ -54,7 +54,7 @@ def read_recurrent(metadata: Metadata, architecture: str, layers: int, embedding
         return of_state_space(found, _state_space(metadata, architecture, embedding))
     if architecture in _CONVOLUTION:
         return of_convolution(found, embedding, metadata.integer(f"{architecture}.shortconv.l_cache", 1, 1 << 16))
-    raise HeaderInvalid(
+    raise GeometryUnmeasured(
         f"architecture '{architecture}' keeps recurrent state (`{architecture}.{key}*`), "
         "whose memory was not measured yet; give `spec.geometry` to place it all the same"
     )
