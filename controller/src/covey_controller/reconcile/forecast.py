@@ -43,6 +43,8 @@ HORIZON_SECONDS = 15.0
 # A replica takes three plans to be replaced; Placements go at the same time. What is beyond is said to be beyond.
 MAX_ROUNDS = 200
 _IDS_PER_ROUND = 64
+# Ids of what a forecast creates begin here: none may be one that the fleet has.
+_FIRST_ID = 0xF << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def _meet(world: World, live: frozenset[str], now: float) -> World:
 
 
 def _fresh_ids(number: int) -> tuple[str, ...]:
-    return tuple(f"{number * _IDS_PER_ROUND + index:016x}" for index in range(1, _IDS_PER_ROUND + 1))
+    return tuple(f"{_FIRST_ID + number * _IDS_PER_ROUND + index:016x}" for index in range(1, _IDS_PER_ROUND + 1))
 
 
 def _act(world: World, made: Plan) -> World:

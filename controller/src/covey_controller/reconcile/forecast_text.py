@@ -67,8 +67,8 @@ def _change(live: Kind | None, document: Kind) -> str:
 
 def _comes(made: Forecast) -> list[Entry]:
     coming = _coming(made)
-    reasons = list_reasons(made, [each.key for each in coming])
-    return [_instance(each) | {"why": reasons[each.key]} for each in coming]
+    reasons = list_reasons(made, [each.spec.instance_id for each in coming])
+    return [_instance(each) | {"why": reasons[each.spec.instance_id]} for each in coming]
 
 
 def _coming(made: Forecast) -> list[Instance]:
@@ -82,11 +82,14 @@ def _coming(made: Forecast) -> list[Instance]:
 def _goes(made: Forecast) -> list[Entry]:
     """Instances that drain in the end, or are gone."""
     after = _instances(made.end)
-    reasons = {note.key: note.message for note in made.notes if note.reason == EventReason.DRAIN_STARTED}
+    reasons: dict[ObjectKey, str] = {}
+    for note in made.notes:
+        if note.reason == EventReason.DRAIN_STARTED:
+            reasons.setdefault(note.key, note.message)  # a later one is of another that has its name by then
     return [
-        _instance(each) | {"why": reasons.get(key, "it is draining already")}
-        for key, each in _instances(made.begin).items()
-        if key not in after or after[key].spec.goal is InstanceGoal.DRAIN
+        _instance(each) | {"why": reasons.get(each.key, "it is draining already")}
+        for instance_id, each in _instances(made.begin).items()
+        if instance_id not in after or after[instance_id].spec.goal is InstanceGoal.DRAIN
     ]
 
 
@@ -144,9 +147,10 @@ def _lacking(draft: Draft, key: ObjectKey, placement: Placement) -> Entry:
     }
 
 
-def _instances(world: World) -> Mapping[ObjectKey, Instance]:
+def _instances(world: World) -> Mapping[str, Instance]:
+    """By instanceId, in the order of their names: one that is replaced may leave its name to another."""
     found = sorted((item for item in world.objects if isinstance(item, Instance)), key=lambda item: item.key)
-    return {item.key: item for item in found}
+    return {item.spec.instance_id: item for item in found}
 
 
 def _condition(item: Placement, kind: str) -> Condition | None:

@@ -26,15 +26,15 @@ from covey_controller.reconcile.world import World
 _NODES_SHOWN = 8
 
 
-def list_reasons(made: Forecast, coming: Collection[ObjectKey]) -> Mapping[ObjectKey, str]:
-    """One line for each of `coming`."""
+def list_reasons(made: Forecast, coming: Collection[str]) -> Mapping[str, str]:
+    """One line for each of `coming`, by instanceId."""
     wanted = frozenset(coming)
     reasons = dict.fromkeys(coming, "")
     for each in made.creating:
         draft = draft_of(each.world, each.world.memory.planned_at or 0.0)
         for action in each.actions:
-            if isinstance(action, CreateInstance) and action.instance.key in wanted:
-                reasons[action.instance.key] = _why_there(draft, action.instance)
+            if isinstance(action, CreateInstance) and action.instance.spec.instance_id in wanted:
+                reasons[action.instance.spec.instance_id] = _why_there(draft, action.instance)
             draft.follow(action)
     return reasons
 
