@@ -1,13 +1,16 @@
 """How long the planner takes to place every Placement of a fleet, one after the other. One JSON line a figure.
 
-Sizes double, so that the growth can be seen: `bench/plot.py` draws it.
+Sizes double, so that the growth can be seen: `bench/plots/draw.py` draws it. A growth that is worse than n log n ends
+the run with code 1.
 
 Each decision's reservation is in the node's view before the next one, as the reconciler does it.
 """
 
 import gc
 import json
+import math
 import statistics
+import sys
 import time
 from dataclasses import replace
 
@@ -19,6 +22,8 @@ from covey_planner.types import Chosen, NodeState, NodeView, Pool, VariantView, 
 GIB = 2**30
 REPEATS = 5
 KINDS = 20
+# Best of some: what else the machine does still shows by this much.
+NOISE = 1.3
 SIZES = ((250, 300), (500, 300), (1000, 300), (2000, 300), (4000, 300), (1000, 150), (1000, 600), (5000, 1000))
 
 
@@ -112,7 +117,14 @@ def place_all(nodes: list[NodeView], wishes: list[Wish]) -> int:
     return placed
 
 
-def main() -> None:
+def growth(series: list[tuple[int, float]]) -> float:
+    """How much worse than n log n the last point is, as seen from the first: at most 1 where it isn't."""
+    (few, least), (many, most) = series[0], series[-1]
+    return most / least / (many * math.log(many) / (few * math.log(few)))
+
+
+def main() -> int:
+    best: dict[tuple[int, int], float] = {}
     for node_count, placement_count in SIZES:
         nodes, wishes = make_nodes(node_count), [make_wish(index) for index in range(placement_count)]
         seconds: list[float] = []
@@ -131,7 +143,17 @@ def main() -> None:
             "medianCpuSeconds": round(statistics.median(seconds), 4),
         }
         print(json.dumps(figure), flush=True)
+        best[node_count, placement_count] = min(seconds)
+    is_worse = False
+    for name, series in (
+        ("nodes", sorted((nodes, best[nodes, placements]) for nodes, placements in best if placements == 300)),
+        ("placements", sorted((placements, best[nodes, placements]) for nodes, placements in best if nodes == 1000)),
+    ):
+        found = growth(series)
+        is_worse |= found > NOISE
+        print(json.dumps({"figure": "planner.growth", "by": name, "timesNLogN": round(found, 2), "bound": NOISE}))
+    return int(is_worse)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -83,6 +83,20 @@ def test_a_placement_that_sleeps_says_whether_its_first_replica_would_fit(golden
     golden("plan/described-fleet-asleep-too-small.txt", text)
 
 
+def test_a_described_mac_offers_what_its_agent_would(tmp_path: Path) -> None:
+    mlx = KNOWN.replace("format: Gguf", "format: Mlx").replace("[LlamaServer]", "[Mlx]")
+    mac = HEAD.format(kind="Node", name="mac") + "machine: {memory: 64Gi, devices: [{compute: Metal}]}\n"
+    code, text = run(tmp_path, mac, mlx, placement("replicas: 1"))
+    assert (code, "node 'mac'" in text, "lane Mlx/Metal" in text) == (0, True, True)
+    without = mac + "spec: {engines: [{engine: Mlx, disabled: true}]}\n"
+    code, text = run(tmp_path, without, mlx, placement("replicas: 1"))
+    assert (code, "NoUsableEngine" in text) == (1, True)
+    pc = HEAD.format(kind="Node", name="pc") + "machine: {memory: 64Gi}\n"
+    assert run(tmp_path, pc, mlx, placement("replicas: 1"))[0] == 1, "there it is offered only where it is named"
+    code, text = run(tmp_path, pc + "spec: {engines: [{engine: Mlx}]}\n", mlx, placement("replicas: 1"))
+    assert (code, "lane Mlx/Cpu" in text) == (0, True)
+
+
 def test_a_model_is_shared_among_the_devices_of_one_machine_where_it_fits_on_none(
     golden: Golden, tmp_path: Path
 ) -> None:

@@ -11,12 +11,10 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from covey_api.companion import Companion, CompanionRole
-from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
 from covey_api.kinds import Kind
-from covey_api.meta import Document
 from covey_api.model import (
     CompanionStatus,
     Geometry,
@@ -26,39 +24,19 @@ from covey_api.model import (
     Variant,
     VariantStatus,
 )
-from covey_api.node import MemoryPool, Node, NodeFacts, NodeStatus
+from covey_api.node import Node, NodeStatus
 from covey_api.registry import KINDS
-from covey_api.units import Quantity, parse_quantity
 from covey_controller.ports import InvalidSet
 from covey_controller.reconcile.companions import explain_misfit
 from covey_controller.stores.files.documents import parse_objects
 from covey_controller.stores.files.strict import check_document
 from covey_controller.stores.files.yaml_positions import YamlNode, parse_yaml
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
+from covey.described_machine import Machine, render_status
 from covey.documents import Documents
 from covey.errors import CommandError, ExitCode
 from covey.headers import read_source
-
-# A managed build, as `covey fit` takes it: it keeps few rows of logits.
-_MANAGED = "0" * 64
-# What the engine calls a device; the pool has the same name.
-_DEVICE_NAMES = {Compute.CUDA: "CUDA", Compute.ROCM: "ROCm", Compute.VULKAN: "Vulkan"}
-
-
-class MachineDevice(Document):
-    """One accelerator of a described machine."""
-
-    compute: Compute
-    memory: Quantity | None = None
-    """Its own memory; absent for `Metal`, which fills the machine's."""
-
-
-class Machine(Document):
-    """What a machine is, in short."""
-
-    memory: Quantity
-    devices: Annotated[tuple[MachineDevice, ...], Field(max_length=16)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,41 +123,8 @@ def _with_status(node: Node, described: Mapping[str, Any]) -> Node:
             "`status.facts` and `status.lanes`"
         )
     if machine is not None:
-        status = _render_status(Machine.model_validate(machine))
+        status = render_status(Machine.model_validate(machine), node.spec)
     return node.model_copy(update={"status": status})
-
-
-def _render_status(machine: Machine) -> NodeStatus:
-    """What its agent would report. ValueError for a device that has too little or too much memory to it."""
-    pools = [MemoryPool(name=HOST_POOL, total_bytes=parse_quantity(machine.memory))]
-    lanes: list[Lane] = []
-    counts = Counter[Compute]()
-    for device in machine.devices:
-        pool = _DEVICE_NAMES.get(device.compute)
-        if (pool is None) != (device.memory is None):
-            must = "must be given" if pool else "must be absent"
-            raise ValueError(f"`memory` of a device with compute '{device.compute}' {must}")
-        if pool is not None and device.memory is not None:
-            pool = f"{pool}{counts[device.compute]}"
-            counts[device.compute] += 1
-            pools.append(MemoryPool(name=pool, total_bytes=parse_quantity(device.memory)))
-        lanes.append(_lane(device.compute, pool or HOST_POOL))
-    if not any(lane.compute is Compute.CPU for lane in lanes):
-        lanes.append(_lane(Compute.CPU, HOST_POOL))
-    # Neither system nor cores are asked for, and neither changes where something fits.
-    facts = NodeFacts(os="", architecture="", cpu_cores=1, pools=tuple(pools))
-    return NodeStatus(facts=facts, lanes=tuple(lanes))
-
-
-def _lane(compute: Compute, pool: str) -> Lane:
-    return Lane(
-        engine=EngineName.LLAMA_SERVER,
-        compute=compute,
-        state=LaneState.INSTALLED,
-        digest=_MANAGED,
-        pool=pool,
-        companions=tuple(CompanionRole),
-    )
 
 
 def _with_geometry(model: Model) -> Model:

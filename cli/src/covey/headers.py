@@ -25,9 +25,6 @@ class Found:
 
     geometry: Geometry
     is_checkpoint: bool = False
-    draft: Geometry | None = None
-    projector: Geometry | None = None
-    """Of its companions, where they are known."""
 
 
 def read_source(what: str) -> Found:

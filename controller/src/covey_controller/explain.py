@@ -13,6 +13,7 @@ from covey_controller.ports import GatewaySession, ToldEvent
 from covey_controller.reconcile.forecast import forecast
 from covey_controller.reconcile.forecast_text import render_forecast
 from covey_controller.reconcile.why import explain, observe_progress
+from covey_controller.reconcile.world import World
 
 
 class HistoryExplainer:
@@ -37,8 +38,7 @@ class HistoryExplainer:
         if world is None:
             return "the fleet has not been looked at yet\n", {}
         async with self._foreseeing:
-            made = await asyncio.to_thread(forecast, world, now, documents)
-        return render_forecast(made, world.objects, documents)
+            return await asyncio.to_thread(_foresee, world, now, documents)
 
     def objects(self) -> Mapping[ObjectKey, Kind]:
         """All objects as the loop saw them last, status included."""
@@ -70,3 +70,8 @@ class HistoryExplainer:
         world = self._history.world
         progress = observe_progress(world, self._history.now, key) if world else None
         return progress.to_wire() if progress else {}
+
+
+def _foresee(world: World, now: float, documents: tuple[Kind, ...]) -> tuple[str, dict[str, Any]]:
+    """The words too: each Instance's reason asks nodes again."""
+    return render_forecast(forecast(world, now, documents), world.objects, documents)

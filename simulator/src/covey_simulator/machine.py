@@ -64,8 +64,8 @@ class Machine:
         """Bytes by pool, as they truly are."""
         self.claimed = dict(self.pools)
         """What its facts say."""
-        self.most_claimed = dict(self.pools)
-        """The most that they ever said: what a controller may have promised by."""
+        self._claims: dict[str, list[tuple[float, int]]] = {}
+        """By pool: when they began to say how much else, in order."""
         self.folder = folder
         self.is_on = True
         self.foreign_bytes = 0
@@ -209,8 +209,17 @@ class Machine:
 
     def claim(self, pool: str, total_bytes: int) -> None:
         """Facts that lie: what is free is measured, and true."""
+        if total_bytes != self.claimed[pool]:
+            self._claims.setdefault(pool, [(0.0, self.claimed[pool])]).append((self.now(), total_bytes))
         self.claimed[pool] = total_bytes
-        self.most_claimed[pool] = max(total_bytes, self.most_claimed[pool])
+
+    def most_claimed(self, pool: str, since: float) -> int:
+        """The most that they said from `since` on: what a controller may have promised by."""
+        claims = self._claims.get(pool)
+        if claims is None:
+            return self.claimed[pool]
+        ends = (*(at for at, _ in claims[1:]), float("inf"))
+        return max(count for (_, count), end in zip(claims, ends, strict=True) if end >= since)
 
     def available_bytes(self, pool: str) -> int:
         foreign = self.foreign_bytes if pool == HOST_POOL else 0

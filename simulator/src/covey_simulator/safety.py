@@ -1,7 +1,6 @@
 """What no fault may break, looked at after every step. Each rule says what was found, in words for a person.
 
-A part that a fault touches, or touched a moment ago, is *disturbed*: what is said of it may be old. Rules that allow
-staleness ask for calm; the others hold at every moment.
+Rules that allow staleness ask for calm; the others hold at every moment.
 """
 
 import json
@@ -12,7 +11,9 @@ from covey_api.instance import Instance, InstanceGoal, InstanceSpec
 from covey_api.messages import Order
 from covey_api.reasons import EventReason
 from covey_controller.reconcile.outcomes import Note
+from covey_gateway.routing.table import Target
 
+from covey_simulator.calm import Calm
 from covey_simulator.engine import Engine
 from covey_simulator.loop import Process
 from covey_simulator.machine import Keeper, Machine
@@ -29,30 +30,13 @@ EDIT_SECONDS = 15.0
 LOST_CALM_SECONDS = 30.0
 # How long a node may stay silent before what it runs is given up, by what is promised to users.
 NODE_GRACE_SECONDS = 60.0
+# What a node's facts said is believed for this long: until its agent looks again (64 s), was paused, and is heard.
+BELIEF_SECONDS = 180.0
 # In the note of what leaves for a model that is asked for.
 SWAPPED = "which is asked for"
-_STOP_REASONS = frozenset(
-    {EventReason.DRAIN_STARTED, EventReason.DRAIN_ENDED, EventReason.ATTEMPT_STARTED, EventReason.FAILED}
-)
-
-
-class Calm:
-    """Which faults touch which part now, and when the last one left it."""
-
-    def __init__(self) -> None:
-        self._causes: dict[str, set[str]] = {}
-        self._until: dict[str, float] = {}
-
-    def begin(self, part: str, cause: str) -> None:
-        self._causes.setdefault(part, set()).add(cause)
-
-    def end(self, part: str, cause: str, until: float) -> None:
-        """The fault is over; what it leaves behind is, at `until`."""
-        self._causes.get(part, set()).discard(cause)
-        self._until[part] = max(until, self._until.get(part, 0.0))
-
-    def holds(self, now: float, seconds: float, *parts: str) -> bool:
-        return all(not self._causes.get(part) and now - self._until.get(part, 0.0) >= seconds for part in parts)
+# Notes that tell of a stop. A drain is for good; a failed attempt says nothing of the one after it.
+_DRAINS = frozenset({EventReason.DRAIN_STARTED, EventReason.DRAIN_ENDED})
+_FAILURES = frozenset({EventReason.ATTEMPT_STARTED, EventReason.FAILED})
 
 
 class Safety:
@@ -71,10 +55,13 @@ class Safety:
         self._serials: dict[tuple[str, int, int], int] = {}
         self._orders: dict[str, Order] = {}
         self._notes: dict[tuple[str, str], dict[str, float]] = {}
-        """By namespace and name of an Instance: when each reason was said, since it was made."""
+        """By namespace and name of an Instance: when each reason was said since it was made; of a failure the last
+        time, of anything else the first."""
         self._last_on_port: dict[int, Engine] = {}
         self._stamps: dict[str, InstanceSpec] = {}
         """By instanceId: as it was first seen."""
+        self._licences: dict[tuple[str, str], int] = {}
+        """By instanceId and pool: the most that its node's facts said when it was first seen."""
         self._known: set[str] = set()
         """instanceIds that a leader has stored."""
 
@@ -86,6 +73,7 @@ class Safety:
         if instances is not None:
             self._check_stamps(instances)
             self._check_places(instances, now)
+            self._check_promises(instances, now)
             self.instances = instances
         alive: dict[str, int] = {}
         for engine in engines:
@@ -97,19 +85,36 @@ class Safety:
             if (last := self._last_on_port.get(engine.port)) not in (None, engine) and last.is_alive:
                 self._story.violate(f"two engines run on port {engine.port}")
             self._last_on_port[engine.port] = engine
-        members = [member for instance in self.instances for member in instance.spec.members]
         for machine in self._machines.values():
-            here = [member for member in members if member.node == machine.name]
             running = [engine for engine in engines if machine.owns_port(engine.port)]
             for pool, size in machine.pools.items():
-                reserve = machine.reserve_bytes(pool)
-                stored = sum(member.bytes_in(pool) for member in here)
-                self._check_memory(
-                    machine, pool, machine.most_claimed[pool] - reserve, stored, "instances that are stored"
-                )
                 # Of facts that lied the agent's look at what is free is the corrective; it knows of no reserve.
-                limit = size if machine.most_claimed[pool] > size else size - reserve
+                told = machine.most_claimed(pool, 0.0)
+                was_lied_to = any(self._licences.get((each.instance_id, pool), told) > size for each in running)
+                limit = size if was_lied_to else size - machine.reserve_bytes(pool)
                 self._check_memory(machine, pool, limit, sum(each.taken[pool] for each in running), "engines that run")
+
+    def _check_promises(self, instances: tuple[Instance, ...], now: float) -> None:
+        """What is promised of a pool fits into the most that its node's facts said when one of these was decided on.
+
+        Facts that lied once are no licence for what is decided later. What runs already may be adopted again.
+        """
+        promised: dict[tuple[str, str], int] = {}
+        licence: dict[tuple[str, str], int] = {}
+        for instance in instances:
+            for member in instance.spec.members:
+                machine = self._machines[member.node]
+                for pool in machine.pools:
+                    key, here = (instance.spec.instance_id, pool), (machine.name, pool)
+                    if key not in self._licences:
+                        self._licences[key] = machine.most_claimed(pool, now - BELIEF_SECONDS)
+                    if count := member.bytes_in(pool):
+                        promised[here] = promised.get(here, 0) + count
+                        licence[here] = max(licence.get(here, 0), self._licences[key])
+        for (name, pool), count in promised.items():
+            machine = self._machines[name]
+            limit = licence[name, pool] - machine.reserve_bytes(pool)
+            self._check_memory(machine, pool, limit, count, "instances that are stored")
 
     def _check_stamps(self, instances: tuple[Instance, ...]) -> None:
         """An id is one Instance's, for ever: whatever may change of it, what was stamped does not."""
@@ -185,7 +190,8 @@ class Safety:
         name = (note.key.namespace, note.key.name)
         if note.reason in (EventReason.CREATED, EventReason.ADOPTED):
             self._notes[name] = {}
-        self._notes.setdefault(name, {}).setdefault(note.reason, now)
+        said = self._notes.setdefault(name, {})
+        said[note.reason] = now if note.reason in _FAILURES else said.get(note.reason, now)
         if note.reason == EventReason.LOST:
             self._check_lost(note, now)
         if note.reason in (EventReason.LOST, EventReason.DELETED):
@@ -244,11 +250,15 @@ class Safety:
         name = key[1]
         told = self._told.get(engine.instance_id, set())
         is_superseded = self._attempts.get(engine.instance_id, 0) > keeper.attempt
-        is_healthy = engine.ready_told_at is not None
+        ready_at = engine.ready_told_at
+        is_healthy = ready_at is not None
         if is_healthy and not told and not is_superseded:
             self._story.violate(f"{name} on {machine.name} is stopped, and no complete snapshot said so")
         notes = self._notes.get(key, {})
-        if is_healthy and not notes.keys() & _STOP_REASONS:
+        failures = [at for reason, at in notes.items() if reason in _FAILURES]
+        # What was said of an attempt before it was ready is no cause to stop it, but for one that takes its place.
+        has_cause = notes.keys() & _DRAINS or any(is_superseded or at >= (ready_at or 0.0) for at in failures)
+        if is_healthy and not has_cause:
             self._story.violate(f"healthy {name} on {machine.name} is stopped without a note")
         drained_at = notes.get(EventReason.DRAIN_STARTED)
         if drained_at is not None and now - drained_at >= instance.spec.drain_seconds:
@@ -256,6 +266,20 @@ class Safety:
         for transport in engine.in_flight:
             if self.calm.holds(now, GATEWAY_CALM_SECONDS, transport.gateway.name):
                 self._story.violate(f"a request of {transport.gateway.name} on {name} is cut by a stop")
+
+    def check_routes(self, gateway: str, targets: Iterable[Target]) -> None:
+        """Of a table that a gateway has: what it would send requests to has generated a token, whether or not one is
+        sent. (What ended a while ago is looked at when it is dialled: that depends on the time alone.)"""
+        for target in targets:
+            for machine in self._machines.values():
+                engine = machine.ports.get(target.port) if machine.owns_port(target.port) else None
+                if engine is None or engine.instance_id != target.instance_id or not engine.is_alive:
+                    continue
+                if engine.ready_told_at is None:
+                    self._story.violate(
+                        f"gateway {gateway} routes {target.instance_id} to port {target.port}, and its engine never "
+                        "generated a token"
+                    )
 
     def on_dial(self, gateway: Process, machine: Machine | None, port: int, now: float) -> None:
         """A gateway sends a request to an endpoint of its table."""

@@ -236,10 +236,13 @@ class World:
         if history is not None and history.objects is not self._seen:
             self._seen = history.objects
             instances = tuple(item for item in history.objects.values() if isinstance(item, Instance))
-        if instances is not None or self._has_changed:
-            self._has_changed = False
+        has_changed, self._has_changed = self._has_changed, False
+        if instances is not None or has_changed:
             self.safety.check(instances, self.now())
         for name, gateway in self.gateways.items():
+            if has_changed or gateway.traffic.table is not self._tables.get(name):
+                routed = gateway.traffic.table.targets.values()
+                self.safety.check_routes(name, (target for targets in routed for target in targets))
             if gateway.traffic.table is not self._tables.get(name):
                 self._tables[name] = gateway.traffic.table
                 self.safety.on_order(f"gateway {name}", gateway.traffic.table.order, is_new=False)

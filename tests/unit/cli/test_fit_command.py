@@ -77,8 +77,11 @@ def test_folder_of_safetensors_says_weights_and_cache(tmp_path: Path) -> None:
     answer = json.loads(run(str(folder), "-o", "json", "--context", "2048", "--slots", "2"))
     assert answer["kvCacheBytes"] == 2 * 2048 * 3 * 2 * (32 + 32) * 2
     assert answer["weightsBytes"] == answer["parameters"] * 2
-    assert answer["lanes"] == []
-    assert "what an engine for safetensors adds was not measured" in run(str(folder / "config.json"))
+    assert [(lane["engine"], lane["compute"]) for lane in answer["lanes"]] == [("Mlx", "Metal")]
+    assert answer["lanes"][0]["pools"][0]["weightsBytes"] >= answer["weightsBytes"]
+    text = run(str(folder / "config.json"))
+    assert "Mlx on Apple Silicon (Metal):" in text
+    assert "LlamaServer" not in text, "it runs no safetensors"
 
 
 def test_checkpoint_that_lacks_a_file_or_lies_is_refused(tmp_path: Path) -> None:

@@ -1,10 +1,16 @@
 """`covey plan`: what documents would come to, from the same `plan` that would act."""
 
+import asyncio
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import Kind
 from covey_api.placement import ContextWish, Scaling
+from covey_controller.board import FleetBoard
+from covey_controller.explain import HistoryExplainer
+from covey_controller.history import History
 from covey_controller.reconcile.forecast import Forecast, forecast
 from covey_controller.reconcile.forecast_text import render_forecast
 from covey_controller.reconcile.why import explain
@@ -50,6 +56,44 @@ def test_forecast_names_node_lane_window_and_bytes_of_what_comes_and_the_other_n
     assert "'b' could take it too" in come["why"]
     assert "placement/smollm2 would be created" in text
     assert "lane LlamaServer/Cpu, window 8192 tokens x 4 slots" in text
+
+
+def test_what_other_nodes_said_of_a_replica_counts_those_decided_on_before_it() -> None:
+    story = serving(total_bytes=3 * builders.GIB)
+    asked = builders.placement(concurrency=4, replicas=2, context=ContextWish(tokens=8192))
+    _, _, found = foresee(story, asked)
+    first, second = found["comes"]
+    assert "could take it too" in first["why"]
+    assert "short)" in second["why"], "the node of the first replica has no room for this one"
+    assert "could take it too" not in second["why"]
+
+
+def test_of_a_large_fleet_eight_nodes_answers_are_shown_and_the_rest_counted() -> None:
+    story = serving(nodes=tuple(f"n{index:02}" for index in range(12)))
+    _, _, found = foresee(story, builders.placement())
+    assert found["comes"][0]["why"].count("could take it too") == 8
+    assert found["comes"][0]["why"].endswith("'n08' could take it too, window 8192 and 3 more")
+
+
+class WatchedDocuments(tuple[Kind, ...]):
+    """Documents that know which threads looked at them."""
+
+    threads: frozenset[int] = frozenset()
+
+    def __iter__(self) -> Iterator[Kind]:
+        self.threads |= {threading.get_ident()}
+        return super().__iter__()
+
+
+def test_neither_plan_nor_its_words_are_made_on_the_loop_that_hears_reports() -> None:
+    story, history = serving(), History()
+    world = story.observe()
+    history.observe({item.key: item for item in world.objects}, world, story.now)
+    documents = WatchedDocuments([builders.placement()])
+    text, _ = asyncio.run(HistoryExplainer(history, FleetBoard(lambda: story.now)).forecast(documents))
+    assert "placement/smollm2 would be created" in text
+    assert documents.threads
+    assert threading.get_ident() not in documents.threads
 
 
 def test_forecast_changes_nothing_in_the_world_that_it_was_asked_about() -> None:

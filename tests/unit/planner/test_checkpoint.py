@@ -108,11 +108,93 @@ def test_packed_weights_count_as_stored_and_parameters_as_meant() -> None:
     assert found.parameter_count == found.weights_bytes // 4 * 8
 
 
+MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 96}
+
+
+def compressed(family: str, rows: int = 576, layers: int = 3, **changes: object) -> tuple[bytes, Directory]:
+    """A model whose first `layers` layers have the projection of a latent vector in the place of keys and values."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in tensor_shapes(SHAPE).items():
+        if not name.endswith(("k_proj.weight", "v_proj.weight")):
+            shapes[name] = shape
+        elif name.endswith("k_proj.weight") and int(name.split(".")[2]) < layers:
+            shapes[name.replace("k_proj", "kv_a_proj_with_mqa")] = (rows, SHAPE.embedding)
+    config = build_checkpoint(SHAPE).config | {"model_type": family} | MLA | changes
+    return json.dumps(config).encode(), parse_directory(*directory(shapes))
+
+
 def test_latent_vector_is_a_key_and_a_value_at_once() -> None:
-    checkpoint = build_checkpoint(SHAPE, model_type="deepseek_v2", kv_lora_rank=512, qk_rope_head_dim=64)
-    found = parse_checkpoint(checkpoint.config_text, tensors_of(checkpoint))
+    found = parse_checkpoint(*compressed("deepseek_v3"))
     assert found.latent_attention
     assert (found.kv_head_counts, found.key_length, found.value_length) == ((1, 1, 1), 576, 512)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "minicpm3", "never-seen"])
+def test_where_an_engine_makes_every_heads_keys_anew_they_all_count(family: str) -> None:
+    found = parse_checkpoint(*compressed(family))
+    assert not found.latent_attention
+    assert (found.kv_head_counts, found.key_length, found.value_length) == ((8, 8, 8), 192, 96)
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_keys_that_no_tensor_bears_out_make_the_cache_no_smaller(family: str) -> None:
+    plain = build_checkpoint(SHAPE)
+    honest = parse_checkpoint(plain.config_text, tensors_of(plain))
+    lying = build_checkpoint(SHAPE, model_type=family, kv_lora_rank=1, num_kv_shared_layers=3)
+    found = parse_checkpoint(lying.config_text, tensors_of(lying))
+    assert (found.kv_head_counts, found.key_length) == (honest.kv_head_counts, honest.key_length)
+    lying = replace(lying, config=lying.config | {"num_key_value_heads": 1})
+    assert "`num_key_value_heads` must be 64 rows" in refusal(lying)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rows": 640}, "`kv_lora_rank` must be 640 with `qk_rope_head_dim` (64), as tensor 'model.layers.0."),
+        ({"layers": 0, "kv_lora_rank": 1}, ""),
+        ({"layers": 2}, "`kv_lora_rank` must be of every layer, and layer 2 has no 'kv_a_proj_with_mqa'; got 512"),
+        ({"kv_lora_rank": None}, "`kv_lora_rank` must be an integer"),
+    ],
+)
+def test_latent_vector_that_the_tensors_do_not_have_is_refused(changes: dict[str, object], words: str) -> None:
+    config, tensors = compressed("deepseek_v3", **changes)  # pyright: ignore[reportArgumentType]  # by name
+    if not words:
+        assert not parse_checkpoint(config, tensors).latent_attention
+        return
+    with pytest.raises(HeaderInvalid) as caught:
+        parse_checkpoint(config, tensors)
+    assert words in str(caught.value)
+
+
+def test_layer_with_keys_is_no_layer_without_cache() -> None:
+    lying = build_checkpoint(SHAPE, model_type="lfm2", conv_L_cache=3, layer_types=["conv"] * 3)
+    assert "`layer_types` must count layer 0 as attention, as it has tensor 'model.layers.0.self_attn.k_" in refusal(
+        lying
+    )
+    assert "`model_type` must count layer 0 as attention" in refusal(
+        build_checkpoint(SHAPE, model_type="mamba", state_size=16, conv_kernel=4)
+    )
+
+
+def test_shared_keys_count_less_only_where_a_family_shares_them() -> None:
+    sharing = build_checkpoint(SHAPE, model_type="gemma4_text", num_kv_shared_layers=1)
+    assert parse_checkpoint(sharing.config_text, tensors_of(sharing)).kv_head_counts == (2, 2, 0)
+    every = replace(sharing, config=sharing.config | {"num_kv_shared_layers": 3})
+    assert "`num_kv_shared_layers` must be an integer between 0 and 2; got 3" in refusal(every)
+
+
+@pytest.mark.parametrize("name", ["self_attn.qkv_proj", "attn.Wqkv", "self_attention.query_key_value", "attn.c_attn"])
+def test_fewer_kv_heads_than_a_fused_projection_has_are_refused(name: str) -> None:
+    shapes = {
+        key.replace("self_attn.q_proj", name): ((8 + 2 * 2) * 32, 256) if "q_proj" in key else shape
+        for key, shape in tensor_shapes(SHAPE).items()
+        if not key.endswith(("k_proj.weight", "v_proj.weight"))
+    }
+    tensors = parse_directory(*directory(shapes))
+    plain = build_checkpoint(SHAPE)
+    assert parse_checkpoint(plain.config_text, tensors).kv_head_counts == (2, 2, 2)
+    with pytest.raises(HeaderInvalid, match="`num_key_value_heads` must be enough for 384 rows of queries, keys and"):
+        parse_checkpoint(json.dumps(plain.config | {"num_key_value_heads": 1}).encode(), tensors)
 
 
 def test_tower_beside_the_language_model_weighs_and_has_no_layers() -> None:

@@ -1,5 +1,6 @@
 """Layers that keep less than the others: of encoders, of families that share keys, spare heads, sliding ones."""
 
+import pytest
 from covey_api.engines import KvCacheType
 from covey_api.instance import EngineOptions
 from covey_api.model import Geometry
@@ -56,6 +57,28 @@ def test_heads_for_further_tokens_keep_no_cache_but_weigh() -> None:
     assert spare.kv_head_counts == (2, 2, 2, 0)
     assert spare.weights_bytes == plain.tensor_bytes
     assert parse(build_model(Shape("granite-switch", layers=4), nextn_predict_layers=u32(1))).kv_head_counts == (2,) * 4
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3n"])
+def test_keys_of_other_families_make_the_cache_no_smaller(family: str) -> None:
+    shape = Shape(family, layers=24, head_length=32)
+    plain = parse(build_model(shape))
+    keys = {"attention.shared_kv_layers": u32(23), "nextn_predict_layers": u32(23), "attention.key_length_mla": u32(1)}
+    found = parse(build_model(shape, **keys))
+    assert found == plain
+    assert not found.latent_attention
+
+
+@pytest.mark.parametrize(("family", "period"), [("gemma2", 2), ("gemma3", 6), ("cohere2", 4)])
+def test_header_makes_no_more_layers_slide_than_the_engine_does(family: str, period: int) -> None:
+    shape = Shape(family, layers=12, head_length=32, sliding_window=64)
+    every = array(7, [b"\x01"] * 12)
+    usual = tuple(layer for layer in range(12) if layer % period < period - 1)
+    for pattern in (every, u32(12)):
+        found = parse(build_model(shape, **{"attention.sliding_window_pattern": pattern}))
+        assert set(found.sliding_layers) <= set(usual)
+    none = array(7, [b"\x00"] * 12)
+    assert parse(build_model(shape, **{"attention.sliding_window_pattern": none})).sliding_layers == ()
 
 
 def test_sliding_layers_may_have_shorter_heads() -> None:

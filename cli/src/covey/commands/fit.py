@@ -1,16 +1,21 @@
 """`covey fit`: what a model needs, read from its header alone: no controller, and nothing downloaded whole."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from covey_agent.facts.host import observe_memory_bytes
 from covey_api.companion import PROJECTOR_ARCHITECTURE, CompanionRole
-from covey_api.engines import HOST_POOL, KvCacheType
-from covey_api.model import Geometry, Model, VariantStatus
+from covey_api.engines import HOST_POOL, EngineName, KvCacheType
+from covey_api.fleet import Fleet
+from covey_api.model import Geometry, Model
 from covey_api.node import NodeReserve
 from covey_api.text import escape_controls
 from covey_api.units import parse_quantity
-from covey_planner.text.fit import DEVICE_POOL, FitQuestion, fit_data, render_fit
+from covey_controller.reconcile.wanted import view_variant
+from covey_planner.text.fit import DEVICE_POOL, FitQuestion, fit_data, own_window, render_fit
+from covey_planner.types import VariantView
 
 from covey.commands.options import fleet_options_without, namespace_option
 from covey.connect import Where, open_fleet
@@ -31,11 +36,25 @@ class Memory(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is the same of every artifact that is asked about."""
+
+    context_tokens: int | None
+    slots: int
+    kv_cache_type: KvCacheType | None
+    memory_bytes: Mapping[str, int]
+    draft: Geometry | None
+    projector: Geometry | None
+
+
 @click.command()
 @click.argument("what")
 @click.option("--context", type=click.IntRange(1, 1 << 30), help="Window of one slot (default: the model's own).")
 @click.option("--slots", type=click.IntRange(1, 64), default=4, show_default=True, help="Sequences at a time.")
-@click.option("--kv-cache", type=click.Choice([kind.value for kind in KvCacheType]), default="F16", show_default=True)
+@click.option(
+    "--kv-cache", type=click.Choice([kind.value for kind in KvCacheType]), help="Default: the Fleet's, else F16."
+)
 @click.option("--memory", type=Memory(), help="Host memory for it (default: this machine's, less 1Gi).")
 @click.option("--device-memory", type=Memory(), help="Memory of an accelerator that has its own.")
 @click.option("--draft", help="A smaller model that drafts for it in the same engine: a source or a file.")
@@ -47,7 +66,7 @@ def fit(
     what: str,
     context: int | None,
     slots: int,
-    kv_cache: str,
+    kv_cache: str | None,
     memory: int | None,
     device_memory: int | None,
     draft: str | None,
@@ -61,28 +80,19 @@ def fit(
     WHAT is a source (`hf://…`, `pypi://…`, `https://…`), the path of a GGUF file or of a folder with `config.json`, or
     `model/NAME` of the running fleet.
     """
-    found = _of_model(where, namespace, what) if what.startswith("model/") else [(what, _read_model(what))]
-    host = memory if memory is not None else _own_memory()
-    pools = {HOST_POOL: host} | ({DEVICE_POOL: device_memory} if device_memory is not None else {})
-    drafts = _read_model(draft).geometry if draft else None
-    projectors = _read_projector(projector) if projector else None
-    questions = [
-        FitQuestion(
-            name,
-            each.geometry,
-            context,
-            slots,
-            KvCacheType(kv_cache),
-            pools,
-            drafts or each.draft,
-            projectors or each.projector,
-            each.is_checkpoint,
-        )
-        for name, each in found
-    ]
+    asked = _Asked(
+        context,
+        slots,
+        KvCacheType(kv_cache) if kv_cache else None,
+        {HOST_POOL: memory if memory is not None else _own_memory()}
+        | ({DEVICE_POOL: device_memory} if device_memory is not None else {}),
+        _read_model(draft).geometry if draft else None,
+        _read_projector(projector) if projector else None,
+    )
+    questions = _of_model(where, namespace, what, asked) if what.startswith("model/") else [_of_source(what, asked)]
     for question in questions:
-        if context is not None and context > question.geometry.context_tokens:
-            own = question.geometry.context_tokens
+        own = own_window(question)
+        if context is not None and context > own:
             raise CommandError(
                 f"`--context` must be at most {own}, the own window of '{question.name}'; got {context}",
                 ExitCode.WRONG_USE,
@@ -118,24 +128,54 @@ def _own_memory() -> int:
     return max(0, total_bytes - parse_quantity(NodeReserve().memory))
 
 
-def _of_model(where: Where, namespace: str | None, what: str) -> list[tuple[str, Found]]:
-    """Each variant of a Model of the fleet whose header a node has read."""
+def _of_source(what: str, asked: _Asked) -> FitQuestion:
+    found = _read_model(what)
+    return FitQuestion(
+        what,
+        found.geometry,
+        asked.context_tokens,
+        asked.slots,
+        asked.kv_cache_type or KvCacheType.F16,
+        asked.memory_bytes,
+        asked.draft,
+        asked.projector,
+        engines=(EngineName.MLX if found.is_checkpoint else EngineName.LLAMA_SERVER,),
+    )
+
+
+def _of_model(where: Where, namespace: str | None, what: str, asked: _Asked) -> list[FitQuestion]:
+    """Each variant of a Model of the fleet that is known, with all that the planner would count."""
     name = what.removeprefix("model/")
     with open_fleet(where) as fleet:
         model = Model.model_validate(fleet.objects.get_object(Model.PLURAL, namespace or fleet.namespace, name))
-    if model.spec.geometry is not None:
-        return [(what, Found(model.spec.geometry))]
-    found = [
-        (f"{what} variant '{one.name}'", _of_variant(one, geometry))
-        for one in model.status.variants
-        if (geometry := one.geometry)
-    ]
-    if not found:
-        errors = "; ".join(f"variant '{one.name}': {one.error}" for one in model.status.variants if one.error)
+        kept = [Fleet.model_validate(each) for each in fleet.objects.list_objects(Fleet.PLURAL)]
+    default_type = kept[0].spec.kv_cache.type if kept else KvCacheType.F16
+    views = [view_variant(model, each, tuple(EngineName)) for each in model.spec.variants]
+    if not any(view.geometry for view in views):
+        errors = "; ".join(f"variant '{view.name}': {view.error}" for view in views if view.error)
         raise CommandError(f"no node has read the header of {what} yet. {errors}".strip())
-    return found
+    return [
+        _of_variant(f"{what} variant '{view.name}'", model, view, view.geometry, asked, default_type)
+        for view in views
+        if view.geometry
+    ]
 
 
-def _of_variant(known: VariantStatus, geometry: Geometry) -> Found:
-    beside = {each.role: each.geometry for each in known.companions}
-    return Found(geometry, draft=beside.get(CompanionRole.DRAFT), projector=beside.get(CompanionRole.PROJECTOR))
+def _of_variant(
+    name: str, model: Model, view: VariantView, geometry: Geometry, asked: _Asked, default_type: KvCacheType
+) -> FitQuestion:
+    beside = {each.role: each.geometry for each in view.companions}
+    return FitQuestion(
+        name,
+        geometry,
+        asked.context_tokens,
+        asked.slots,
+        asked.kv_cache_type or default_type,
+        asked.memory_bytes,
+        asked.draft or beside.get(CompanionRole.DRAFT),
+        asked.projector or beside.get(CompanionRole.PROJECTOR),
+        engines=view.engines,
+        model_context_tokens=model.spec.context_tokens,
+        workspace_bytes=parse_quantity(model.spec.memory.workspace),
+        calibrations=view.calibrations,
+    )

@@ -1,7 +1,11 @@
 """`covey plan` and `covey diff`: what documents would come to, and what they would change, before they are applied."""
 
 import click
+from covey_api.instance import Instance
+from covey_api.kinds import Kind
 from covey_api.meta import DEFAULT_NAMESPACE
+from covey_api.model import Model
+from covey_api.placement import Placement
 from covey_api.text import escape_controls
 from covey_controller.reconcile.described import plan_described
 from pydantic import ValidationError
@@ -14,6 +18,7 @@ from covey.described_fleet import read_described_fleet
 from covey.documents import Documents, read_documents
 from covey.errors import CommandError, ExitCode
 from covey.ports import JsonObject
+from covey.running import list_running, render_running
 from covey.tables import render_json, render_yaml
 
 
@@ -71,7 +76,9 @@ def _written(item: JsonObject) -> JsonObject:
 @namespace_option
 @fleet_options
 def diff(filename: tuple[str, ...], namespace: str | None, where: Where) -> None:
-    """Show what documents would change, field by field.
+    """Show what documents would change, field by field, and which running instances are of another revision.
+
+    What was applied and never came to run shows too: the instances that serve are of an older revision then.
 
     Exit codes as kubectl's: 0 nothing, 1 something differs, above 1 it could not be told.
     """
@@ -88,13 +95,43 @@ def diff(filename: tuple[str, ...], namespace: str | None, where: Where) -> None
 
 def _differences(fleet: Connection, documents: Documents, namespace: str) -> list[str]:
     blocks: list[str] = []
-    for wished in fleet.objects.check_documents(documents, namespace):
+    all_wished = fleet.objects.check_documents(documents, namespace)
+    for wished in all_wished:
         live = _find(fleet, wished)
         name = f"{kind_of(wished['kind']).SINGULAR}/{wished['metadata']['name']}"
         asked = wished if live is not None else _without_defaults(wished)
         block = render_changes(name, diff_objects(live, asked), is_new=live is None)
         blocks += [escape_controls(block)] if block else []
+    return blocks + _running(fleet, all_wished)
+
+
+def _running(fleet: Connection, wished: list[JsonObject]) -> list[str]:
+    """Nothing is asked for where the documents have no bearing on what runs."""
+    wishes = [item for item in _parsed(wished) if isinstance(item, (Model, Placement))]
+    blocks: list[str] = []
+    for namespace in sorted({item.metadata.namespace for item in wishes}):
+        here = [item for item in wishes if item.metadata.namespace == namespace]
+        instances = _parsed(fleet.objects.list_objects(Instance.PLURAL, namespace))
+        if not instances:
+            continue
+        live = [
+            item for kind in (Model, Placement) for item in _parsed(fleet.objects.list_objects(kind.PLURAL, namespace))
+        ]
+        found = list_running(here, live, [item for item in instances if isinstance(item, Instance)])
+        blocks += [escape_controls(render_running(name, running)) for name, running in found.items()]
     return blocks
+
+
+def _parsed(items: list[JsonObject]) -> list[Kind]:
+    found: list[Kind] = []
+    for item in items:
+        kind = kind_of(item["kind"])
+        try:
+            found.append(kind.model_validate(item))
+        except ValidationError:
+            name = f"{kind.SINGULAR}/{item['metadata']['name']}"
+            click.echo(f"{name}: what runs is not compared with it: this version of covey can't read it", err=True)
+    return found
 
 
 def _without_defaults(wished: JsonObject) -> JsonObject:

@@ -229,6 +229,17 @@ class Draft:
         self._reserve(sight.instance, -1)
         self.note(sight.instance.key, EventReason.DELETED, why)
 
+    def follow(self, action: Action) -> None:
+        """Count an action of another plan as done. Only for looking at what that plan saw next: nothing is decided."""
+        match action:
+            case CreateInstance(instance) | UpdateInstance(instance):
+                self._put(instance)
+            case DeleteObject(key, _) if (sight := self.sights.pop(key, None)) is not None:
+                self._of_placement = None
+                self._reserve(sight.instance, -1)
+            case _:
+                pass
+
     def write_status(self, item: Kind, stored: Status, status: Status) -> None:
         """Write it if it differs from what is stored."""
         if status is not stored and status != stored:

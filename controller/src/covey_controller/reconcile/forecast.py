@@ -8,12 +8,12 @@ comes and goes is `plan`'s word alone. Time stands still while something changes
 Rejected: one plan alone (it shows the first replica of a rollout and not whether the last one fits).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from covey_api.instance import Instance, MemberPhase
-from covey_api.kinds import Kind, ObjectKey
+from covey_api.kinds import Kind
 from covey_api.messages import (
     NODE_SILENCE_SECONDS,
     Assignments,
@@ -27,6 +27,7 @@ from covey_api.meta import Status
 
 from covey_controller.reconcile.fleet import ENDED
 from covey_controller.reconcile.outcomes import (
+    Action,
     CreateInstance,
     CreateNode,
     DeleteObject,
@@ -42,6 +43,16 @@ HORIZON_SECONDS = 15.0
 # A replica takes three plans to be replaced; Placements go at the same time. What is beyond is said to be beyond.
 MAX_ROUNDS = 200
 _IDS_PER_ROUND = 64
+# Ids of what a forecast creates begin here: none may be one that the fleet has.
+_FIRST_ID = 0xF << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One plan: what it saw, and what it decided, in its order."""
+
+    world: World
+    actions: tuple[Action, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +64,8 @@ class Forecast:
     end: World
     now: float
     """At the end."""
-    created: Mapping[ObjectKey, World]
-    """The world in which each Instance was decided on."""
+    creating: tuple[Round, ...]
+    """The plans that created Instances."""
     notes: tuple[Note, ...]
     is_settled: bool
     """False: it goes on beyond `MAX_ROUNDS`."""
@@ -65,23 +76,24 @@ def forecast(world: World, now: float, documents: Sequence[Kind]) -> Forecast:
     current = begin = replace(world, objects=_overlay(world, documents))
     live = frozenset(each.node for each in world.agents if _is_live(each, now))
     horizon = now + HORIZON_SECONDS
-    created: dict[ObjectKey, World] = {}
+    creating: list[Round] = []
     notes: list[Note] = []
     for number in range(MAX_ROUNDS):
         current = replace(_meet(current, live, now), fresh_ids=_fresh_ids(number))
         made = plan(current, now)
         notes += made.notes
-        created |= {action.instance.key: current for action in made.actions if isinstance(action, CreateInstance)}
+        if any(isinstance(action, CreateInstance) for action in made.actions):
+            creating.append(Round(current, tuple(made.actions)))
         after = _follow(_act(current, made), live)
         is_quiet = not made.actions and not made.statuses and _is_same(after, current)
         current = after
         if is_quiet and now >= horizon:
-            return Forecast(begin, current, now, created, tuple(notes), is_settled=True)
+            return Forecast(begin, current, now, tuple(creating), tuple(notes), is_settled=True)
         if is_quiet:
             now = min(max(made.wake_at, now + 0.1), horizon)
             # However far it moved, nobody was paused meanwhile.
             current = replace(current, memory=replace(current.memory, planned_at=now))
-    return Forecast(begin, current, now, created, tuple(notes), is_settled=False)
+    return Forecast(begin, current, now, tuple(creating), tuple(notes), is_settled=False)
 
 
 def _overlay(world: World, documents: Sequence[Kind]) -> tuple[Kind, ...]:
@@ -126,7 +138,7 @@ def _meet(world: World, live: frozenset[str], now: float) -> World:
 
 
 def _fresh_ids(number: int) -> tuple[str, ...]:
-    return tuple(f"{number * _IDS_PER_ROUND + index:016x}" for index in range(1, _IDS_PER_ROUND + 1))
+    return tuple(f"{_FIRST_ID + number * _IDS_PER_ROUND + index:016x}" for index in range(1, _IDS_PER_ROUND + 1))
 
 
 def _act(world: World, made: Plan) -> World:

@@ -10,11 +10,9 @@ from covey_api.meta import Condition, ConditionStatus
 from covey_api.placement import Placement
 from covey_api.reasons import EventReason
 from covey_api.units import format_bytes
-from covey_planner.choice import choose, explain_nodes
+from covey_planner.choice import choose
 from covey_planner.text.shape import render_shape, shape_data
-from covey_planner.types import Refusal, Wish
 
-from covey_controller.reconcile.begin import begin_draft
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.forecast import Forecast, spec_of
 from covey_controller.reconcile.forecast_nodes import (
@@ -24,9 +22,8 @@ from covey_controller.reconcile.forecast_nodes import (
     render_nodes,
 )
 from covey_controller.reconcile.forecast_sleeping import list_sleeping, render_sleeping
-from covey_controller.reconcile.making import running_instances
+from covey_controller.reconcile.forecast_why import draft_of, list_reasons, wish_of
 from covey_controller.reconcile.together import find_shape
-from covey_controller.reconcile.wanted import failed_lanes, model_key, render_wish
 from covey_controller.reconcile.world import World
 
 Entry = dict[str, Any]
@@ -48,7 +45,7 @@ def render_forecast(
         "rolls": rolls,
         "stalls": stalls,
         "waits": waits,
-        "sleeps": list_sleeping(_draft(made.end, made.now)),
+        "sleeps": list_sleeping(draft_of(made.end, made.now)),
         "downloads": list_downloads(made, _coming(made)),
         "nodes": list_nodes(made),
     }
@@ -69,27 +66,30 @@ def _change(live: Kind | None, document: Kind) -> str:
 
 
 def _comes(made: Forecast) -> list[Entry]:
-    return [_instance(each) | {"why": _why_there(made.created[each.key], each)} for each in _coming(made)]
+    coming = _coming(made)
+    reasons = list_reasons(made, [each.spec.instance_id for each in coming])
+    return [_instance(each) | {"why": reasons[each.spec.instance_id]} for each in coming]
 
 
 def _coming(made: Forecast) -> list[Instance]:
     """Instances that run in the end and were not there before."""
     before = _instances(made.begin)
     return [
-        each
-        for key, each in _instances(made.end).items()
-        if key not in before and each.spec.goal is InstanceGoal.RUN and key in made.created
+        each for key, each in _instances(made.end).items() if key not in before and each.spec.goal is InstanceGoal.RUN
     ]
 
 
 def _goes(made: Forecast) -> list[Entry]:
     """Instances that drain in the end, or are gone."""
     after = _instances(made.end)
-    reasons = {note.key: note.message for note in made.notes if note.reason == EventReason.DRAIN_STARTED}
+    reasons: dict[ObjectKey, str] = {}
+    for note in made.notes:
+        if note.reason == EventReason.DRAIN_STARTED:
+            reasons.setdefault(note.key, note.message)  # a later one is of another that has its name by then
     return [
-        _instance(each) | {"why": reasons.get(key, "it is draining already")}
-        for key, each in _instances(made.begin).items()
-        if key not in after or after[key].spec.goal is InstanceGoal.DRAIN
+        _instance(each) | {"why": reasons.get(each.key, "it is draining already")}
+        for instance_id, each in _instances(made.begin).items()
+        if instance_id not in after or after[instance_id].spec.goal is InstanceGoal.DRAIN
     ]
 
 
@@ -109,7 +109,7 @@ def _rolls(comes: list[Entry], goes: list[Entry]) -> list[Entry]:
 
 def _unready(made: Forecast) -> tuple[list[Entry], list[Entry]]:
     """Placements that are not served in the end, or are on their way there already."""
-    draft = _draft(made.end, made.now)
+    draft = draft_of(made.end, made.now)
     first = {item.key: item for item in made.begin.objects}
     stalls: list[Entry] = []
     waits: list[Entry] = []
@@ -136,7 +136,7 @@ def _unready_entry(key: ObjectKey, ready: Condition) -> Entry:
 def _lacking(draft: Draft, key: ObjectKey, placement: Placement) -> Entry:
     """How much memory the closest node lacks for one more replica (0 where memory is not the reason), and the nodes
     that could hold it together."""
-    wish = _wish(draft, key, placement)
+    wish = wish_of(draft, key, placement)
     decision = choose(wish, draft.roster(), 1) if wish else None
     closest = decision.closest if decision else None
     shape = find_shape(draft, wish, decision) if wish and decision else None
@@ -147,44 +147,10 @@ def _lacking(draft: Draft, key: ObjectKey, placement: Placement) -> Entry:
     }
 
 
-def _why_there(world: World, instance: Instance) -> str:
-    """What every other node said when this one was chosen."""
-    draft = _draft(world, world.memory.planned_at or 0.0)
-    key = ObjectKey("Placement", instance.metadata.namespace, instance.spec.placement)
-    wish = _wish(draft, key, draft.placements[key]) if key in draft.placements else None
-    if wish is None:
-        return ""
-    chosen = {member.node for member in instance.spec.members}
-    answers = [each for each in explain_nodes(wish, tuple(draft.roster())) if each.node not in chosen]
-    if not answers:
-        return "the only node there is"
-    said = [
-        f"'{each.node}' {each.reason}{f' ({format_bytes(each.short_bytes)} short)' if each.short_bytes else ''}"
-        if isinstance(each, Refusal)
-        else f"'{each.node}' could take it too, window {each.options.context_tokens}"
-        for each in answers
-    ]
-    # More nodes than a person compares; `covey why` names them all.
-    shown, rest = said[:8], len(said) - 8
-    return "other nodes: " + ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _wish(draft: Draft, key: ObjectKey, placement: Placement) -> Wish | None:
-    model = draft.models.get(model_key(key, placement))
-    if model is None:
-        return None
-    failed = failed_lanes(placement.status.failures)
-    return render_wish(placement, model, draft.fleet, failed, running_instances(draft, key), draft.offered_engines())
-
-
-def _draft(world: World, now: float) -> Draft:
-    stored = {item.key: item for item in sorted(world.objects, key=lambda item: item.key)}
-    return begin_draft(world, stored, now)
-
-
-def _instances(world: World) -> Mapping[ObjectKey, Instance]:
+def _instances(world: World) -> Mapping[str, Instance]:
+    """By instanceId, in the order of their names: one that is replaced may leave its name to another."""
     found = sorted((item for item in world.objects if isinstance(item, Instance)), key=lambda item: item.key)
-    return {item.key: item for item in found}
+    return {item.spec.instance_id: item for item in found}
 
 
 def _condition(item: Placement, kind: str) -> Condition | None:

@@ -19,6 +19,8 @@ _SLIDING_PERIODS = {
     "cohere2": 4,
     "gpt_oss": 2,
 }
+# Families whose last layers look at the keys of earlier ones. In any other the key says nothing that an engine reads.
+_SHARING = frozenset({"gemma3n", "gemma3n_text", "gemma4", "gemma4_text"})
 # Keys that tell of recurrent layers in any family.
 _RECURRENT_KEYS = (
     "state_size",
@@ -50,7 +52,7 @@ def read_layer_kinds(fields: Fields, family: str, layers: int, embedding: int) -
     recurrent = _recurrent(fields, family, types, layers, embedding)
     window = fields.integer("sliding_window", 0, 1 << 30, 0) if fields.flag("use_sliding_window", True) else 0
     sliding = _sliding_layers(fields, family, types, layers) if window else ()
-    shared = fields.integer("num_kv_shared_layers", 0, layers, 0)
+    shared = fields.integer("num_kv_shared_layers", 0, layers - 1, 0) if family in _SHARING else 0
     return LayerKinds(window, sliding, recurrent, recurrent.layers | frozenset(range(layers - shared, layers)))
 
 

@@ -41,10 +41,13 @@ _ENCODERS = frozenset(
 )
 # Of them, those whose feed-forward has no gate. Measured; others count with one, which is more.
 _WITHOUT_GATE = frozenset({"bert"})
-# Layers from this one on look at the keys and values of an earlier one; elsewhere the header says how many do.
+# Layers from this one on look at the keys and values of an earlier one, whatever the header says.
 _FIRST_SHARING_LAYER = {"gemma3n": 20}
-# In these the further layers are no spare heads for speculation: the model itself runs them.
-_ALL_LAYERS_RUN = frozenset({"granite-switch"})
+# Of these the header says how many layers do, of the next how many at the end are spare heads for speculation, and in
+# the last one latent vector is key and value. Elsewhere llama.cpp reads no such keys: there they must change nothing.
+_SHARING = frozenset({"gemma4"})
+_WITH_SPARE_HEADS = frozenset({"glm4moe", "glm-dsa", "bailingmoe2", "exaone-moe"})
+_LATENT = frozenset({"deepseek2", "glm-dsa", "mistral4"})
 # Every n-th layer sees the whole window, the others only the sliding one. Architectures that aren't here count as full.
 _SLIDING_PERIODS = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4, "gpt-oss": 2, "gemma4": 1}
 
@@ -152,7 +155,8 @@ def _geometry(metadata: Metadata, sums: TensorSums) -> Geometry:
         repack_bytes=sums.matrix_repack_bytes if architecture in _ENCODERS else sums.repack_bytes,
         experts_used=used,
         has_gate=architecture not in _WITHOUT_GATE,
-        latent_attention=metadata.integer(f"{architecture}.attention.key_length_mla", 0, 1 << 16, default=0) > 0,
+        latent_attention=architecture in _LATENT
+        and metadata.integer(f"{architecture}.attention.key_length_mla", 0, 1 << 16, default=0) > 0,
         recurrent_bytes=recurrent.slot_bytes,
         recurrent_layer_bytes=recurrent.layer_bytes,
         recurrent_row_length=recurrent.row_length,
@@ -174,10 +178,12 @@ def _layers_without_cache(metadata: Metadata, architecture: str, layers: int) ->
     """
     if architecture in _ENCODERS:
         return frozenset(range(layers))
-    shared = metadata.integer(f"{architecture}.attention.shared_kv_layers", 0, layers, default=0)
-    first = min(_FIRST_SHARING_LAYER.get(architecture, layers), layers - shared)
-    spare = metadata.integer(f"{architecture}.nextn_predict_layers", 0, layers, default=0)
-    running = layers if architecture in _ALL_LAYERS_RUN else layers - spare
+    first = _FIRST_SHARING_LAYER.get(architecture, layers)
+    if architecture in _SHARING:
+        first = layers - metadata.integer(f"{architecture}.attention.shared_kv_layers", 0, layers - 1, default=0)
+    running = layers
+    if architecture in _WITH_SPARE_HEADS:
+        running -= metadata.integer(f"{architecture}.nextn_predict_layers", 0, layers - 1, default=0)
     return frozenset(range(min(first, running), layers))
 
 
@@ -202,12 +208,19 @@ def _sliding(metadata: Metadata, architecture: str, layers: int) -> tuple[int, t
     period = _SLIDING_PERIODS.get(architecture)
     if not window or period is None:
         return 0, ()
+    # Some families have their period from the engine and not from the header: a layer slides where both say so.
+    usual = frozenset(range(layers)) if period == 1 else _sliding_by(period, layers)
     key = f"{architecture}.attention.sliding_window_pattern"
     if metadata.is_array(key):
         pattern = metadata.per_layer(key, layers, 0, 1) or ()
-        return window, tuple(layer for layer, slides in enumerate(pattern) if slides)
-    period = metadata.integer(key, 1, MAX_LAYERS, default=period)
-    return window, tuple(layer for layer in range(layers) if layer % period < period - 1)
+        return window, tuple(layer for layer, slides in enumerate(pattern) if slides and layer in usual)
+    own = _sliding_by(metadata.integer(key, 1, MAX_LAYERS, default=period), layers)
+    return window, tuple(sorted(own & usual))
+
+
+def _sliding_by(period: int, layers: int) -> frozenset[int]:
+    """All layers but every n-th."""
+    return frozenset(layer for layer in range(layers) if layer % period < period - 1)
 
 
 def _feed_forward(metadata: Metadata, architecture: str, layers: int) -> tuple[int, int]:

@@ -1,11 +1,12 @@
 """What a model needs, from its header alone: per lane, per pool, in bytes, and the largest window that a memory allows.
 
-The numbers are the estimator's, so what `covey fit` says is what the planner will reserve. Lanes are kinds of machine,
-not of a fleet: a processor, an accelerator with memory of its own, one that shares the machine's.
+The numbers are the estimator's, so what `covey fit` says is what the planner will reserve: with the Model's workspace
+and what earlier loads took, where a Model of a fleet is asked about. Lanes are kinds of machine, not of a fleet: a
+processor, an accelerator with memory of its own, one that shares the machine's.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane, LaneState
@@ -13,6 +14,7 @@ from covey_api.instance import Costs, EngineOptions
 from covey_api.model import Geometry
 from covey_api.units import format_bytes
 
+from covey_planner.choice.ways import slots_of
 from covey_planner.choice.window import Tenant, fits_together, widest_window, window_span
 from covey_planner.fit.companions import draft_formulas, projector_formulas
 from covey_planner.fit.estimate import CostFormula, cost_formulas
@@ -22,11 +24,17 @@ from covey_planner.types import Wish
 DEVICE_POOL = "Device"
 # A managed build: its digest is known to the estimator as one that keeps few rows of logits.
 _MANAGED = "0" * 64
-_LANES = (
-    ("a processor", Compute.CPU, HOST_POOL),
-    ("an accelerator with its own memory", Compute.CUDA, DEVICE_POOL),
-    ("Apple Silicon", Compute.METAL, HOST_POOL),
-)
+_PROCESSOR = ("a processor", Compute.CPU, HOST_POOL)
+_APPLE = ("Apple Silicon", Compute.METAL, HOST_POOL)
+_LANES = {
+    EngineName.LLAMA_SERVER: (
+        _PROCESSOR,
+        ("an accelerator with its own memory", Compute.CUDA, DEVICE_POOL),
+        _APPLE,
+    ),
+    EngineName.LLAMA_CPP: (_PROCESSOR, _APPLE),
+    EngineName.MLX: (_APPLE,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +53,25 @@ class FitQuestion:
     """A smaller model that drafts for it, in the same engine."""
     projector: Geometry | None = None
     """What makes tokens of images for it, in the same engine."""
-    is_checkpoint: bool = False
-    """It is a folder of safetensors files: no measured engine runs it, so only weights and cache are told."""
+    engines: tuple[EngineName, ...] = (EngineName.LLAMA_SERVER,)
+    """Of its variant; of a file or folder the one that runs such."""
+    model_context_tokens: int | None = None
+    """The Model's cap."""
+    workspace_bytes: int = 0
+    calibrations: Mapping[tuple[EngineName, Compute], int] = field(
+        default_factory=dict[tuple[EngineName, Compute], int]
+    )
+    """What earlier loads took, of each hundred that are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneFit:
     """One kind of machine. `ceiling_tokens` is None where no memory was given, 0 where nothing fits."""
 
+    engine: EngineName
     words: str
     compute: Compute
+    slots: int
     costs: tuple[Costs, ...]
     draft_costs: tuple[Costs, ...]
     projector_costs: tuple[Costs, ...]
@@ -62,10 +79,22 @@ class LaneFit:
 
 
 def fit_lanes(question: FitQuestion) -> tuple[LaneFit, ...]:
-    """The answer for each kind of machine that LlamaServer runs on; none for a checkpoint, which it doesn't run."""
-    if question.is_checkpoint:
-        return ()
-    return tuple(_fit_lane(question, words, compute, pool) for words, compute, pool in _LANES)
+    """The answer for each engine on each kind of machine that it runs on."""
+    return tuple(
+        _fit_lane(question, engine, *kind)
+        for engine in question.engines
+        if not _left_out(question, engine)
+        for kind in _LANES[engine]
+    )
+
+
+def _left_out(question: FitQuestion, engine: EngineName) -> str:
+    """Why an engine has no lane here; empty if it has."""
+    if engine not in _LANES:
+        return "what it takes isn't told here: it depends on how its operator installed it"
+    if (question.draft or question.projector) and engine is not EngineName.LLAMA_SERVER:
+        return "it loads no draft model and no projector, so none of it runs there"
+    return ""
 
 
 def render_fit(question: FitQuestion) -> str:
@@ -88,8 +117,9 @@ def fit_data(question: FitQuestion) -> dict[str, Any]:
         "kvCacheBytes": _kv_cache_bytes(question),
         "lanes": [
             {
-                "engine": EngineName.LLAMA_SERVER.value,
+                "engine": lane.engine.value,
                 "compute": lane.compute.value,
+                "slots": lane.slots,
                 "ceilingTokens": lane.ceiling_tokens,
                 "pools": _pools_data(lane.costs),
                 "draftPools": _pools_data(lane.draft_costs),
@@ -112,34 +142,44 @@ def _kv_cache_bytes(question: FitQuestion) -> int:
     return formula.kv_cache_bytes(options.context_tokens)
 
 
-def _options(question: FitQuestion) -> EngineOptions:
+def _options(question: FitQuestion, engine: EngineName = EngineName.LLAMA_SERVER) -> EngineOptions:
     return stamp_options(
         question.geometry,
         cpu_cores=1,
         context_tokens=_window(question),
-        slots=question.slots,
+        slots=slots_of(engine, question.slots),
         kv_cache_type=question.kv_cache_type,
         has_projector=question.projector is not None,
     )
 
 
 def _window(question: FitQuestion) -> int:
-    return question.context_tokens or question.geometry.context_tokens
+    return question.context_tokens or own_window(question)
 
 
-def _fit_lane(question: FitQuestion, words: str, compute: Compute, pool: str) -> LaneFit:
-    lane = Lane(
-        engine=EngineName.LLAMA_SERVER, compute=compute, state=LaneState.INSTALLABLE, digest=_MANAGED, pool=pool
+def own_window(question: FitQuestion) -> int:
+    """The model's own, or the Model's cap below it."""
+    own, cap = question.geometry.context_tokens, question.model_context_tokens
+    return min(own, cap) if cap else own
+
+
+def _fit_lane(question: FitQuestion, engine: EngineName, words: str, compute: Compute, pool: str) -> LaneFit:
+    lane = Lane(engine=engine, compute=compute, state=LaneState.INSTALLABLE, digest=_MANAGED, pool=pool)
+    options = _options(question, engine)
+    percent = question.calibrations.get((engine, compute), 100)
+    formulas = cost_formulas(question.geometry, lane, options, question.workspace_bytes, percent)
+    drafts, projectors = (
+        tuple(each.calibrated(percent if each.pool == HOST_POOL else 100) for each in some)
+        for some in (
+            draft_formulas(question.draft, lane, options) if question.draft else (),
+            projector_formulas(question.projector, lane, options) if question.projector else (),
+        )
     )
-    options = _options(question)
-    formulas = cost_formulas(question.geometry, lane, options, 0)
-    drafts = draft_formulas(question.draft, lane, options) if question.draft else ()
-    projectors = projector_formulas(question.projector, lane, options) if question.projector else ()
     costs, draft_costs, projector_costs = (
         tuple(each.costs(options.context_tokens) for each in some) for some in (formulas, drafts, projectors)
     )
     ceiling = _ceiling_tokens(question, (*formulas, *drafts, *projectors))
-    return LaneFit(words, compute, costs, draft_costs, projector_costs, ceiling)
+    return LaneFit(engine, words, compute, options.slots, costs, draft_costs, projector_costs, ceiling)
 
 
 def _ceiling_tokens(question: FitQuestion, formulas: tuple[CostFormula, ...]) -> int | None:
@@ -163,7 +203,7 @@ def _any_window(question: FitQuestion) -> Wish:
         failed=frozenset(),
         context_tokens=None,
         min_context_tokens=None,
-        model_context_tokens=None,
+        model_context_tokens=question.model_context_tokens,
         slots=question.slots,
         kv_cache_type=question.kv_cache_type,
         workspace_bytes=0,
@@ -177,12 +217,14 @@ def _lines(question: FitQuestion) -> Iterator[str]:
         f"own window {geometry.context_tokens} tokens"
     )
     yield f"window {_window(question)} tokens x {question.slots} slots, KV cache {question.kv_cache_type}"
-    if question.is_checkpoint:
-        weights, cache = format_bytes(geometry.weights_bytes), format_bytes(_kv_cache_bytes(question))
-        yield f"weights {weights} as stored + KV cache {cache}; what an engine for safetensors adds was not measured"
+    for engine in question.engines:
+        if why := _left_out(question, engine):
+            weights, cache = format_bytes(geometry.weights_bytes), format_bytes(_kv_cache_bytes(question))
+            yield f"{engine}: {why}; weights {weights} as stored, KV cache {cache}"
     for lane in fit_lanes(question):
         yield ""
-        yield f"LlamaServer on {lane.words} ({lane.compute}):"
+        one = ", one sequence at a time" if lane.slots < question.slots else ""
+        yield f"{lane.engine} on {lane.words} ({lane.compute}){one}:"
         rows = [("pool", costs) for costs in lane.costs]
         rows += [("draft in", costs) for costs in lane.draft_costs]
         rows += [("projector in", costs) for costs in lane.projector_costs]
@@ -198,7 +240,11 @@ def _lines(question: FitQuestion) -> Iterator[str]:
 def _rest(costs: Costs) -> str:
     extra = costs.host_cache_bytes + costs.checkpoint_bytes
     caches = f"prompt caches {format_bytes(extra)} + " if extra else ""
-    return f"{caches}engine {format_bytes(costs.floor_bytes)}"
+    workspace = f"workspace {format_bytes(costs.workspace_bytes)} + " if costs.workspace_bytes else ""
+    scaled = f", at {costs.calibration_percent} % of what is computed, by what earlier loads took"
+    return f"{caches}{workspace}engine {format_bytes(costs.floor_bytes)}" + (
+        scaled if costs.calibration_percent != 100 else ""
+    )
 
 
 def _ceiling(question: FitQuestion, lane: LaneFit) -> str:
@@ -210,6 +256,8 @@ def _ceiling(question: FitQuestion, lane: LaneFit) -> str:
     if not lane.ceiling_tokens:
         return f"does not fit into {given}, not even with the smallest window"
     own = " (the model's own)" if lane.ceiling_tokens >= question.geometry.context_tokens else ""
+    if question.model_context_tokens and lane.ceiling_tokens == own_window(question):
+        own = own or " (the Model's cap)"
     return f"largest window in {given}: {lane.ceiling_tokens} tokens{own}"
 
 

@@ -1,0 +1,137 @@
+"""What the directories of a checkpoint's safetensors files say, and `config.json` held against it.
+
+It must not know what a family keeps in memory. The rule: a config that says less than the tensors have is refused with
+its field. Projections that hold queries, keys and values in one (`qkv_proj`) are laid out by each family in its own
+way; those are refused only where they have more rows than the config's heads need.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from covey_planner.geometry.json_fields import Fields
+from covey_planner.geometry.reader import HeaderInvalid
+from covey_planner.geometry.safetensors import Directory, Tensor
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d{1,4})\.")
+# Towers beside the language model: their weights count, their layers don't.
+_TOWER = re.compile(r"(?:^|\.)(?:vision|visual|audio|image|multi_modal|mm_|projector|connector|encoder\.vision)")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|wte|embeddings|tok_embeddings)\.weight$")
+_OUTPUT = re.compile(r"(?:^|\.)(?:lm_head|output|embed_out)\.weight$")
+_KEY = re.compile(r"(?:\.k_proj|\.attention\.self\.key)\.weight$")
+_FUSED = re.compile(r"\.(?:qkv_proj|Wqkv|wqkv|W_pack|query_key_value|c_attn)\.weight$")
+_LATENT = re.compile(r"\.kv_a_proj_with_mqa\.weight$")
+
+ByLayer = dict[int, tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTensors:
+    """The directories in sums, and by layer the tensors that keys come from, where they have a known name."""
+
+    weights_bytes: int
+    elements: int
+    layers: int
+    embedding: Tensor | None
+    has_output: bool
+    keys: ByLayer
+    fused: ByLayer
+    latents: ByLayer
+
+
+def survey_tensors(tensors: Directory) -> CheckpointTensors:
+    if not tensors:
+        raise HeaderInvalid("the files must have tensors; got none")
+    numbers: set[int] = set()
+    kept: dict[re.Pattern[str], ByLayer] = {_KEY: {}, _FUSED: {}, _LATENT: {}}
+    embedding: Tensor | None = None
+    has_output = False
+    for name, tensor in tensors.items():
+        if _TOWER.search(name):
+            continue
+        if match := _LAYER.search(name):
+            numbers.add(int(match[1]))
+            for pattern, by_layer in kept.items():
+                if pattern.search(name):
+                    by_layer[int(match[1])] = name, tensor
+        elif _EMBEDDING.search(name):
+            embedding = tensor
+        elif _OUTPUT.search(name):
+            has_output = True
+    return CheckpointTensors(
+        weights_bytes=sum(tensor.size_bytes for tensor in tensors.values()),
+        elements=sum(tensor.elements for tensor in tensors.values()),
+        layers=max(numbers, default=-1) + 1,
+        embedding=embedding,
+        has_output=has_output,
+        keys=kept[_KEY],
+        fused=kept[_FUSED],
+        latents=kept[_LATENT],
+    )
+
+
+def require_layers(fields: Fields, found: CheckpointTensors, layers: int) -> None:
+    spare = fields.integer("num_nextn_predict_layers", 0, 64, 0)
+    if found.layers not in (layers, layers + spare):
+        key = "num_hidden_layers" if "num_hidden_layers" in fields else "n_layer"
+        raise fields.wrong(key, f"{found.layers}, as many as the tensors have", layers)
+
+
+def require_embedding(fields: Fields, found: CheckpointTensors, vocabulary: int, embedding: int, bits: int) -> None:
+    if found.embedding is None or len(found.embedding.shape) != 2:
+        return
+    rows, width = found.embedding.shape
+    if found.embedding.dtype == "U32" and bits:
+        width = width * 32 // bits
+    if rows != vocabulary:
+        raise fields.wrong("vocab_size", f"{rows}, as the embedding has rows", vocabulary)
+    if width != embedding:
+        raise fields.wrong("hidden_size", f"{width}, as the embedding is wide", embedding)
+
+
+def require_output(whole: Fields, fields: Fields, found: CheckpointTensors) -> None:
+    """A language model without an output matrix answers with its embedding, and must say so."""
+    is_decoder = any(name.endswith("ForCausalLM") for name in whole.texts("architectures", 16))
+    is_tied = fields.flag("tie_word_embeddings", whole.flag("tie_word_embeddings", True))
+    if is_decoder and not is_tied and not found.has_output:
+        raise fields.wrong("tie_word_embeddings", "true, as the tensors have no output matrix", False)
+
+
+def require_recurrent(fields: Fields, found: CheckpointTensors, recurrent: Collection[int]) -> None:
+    """A layer that has keys keeps them, whatever the config calls it."""
+    for layer in sorted(recurrent):
+        if held := found.keys.get(layer) or found.fused.get(layer) or found.latents.get(layer):
+            field = "layer_types" if "layer_types" in fields else "model_type"
+            message = f"must count layer {layer} as attention, as it has tensor '{held[0][:80]}'"
+            raise HeaderInvalid(f"`{fields.path}{field}` {message}")
+
+
+def require_keys(
+    fields: Fields, found: CheckpointTensors, kv_heads: tuple[int, ...], heads: int, key_length: int
+) -> None:
+    for layer, (name, tensor) in sorted(found.keys.items()):
+        if layer >= len(kv_heads) or len(tensor.shape) != 2:
+            continue
+        rows, wanted = tensor.shape[0], kv_heads[layer] * key_length
+        if rows != wanted:
+            text = f"{rows} rows by heads of {key_length}, as tensor '{name[:80]}' has"
+            raise fields.wrong("num_key_value_heads", text, kv_heads[layer])
+    for layer, (name, tensor) in sorted(found.fused.items()):
+        if layer >= len(kv_heads) or len(tensor.shape) != 2:
+            continue
+        # Some families keep it the other way round; its other side is the width of the model, which is less.
+        rows, most = max(tensor.shape), (heads + 2 * kv_heads[layer]) * key_length
+        if rows > most:
+            text = f"enough for {rows} rows of queries, keys and values by heads of {key_length}, as tensor "
+            raise fields.wrong("num_key_value_heads", f"{text}'{name[:80]}' has", kv_heads[layer])
+
+
+def require_latents(fields: Fields, found: CheckpointTensors, layers: int, latent: int, turned: int) -> None:
+    """Every layer compresses its keys to as much as the config says."""
+    missing = next((layer for layer in range(layers) if layer not in found.latents), None)
+    if missing is not None:
+        raise fields.wrong("kv_lora_rank", f"of every layer, and layer {missing} has no 'kv_a_proj_with_mqa'", latent)
+    for layer, (name, tensor) in sorted(found.latents.items()):
+        if layer < layers and len(tensor.shape) == 2 and tensor.shape[0] != latent + turned:
+            text = f"{tensor.shape[0]} with `qk_rope_head_dim` ({turned}), as tensor '{name[:80]}' has rows"
+            raise fields.wrong("kv_lora_rank", text, latent)
