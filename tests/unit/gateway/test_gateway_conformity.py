@@ -16,6 +16,7 @@ from covey_gateway.wire.anthropic.errors import render_envelope as render_anthro
 from covey_gateway.wire.body import is_array, is_object
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.errors import render_envelope as render_openai
+from covey_gateway.wire.openai.passed import PassedChat
 from covey_gateway.wire.request import Request
 from covey_gateway.wire.responses.request import parse_response
 from integration.conformity import explain
@@ -142,6 +143,15 @@ def test_a_stream_without_its_end_or_with_two_is_noticed(path: str) -> None:
     events = read_events(STREAMS[path])
     assert explain_events(path, events[:-1])
     assert explain_events(path, [*events, events[-1]])
+
+
+def test_a_chunk_that_calls_itself_a_whole_answer_is_called_a_chunk() -> None:
+    text = 'It says {"object": "chat.completion"}.'
+    told = PassedChat("m").take(piece({"content": text}) + piece({}, "stop", object="chat.completion"))
+    assert isinstance(told, bytes)
+    said, end = read_events(told)
+    assert said["choices"][0]["delta"]["content"] == text
+    assert end["object"] == "chat.completion.chunk"
 
 
 ERRORS = [
