@@ -11,7 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from covey_agent.engines.recipes import llama_cpp_recipe, mlx_recipe
 from covey_fleet_client.identity import render_name
+from integration.captured import Capture, check_capture
 from kit.builders import SOURCE
 from kit.fleet import RunningFleet, running_fleet, wait_until
 from kit.real_engines import given_llama_cpp, llama_cpp_packages, mlx_model, mlx_packages
@@ -103,6 +105,17 @@ def test_tokens_stream_through_the_gateway_with_usage(fleet: RunningFleet) -> No
     usage = events[-1]["usage"]
     assert usage["completion_tokens"] == 12
     assert usage["prompt_tokens"] > 10
+
+
+def test_its_stream_is_written_as_when_it_was_captured(fleet: RunningFleet, request: pytest.FixtureRequest) -> None:
+    engine = engine_of(fleet)
+    recipe = mlx_recipe() if engine == "Mlx" else llama_cpp_recipe()
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 3, "temperature": 0}
+    asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    with direct(fleet) as client:
+        stream = client.post("/v1/chat/completions", json=asked).content
+    origin = f"{engine} {recipe.version if recipe else ''} with SmolLM2-135M-Instruct, by test_engines_in_python.py"
+    check_capture(f"{engine}-stream", Capture(origin, asked, stream), request.config)
 
 
 def test_answers_without_a_stream_are_whole(fleet: RunningFleet) -> None:

@@ -24,6 +24,9 @@ RESPONSES: Any = ("/v1/responses", {"model": "m", "input": USER, "max_output_tok
 # Made anew for each answer.
 _IDS = ("id", "item_id", "created_at", "completed_at")
 
+UNCOUNTED = ("output_tokens_details", "server_tool_use")
+"""Anthropic's document requires them all the same."""
+
 Event = tuple[str, dict[str, Any]]
 
 
@@ -99,12 +102,12 @@ async def test_native_messages_tell_no_input_at_the_end(engine: Target) -> None:
     names, found = await compare_all(engine, MESSAGES)
     assert names == []
     assert found == {
-        "message_start": {"-message.usage.cache_creation_input_tokens"},
-        "message_delta": {
-            "-usage.input_tokens",
-            "-usage.cache_read_input_tokens",
-            "-usage.cache_creation_input_tokens",
-        },
+        "message_start": {"-message.usage.cache_creation_input_tokens"}
+        | {f"-message.{name}" for name in ("stop_details", "container")}
+        | {f"-message.usage.{name}" for name in (*UNCOUNTED, "cache_creation", "inference_geo", "service_tier")},
+        "message_delta": {f"-usage.{name}" for name in ("input_tokens", "cache_read_input_tokens", *UNCOUNTED)}
+        | {"-usage.cache_creation_input_tokens", "-delta.stop_details", "-delta.container"},
+        "content_block_start": {"-content_block.citations"},
     }
 
 

@@ -18,6 +18,7 @@ import ollama
 import openai
 import pytest
 from covey_gateway.routing.table import Target
+from integration.conformity import conforming
 from integration.engine_rig import started_engine
 from integration.gateway_rig import (
     DONE,
@@ -78,9 +79,9 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
 class Clients:
     """`Any`: what is given as a plain dict is no overload of the SDKs'."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, port: int) -> None:
         self.gateway = gateway
-        base = f"http://127.0.0.1:{gateway.port}"
+        base = f"http://127.0.0.1:{port}"
         self.openai: Any = openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="any", max_retries=0)
         self.anthropic: Any = anthropic.AsyncAnthropic(base_url=base, api_key="any", max_retries=0)
         self.ollama: Any = ollama.AsyncClient(host=base)
@@ -92,14 +93,15 @@ async def clients(target: Target, *tasks: str) -> AsyncGenerator[Clients]:
     async with running_gateway(target) as gateway:
         if tasks:
             gateway.route(target, models=(MODEL.model_copy(update={"tasks": tasks}),))
-        made = Clients(gateway)
-        try:
-            yield made
-        finally:
-            await made.openai.close()
-            await made.anthropic.close()
-            await made.ollama.close()
-            await made.below.close()
+        async with conforming(gateway.port) as tap:
+            made = Clients(gateway, tap.port)
+            try:
+                yield made
+            finally:
+                await made.openai.close()
+                await made.anthropic.close()
+                await made.ollama.close()
+                await made.below.close()
 
 
 # One answer in all formats
@@ -614,8 +616,8 @@ def node_folder() -> Path:
 
 
 async def test_the_sdks_in_javascript_read_the_same(engine: Target, node_folder: Path) -> None:
-    async with running_gateway(engine) as gateway:
-        found = await run_script("node_sdks.mjs", node_folder, f"http://127.0.0.1:{gateway.port}")
+    async with running_gateway(engine) as gateway, conforming(gateway.port) as tap:
+        found = await run_script("node_sdks.mjs", node_folder, f"http://127.0.0.1:{tap.port}")
     text = found["chat"]["text"]
     assert text
     assert {found[name]["text"] for name in ("stream", "response", "responseStream", "ollama")} == {text}

@@ -15,6 +15,7 @@ import ollama
 import openai
 import pytest
 from covey_api.messages import ModelState, ServedModel
+from integration.conformity import conforming
 from integration.gateway_rig import (
     DONE,
     LAST_CHUNK,
@@ -78,7 +79,8 @@ async def play(call: Call) -> None:
 async def played() -> AsyncGenerator[tuple[Gateway, ScriptedEngine, str]]:
     async with ScriptedEngine(play) as engine, running_gateway() as gateway:
         gateway.route(engine.target(), models=(MODEL,))
-        yield gateway, engine, f"http://127.0.0.1:{gateway.port}"
+        async with conforming(gateway.port) as tap:
+            yield gateway, engine, f"http://127.0.0.1:{tap.port}"
 
 
 async def test_the_sdks_in_javascript_read_calls_thoughts_errors_and_vectors(node_folder: Path) -> None:

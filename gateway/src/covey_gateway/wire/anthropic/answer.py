@@ -28,6 +28,10 @@ from covey_gateway.wire.steps import (
     parse_arguments,
 )
 
+# Nothing here has these; Anthropic's document requires them all the same, and strict clients do.
+_NEVER: dict[str, Any] = {"stop_details": None, "container": None}
+_NEVER_COUNTED: dict[str, Any] = {"cache_creation": None, "inference_geo": None, "service_tier": None}
+
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 _REASONS = {
@@ -43,12 +47,23 @@ def _event(name: str, **content: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name} | content))
 
 
-def _usage(usage: Usage) -> dict[str, int]:
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "citations": None}
+
+
+def _tool_use(id_: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id_, "name": name, "input": arguments, "caller": {"type": "direct"}}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.completion,
+        # Engines that don't count their thoughts tell nothing, not nought.
+        "output_tokens_details": {"thinking_tokens": usage.reasoning} if usage.reasoning else None,
+        "server_tool_use": None,
     }
 
 
@@ -61,7 +76,8 @@ def _message(id_: str, model: str, content: list[Any], reason: str | None, usage
         "content": content,
         "stop_reason": reason,
         "stop_sequence": None,
-        "usage": _usage(usage),
+        "usage": _usage(usage) | _NEVER_COUNTED,
+        **_NEVER,
     }
 
 
@@ -99,7 +115,7 @@ class StreamedMessage:
 
     def end(self) -> bytes:
         begin = b"" if self._has_begun else self._begin()
-        delta = {"stop_reason": _reason(self._finish, self._call >= 0), "stop_sequence": None}
+        delta = {"stop_reason": _reason(self._finish, self._call >= 0), "stop_sequence": None, **_NEVER}
         return b"".join(
             (
                 begin,
@@ -125,12 +141,10 @@ class StreamedMessage:
                     {"type": "thinking_delta", "thinking": text}
                 )
             case Said(text):
-                return self._switch("text", {"type": "text", "text": ""}) + self._delta(
-                    {"type": "text_delta", "text": text}
-                )
+                return self._switch("text", _text("")) + self._delta({"type": "text_delta", "text": text})
             case CallBegun(ordinal, id_, name):
                 self._call = ordinal
-                return self._start("tool_use", {"type": "tool_use", "id": id_, "name": name, "input": {}})
+                return self._start("tool_use", _tool_use(id_, name, {}))
             case CallGrew(ordinal, arguments):
                 if ordinal != self._call or self._open != "tool_use":
                     return engine_failed(self._model, "it went on with a tool call after the next had begun")
@@ -178,11 +192,8 @@ class WholeMessage:
         if gathered.thought:
             content.append({"type": "thinking", "thinking": gathered.thought, "signature": ""})
         if gathered.said:
-            content.append({"type": "text", "text": gathered.said})
-        content += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": parse_arguments(call.arguments)}
-            for call in gathered.calls
-        ]
+            content.append(_text(gathered.said))
+        content += [_tool_use(call.id, call.name, parse_arguments(call.arguments)) for call in gathered.calls]
         reason = _reason(gathered.finish, bool(gathered.calls))
         return msgspec.json.encode(_message(self._reader.id, self._model, content, reason, self._reader.usage))
 

@@ -22,7 +22,10 @@ _TYPES = {
 
 
 def render_envelope(error: ApiError) -> bytes:
-    """`{"type": "error", "error": {"type", "message"}}`, and what every format here tells besides."""
+    """`{"type": "error", "error": {"type", "message"}}`, and what every format here tells besides.
+
+    The request's id is in the answer's head, where the SDKs read it; the field is there for clients that require it.
+    """
     message = error.message
     if error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED:
         message = f"prompt is too long: {message}"  # agents look for these words, and compact their history then
@@ -34,7 +37,7 @@ def render_envelope(error: ApiError) -> bytes:
     }
     if error.loading is not None:
         detail["loading"] = error.loading
-    return msgspec.json.encode({"type": "error", "error": detail})
+    return msgspec.json.encode({"type": "error", "error": detail, "request_id": None})
 
 
 def render_error_event(error: ApiError) -> bytes:

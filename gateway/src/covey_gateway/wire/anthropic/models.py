@@ -9,7 +9,17 @@ from covey_gateway.wire.request import Listing
 
 def render_model(model: Listing) -> dict[str, Any]:
     created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
-    return {"type": "model", "id": model.name, "display_name": model.name, "created_at": created}
+    return {
+        "type": "model",
+        "id": model.name,
+        "display_name": model.name,
+        "created_at": created,
+        # The window is for both together: either may have all of it.
+        "max_input_tokens": model.context_tokens,
+        "max_tokens": model.context_tokens,
+        "capabilities": None,
+        "lifecycle": "active",
+    }
 
 
 def render_page(models: Sequence[Listing]) -> dict[str, Any]:

@@ -1,9 +1,12 @@
-"""A stream of chat chunks passed on as it came: bytes untouched, but for tool calls that are numbered wrongly.
+"""A stream of chat chunks passed on as it came: bytes untouched, but for two things that engines do wrongly.
+
+mlx-lm calls its chunk of usage a whole `chat.completion`, which strict clients refuse.
 
 Clients put calls together by `index` and take `id` and `name` from the first delta alone. Engines that give every call
 the index 0, none at all, or repeat the id, make one call of two. What is right already passes untouched too.
 """
 
+import re
 from typing import Any, cast
 
 import msgspec
@@ -14,6 +17,9 @@ from covey_gateway.wire.openai.errors import render_error_event
 from covey_gateway.wire.sse import split_data
 
 _MARK = b'"tool_calls"'
+# With its quotes it can't be in a text, where these are escaped.
+_WHOLE = b'"chat.completion"'
+_OBJECT = re.compile(rb'("object"\s*:\s*)"chat\.completion"')
 
 
 class PassedChat:
@@ -25,6 +31,8 @@ class PassedChat:
         self._orders: dict[int, CallOrder] = {}
 
     def take(self, events: bytes) -> bytes | ApiError:
+        if _WHOLE in events:
+            events = _OBJECT.sub(rb'\1"chat.completion.chunk"', events)
         return self._renumber(events) if _MARK in events else events
 
     def end(self) -> bytes:

@@ -80,7 +80,7 @@ class _Response:
             ]
             if is_over
             else [],
-            "usage": self._render_usage() if is_over and error is None else None,
+            **({"usage": self._render_usage()} if is_over and error is None else {}),
             **self._asked,
         }
 
@@ -88,7 +88,7 @@ class _Response:
         usage = self.reader.usage
         return {
             "input_tokens": usage.prompt,
-            "input_tokens_details": {"cached_tokens": usage.cached},
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
             "output_tokens": usage.completion,
             "output_tokens_details": {"reasoning_tokens": usage.reasoning},
             "total_tokens": usage.prompt + usage.completion,
