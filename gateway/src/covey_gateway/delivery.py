@@ -58,6 +58,10 @@ class Pace(Protocol):
     def is_stalled(self) -> bool: ...
 
 
+# What llama-server tells while it reads a prompt.
+_PROGRESS = b'"prompt_progress"'
+
+
 class Delivery:
     def __init__(self, sender: Sender, pace: Pace, traffic: Traffic, target: Target, ask: Ask, request_id: str) -> None:
         self.target = target
@@ -75,6 +79,8 @@ class Delivery:
         self._heard_at = self._asked_at = pace.now()
         self._turn_at: float | None = None
         """When a slot was free for it; None: it waits behind others."""
+        self._has_read = False
+        """Whether the engine has read the prompt: it told more than how far it is."""
         self.first_byte_at: float | None = None
         self.last_byte_at: float | None = None
 
@@ -99,10 +105,11 @@ class Delivery:
         if self._connection is not None:
             self._spare_unread()
         self._traffic.unfollow(self.target, self)  # while it is known what the engine owes it
+        is_read_on = self._connection is not None and self._turn_at is not None and not self._has_read
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
-        self._traffic.release(self.target, refused=refused)
+        self._traffic.release(self.target, refused=refused, is_read_on=is_read_on)
 
     def _spare_unread(self) -> None:
         """What left while it waited behind others was read by nobody."""
@@ -171,6 +178,8 @@ class Delivery:
         if not self._has_begun:
             self._has_begun = True
             self.first_byte_at = self._heard_at
+        if not self._has_read:
+            self._has_read = b"data:" in piece and _PROGRESS not in piece
         taken = self._reply.take(piece)
         if isinstance(taken, Broken):
             if taken.told:
