@@ -26,7 +26,7 @@ TOKENS = 4000
 WINDOW = 6144
 LEAVES_AFTER_SECONDS = 1.0
 READ_SECONDS = 600.0
-REPEATS = 3
+REPEATS = 1
 
 
 def say(engine: EngineName, figure: str, value: float, unit: str, **more: object) -> None:
@@ -89,7 +89,7 @@ async def run(engine: EngineName) -> None:
 
 async def start(rig: AgentRig, subject: Subject) -> None:
     options = stamp_options(
-        subject.geometry, cpu_cores=2, context_tokens=WINDOW, slots=1, kv_cache_type=KvCacheType.F16
+        subject.geometry, cpu_cores=1, context_tokens=WINDOW, slots=1, kv_cache_type=KvCacheType.F16
     )
     costs = (Costs(weights_bytes=subject.artifact.size_bytes, kv_cache_bytes=600 * 2**20),)
     rig.board.wish(
