@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 from covey_api.engines import EngineName, KvCacheType
@@ -45,9 +46,14 @@ async def read_first_token(client: httpx.AsyncClient, text: str) -> float:
     async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.status_code == 200, await answer.aread()
         async for line in answer.aiter_lines():
-            if line.startswith("data: ") and '"content"' in line:
+            if line.startswith("data: {") and is_token(json.loads(line[6:])):
                 return time.monotonic() - began
     raise AssertionError("the engine must answer with a token")
+
+
+def is_token(event: dict[str, Any]) -> bool:
+    """Or the end; engines tell the role, or how far they are, before they have read the prompt."""
+    return any(choice["delta"].get("content") or choice["finish_reason"] for choice in event["choices"])
 
 
 async def leave(client: httpx.AsyncClient, text: str) -> None:

@@ -60,6 +60,8 @@ class Pace(Protocol):
 
 # What llama-server tells while it reads a prompt.
 _PROGRESS = b'"prompt_progress"'
+# Whose engine has told so many has read the prompt.
+_READ_EVENTS = 2
 
 
 class Delivery:
@@ -79,8 +81,8 @@ class Delivery:
         self._heard_at = self._asked_at = pace.now()
         self._turn_at: float | None = None
         """When a slot was free for it; None: it waits behind others."""
-        self._has_read = False
-        """Whether the engine has read the prompt: it told more than how far it is."""
+        self._told_events = 0
+        """But for how far the prompt is. The first may be the role alone, which is told before the prompt is read."""
         self.first_byte_at: float | None = None
         self.last_byte_at: float | None = None
 
@@ -105,7 +107,8 @@ class Delivery:
         if self._connection is not None:
             self._spare_unread()
         self._traffic.unfollow(self.target, self)  # while it is known what the engine owes it
-        is_read_on = self._connection is not None and self._turn_at is not None and not self._has_read
+        is_read_on = self._connection is not None and self._turn_at is not None
+        is_read_on = is_read_on and self._told_events < _READ_EVENTS
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
@@ -178,8 +181,8 @@ class Delivery:
         if not self._has_begun:
             self._has_begun = True
             self.first_byte_at = self._heard_at
-        if not self._has_read:
-            self._has_read = b"data:" in piece and _PROGRESS not in piece
+        if self._told_events < _READ_EVENTS and _PROGRESS not in piece:
+            self._told_events += piece.count(b"data:")
         taken = self._reply.take(piece)
         if isinstance(taken, Broken):
             if taken.told:

@@ -120,7 +120,8 @@ def test_who_leaves_before_a_byte_of_the_answer_pays_for_the_prompt() -> None:
         ((), True),
         ((b": keepalive 1/9\n\n",), True),
         ((b'data: {"choices":[],"prompt_progress":{"total":9}}\n\n',), True),
-        ((b": keepalive 9/9\n\n", b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'), False),
+        ((b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n',), True),
+        ((b": keepalive 9/9\n\n", *[b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'] * 2), False),
     ],
 )
 def test_a_prompt_is_read_on_where_its_client_left_before_a_token(pieces: tuple[bytes, ...], is_busy: bool) -> None:
