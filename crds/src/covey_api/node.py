@@ -48,6 +48,14 @@ class NodeDownloads(Message):
     much as there is."""
 
 
+class NodeSharing(Message):
+    """How the node gives what is in its cache to other nodes of the fleet."""
+
+    bytes_per_second: Quantity | None = None
+    """What all of them may take together, such as `100Mi`; less than `64Ki` counts as `64Ki`. Not given: as much as
+    there is."""
+
+
 class TaintEffect(StrEnum):
     NO_SCHEDULE = "NoSchedule"
     """Nothing new is placed here without a toleration; what runs stays."""
@@ -98,6 +106,7 @@ class NodeSpec(Message):
     engines: Annotated[tuple[EngineOverride, ...], Field(max_length=8)] = ()
     """Overrides, at most one per engine."""
     downloads: NodeDownloads = NodeDownloads()
+    sharing: NodeSharing = NodeSharing()
 
 
 class MemoryPool(Message):
