@@ -182,11 +182,15 @@ pip_install() {
 install_covey() {
     stamp=$(printf '%s\n' "$own" | sed 1d | while IFS= read -r each; do cksum <"$each"; done)
     if [ -f "$home/installed" ] && [ "$(cat "$home/installed")" = "$stamp" ] && "$home/venv/bin/covey" --version >/dev/null 2>&1; then
+        drop_replaced
         say "Covey is installed in '$home' already, from these very wheels"
         return
     fi
-    [ ! -f "$home/installed" ] || upgraded=1
-    rm -f "$home/installed"
+    # Empty is no stamp, and still says, if this run fails, that the next one upgrades.
+    if [ -f "$home/installed" ]; then
+        upgraded=1
+        : >"$home/installed"
+    fi
     had=''
     [ ! -x "$home/venv/bin/covey" ] || had=1
     say "Installing Covey into '$home'"
@@ -202,8 +206,15 @@ install_covey() {
     # Another wheel of the same version is none to pip.
     [ -z "$had" ] || pip_install "$home/venv" --force-reinstall --no-deps "$@" || fail "pip could not install it; it says why above"
     "$home/venv/bin/covey" --version >/dev/null || fail "'$home/venv/bin/covey' doesn't start"
+    drop_replaced
     printf '%s\n' "$stamp" >"$home/installed"
-    rm -rf "$home/venv.before"
+}
+
+# Out of clean_up's sight at once: who ends the run while it is removed must not get half of it back.
+drop_replaced() {
+    rm -rf "$home/venv.gone"
+    [ ! -d "$home/venv.before" ] || mv "$home/venv.before" "$home/venv.gone"
+    rm -rf "$home/venv.gone"
 }
 
 install_vllm() {

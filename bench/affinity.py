@@ -4,7 +4,7 @@ Real llama-servers (two slots each, no cache in main memory), conversations of s
 a long prefix each. In turns: the gateway, and round robin without a gateway, which so has nothing added. Each
 round has new conversations, so that nothing is cached of the round before.
 
-`COVEY_BENCH_TOKENS`: tokens of a prefix (1500); `COVEY_BENCH_GAP`: mean seconds between beginnings (3);
+`COVEY_BENCH_WORDS`: words of a prefix (1500); `COVEY_BENCH_GAP`: mean seconds between beginnings (3);
 `COVEY_BENCH_ROUNDS`: rounds of each way (1).
 """
 
@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from measures.load import Address, started
+from measures.load import Address, find_free_ports, started
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -37,7 +36,7 @@ ENGINES, SLOTS = 4, 2
 CONVERSATIONS, TURNS, ANSWER_TOKENS = 16, 6, 16
 ROUNDS = int(os.environ.get("COVEY_BENCH_ROUNDS", "1"))
 THINK_SECONDS = 1.0
-PREFIX_TOKENS = int(os.environ.get("COVEY_BENCH_TOKENS", "1500"))
+PREFIX_WORDS = int(os.environ.get("COVEY_BENCH_WORDS", "1500"))
 GAP_SECONDS = float(os.environ.get("COVEY_BENCH_GAP", "3"))
 WORDS = ("river", "stone", "cloud", "green", "seven", "walks", "under", "light", "paper", "night", "small", "table")
 
@@ -85,7 +84,7 @@ async def ask(address: Address, messages: list[dict[str, str]]) -> tuple[float, 
 async def converse(number: int, at: float, choose: Callable[[], Address], found: Round) -> None:
     chance = random.Random(number)
     await asyncio.sleep(at)
-    prefix = " ".join(chance.choice(WORDS) for _ in range(PREFIX_TOKENS))
+    prefix = " ".join(chance.choice(WORDS) for _ in range(PREFIX_WORDS))
     messages = [{"role": "system", "content": prefix}, {"role": "user", "content": "What is this about?"}]
     for turn in range(TURNS):
         first, text, usage = await ask(choose(), messages)
@@ -147,9 +146,7 @@ def gateway(doors: list[Address]) -> Generator[Address]:
 @contextmanager
 def engine(folder: Path, window: int) -> Generator[Address]:
     parts = provide_real_parts()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = find_free_ports(1)
     argv = [str(parts.program.path), "-m", str(parts.model), "--alias", "m", "--host", "127.0.0.1"]
     argv += ["--port", str(port), "-np", str(SLOTS), "-ngl", "0", "-t", "1", "--cache-ram", "0", "--no-webui"]
     argv += ["-c", str(window), "--no-context-shift"]
@@ -178,7 +175,7 @@ async def measure(engines: list[Address]) -> None:
                 for door in doors:
                     door.asked = 0
                 found = await run_round(number * 2 + (way == "gateway"), choose)
-                conditions = {"way": way, "round": number, "prefix_tokens": PREFIX_TOKENS}
+                conditions = {"way": way, "round": number, "prefix_words": PREFIX_WORDS}
                 means[way].append(statistics.mean(found.ttft))
                 emit("ttft_mean_s", statistics.mean(found.ttft), **conditions)
                 emit("ttft_p90_s", statistics.quantiles(found.ttft, n=10)[8], **conditions)
@@ -188,13 +185,13 @@ async def measure(engines: list[Address]) -> None:
                 asked = [door.asked for door in doors]
                 emit("load_max_over_mean", max(asked) / statistics.mean(asked), **conditions, requests=asked)
     ratio = statistics.mean(means["round_robin"]) / statistics.mean(means["gateway"])
-    emit("ttft_round_robin_over_gateway", ratio, prefix_tokens=PREFIX_TOKENS, gap_seconds=GAP_SECONDS)
+    emit("ttft_round_robin_over_gateway", ratio, prefix_words=PREFIX_WORDS, gap_seconds=GAP_SECONDS)
 
 
 def main() -> None:
     with ExitStack() as stack:
         engines: list[Address] = []
-        window = SLOTS * (PREFIX_TOKENS + 600)
+        window = SLOTS * (PREFIX_WORDS + 600)
         for _ in range(ENGINES):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             engines.append(stack.enter_context(engine(folder, window)))

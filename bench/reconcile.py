@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import resource
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -224,23 +225,28 @@ def measure(name: str, world: World, nodes: int, placements: int, rounds: int = 
     print(json.dumps(figure), flush=True)
 
 
+def measure_fleet(nodes: int, placements: int) -> None:
+    objects: list[Kind] = []
+    for index in range(placements):
+        objects += [make_model(index), make_placement(index)]
+    world = make_world(objects, [make_report(index) for index in range(nodes)], placements)
+    measure("cold", world, nodes, placements, COLD_ROUNDS)
+    settled = settle(world)
+    measure("quiet", settled, nodes, placements)
+    measure("report", say_something_new(settled), nodes, placements)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(json.dumps({"bench": "reconcile.memory", "nodes": nodes, "placements": placements, "peakMiB": peak}))
+    full = settle(make_world([grow(item) for item in objects], [make_report(i) for i in range(nodes)], placements))
+    measure("full.quiet", full, nodes, placements)
+    measure("full.report", say_something_new(full), nodes, placements)
+
+
 def main() -> None:
-    chosen = [int(each) for each in sys.argv[1:]]
-    for nodes, placements in [tuple(chosen)] if chosen else SIZES:
-        objects: list[Kind] = []
-        for index in range(placements):
-            objects += [make_model(index), make_placement(index)]
-        world = make_world(objects, [make_report(index) for index in range(nodes)], placements)
-        measure("cold", world, nodes, placements, COLD_ROUNDS)
-        settled = settle(world)
-        measure("quiet", settled, nodes, placements)
-        measure("report", say_something_new(settled), nodes, placements)
-        full = settle(make_world([grow(item) for item in objects], [make_report(i) for i in range(nodes)], placements))
-        measure("full.quiet", full, nodes, placements)
-        measure("full.report", say_something_new(full), nodes, placements)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        print(json.dumps({"bench": "reconcile.memory", "nodes": nodes, "placements": placements, "peakMiB": peak}))
+    if sizes := [int(each) for each in sys.argv[1:]]:
+        return measure_fleet(*sizes)
+    for size in SIZES:  # each in a process of its own: its memory is its own
+        subprocess.run([sys.executable, __file__, *map(str, size)], check=True)
+    return None
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from covey_api.instance import Instance, InstanceGoal, InstancePhase, InstanceStatus
+from covey_api.instance import Instance, InstanceGoal, InstancePhase, InstanceStatus, MemberStatus
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import DRAIN_FINALIZER, ObjectMeta
 from covey_api.node import Node, NodeFacts, NodeStatus
 from covey_api.placement import Placement, PlacementStatus
-from covey_controller.ports import Conflict, Event, HeldT, Store
+from covey_controller.ports import Conflict, Event, HeldT, Refused, Store
 from covey_controller.reconcile.fleet import is_schedulable
 from kit import builders
 from kit.documents import model_key, model_yaml, node_key, node_yaml, placement_key, placement_yaml, running_store
@@ -252,6 +252,18 @@ def test_equal_status_writes_nothing_and_a_missing_object_is_no_error(open_adapt
             assert await get_instance(store) == first
             await store.write_status(ObjectKey("Instance", "default", "none"), status, (Event(created.key, "A", "a"),))
             assert not await store.wait_changed(0.05), "what the reconciler writes itself is no news"
+
+    asyncio.run(scenario())
+
+
+def test_status_that_breaks_its_schema_is_refused_and_the_object_stays(open_adapter: Open) -> None:
+    async def scenario() -> None:
+        async with open_adapter() as adapter:
+            created = await adapter.store.create(builders.instance())
+            member = MemberStatus(name="0", node="a").changed(progress="p" * 81)
+            with pytest.raises(Refused, match="progress"):
+                await adapter.store.write_status(created.key, InstanceStatus(members=(member,)))
+            assert await get_instance(adapter.store) == created
 
     asyncio.run(scenario())
 

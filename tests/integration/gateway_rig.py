@@ -16,6 +16,7 @@ from covey_gateway.routing.table import RoutingTable, Target, build_table, parse
 from covey_gateway.server import GatewayServer, bind_socket
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
+from kit.servers import stop_accepting
 
 LOOPBACK = AccessPolicy(needs_local_origin=True, needs_key=False)
 STREAM_HEAD = (
@@ -99,7 +100,7 @@ class ScriptedEngine:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
+        await stop_accepting(self._server)
         for call in self.calls:
             call.writer.transport.abort()
 

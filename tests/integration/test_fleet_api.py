@@ -39,6 +39,7 @@ from covey_fleet_client.files import write_private
 from covey_fleet_client.identity import Identity, load_identity
 from covey_fleet_client.join import ensure_joined
 from integration.fleet_rig import Rig, SteeredBoard, demand, eventually, report, running_fleet
+from kit.servers import stop_accepting
 from kit.vaults import authority_in
 
 AGENT, GATEWAY = CertificateRole.AGENT, CertificateRole.GATEWAY
@@ -249,7 +250,7 @@ async def recording_server(folder: Path, answer: bytes, received: bytearray) -> 
     try:
         yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
-        server.close()
+        await stop_accepting(server)
 
 
 def _ok(body: str) -> bytes:

@@ -1,9 +1,11 @@
 """The relay on real sockets, against engines that fail in every way one can."""
 
 import asyncio
+import gc
 import hashlib
 import json
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -909,6 +911,18 @@ async def test_draining_lets_streams_end_and_tells_those_that_do_not() -> None:
         assert ends == ["[DONE]", "the gateway is stopping"]
         with pytest.raises(ConnectionError):
             await asked(gateway)
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_client_that_comes_as_the_gateway_stops_is_let_go(turns: int) -> None:
+    """In whichever turn of the loop it stops: the client waits, is accepted, has its transport, is told of."""
+    async with running_gateway() as gateway:
+        client = socket.create_connection(("127.0.0.1", gateway.port), 5)  # the loop stands still meanwhile
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    with client, suppress(ConnectionResetError):
+        assert client.recv(1) == b""
+    gc.collect()  # what was lost is told now, and fails this test
 
 
 async def test_a_field_that_nobody_knows_reaches_the_engine_only_where_the_placement_says_so() -> None:

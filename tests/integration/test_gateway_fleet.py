@@ -86,9 +86,7 @@ class TableBoard(SteeredBoard):
 
 
 @asynccontextmanager
-async def linked(
-    folder: Path, url: str, token_text: str | None, name: str = "gw", boot: str = ""
-) -> AsyncGenerator[Gateway]:
+async def linked(folder: Path, url: str, token_text: str | None, name: str = "gw") -> AsyncGenerator[Gateway]:
     """A gateway with a fleet link; its state is in `folder`."""
     state = folder / "state" / "gateway"
     ensure_private_folder(state.parent)
@@ -101,7 +99,7 @@ async def linked(
         kept = KeptTable(state)
         if saved := kept.load():
             gateway.apply(parse_endpoints(saved, ""))
-        link = FleetLink(gateway.traffic, gateway.apply, kept, url, admission, name, "http://127.0.0.1:1", "", boot)
+        link = FleetLink(gateway.traffic, gateway.apply, kept, url, admission, name, "http://127.0.0.1:1", "")
         running = asyncio.ensure_future(link.run())
         try:
             yield gateway
@@ -135,12 +133,12 @@ async def test_a_copied_disks_gateway_counts_for_nothing_and_is_told(
     async with (
         ScriptedEngine() as engine,
         running_fleet(tmp_path / "c", board) as rig,
-        linked(tmp_path, rig.url, await new_token(rig), boot="first") as gateway,
+        linked(tmp_path, rig.url, await new_token(rig)) as gateway,
     ):
         board.serve(engine)
         await eventually(lambda: board.applied == board.order, 20)
         shutil.copytree(tmp_path / "state", tmp_path / "copy" / "state")
-        async with linked(tmp_path / "copy", rig.url, None, boot="copy") as copy:
+        async with linked(tmp_path / "copy", rig.url, None) as copy:
             await eventually(lambda: "another machine is connected as gateway 'gw'" in caplog.text, 20)
             heard, readers = len(board.demands), list(board.readers)
             board.serve(engine)

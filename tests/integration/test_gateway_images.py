@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from integration.gateway_rig import Answer, Gateway, ScriptedEngine, connected, eventually, raw_request, running_gateway
 from integration.test_gateway_bad_input import post
+from kit.servers import stop_accepting
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
@@ -58,7 +59,7 @@ class Site:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
+        await stop_accepting(self._server)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1

@@ -12,6 +12,7 @@ from covey_gateway.limits import FAILURES_ASIDE, SILENT_ENDPOINT_SECONDS
 from integration.gateway_rig import (
     STREAM_HEAD,
     Call,
+    Script,
     ScriptedEngine,
     asked,
     chunk,
@@ -78,6 +79,40 @@ async def test_what_fails_everywhere_leaves_endpoints_to_ask() -> None:
         for engine in engines:
             engine.script = say_hello
         assert (await asked(gateway)).status == 200
+
+
+WORDS = b'{"error":{"message":"no room for \'my prompt\'"}}'
+
+
+async def refuse_by_words(call: Call) -> None:
+    await call.refuse(500, WORDS)
+
+
+async def refuse_for_now_by_words(call: Call) -> None:
+    await call.refuse(503, WORDS)
+
+
+async def break_off_by_words(call: Call) -> None:
+    await call.write(STREAM_HEAD, chunk(token("a")), chunk(b"data: " + WORDS + b"\n\n"))
+
+
+@pytest.mark.parametrize("script", [refuse_by_words, refuse_for_now_by_words, break_off_by_words])
+async def test_words_of_an_engine_and_an_id_that_is_a_key_are_nowhere_in_the_log(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        ScriptedEngine() as good,
+        ScriptedEngine(script) as bad,
+        running_gateway(good.target("a"), bad.target("b")) as gateway,
+    ):
+        answers = [await asked(gateway, "x-request-id: sk-covey-hunter2") for _ in range(3 * FAILURES_ASIDE)]
+    told = [answer.error["message"] for answer in answers if answer.status >= 500]
+    assert all("my prompt" in message for message in told)
+    assert len(told) >= FAILURES_ASIDE
+    assert caplog.text.count("request sk-…: 50") == len(told)
+    assert ("in a row, upstream_error: the engine's words" in caplog.text) is (script is not refuse_for_now_by_words)
+    for secret in ("my prompt", "hunter2"):
+        assert secret not in caplog.text
 
 
 async def test_requests_that_are_to_blame_themselves_set_nothing_aside() -> None:

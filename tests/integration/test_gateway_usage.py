@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -157,3 +159,43 @@ async def test_two_gateways_keep_a_keys_limits_together_also_without_the_control
         rig.server.cancel()
         await asyncio.gather(rig.server, return_exceptions=True)
         assert (await asked(other, BEARER)).status == 200
+
+
+def has_applied(board: FleetBoard, name: str) -> bool:
+    found = board.observed.gateways.get(name)
+    return found is not None and found.demand is not None and found.demand.applied is not None
+
+
+async def test_a_gateway_that_is_stopped_tells_what_it_served_last(tmp_path: Path) -> None:
+    board = FleetBoard(asyncio.get_running_loop().time)
+    board.begin(1)
+    async with (
+        ScriptedEngine(answer_counted) as engine,
+        running_fleet(tmp_path / "c", board) as rig,  # pyright: ignore[reportArgumentType]
+    ):
+        board.publish({}, table(engine))
+        (tmp_path / "token").write_text(await rig.token(CertificateRole.GATEWAY))
+        flags = ("--controller", rig.url, "--token-file", str(tmp_path / "token"), "--state", str(tmp_path / "state"))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "covey_gateway", *flags, "--listen", "127.0.0.1:0", "--name", "gw-a"),
+            stderr=subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        try:
+            async with asyncio.timeout(30):
+                while b" listening on " not in (line := await process.stderr.readline()):
+                    assert line, "it ended before it listened"
+                url = line.decode().split()[-1]
+            await eventually(lambda: has_applied(board, "gw-a"), 20)
+            await asyncio.sleep(0.3)  # the report of the table and the one that follows it are over
+            async with httpx.AsyncClient(headers={"authorization": f"Bearer {SECRET}"}) as client:
+                body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+                assert (await client.post(f"{url}/v1/chat/completions", json=body)).status_code == 200
+            process.terminate()
+            assert await asyncio.wait_for(process.wait(), 15) == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        (usages,) = board.usages.observe().values()
+        assert usages[HASH].requests == 1

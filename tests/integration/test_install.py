@@ -3,12 +3,14 @@
 import base64
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,21 @@ def install(home: Path, *arguments: str, **variables: str) -> subprocess.Complet
     )
 
 
+# Half of an environment that was replaced goes, then the run is told to end.
+_RM_THAT_ENDS_THE_RUN = """
+for each in "$@"; do
+    case $each in */venv.before | */venv.gone)
+        if [ -d "$each" ]; then
+            /bin/rm -rf "$each/bin"
+            kill -TERM $PPID
+            exit 1
+        fi ;;
+    esac
+done
+exec /bin/rm "$@"
+"""
+
+
 def snapshot(folder: Path) -> dict[str, int]:
     return {str(path): path.lstat().st_mtime_ns for path in folder.rglob("*") if "__pycache__" not in path.parts}
 
@@ -150,6 +167,75 @@ def test_one_command_makes_a_node_without_an_index_and_again_changes_nothing(whe
     assert refused.returncode == 1
     assert "isn't this installer's" in refused.stderr
     assert link.read_text() == "somebody's own\n"
+    assert [path.name for path in (prefix / "share" / "covey").glob("venv*")] == ["venv"]
+
+
+def write_program(path: Path, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@dataclass(frozen=True, slots=True)
+class Stubbed:
+    """An installation in the usual place whose programs, all but the installer, do nothing."""
+
+    user: Path
+
+    @property
+    def home(self) -> Path:
+        return self.user / ".local" / "share" / "covey"
+
+    def install(self) -> subprocess.CompletedProcess[str]:
+        return install(self.user, "--from", str(self.user / "wheels"), "--python", sys.executable)
+
+
+@pytest.fixture
+def stubbed(tmp_path: Path) -> Stubbed:
+    made = Stubbed(tmp_path)
+    (tmp_path / "wheels").mkdir()
+    (names,) = re.findall(r'^WHEELS="(.*)"$', SCRIPT.read_text(), re.MULTILINE)
+    for name in names.split():
+        (tmp_path / "wheels" / f"{name}-0.1.0-py3-none-any.whl").touch()
+    for program in ("python", "covey"):
+        write_program(made.home / "venv" / "bin" / program)
+    return made
+
+
+def test_a_run_that_ends_while_it_removes_what_it_replaced_leaves_its_successor_whole(stubbed: Stubbed) -> None:
+    home, covey = stubbed.home, stubbed.home / "venv" / "bin" / "covey"
+    write_program(home / "venv.before" / "bin" / "covey", "exit 1")
+    write_program(stubbed.user / "bin" / "rm", _RM_THAT_ENDS_THE_RUN)
+    ended = stubbed.install()
+    assert ended.returncode == 143, ended.stdout + ended.stderr
+    assert (covey.exists(), (home / "installed").exists()) == (True, False)
+    assert not (home / "venv.before").exists()
+    (stubbed.user / "bin" / "rm").unlink()
+    again = stubbed.install()
+    assert (again.returncode, "Installing Covey" in again.stdout) == (0, True), again.stdout + again.stderr
+
+    write_program(home / "venv.before" / "bin" / "covey", "exit 1")  # of an installer that wrote its stamp before
+    third = stubbed.install()
+    assert (third.returncode, "is installed in" in third.stdout) == (0, True), third.stdout + third.stderr
+    assert covey.exists()
+    assert [path.name for path in home.glob("venv*")] == ["venv"]
+
+
+def test_an_upgrade_that_failed_and_is_tried_again_tells_what_still_runs(stubbed: Stubbed) -> None:
+    (stubbed.home / "installed").write_text("other wheels\n")
+    write_program(stubbed.user / "bin" / "systemctl")
+    unit = stubbed.user / ".config" / "systemd" / "user" / "covey-up.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text(f"ExecStart={stubbed.home}/venv/bin/covey up\n")
+    python = stubbed.home / "venv" / "bin" / "python"
+    write_program(python, 'case "$*" in *" install "*) exit 1 ;; esac')
+    failed = stubbed.install()
+    assert (failed.returncode, "pip could not install it" in failed.stderr) == (1, True), failed.stderr
+    write_program(python)
+    upgraded = stubbed.install()
+    assert upgraded.returncode == 0, upgraded.stderr
+    assert "Restart it soon: systemctl --user restart covey-up.service" in upgraded.stdout
+    assert "Restart it soon" not in stubbed.install().stdout
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ STATUSES: dict[str, dict[str, Any]] = {
     "Instance": {
         "phase": "Failed",
         "endpoint": "http://127.0.0.1:1",
-        "members": [{"name": "0", "node": "a", "phase": "Failed", "progress": "load 40 %", "message": "out of memory"}],
+        "members": [{"name": "0", "node": "a", "phase": "Failed", "progress": "load 50 %", "message": "out of memory"}],
     },
     "Fleet": {},
     "AccessKey": {},

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from kit.cache import shared_cache
-from kit.fleet import running_fleet
+from kit.fleet import running_fleet, wait_until
 from kit.gguf import Shape, build_model
+from kit.gguf_projectors import build_projector
 from kit.hub import Hub, running_hub
 from kit.real import provide_real_parts
 
@@ -134,10 +135,24 @@ metadata: {name: smollm2}
 spec:
   modelRef: {name: smollm2}
   context: {tokens: 1024}
+---
+apiVersion: covey.dev/v1alpha1
+kind: Model
+metadata: {name: seeing}
+spec:
+  tasks: [Chat, Vision]
+  variants:
+  - name: v
+    format: Gguf
+    source: 'hf://org/seeing#weights.gguf'
+    engines: [LlamaServer]
+    projector: {source: 'hf://org/seeing#eyes.gguf'}
 """
 
 
-def test_a_model_of_a_hub_is_served_and_pinned_while_it_runs(tmp_path: Path, hub: Hub) -> None:
+def test_a_model_of_a_hub_is_served_and_pinned_while_it_runs(tmp_path: Path, hub: Hub, weights: bytes) -> None:
+    eyes = build_projector().write(tmp_path / "eyes.gguf").read_bytes()
+    hub.push("org/seeing", {"weights.gguf": weights, "eyes.gguf": eyes})
     commit = hub.push("org/smollm2", {"SmolLM2.gguf": provide_real_parts().model.read_bytes()})
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "model.yaml").write_text(MODEL)
@@ -156,6 +171,16 @@ def test_a_model_of_a_hub_is_served_and_pinned_while_it_runs(tmp_path: Path, hub
         assert pinned() == f"the agent of '{fleet.state / 'agent'}'"
         pulled = covey(hub, tmp_path, "pull", "smollm2", "--state", str(fleet.state), *cache)
         assert f"smollm2: SmolLM2.gguf, {98_362_432 / MIB:.1f} MiB" in pulled.stdout
+
+        def pull_seeing() -> str:
+            home = tmp_path / "home"
+            return covey(hub, home, "pull", "model/seeing", "--state", str(fleet.state)).stdout
+
+        wait_until(pull_seeing, "both headers of 'seeing' are read, and it is pulled")
+        _, weights_path, said, eyes_path = pull_seeing().splitlines()
+        assert said.startswith("model/seeing: eyes.gguf, ")
+        assert said.endswith(f" sha256 {hashlib.sha256(eyes).hexdigest()}")
+        assert (Path(weights_path).read_bytes(), Path(eyes_path).read_bytes()) == (weights, eyes)
         written = [path for path in fleet.state.rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()]
         assert written == []
     assert not pinned().startswith("the agent of '/tmp/cv")

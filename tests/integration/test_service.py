@@ -290,6 +290,14 @@ def test_what_the_role_would_not_take_is_refused_before_anything_is_written(
             ("gateway", "--table", "t.json", "--image-host", "a=b"),
             ["--table", "{home}/t.json", "--image-host", "a=b", "--state", "{home}/.local/state/covey"],
         ),
+        (
+            ("gateway", "--table=t.json", "--state=/s", "--tls-cert", "c.pem", "--tls-key=k.pem", "--access-log", "a"),
+            ["/s", "--tls-cert", "{home}/c.pem", "--tls-key", "{home}/k.pem", "--access-log", "{home}/a"],
+        ),
+        (
+            ("gateway", "--table=t.json", "--state=/s", "--access-log", "-"),
+            ["--state", "/s", "--access-log", "-"],
+        ),
     ],
 )
 def test_paths_of_parts_are_absolute(machine: Machine, arguments: tuple[str, ...], expected: list[str]) -> None:

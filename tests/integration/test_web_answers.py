@@ -17,6 +17,7 @@ from covey_api.reasons import FailureCause
 from kit.artifact_rig import QUICK, ignore, rig_on
 from kit.checkpoints import build_checkpoint
 from kit.gguf import Shape
+from kit.servers import stop_accepting
 
 pytestmark = pytest.mark.integration
 
@@ -33,7 +34,7 @@ async def asked(answer: Answer) -> AsyncGenerator[tuple[Web, str]]:
         yield web, url
     finally:
         await web.close()
-        server.close()
+        await stop_accepting(server)
         await server.wait_closed()
 
 

@@ -363,8 +363,11 @@ def test_a_split_model_that_lacks_a_file_is_refused_by_its_name(site: Site, hub:
 
 
 def test_one_gguf_model_alone_needs_no_name_and_several_are_listed(site: Site, hub: Hub, weights: bytes) -> None:
-    hub.push(REPO, {"a/only.gguf": weights})
+    hub.push(REPO, {"only.gguf": weights})
     assert site.resolve(f"hf://{REPO}")[0].name == "only.gguf"
+    hub.push(REPO, {"a/deep.gguf": weights + b"deep"})
+    site.refuses(f"hf://{REPO}", "Choose one .*: 'a/deep.gguf'", FailureCause.ARTIFACT_UNAVAILABLE)
+    assert site.pull(f"hf://{REPO}#a/deep.gguf").read_bytes() == weights + b"deep"
     hub.push(REPO, {"q4.gguf": weights, "q8.gguf": weights})
     site.refuses(f"hf://{REPO}", "Choose one .*: 'q4.gguf', 'q8.gguf'", FailureCause.ARTIFACT_UNAVAILABLE)
 

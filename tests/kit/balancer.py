@@ -8,6 +8,8 @@ import asyncio
 import threading
 from contextlib import suppress
 
+from kit.servers import stop_accepting
+
 CONNECT_SECONDS = 2.0
 CHUNK_BYTES = 65_536
 
@@ -44,7 +46,7 @@ class Balancer:
             task.cancel()
 
     async def _end(self) -> None:
-        self._server.close()
+        await stop_accepting(self._server)
         self._cancel_all()
         await asyncio.gather(*self._open, return_exceptions=True)
         await asyncio.sleep(0.1)  # aborted transports let go of their sockets in the loop's next turns

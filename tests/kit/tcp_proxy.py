@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
+from kit.servers import stop_accepting
+
 CHUNK_BYTES = 16_384
 
 
@@ -82,6 +84,6 @@ async def running_proxy(target_port: int) -> AsyncGenerator[TcpProxy]:
     try:
         yield proxy
     finally:
-        server.close()
+        await stop_accepting(server)
         await proxy.close()
         await server.wait_closed()

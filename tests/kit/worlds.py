@@ -23,6 +23,7 @@ from covey_api.messages import (
     MemberReport,
     ModelDemand,
     Order,
+    Progress,
     Report,
 )
 from covey_api.model import Geometry
@@ -121,9 +122,12 @@ class FakeAgent:
     unreadable: bool = False
     deaf: bool = False
     """Reports, and follows nothing."""
+    version: str = "0.1.0"
     address: str = "127.0.0.1"
     front_port: int = 0
     """Of everything that is ready on it."""
+    progress: Progress | None = None
+    """Of every member."""
     lanes: tuple[Lane, ...] = (builders.lane(),)
     cards: dict[str, int] = field(default_factory=dict[str, int])
     """Bytes by pool of what has memory of its own."""
@@ -169,11 +173,16 @@ class FakeAgent:
 
     def report(self) -> Report:
         members = [
-            each.model_copy(update={"front_port": self.front_port if each.port else 0} | self._usage(each))
+            each.model_copy(
+                update={"front_port": self.front_port if each.port else 0, "progress": self.progress}
+                | self._usage(each)
+            )
             for each in sorted(self.members.values(), key=lambda each: each.instance_id)
         ]
         where = {"address": self.address, "machine": f"machine-{self.name}", "blobs": self.blobs}
-        return report(members, applied=self.applied, facts=self._facts(), lanes=self.lanes, **where)
+        return report(
+            members, version=self.version, applied=self.applied, facts=self._facts(), lanes=self.lanes, **where
+        )
 
     def _facts(self) -> NodeFacts:
         known = facts(self.total_bytes)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from covey_agent.artifacts.checkpoint import CONFIG, read_checkpoint
-from covey_agent.artifacts.header import read_geometry, read_start
+from covey_agent.artifacts.header import read_geometry, read_gguf_set
 from covey_agent.artifacts.hub import GGUF
 from covey_agent.artifacts.local import read_pieces
 from covey_agent.ports import AgentError
 from covey_api.model import Geometry
 from covey_api.source import FileSource, HubSource, PypiSource, WebSource, parse_source
-from covey_planner.geometry.gguf import HeaderInvalid, parse_gguf_header, parse_gguf_set
+from covey_planner.geometry.reader import HeaderInvalid
 from covey_planner.geometry.shards import list_shards
 
 from covey.artifacts import open_artifacts
@@ -60,7 +60,8 @@ def _read_local(source: FileSource) -> Found:
         lacking = ", ".join(f"'{name}'" for name in missing[:3])
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CommandError(f"'{path.parent}' must have all {len(paths)} files of the model; it lacks {lacking}{more}")
-    return Found(asyncio.run(_read_set([(str(each), each.stat().st_size) for each in paths])))
+    heads = {f"file '{each}'": (read_pieces(str(each)), each.stat().st_size) for each in paths}
+    return Found(asyncio.run(read_gguf_set(heads, f"the {len(paths)} files of '{path}'")))
 
 
 async def _read_folder(folder: Path, sizes: Mapping[str, int]) -> Geometry:
@@ -68,15 +69,6 @@ async def _read_folder(folder: Path, sizes: Mapping[str, int]) -> Geometry:
         return (read_pieces(str(folder / name)), sizes[name]) if name in sizes else None
 
     return await read_checkpoint(open_file, f"folder '{folder}'")
-
-
-async def _read_set(files: list[tuple[str, int]]) -> Geometry:
-    """All files of a model that was split, with their sizes."""
-    headers = [
-        await read_start(read_pieces(path), size, f"file '{path}' can't be read as GGUF", parse_gguf_header)
-        for path, size in files
-    ]
-    return parse_gguf_set(headers)
 
 
 async def _read_remote(source: str, parsed: HubSource | PypiSource | WebSource) -> Found:

@@ -21,11 +21,6 @@ def default_state_folder() -> Path:
     return Path(base) / "covey"
 
 
-def default_cache_folder() -> Path:
-    """`covey` in the user's XDG cache folder; who reads it looks at `COVEY_CACHE` before."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "covey"
-
-
 def control_socket(state: Path) -> Path:
     return state / "control.sock"
 

@@ -118,7 +118,10 @@ class Conflict(Exception):
 
 
 class Refused(Exception):
-    """A rule that is not Covey's forbids this one write (admission, quota, rights). Others are not concerned."""
+    """This one write is forbidden, by a rule that is not Covey's (admission, quota, rights) or by its kind's schema.
+
+    Others are not concerned.
+    """
 
 
 class LeaseLost(Conflict):

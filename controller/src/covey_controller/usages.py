@@ -46,7 +46,7 @@ class Usages:
 
         1. Keys that are gone. 2. What a process that ended counted, once it is in the sums: it grows no more.
         """
-        stored = {key.spec.hash: key.status.usage.counted for key in keys}
+        stored = {key.spec.hash: key.status.usage.counted_of(key.spec.hash) for key in keys}
         for name, gateway in self._gateways.items():
             *ended, _ = gateway.boots
             for boot, usages in list(gateway.boots.items()):

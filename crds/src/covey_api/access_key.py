@@ -86,6 +86,12 @@ class KeyUsageStatus(Message):
     """When this was written: once a minute at most."""
     counted: Annotated[tuple[CountedBoot, ...], Field(max_length=64)] = ()
     """Gateways' counts as they were then, so that none counts twice."""
+    hash: Annotated[str, Field(max_length=71)] = ""
+    """Of the key that was counted: another one's counts begin anew."""
+
+    def counted_of(self, hash_: str) -> tuple[CountedBoot, ...]:
+        """Of this hash, so none after `spec.hash` was edited; what doesn't say whose it is would else count twice."""
+        return self.counted if self.hash in ("", hash_) else ()
 
 
 class AccessKeyStatus(Status):

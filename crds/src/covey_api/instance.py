@@ -243,7 +243,7 @@ class MemberStatus(Message):
     restarts: int = 0
     """How often the agent started it again within this attempt."""
     progress: Annotated[str, Field(max_length=80)] = ""
-    """How far its slowest step is, in steps of 10 %: `model 40 %`, `engine 10 %`, `load 90 %`."""
+    """How far its slowest step is, in quarters: `model 50 %`, `engine 25 %`, `load 75 %`."""
 
 
 class InstanceStatus(Status):

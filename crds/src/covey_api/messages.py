@@ -234,7 +234,7 @@ class Report(Message):
     full: bool
     applied: Order | None = None
     """The newest assignments this agent acts on."""
-    address: str = "127.0.0.1"
+    address: Annotated[str, Field(max_length=253)] = "127.0.0.1"
     """Address at which gateways of other machines reach this node's fronts."""
     machine: Annotated[str, Field(max_length=64)] = ""
     """What tells this loopback from every other one (`observe_machine`); empty: from a version that had no fronts."""
@@ -362,6 +362,7 @@ class ClientKey(Message):
 
 
 MAX_REQUEST_ID = 128
+MAX_BOOT = 64
 
 
 class Cancel(Message):
@@ -461,8 +462,8 @@ class Demand(Message):
     """Nodes of the table's endpoints while that table is an earlier leader's: whom a lost store can't name."""
     models: tuple[ModelDemand, ...] = ()
     """By namespace and name."""
-    boot: Annotated[str, Field(max_length=64)] = ""
-    """Random per process: what `usage` has grown since."""
+    boot: Annotated[str, Field(max_length=MAX_BOOT)] = ""
+    """Random per process, as in `endpoints?boot=`: which one of this name speaks, and what `usage` has grown since."""
     usage: Annotated[tuple[KeyUsage, ...], Field(max_length=10_000)] = ()
     """Of keys whose usage this leader doesn't have yet."""
 

@@ -213,6 +213,13 @@ class ResolvedArtifact(Message):
             return self.sha256
         return f"{self.archive.sha256}#{self.name}" if self.archive else ""
 
+    @property
+    def fetched_bytes(self) -> int:
+        """What a node without it fetches: the container, where there is one. A local file is used as it is."""
+        if self.source.startswith("file:"):
+            return 0
+        return self.archive.size_bytes if self.archive else self.size_bytes
+
 
 class VariantCalibration(Message):
     """What loads of a variant on one lane took of host memory, beside what is computed for them."""

@@ -127,10 +127,23 @@ def load_identity(folder: Path) -> Identity:
     A certificate or authority that can't be read counts as absent: the next join writes it anew.
     """
     ensure_private_folder(folder)
+    return _load(folder, _read_key(folder / "key.pem") or _make_key(folder / "key.pem"))
+
+
+def read_identity(folder: Path) -> Identity | None:
+    """What the folder holds, for who only looks: nothing is made, mended or removed. None: it holds no key.
+
+    OSError where this user may not read it.
+    """
+    key = _read_key(folder / "key.pem")
+    return _load(folder, key) if key is not None else None
+
+
+def _load(folder: Path, key: ec.EllipticCurvePrivateKey) -> Identity:
     return Identity(
         folder=folder,
         name=_read(folder / "name").decode(errors="replace").strip(),
-        key=_load_key(folder / "key.pem"),
+        key=key,
         certificate=next(iter(_load_certificates(folder / "certificate.pem")), None),
         authorities=_load_certificates(folder / "authorities.pem"),
     )
@@ -177,14 +190,16 @@ def _is_signed(certificate: x509.Certificate, authorities: tuple[x509.Certificat
     return False
 
 
-def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    if content := _read(path):
-        try:
-            key = serialization.load_pem_private_key(content, password=None)
-        except ValueError:
-            key = None
-        if isinstance(key, ec.EllipticCurvePrivateKey):
-            return key
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey | None:
+    """None: there is none, or what is there is none."""
+    try:
+        key = serialization.load_pem_private_key(_read(path), password=None)
+    except (ValueError, TypeError):  # TypeError: it is encrypted
+        return None
+    return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
+
+
+def _make_key(path: Path) -> ec.EllipticCurvePrivateKey:
     made = ec.generate_private_key(ec.SECP256R1())
     write_private(
         path,

@@ -91,7 +91,8 @@ class AccessLog:
         if self._path is None:
             self._file = sys.stdout.fileno()
         else:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+            # A FIFO that nobody reads is refused: else this would wait for its reader, and the event loop with it.
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o640)
 
     def write(self, record: Record) -> None:
         if len(self._pending) >= MAX_PENDING_BYTES:
@@ -172,7 +173,8 @@ class AccessLog:
             self.dropped += lines
             self._untold += lines + (told if notices else 0)
             if lost.reason != self._refusal:  # once, not four times a second
-                _log.error("the access log can't be written, its lines are dropped: %s", lost.reason)
+                words = "the access log '%s' can't be written, its lines are dropped until it can: %s"
+                _log.error(words, self._path or "-", lost.reason)
             self._refusal = lost.reason
 
     def _write(self, content: bytes) -> None:
@@ -217,7 +219,12 @@ class AccessLog:
         if not is_moved and mine.st_size < MAX_FILE_BYTES:
             return
         if not is_moved:
-            path.replace(path.with_name(path.name + ".1"))
+            before = path.with_name(path.name + ".1")
+            try:
+                path.replace(before)
+            except OSError as error:
+                words = f"it is full, and can't be renamed to '{before}': {error.strerror}"
+                raise OSError(error.errno, words) from None
         os.close(self._file)
         self._file = None
         self.open()

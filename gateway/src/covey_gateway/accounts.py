@@ -26,7 +26,7 @@ class Accounts:
 
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self.boot = secrets.token_hex(8)
-        """Of what follows: it begins anew with the process."""
+        """Random per process: the controller tells by it this one from another of its name; counts begin with it."""
         self._own_name = ""
         self._clock = clock
         self._wall = wall

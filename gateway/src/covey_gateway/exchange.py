@@ -19,7 +19,7 @@ from covey_api.reasons import ErrorCode
 from covey_gateway.delivery import Ask, Delivery
 from covey_gateway.images import Images
 from covey_gateway.limits import MAX_BODY_BYTES, SILENCE_SECONDS
-from covey_gateway.records import CLIENT_GONE, Record
+from covey_gateway.records import CLIENT_GONE, Record, blank
 from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
@@ -328,7 +328,7 @@ class Exchange:
         if self.is_over:
             return
         if error.status >= 500 and error.code not in _EXPECTED:
-            _log.warning("request %s: %d %s: %s", self._request_id, error.status, error.code, error.message)
+            _log.warning("request %s: %d %s: %s", blank(self._request_id), error.status, error.code, error.log_words)
         record = self._record
         record.status, record.code, record.limit = error.status, error.code.value, error.limit
         if not self._has_head_sent:
@@ -396,7 +396,7 @@ class Exchange:
         self._traffic.ledger.close(self._record, self._meter)
 
     def cancel(self) -> None:
-        _log.info("request %s was cancelled by its id", self._request_id)
+        _log.info("request %s was cancelled by its id", blank(self._request_id))
         self.fail(refuse_cancelled())
 
     # Time and backpressure.

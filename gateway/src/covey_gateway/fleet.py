@@ -38,6 +38,8 @@ from covey_gateway.traffic import Traffic
 
 # Changes that come together are reported together; a drain waits no longer than a person notices.
 _MIN_REPORT_SECONDS = 0.05
+# How long a gateway that ends waits for a controller that may be ending too.
+_LAST_REPORT_SECONDS = 1
 
 _log = logging.getLogger(__name__)
 
@@ -58,8 +60,7 @@ class Fleet(Protocol):
 class FleetLink:
     """`apply` puts a table into force, `kept` keeps it; `address` is where clients reach this gateway.
 
-    `machine`: as `observe_machine` says; None: no endpoint is on this machine. `boot` tells this process from another
-    of the same name.
+    `machine`: as `observe_machine` says; None: no endpoint is on this machine.
     """
 
     def __init__(
@@ -72,7 +73,6 @@ class FleetLink:
         name: str,
         address: str,
         machine: str | None,
-        boot: str = "",
     ) -> None:
         self._traffic = traffic
         self._apply = apply
@@ -84,7 +84,6 @@ class FleetLink:
         self._name = name
         self._address = address
         self._machine = machine
-        self._query = f"?boot={boot}" if boot else ""
         self._is_due = asyncio.Event()
         self._is_connected = False
         self._connected_fleet: Fleet | None = None
@@ -163,6 +162,14 @@ class FleetLink:
         finally:
             self._connected_fleet = None
 
+    async def report_last(self) -> None:
+        """What was served since the report before: nobody knows it once the process is gone."""
+        if self._connected_fleet is None:
+            return
+        with suppress(FleetError, TimeoutError):
+            async with asyncio.timeout(_LAST_REPORT_SECONDS):
+                await self._connected_fleet.post("demand", self._observe_demand(), DemandAnswer)
+
     async def _pass_on(self, cancel: Cancel) -> int:
         if self._connected_fleet is None:
             raise NotPassedOn("the controller is not reached")
@@ -172,7 +179,7 @@ class FleetLink:
             raise NotPassedOn(error.message) from None
 
     async def _watch_endpoints(self, fleet: Fleet, backoff: Backoff) -> None:
-        async with aclosing(fleet.stream(f"endpoints{self._query}")) as lines:
+        async with aclosing(fleet.stream(f"endpoints?boot={self._traffic.accounts.boot}")) as lines:
             async for line in lines:
                 if not self._is_connected:
                     self._is_connected = True
@@ -200,7 +207,7 @@ class FleetLink:
             self._is_due.clear()
             reported_at = clock()
             demand = self._observe_demand()
-            answer = await fleet.post(f"demand{self._query}", demand, DemandAnswer)
+            answer = await fleet.post("demand", demand, DemandAnswer)
             if answer.term != self._leader_term:
                 self._leader_term = answer.term
                 self._traffic.accounts.forget_told()
@@ -216,7 +223,6 @@ class FleetLink:
     def _observe_demand(self) -> Demand:
         table = self._traffic.table if self._traffic.has_table else None
         is_foreign = table is not None and table.order.term != self._leader_term
-        usage = self._traffic.accounts.observe_usage()
         return Demand(
             gateway=self._name,
             address=self._address,
@@ -224,6 +230,6 @@ class FleetLink:
             endpoints=self._traffic.observe_demand(),
             nodes=self._traffic.observe_nodes() if is_foreign else (),
             models=self._traffic.waiting.observe_demand(),
-            boot=self._traffic.accounts.boot if usage else "",
-            usage=usage,
+            boot=self._traffic.accounts.boot,
+            usage=self._traffic.accounts.observe_usage(),
         )

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import logging
 import os
-import secrets
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -242,6 +241,7 @@ async def run_gateway(options: Options) -> None:
         await server.start(bound, certificate and _make_door(certificate, tasks))
         _log.info("listening on %s", address)
         await server.app.load()
+        link = None
         if kept is not None:
             # On a thread: TLS and an HTTP client take a moment to load, and clients are served meanwhile.
             await asyncio.to_thread(import_module, "covey_gateway.fleet")
@@ -250,6 +250,8 @@ async def run_gateway(options: Options) -> None:
             background.append(tasks.create_task(paths.run()))
         await stop.requested.wait()
         await server.drain(stop.drain_seconds)
+        if link is not None:
+            await link.report_last()
         for task in background:
             task.cancel()
 
@@ -289,7 +291,6 @@ def _build_link(
         name or render_name(socket.gethostname()),
         address,
         machine,
-        secrets.token_hex(8),
     )
 
 

@@ -1,6 +1,4 @@
-"""What an operator may ask a gateway to tell: an access log, figures on a port of their own. Off unless asked for, and
-nothing of it is loaded then.
-"""
+"""What an operator may ask a gateway to tell: an access log, figures on a port of their own. Off unless asked for."""
 
 import asyncio
 import logging
@@ -9,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from covey_gateway.access_log import AccessLog
 from covey_gateway.failures import StartError
 from covey_gateway.traffic import Traffic
 
@@ -20,8 +19,6 @@ def begin_access_log(where: str, traffic: Traffic, spawn: Spawn) -> asyncio.Task
     """`-` is standard output, anything else a file, nothing no log. StartError where it can't be written to."""
     if not where:
         return None
-    from covey_gateway.access_log import AccessLog
-
     log = AccessLog(None if where == "-" else Path(where))
     try:
         log.open()

@@ -172,10 +172,7 @@ class GatewayServer:
 
     async def drain(self, seconds: float) -> None:
         """Accept nothing more, let answers that are due end within `seconds`, end the rest with an error."""
-        if self._server is not None:
-            self._server.close()
-        if self._door is not None:
-            self._door.close()
+        await self._stop_accepting()
         for connection in self._connections():
             connection.shutdown()
         for _ in range(int(seconds / _DRAIN_CHECK_SECONDS)):
@@ -189,4 +186,22 @@ class GatewayServer:
                 connection.end_now(error)
             # A turn of the loop, so that what was written leaves.
             await asyncio.sleep(_DRAIN_CHECK_SECONDS)
+            for connection in self._connections():  # of clients that take nothing
+                connection.transport.abort()
         self._engines.close()
+
+    async def _stop_accepting(self) -> None:
+        """From here on nothing is accepted, and what was accepted before is among the connections.
+
+        asyncio accepts in one turn of the loop, makes the transport in the next, for which the server must still be
+        open (else the socket is lost, and stays open), and tells the protocol of it in the one after.
+        """
+        if self._door is not None:
+            self._door.close()
+        if self._server is not None:
+            loop = asyncio.get_running_loop()
+            for listening in self._server.sockets:
+                loop.remove_reader(listening.fileno())  # uvloop has none here, and makes transports at once
+            await asyncio.sleep(0)
+            self._server.close()
+            await asyncio.sleep(0)

@@ -223,8 +223,8 @@ class Traffic:
         siblings = [self._loads.get(each.id) for each in targets]
         if judge_failure(load, siblings, self._clock()) and load.aside is not None:
             self.ledger.figures.of_model(target.namespace, target.model).ejections += 1
-            words = "endpoint %s of model '%s' is set aside for %.0f s, since it failed %d times in a row: %s"
-            _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.message)
+            words = "endpoint %s of model '%s' is set aside for %.0f s, since it failed %d times in a row, %s: %s"
+            _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.code, error.log_words)
 
     def look_for_silent(self) -> None:
         """Mark endpoints that owe bytes and give nobody any. One that nobody waits for is asked by one: it may have
@@ -296,7 +296,8 @@ class Traffic:
         for targets in self.table.targets.values():
             for target in targets:
                 if (load := self._loads.get(target.id)) is not None:
-                    in_flight[target.namespace, target.model] += load.in_flight
+                    name = (target.namespace, target.model)  # perhaps of a Model that is declared no more
+                    in_flight[name] = in_flight.get(name, 0) + load.in_flight
         held = sum(each.held for each in self.waiting.observe_demand())
         return Present(connections, in_flight, held, self.is_ready, log_lines_dropped)
 

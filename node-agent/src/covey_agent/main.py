@@ -32,7 +32,7 @@ from covey_agent.artifacts.eviction import evict
 from covey_agent.artifacts.given import GivenBlobs
 from covey_agent.artifacts.hub import observe_hub_settings
 from covey_agent.artifacts.index import observe_index_settings
-from covey_agent.artifacts.node import NodeArtifacts
+from covey_agent.artifacts.node import NodeArtifacts, digests_of
 from covey_agent.artifacts.pins import Pins, sweep_pins
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.asks import Asks
@@ -147,10 +147,10 @@ async def run_agent(options: Options, folder: Path) -> int:
         return status
 
 
-def needs_of(spec: InstanceSpec) -> tuple[str, ...]:
+def needs_of(spec: InstanceSpec) -> frozenset[str]:
     """Digests of what its engine loads, and of the files of that: another set may share them, and be evicted."""
     artifacts = (spec.artifact, *(each.artifact for each in spec.companions))
-    return tuple(digest for each in artifacts for digest in (each.digest, *(file.sha256 for file in each.files)))
+    return frozenset(digest for each in artifacts for digest in digests_of(each))
 
 
 def limit_of(section: NodeDownloads | NodeSharing) -> int | None:

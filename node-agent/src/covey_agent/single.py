@@ -1,11 +1,12 @@
 """One agent for one state folder: a lock that lives as long as the process."""
 
 import contextlib
-import fcntl
 import os
 from pathlib import Path
 
 import psutil
+
+from covey_agent.keeper.observed import take_lock
 
 
 class AlreadyRunning(Exception):
@@ -19,15 +20,13 @@ def take_folder(folder: Path) -> int:
     """
     path = folder / "agent.lock"
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not take_lock(lock):
         holder = os.read(lock, 32).decode(errors="replace").strip()
         os.close(lock)
         raise AlreadyRunning(
             f"the folder '{folder}' must have one agent; the one with process id {holder or 'unknown'} "
             f"{_describe_life(holder)} End it first, or name another folder with `--state`."
-        ) from None
+        )
     # A full disk costs people the id, and nobody the agent.
     with contextlib.suppress(OSError):
         words = f"{os.getpid()}\n".encode()

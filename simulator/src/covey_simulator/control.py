@@ -161,7 +161,7 @@ class Controller:
         return self._heard.get(node, self._started_at)
 
     def open_lines(self, peer: str, path: str) -> AsyncGenerator[bytes]:
-        if path == "endpoints":
+        if path.partition("?")[0] == "endpoints":
             return render_snapshots(self.board.watch_endpoints(peer))
         return render_snapshots(self.board.watch_assignments(peer))
 

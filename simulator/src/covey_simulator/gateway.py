@@ -93,6 +93,8 @@ class Gateway:
         self.process = Process(f"gateway {name}", self._run)
         loop = running_loop()
         self.traffic = Traffic(AccessPolicy(needs_local_origin=False, needs_key=False), loop.time)
+        # No other process of this name began at this moment; a random one would be in the trace.
+        self.traffic.accounts.boot = str(loop.time())
         self.engines = Engines(loop, self.process.spawn)
         self._held: list[Exchange] = []
         self._link = SimLink(fleet, self.traffic, self.engines, folder, name, on_table)

@@ -3,15 +3,20 @@
 import asyncio
 import errno
 import hashlib
+import os
 import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import hold_partial, run_to_end, write_atomically
 from covey_agent.artifacts.room import SPARE_BYTES, Room
+from covey_agent.artifacts.verifying import find_verified
 from covey_agent.ports import AgentError
 from covey_api.model import ArtifactFile
 from covey_api.reasons import FailureCause
@@ -91,6 +96,66 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         write_atomically(tmp_path / "folder.json", b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_threads_that_write_the_same_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits with its temporary written until the other's is too."""
+    both, replace = threading.Barrier(2, timeout=60), Path.replace
+
+    def replace_together(path: Path, target: Path) -> Path:
+        both.wait()
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace_together)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(write_atomically, [tmp_path / "a.json"] * 2, (b"one", b"two")))
+    assert (tmp_path / "a.json").read_bytes() in (b"one", b"two")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_threads_that_add_the_same_blob_get_the_same_file(tmp_path: Path) -> None:
+    cache, content = Cache(tmp_path), b"{}" * 1000
+    sha256 = hashlib.sha256(content).hexdigest()
+
+    def add(_: int) -> int:
+        return cache.add_blob(sha256, content, "tokenizer.json").stat().st_ino
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(add, range(16)))) == 1
+    assert cache.stamps.matches(sha256, cache.blobs / sha256)
+    assert list(cache.partial.iterdir()) == []
+
+
+def test_a_full_disk_costs_the_stamp_and_not_the_blob(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = Cache(tmp_path)
+    sha256 = install(cache, b"weights")
+    os.utime(cache.blobs / sha256, (1, 1))
+
+    def refuse(_path: Path, _content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("covey_agent.artifacts.stamps.write_atomically", refuse)
+    assert asyncio.run(find_verified(cache, sha256, 7)) == cache.blobs / sha256
+    assert "can't be noted in the cache: No space left on device" in caplog.text
+
+
+def test_what_an_earlier_process_with_the_same_id_left_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path)
+    left = cache.blobs / f".{'a' * 64}.{os.getpid()}"
+    left.write_bytes(b"half removed")
+    Cache(tmp_path)
+    assert left.exists(), "this process may be about to remove it"
+
+    def began_later(_process: psutil.Process) -> float:
+        return left.stat().st_ctime + 1
+
+    monkeypatch.setattr(psutil.Process, "create_time", began_later)
+    Cache(tmp_path)
+    assert not left.exists()
 
 
 def test_too_little_space_is_said_in_bytes(tmp_path: Path) -> None:

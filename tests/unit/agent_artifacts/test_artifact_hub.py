@@ -4,8 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
-from covey_agent.artifacts.hub import HubSettings, file_url, observe_hub_settings, parse_repository, revision_url
+from covey_agent.artifacts.hub import (
+    HubSettings,
+    choose_gguf,
+    file_url,
+    observe_hub_settings,
+    parse_repository,
+    revision_url,
+)
 from covey_agent.artifacts.index import parse_page
+from covey_agent.ports import AgentError
 from covey_api.source import HubSource
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +81,21 @@ def test_any_bytes_are_refused_or_read(text: bytes) -> None:
         parse_repository(text)
     except ValueError:
         return
+
+
+def test_the_only_model_is_meant_without_a_name_when_it_lies_at_the_top() -> None:
+    def choose(*paths: str) -> list[str]:
+        found = parse_repository(page(*({"rfilename": path, "size": 1} for path in paths)))
+        return [file.path for file in choose_gguf(found, HubSource("org/model", "main", ""))]
+
+    assert choose("README.md", "m.gguf") == ["m.gguf"]
+    assert choose("m-00001-of-00002.gguf", "m-00002-of-00002.gguf") == [
+        "m-00001-of-00002.gguf",
+        "m-00002-of-00002.gguf",
+    ]
+    for paths in (("Q4/m.gguf",), ("a.gguf", "b.gguf"), ("Q4/m-00001-of-00002.gguf", "Q4/m-00002-of-00002.gguf")):
+        with pytest.raises(AgentError, match=rf"no single GGUF model at its top\. Choose one .*'{paths[0]}'"):
+            choose(*paths)
 
 
 def test_a_revision_is_one_part_of_the_address_and_a_path_keeps_its_parts() -> None:

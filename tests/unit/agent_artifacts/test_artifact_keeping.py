@@ -1,11 +1,13 @@
 """What stays in a cache and what goes: verified at a glance, pinned by who needs it, evicted by last use."""
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from covey_agent.artifacts.entries import EntryKind, observe_entries
 from covey_agent.artifacts.eviction import choose_evictions, evict
 from covey_agent.artifacts.pins import Pins, observe_pins, sweep_pins
 from covey_agent.artifacts.removal import remove_entry
+from covey_agent.artifacts.stamps import Stamp, Stamps
 from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
 from covey_agent.main import needs_of
 from covey_api.model import ArtifactFile, ResolvedArtifact
@@ -195,6 +198,66 @@ def test_a_pin_of_a_process_that_was_killed_counts_for_nothing(tmp_path: Path) -
     assert observe_pins(cache.pins).users == ()
 
 
+def test_pins_below_a_folder_that_cannot_be_looked_into_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, members = Cache(tmp_path / "cache"), tmp_path / "agent" / "members"
+    pins = Pins(cache.pins, members)
+    pins.hold(frozenset(("d" * 64,)))
+    pins.close()
+    look = Path.iterdir
+
+    def refuse(path: Path) -> Iterator[Path]:
+        if path == members:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert observe_pins(cache.pins).by_digest.keys() == {"d" * 64}
+    sweep_pins(cache.pins)
+    assert observe_pins(cache.pins).by_digest.keys() == {"d" * 64}
+
+
+def test_a_list_that_the_disk_keeps_costs_a_warning_and_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of another user, in a folder where each may remove his own alone."""
+    cache = Cache(tmp_path)
+    Pins(cache.pins, tmp_path / "members").close()
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        sweep_pins(cache.pins)
+    assert "is kept: Operation not permitted" in caplog.text
+    sweep_pins(cache.pins)
+    assert list(cache.pins.iterdir()) == []
+
+
+def test_a_list_whose_process_starts_while_others_sweep_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, members = Cache(tmp_path / "cache"), tmp_path / "agent" / "members"
+    Pins(cache.pins, members).close()
+    (lock,) = cache.pins.glob("*.lock")
+    lock_file = fcntl.flock
+
+    def sweep_and_lock(descriptor: int, operation: int) -> None:
+        monkeypatch.undo()
+        sweep_pins(cache.pins)
+        assert not lock.exists()
+        lock_file(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", sweep_and_lock)
+    pins = Pins(cache.pins, members)
+    pins.hold(frozenset(("d" * 64,)))
+    sweep_pins(cache.pins)
+    assert observe_pins(cache.pins).by_digest.keys() == {"d" * 64}
+    pins.close()
+
+
 # Evicted
 
 
@@ -222,6 +285,44 @@ def test_entries_tell_models_files_engines_and_broken_downloads_by_last_use(tmp_
     assert [entry.used_at for entry in entries] == sorted((entry.used_at for entry in entries), reverse=True)
     assert found[wanted.name].source == wanted.source
     assert found["c" * 64].size_bytes >= 10_000
+
+
+def test_what_others_remove_while_it_is_looked_at_is_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path)
+    gone = install(cache, b"a wheel", "gone.whl")
+    install(cache, b"another", "stays.whl")
+    make_set(cache, {"config.json": b"{}", "model.safetensors": b"others"})
+    find = Stamps.find
+
+    def find_and_remove(stamps: Stamps, sha256: str) -> Stamp | None:
+        found = find(stamps, sha256)
+        (cache.blobs / gone).unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Stamps, "find", find_and_remove)
+    assert names(cache) == {"stays.whl", "model"}
+
+
+def test_a_blob_that_cannot_be_read_is_dropped_unless_no_file_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path)
+    sha256 = install(cache, b"weights")
+    cache.stamps.remove(sha256)
+
+    def read_with(code: int) -> Path | None:
+        def fail(_path: Path, _stopping: object) -> str:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr("covey_agent.artifacts.verifying.hash_file", fail)
+        return verified(cache, sha256, 7)
+
+    with pytest.raises(OSError, match="Too many open files"):
+        read_with(errno.EMFILE)
+    assert read_with(errno.ENOENT) is None
+    assert (cache.blobs / sha256).exists()
+    assert read_with(errno.EIO) is None
+    assert not (cache.blobs / sha256).exists()
 
 
 def test_what_was_used_longest_ago_goes_first_and_pins_stay(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`covey cache`: what is there, what goes, what was changed."""
 
+import errno
 import hashlib
 import json
 import os
@@ -115,6 +116,42 @@ def test_verify_finds_what_was_changed_though_its_time_was_not(cache: Cache, pin
     assert result.output.startswith(f"'needed.whl' was changed on the disk; removed blob {pinned}\n3 files")
     assert not (cache.blobs / pinned).exists()
     assert run("verify", "--cache", str(cache.folder)).exit_code == 0
+
+
+def test_verify_says_what_it_could_not_remove_and_leaves_out_what_others_did(
+    cache: Cache, pinned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = hashlib.sha256(b"wheel" * 1000).hexdigest()
+
+    def read(path: Path, _stopping: object) -> str:
+        if path.name == other:
+            path.unlink()
+        if path.name in (pinned, other):
+            code = errno.EIO if path.exists() else errno.ENOENT
+            raise OSError(code, os.strerror(code))
+        return path.name
+
+    def refuse(_cache: Cache, _sha256: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("covey_agent.artifacts.verifying.hash_file", read)
+    monkeypatch.setattr(Cache, "remove_blob", refuse)
+    result = run("verify", "--cache", str(cache.folder))
+    assert result.exit_code == 1
+    assert f"'needed.whl' can't be read, and stays: blob {pinned}\n2 files" in result.output
+    assert "removed blob" not in result.output
+
+
+def test_what_keeps_all_files_from_being_read_is_said_and_removes_none(
+    cache: Cache, pinned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_path: Path, _stopping: object) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("covey_agent.artifacts.verifying.hash_file", read)
+    with pytest.raises(CommandError, match=r"can't be read in .*: Too many open files"):
+        run("verify", "--cache", str(cache.folder))
+    assert pinned in Cache(cache.folder).digests()
 
 
 def test_a_folder_that_is_none_and_a_size_that_is_none_are_said(tmp_path: Path) -> None:

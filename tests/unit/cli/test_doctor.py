@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -17,6 +18,7 @@ from covey.doctor.examine import Check, examine, mend
 from covey.doctor.finding import Finding, Level, judge, ok, render_text
 from covey.doctor.folders import look_at_cache, look_at_disk, look_at_state
 from covey.doctor.machine import describe_groups, describe_sleep
+from covey.doctor.network import look_at_controller, look_at_indexes
 from covey.doctor.place import Place
 from covey.doctor.ports import count_free, look_at_ports
 from covey.doctor.programs import Said
@@ -153,7 +155,9 @@ def test_findings_keep_the_names_that_programs_read() -> None:
         (-29.0, Level.OK, "agrees"),
         (40.0, Level.WARNING, "40 seconds ahead of"),
         (-7 * 3600.0, Level.WARNING, "7 hours behind"),
-        (86_401.0, Level.BROKEN, "24 hours ahead of"),
+        (86_401.0, Level.WARNING, "24 hours ahead of"),
+        (61 * 86_400.0, Level.BROKEN, "61 days ahead of"),
+        (-86_401.0, Level.BROKEN, "24 hours behind"),
         (-90 * 86_400.0, Level.BROKEN, "90 days behind"),
     ],
 )
@@ -198,6 +202,31 @@ def test_the_gpus_own_tool_is_asked_with_a_deadline(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     found = look_at_gpu(place)[0]
     assert (found.level, words in found.found) == (level, True), found.found
+
+
+def test_an_identity_that_cannot_be_read_is_told_beside_what_else_is_found(place: Place) -> None:
+    """A folder where a file should be is what root can't read either."""
+    write(place.state / "agent" / "controller", "https://127.0.0.1:1\n")
+    write(place.state / "agent" / "certificate.pem", "nonsense")
+    write(place.state / "gateway" / "certificate.pem", "nonsense")
+    (place.state / "gateway" / "key.pem").mkdir()
+    before = {path: path.stat().st_mode for path in place.state.rglob("*")}
+    controller, agent, gateway = look_at_controller(place)
+    assert {each.level for each in (controller, agent, gateway)} == {Level.BROKEN}
+    assert (controller.check, "can't be used: Is a directory" in controller.found) == ("controller", True)
+    assert "holds a certificate and no key of it" in agent.found
+    assert "can't be read: Is a directory" in gateway.found
+    assert {path: path.stat().st_mode for path in place.state.rglob("*")} == before
+
+
+def test_the_hub_is_where_the_agent_finds_it(place: Place, tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        hub = f"127.0.0.1:{nobody.getsockname()[1]}"
+        variables = {"PIP_INDEX_URL": tmp_path.as_uri(), "HF_ENDPOINT": f" http://ada:pa55word@{hub}/ "}
+        index, found = look_at_indexes(replace(place, environment=variables))
+    assert index.level is Level.OK
+    assert f"the model hub at http://{hub} can't be reached" in found.found
 
 
 def test_a_card_without_a_driver_is_seen_on_the_bus(tmp_path: Path) -> None:

@@ -74,6 +74,13 @@ def test_forecast_says_what_each_node_holds_before_and_after_and_what_it_fetches
     assert "node/a pool" not in text, "what stays as it is needs no line"
 
 
+def test_what_is_fetched_is_the_container_the_file_or_of_a_local_file_nothing() -> None:
+    assert builders.artifact().fetched_bytes == 90_000_000
+    bare = builders.artifact(archive=None, sha256="b" * 64)
+    assert bare.fetched_bytes == 98_362_432
+    assert builders.artifact(archive=None, sha256="b" * 64, source="file:///m.gguf").fetched_bytes == 0
+
+
 def test_forecast_fetches_nothing_that_is_there() -> None:
     story = serving(builders.placement())
     agent = story.agents["b"]

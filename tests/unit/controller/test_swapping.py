@@ -73,6 +73,20 @@ def test_a_load_that_takes_longer_than_its_idle_time_is_never_given_up_before_it
     assert clients.story.instances() == [], "it is idle now"
 
 
+def test_a_load_that_its_node_took_along_is_given_up_when_nobody_asks_any_more() -> None:
+    """The last that was heard of it is that it starts: that may stand for as long as the node is gone."""
+    clients = Clients(scaled("a", idle_seconds=20))
+    agent = clients.story.agents["a"]
+    clients.gateway.refused = {"a": 0.0}
+    clients.run(3)
+    assert [each.spec.goal for each in clients.story.instances()] == [InstanceGoal.RUN]
+    clients.gateway.refused = {}
+    agent.deaf = agent.paused = True
+    clients.run(600)
+    assert [each for each in clients.story.instances() if each.spec.goal is InstanceGoal.RUN] == []
+    assert ready(clients, "a").reason == ReadyReason.SCALED_TO_ZERO
+
+
 def test_a_load_that_failed_is_given_up_when_nobody_asks_any_more() -> None:
     clients = Clients(scaled("a", idle_seconds=20))
     clients.story.agents["a"].fail = lambda _: FailureCause.EXITED

@@ -1,7 +1,7 @@
 """What a Placement's columns say of the wish while something else serves: numbers of the wish, and of what serves."""
 
 import pytest
-from covey_api.instance import InstanceGoal, MemberPhase
+from covey_api.instance import InstanceGoal, MemberPhase, MemberStatus
 from covey_api.messages import Progress
 from covey_api.placement import ContextWish, Placement, PlacementStatus
 from covey_controller.reconcile.status import render_progress
@@ -66,11 +66,43 @@ def test_a_placement_of_which_nothing_runs_names_no_window() -> None:
     assert "contextTokens" not in status_of(story).to_wire()
 
 
+LARGEST = 2**53 - 1
+
+
+@pytest.mark.parametrize(
+    ("done_bytes", "total_bytes"),
+    [(LARGEST, 1), (-LARGEST, 1), (LARGEST, -LARGEST), (-LARGEST, -LARGEST), (-1, LARGEST), (LARGEST, LARGEST)],
+)
+def test_progress_that_makes_no_sense_still_fits_its_field(done_bytes: int, total_bytes: int) -> None:
+    """What a schema refuses would be read from the store never again."""
+    progress = Progress(step="s" * 64, done_bytes=done_bytes, total_bytes=total_bytes)
+    told = render_progress(progress)
+    assert MemberStatus(name="0", node="a", progress=told).progress == told
+    assert told in ("", f"{'s' * 64} 100 %")
+
+
+def test_every_status_fits_its_schema_whatever_a_node_reports() -> None:
+    """As many, as long and as large as a report lets through."""
+    story = Worldlet()
+    story.put(builders.model(), builders.placement())
+    story.add_agents("a")
+    agent = story.agents["a"]
+    agent.lanes = tuple(builders.lane() for _ in range(70))
+    agent.version, agent.address, agent.front_port = "v" * 500, "h" * 253, 65_535
+    agent.progress = Progress(step="s" * 64, done_bytes=LARGEST, total_bytes=1)
+    for _ in range(15):
+        story.step()
+        for item in story.objects.values():
+            assert type(item).model_validate_json(item.to_json()) == item
+    (instance,) = story.instances()
+    assert instance.status.members[0].phase is MemberPhase.READY
+
+
 @pytest.mark.parametrize(
     ("done_bytes", "total_bytes", "told"),
-    [(0, 100, ""), (9, 100, ""), (10, 100, "load 10 %"), (59, 100, "load 50 %"), (100, 100, "load 100 %"), (5, 0, "")],
+    [(0, 100, ""), (24, 100, ""), (25, 100, "load 25 %"), (74, 100, "load 50 %"), (100, 100, "load 100 %"), (5, 0, "")],
 )
-def test_progress_is_told_in_steps_of_ten_percent(done_bytes: int, total_bytes: int, told: str) -> None:
-    """Each step is a write of the status: a quiet fleet writes nothing, and a load of an hour writes ten times."""
+def test_progress_is_told_in_quarters(done_bytes: int, total_bytes: int, told: str) -> None:
+    """Each step is a write of the status: a quiet fleet writes nothing, and a load of an hour writes four times."""
     progress = Progress(step="load", done_bytes=done_bytes, total_bytes=total_bytes)
     assert render_progress(progress) == told

@@ -54,6 +54,38 @@ def test_a_gateway_that_began_anew_adds_to_what_was() -> None:
     assert add_reports(status, HASH, {"g/1": {HASH: usage(3)}, "g/2": {HASH: usage(1)}}, LATER) == status
 
 
+def test_a_key_whose_hash_was_edited_counts_on_from_its_sums() -> None:
+    other = f"sha256:{'2' * 64}"
+    reports = {"g/1": {HASH: usage(60), other: usage(60)}, "g/2": {HASH: usage(1)}}
+    status = add_reports(KeyUsageStatus(), HASH, reports, NOON)
+    edited = add_reports(status, other, reports, LATER)
+    assert (edited.total, [each.boot for each in edited.counted]) == (counts(121), ["g/1"])
+    assert add_reports(edited, other, reports, LATER) == edited
+
+
+def test_what_was_stored_without_a_hash_does_not_count_twice() -> None:
+    status = add_reports(KeyUsageStatus(), HASH, {"g/1": {HASH: usage(60)}}, NOON)
+    before = status.model_copy(update={"hash": ""})
+    assert add_reports(before, HASH, {"g/1": {HASH: usage(60)}}, LATER) == before
+    status = add_reports(before, HASH, {"g/1": {HASH: usage(61)}}, LATER)
+    assert (status.total, status.hash) == (counts(61), HASH)
+
+
+def test_of_an_ended_process_what_was_asked_by_the_new_hash_is_kept_until_it_is_counted() -> None:
+    other = f"sha256:{'2' * 64}"
+    counted = add_reports(KeyUsageStatus(), HASH, {"g/1": {HASH: usage(60)}}, NOON)
+    edited = key(hash=other, tokens_per_day=10_000).model_copy(update={"status": AccessKeyStatus(usage=counted)})
+    usages = Usages()
+    for boot in ("1", "2"):
+        usages.hear("g", Demand(gateway="g", address="", boot=boot, usage=(usage(2, other),)))
+    usages.settle((edited,))
+    world = worlds.world(edited, timestamp=NOON, usage=usages.observe())
+    usages.remember(plan(world, 100.0).spending)
+    assert [each.tokens for each in usages.spent()] == [counts(64).tokens]
+    (write,) = plan(replace(world, timestamp=LATER), 100.0).statuses
+    assert AccessKey.model_validate(edited.model_dump() | {"status": write.status}).status.usage.total == counts(64)
+
+
 def test_a_day_begins_with_what_is_used_on_it() -> None:
     status = add_reports(KeyUsageStatus(), HASH, {"g/1": {HASH: usage(3)}}, NOON)
     status = add_reports(status, HASH, {"g/1": {HASH: usage(5)}}, NEXT_DAY)

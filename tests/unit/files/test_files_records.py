@@ -12,7 +12,7 @@ from covey_api.kinds import ObjectKey
 from covey_api.meta import ObjectMeta
 from covey_api.node import Node, NodeFacts, NodeSpec, NodeStatus
 from covey_api.placement import PlacementStatus
-from covey_controller.ports import Event, LeaseLost
+from covey_controller.ports import Event, LeaseLost, Refused
 from covey_controller.stores.files import events
 from covey_controller.stores.files.cel_rules import find_broken_transitions
 from covey_controller.stores.files.database import StoreDamaged, open_database
@@ -130,6 +130,23 @@ def test_status_of_another_kind_is_refused(records: Records) -> None:
     records.put_in_force(choose(placement_yaml()))
     with pytest.raises(TypeError, match="must be a PlacementStatus; got a NodeStatus"):
         records.write_status(placement_key(), NodeStatus(), ())
+
+
+def test_what_its_schema_refuses_is_not_written_since_it_could_not_be_read_again(path: Path, records: Records) -> None:
+    records.put_in_force(choose(node_yaml()))
+    records.write_status(node_key(), REPORTED, ())
+    instance = records.create(builders.instance())
+    unwritable = REPORTED.changed(version="sk-secret" * 8)
+    with pytest.raises(Refused, match=r"`status\.version`: String should have at most 64 characters$"):
+        records.write_status(node_key(), unwritable, (Event(node_key(), "R", "m"),))
+    long = instance.spec.changed(placement="p" * 64)
+    with pytest.raises(Refused, match=r"`spec\.placement`"):
+        records.create(builders.instance(name="other").model_copy(update={"spec": long}))
+    before = records.objects
+    records.close()
+    again = open_records(path, term_above=None)
+    assert again.objects == before
+    again.close()
 
 
 def test_leader_of_an_older_term_may_not_write(path: Path, records: Records) -> None:

@@ -1,3 +1,4 @@
+import os
 import re
 import stat
 import time
@@ -9,7 +10,7 @@ from covey_api.meta import NAME_PATTERN
 from covey_controller.authority import CERTIFICATE_LIFETIME, Authority, parse_signing_request
 from covey_fleet_client.calls import parse_controller_url
 from covey_fleet_client.errors import FleetError, FleetErrorKind
-from covey_fleet_client.identity import Identity, load_identity, render_name
+from covey_fleet_client.identity import Identity, load_identity, read_identity, render_name
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.vaults import authority_in
@@ -38,6 +39,28 @@ def test_an_identity_survives_a_restart_with_the_same_key(tmp_path: Path) -> Non
     assert again.key.public_key() == fresh.key.public_key()
     assert again.is_valid(AGENT, "a", NOW)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "agent").iterdir()} == {0o600}
+
+
+def test_who_only_looks_at_an_identity_changes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "agent"
+    assert read_identity(folder) is None
+    assert not folder.exists()
+    authority = authority_in(tmp_path / "controller", NOW)
+    fresh = load_identity(folder)
+    joined = fresh.accept(answer_for(fresh, authority), AGENT, "a", NOW)
+    seen = read_identity(folder)
+    assert seen is not None
+    assert (seen.name, seen.certificate, seen.authorities) == ("a", joined.certificate, joined.authorities)
+    assert seen.is_valid(AGENT, "a", NOW)
+    left = folder / ".name.0123456789abcdef.tmp"
+    left.touch()
+    os.utime(left, (NOW - DAY, NOW - DAY))
+    (folder / "key.pem").write_text("nonsense")
+    folder.chmod(0o755)
+    assert read_identity(folder) is None
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert (folder / "key.pem").read_text() == "nonsense"
+    assert left.exists()
 
 
 def test_a_certificate_is_due_after_a_third_of_its_life(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The access log's file: lines, bounds, and what becomes of them when nobody takes them."""
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Generator
@@ -98,6 +99,49 @@ async def test_a_file_that_is_full_becomes_the_one_before(tmp_path: Path, monkey
     assert [one["status"] for one in lines(tmp_path / "a.log.1")] == [1]
 
 
+async def test_a_file_that_is_full_and_cannot_be_renamed_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(access_log, "MAX_FILE_BYTES", 100)
+    path, before = tmp_path / "a.log", tmp_path / "a.log.1"
+    before.mkdir()
+    (before / "in the way").touch()
+    log = opened(path)
+    for number in range(3):
+        log.write(record(status=number))
+        await written(log)
+    assert [one["status"] for one in lines(path)] == [0]
+    assert log.dropped == 2
+    words = f"the access log '{path}' can't be written, its lines are dropped until it can: it is full, and can't be"
+    assert caplog.text.count(f"{words} renamed to '{before}'") == 1
+    (before / "in the way").unlink()
+    before.rmdir()
+    log.write(record(status=3))
+    await written(log)
+    assert [one.get("dropped") or one["status"] for one in lines(path)] == [2, 3]
+
+
+def test_a_pipe_that_nobody_reads_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):
+        AccessLog(path).open()
+
+
+async def test_a_pipe_that_somebody_reads_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        log = opened(path)
+        for number in range(100):  # more than one write takes
+            log.write(record(status=number))
+        await written(log)
+        assert [json.loads(line)["status"] for line in read_some(reader).splitlines()] == list(range(100))
+    finally:
+        os.close(reader)
+
+
 async def test_lines_that_nobody_takes_are_bounded_and_the_next_one_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +167,7 @@ async def test_a_disk_that_refuses_costs_lines_and_nothing_else(
         log.write(record())
         await written(log)
     assert log.dropped == 2
-    assert caplog.text.count("the access log can't be written") == 1
+    assert caplog.text.count("the access log '/dev/full' can't be written") == 1
 
 
 async def test_a_reader_that_stopped_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

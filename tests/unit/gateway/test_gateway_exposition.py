@@ -10,6 +10,7 @@ from covey_gateway import exposition
 from covey_gateway.exposition import serve_figures
 from covey_gateway.figures import Figures
 from covey_gateway.limits import MAX_SCRAPES
+from kit.servers import stop_accepting
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +24,7 @@ async def serving() -> AsyncGenerator[int]:
     try:
         yield bound.getsockname()[1]
     finally:
-        server.close()
+        await stop_accepting(server)
 
 
 async def told(port: int, content: bytes) -> bytes:

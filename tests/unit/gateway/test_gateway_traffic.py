@@ -154,6 +154,13 @@ def test_an_unknown_model_is_not_found() -> None:
     assert found.status == 404
 
 
+def test_figures_tell_of_endpoints_whose_model_is_declared_no_more() -> None:
+    made, _ = traffic(target("a"))
+    taken(made)
+    made.apply_table(build_table(Order(term=1, serial=2), [], [target("a")], []))
+    assert made.observe_figures(0, 0).in_flight == {("default", "m"): 1}
+
+
 def test_held_bodies_are_bounded_together() -> None:
     made, _ = traffic()
     assert made.reserve_body(MAX_BODIES_BYTES)

@@ -1,12 +1,14 @@
-"""`covey cache` and `covey pull`: this machine's artifacts, with or without a fleet."""
+"""`covey cache`: this machine's artifacts, with or without a fleet."""
 
 import asyncio
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.disk import list_folder
 from covey_agent.artifacts.entries import Entry, EntryKind, observe_entries
 from covey_agent.artifacts.pins import sweep_pins
 from covey_agent.artifacts.removal import remove_entry
@@ -14,16 +16,11 @@ from covey_agent.artifacts.verifying import check_blob
 from covey_agent.options import default_cache
 from covey_api.units import format_bytes, parse_quantity
 
+from covey.commands.options import cache_option
 from covey.errors import CommandError, ExitCode
 from covey.tables import render_json, render_table
 
 _DAY_SECONDS = 86_400.0
-_cache_option = click.option(
-    "--cache",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The cache's folder; by default the user's, or COVEY_CACHE.",
-)
 _output_option = click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 
 
@@ -34,13 +31,13 @@ def cache() -> None:
 
 @cache.command()
 @_output_option
-@_cache_option
+@cache_option
 def ls(output: str, folder: Path | None) -> None:
-    """List models, files, engines and broken downloads, what was used last first.
+    """List models and files that were fetched, engines and broken downloads, what was used last first.
 
     What is needed by a running engine, an agent or a command is pinned: nothing removes it.
     """
-    entries = observe_entries(open_cache(folder, is_only_looked_at=True))
+    entries = _observe(open_cache(folder, is_only_looked_at=True))
     if output == "json":
         click.echo(render_json([_data(entry) for entry in entries]))
         return
@@ -58,7 +55,7 @@ def ls(output: str, folder: Path | None) -> None:
 @click.option("--engines", is_flag=True, help="Installed engines too, while nobody uses the cache.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed.")
 @_output_option
-@_cache_option
+@cache_option
 def prune(
     keep: str | None, older_than: float | None, engines: bool, dry_run: bool, output: str, folder: Path | None
 ) -> None:
@@ -72,7 +69,7 @@ def prune(
         raise CommandError(f"`--keep`: {error}", ExitCode.WRONG_USE) from error
     opened = open_cache(folder, is_only_looked_at=dry_run)
     wish = Wish(keep_bytes, (older_than or 0.0) * _DAY_SECONDS, engines)
-    chosen = choose_removals(observe_entries(opened), wish, time.time())
+    chosen = choose_removals(_observe(opened), wish, time.time())
     if not dry_run:
         # Whoever came to need one since it was looked at keeps it.
         chosen = [entry for entry in chosen if _remove(opened, entry)]
@@ -88,23 +85,31 @@ def prune(
 
 @cache.command()
 @_output_option
-@_cache_option
+@cache_option
 def verify(output: str, folder: Path | None) -> None:
     """Read every model and file whole, and remove what isn't what it was when it was fetched.
 
     What was removed is fetched again when it is needed. Exit code 1 when there was any.
     """
     opened = open_cache(folder)
-    names = {digest: entry.name for entry in observe_entries(opened) for digest in entry.digests}
-    digests = sorted(path.name for path in opened.blobs.iterdir() if path.name in names)
+    names = {digest: entry.name for entry in _observe(opened) for digest in entry.digests}
+    digests: list[str] = []
     began, read_bytes = time.monotonic(), 0
     changed: list[str] = []
-    for digest in digests:
-        path = opened.blobs / digest
-        size_bytes = path.lstat().st_size
-        found = opened.find_blob(digest, size_bytes)
-        if found is None or not asyncio.run(check_blob(opened, digest, found)):
-            changed.append(digest)
+    for path in list_folder(opened.blobs):
+        if path.name not in names:
+            continue
+        try:
+            size_bytes = path.lstat().st_size
+            found = opened.find_blob(path.name, size_bytes)
+            is_fine = found is not None and asyncio.run(check_blob(opened, path.name, found))
+        except FileNotFoundError:
+            continue  # removed meanwhile
+        except OSError as error:
+            raise CommandError(f"'{names[path.name]}' can't be read in '{path}': {error.strerror}") from error
+        digests.append(path.name)
+        if not is_fine:
+            changed.append(path.name)
         read_bytes += size_bytes
     rate = format_bytes(int(read_bytes / max(time.monotonic() - began, 1e-9)))
     if output == "json":
@@ -112,7 +117,9 @@ def verify(output: str, folder: Path | None) -> None:
         click.echo(render_json(found))
     else:
         for digest in changed:
-            click.echo(f"'{names[digest]}' was changed on the disk; removed blob {digest}")
+            is_there = os.path.lexists(opened.blobs / digest)
+            outcome = "can't be read, and stays:" if is_there else "was changed on the disk; removed"
+            click.echo(f"'{names[digest]}' {outcome} blob {digest}")
         click.echo(f"{len(digests)} files, {format_bytes(read_bytes)}, {rate}/s: {len(changed)} changed")
     if changed:
         click.get_current_context().exit(ExitCode.FAILED)
@@ -146,6 +153,13 @@ def open_cache(folder: Path | None, *, is_only_looked_at: bool = False) -> Cache
         return Cache(where, is_only_looked_at=is_only_looked_at)
     except OSError as error:
         raise CommandError(f"the cache '{where}' can't be used: {error.strerror}") from error
+
+
+def _observe(opened: Cache) -> list[Entry]:
+    try:
+        return observe_entries(opened)
+    except OSError as error:
+        raise CommandError(f"the cache '{opened.folder}' can't be looked at: {error.strerror}") from error
 
 
 def _remove(opened: Cache, entry: Entry) -> bool:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import click
+from covey_agent.options import default_cache
 
 from covey.doctor.accelerators import ENGINES_SECONDS, look_at_engines_here, look_at_gpu
 from covey.doctor.clock import look_at_clock
@@ -19,7 +20,7 @@ from covey.doctor.place import Place
 from covey.doctor.ports import look_at_ports
 from covey.doctor.services import look_at_services
 from covey.errors import ExitCode
-from covey.paths import CACHE_VARIABLE, STATE_VARIABLE, default_cache_folder, default_state_folder
+from covey.paths import CACHE_VARIABLE, STATE_VARIABLE, default_state_folder
 
 CHECKS = (
     Check("state", look_at_state),
@@ -48,7 +49,7 @@ CHECKS = (
     type=Path,  # click's own type would look at it, and hang where its disk does
     metavar="DIRECTORY",
     envvar=CACHE_VARIABLE,
-    default=default_cache_folder,
+    default=default_cache,
     help=f"Folder for models and engines; also {CACHE_VARIABLE}.",
 )
 @click.option(

@@ -13,7 +13,7 @@ from covey_api.registry import parse_kind
 from covey.author import find_author
 from covey.connect import URL_VARIABLE, Where
 from covey.errors import CommandError, ExitCode
-from covey.paths import STATE_VARIABLE, default_state_folder
+from covey.paths import CACHE_VARIABLE, STATE_VARIABLE, default_state_folder
 from covey.ports import JsonObject
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -74,6 +74,16 @@ def state_option(command: Command) -> Command:
         type=click.Path(path_type=Path, file_okay=False),
         default=default_state_folder,
         help=f"The state folder; also {STATE_VARIABLE}.",
+    )(command)
+
+
+def cache_option(command: Command) -> Command:
+    """`--cache DIR`: the cache of this machine, as `folder`."""
+    return click.option(
+        "--cache",
+        "folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        help=f"The cache's folder; by default the user's, or {CACHE_VARIABLE}.",
     )(command)
 
 

@@ -69,7 +69,8 @@ def show_usage(name: str | None, output: str | None, namespace: str | None, wher
 
 def _wire_usage(key: AccessKey) -> dict[str, Any]:
     usage = key.status.usage.to_wire()
-    usage.pop("counted")
+    for name in ("counted", "hash"):
+        usage.pop(name, None)
     return usage
 
 

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import click
+from covey_agent.options import default_cache
 
 from covey.errors import CommandError, ExitCode
-from covey.paths import default_cache_folder, default_state_folder
+from covey.paths import default_state_folder
 from covey.service.files import Written, create_environment_file, read_service_file, write_service_file
 from covey.service.managers import Launchd, State, Status, Systemd, choose_manager
 from covey.service.roles import ROLES, find_value, render_arguments
@@ -97,7 +98,7 @@ def install(
 
 def _plan(role: str, arguments: tuple[str, ...], *, is_system: bool, run_as: str) -> Service:
     state = SYSTEM_STATE if is_system else default_state_folder().expanduser().absolute()
-    cache = SYSTEM_CACHE if is_system else Path(os.environ.get("COVEY_CACHE") or default_cache_folder()).absolute()
+    cache = SYSTEM_CACHE if is_system else default_cache().absolute()
     rendered = render_arguments(role, arguments, Path.cwd(), state, cache)
     state = Path(find_value(rendered, "--state"))
     user = run_as if run_as != "root" else ""

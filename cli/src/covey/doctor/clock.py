@@ -1,7 +1,6 @@
 """This machine's clock: whether anything sets it, and how far it is from the controller's."""
 
 import http.client
-import ssl
 import sys
 import time
 from email.utils import parsedate_to_datetime
@@ -13,9 +12,12 @@ from covey_fleet_client.join import NOTABLE_SKEW_SECONDS
 from covey.doctor.finding import Finding, Level, ok
 from covey.doctor.place import Place
 from covey.doctor.programs import ask_tool
+from covey.doctor.unchecked import unchecked_connection
 
-# Certificates are dated a day back: a clock that is slower than that finds the controller's not valid yet.
-_LIMIT_SECONDS = 86_400.0
+# Certificates are dated a day back: a clock that is slower than that finds the controller's not valid yet. They last
+# for 90 days and are renewed after 30: a clock that is ahead by less than the 60 that are left finds each one valid.
+_BEHIND_SECONDS = 86_400.0
+_AHEAD_SECONDS = 60 * 86_400.0
 _CALL_SECONDS = 6.0
 
 
@@ -55,16 +57,10 @@ def _compare(url: str) -> Finding:
 def measure_skew(url: str) -> float:
     """Seconds by which this clock is ahead of the controller's, to a second or two.
 
-    Its certificate isn't checked: by a wrong clock it may seem not to be valid. Nothing is sent, and a wrong answer
-    costs a wrong word.
+    Its certificate isn't checked: by a wrong clock it may seem not to be valid.
     """
     parts = urlsplit(url)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    connection = http.client.HTTPSConnection(
-        parts.hostname or "", parts.port or 443, timeout=_CALL_SECONDS, context=context
-    )
+    connection = unchecked_connection(parts.hostname or "", parts.port or 443, _CALL_SECONDS)
     try:
         began = time.time()
         connection.request("GET", f"{FLEET_PREFIX}/authority")
@@ -80,7 +76,7 @@ def judge_skew(ahead_seconds: float) -> Finding:
         return ok("clock", "this clock agrees with the controller's")
     words = f"this clock is {describe_seconds(off)} {'ahead of' if ahead_seconds > 0 else 'behind'} the controller's"
     fix = "set both by a time server: `timedatectl set-ntp true`"
-    if off < _LIMIT_SECONDS:
+    if -_BEHIND_SECONDS < ahead_seconds < _AHEAD_SECONDS:
         return Finding("clock", Level.WARNING, words, "times in logs and states of this machine mislead", fix)
     return Finding("clock", Level.BROKEN, words, "certificates seem expired, or not valid yet", fix)
 

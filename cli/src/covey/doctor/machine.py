@@ -8,19 +8,18 @@ from pathlib import Path
 
 from covey_agent.facts.host import observe_cpu_cores, observe_memory_bytes
 from covey_api.units import format_bytes
+from covey_fleet_client.process import ENOUGH_FILES
 
 from covey.doctor.finding import Finding, Level, ok
 from covey.doctor.place import Place
 from covey.doctor.programs import Said, ask_tool
 
-# A gateway with a thousand clients holds twice as many descriptors; parts raise the soft limit to the hard one.
-_ENOUGH_FILES = 8192
 _ROOT = Path("/")
 
 
 def look_at_files(_: Place) -> list[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY or hard >= _ENOUGH_FILES:
+    if hard == resource.RLIM_INFINITY or hard >= ENOUGH_FILES:
         words = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
         return [ok("files", f"a process may have {words} files open (parts raise {soft} to it)")]
     return [
@@ -28,7 +27,7 @@ def look_at_files(_: Place) -> list[Finding]:
             "files",
             Level.WARNING,
             f"a process may have {hard} files open",
-            f"a gateway needs about two for each client: under {_ENOUGH_FILES} it refuses clients early",
+            f"a gateway needs about two for each client: under {ENOUGH_FILES} it refuses clients early",
             "raise the hard limit `nofile`: in limits.conf, or `LimitNOFILE=` of the service",
         )
     ]

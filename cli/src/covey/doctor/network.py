@@ -1,17 +1,20 @@
 """The fleet and the indexes, as this machine reaches them."""
 
 import asyncio
+import ssl
 import time
 from contextlib import aclosing
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-from covey_agent.artifacts.index import IndexSettings, observe_index_settings, origin_of, split_login
+from covey_agent.artifacts.clients import read_trust
+from covey_agent.artifacts.hub import observe_hub_settings
+from covey_agent.artifacts.index import IndexSettings, observe_index_settings, origin_of
 from covey_api.messages import CertificateRole
 from covey_fleet_client.calls import call, open_client, parse_controller_url
 from covey_fleet_client.errors import FleetError, FleetErrorKind
-from covey_fleet_client.identity import Identity, load_identity
+from covey_fleet_client.identity import Identity, read_identity
 from covey_fleet_client.join import trusting_context
 
 from covey.doctor.finding import Finding, Level, ok
@@ -20,8 +23,10 @@ from covey.up.left import has_controller
 
 # As a client's that waits for one: an index that is slower makes every start slow.
 _INDEX_SECONDS = 8.0
-_HUB = "https://huggingface.co"
 _STOPPED = "nothing that changes reaches this machine; what runs here goes on as it was last assigned"
+_REFUSED = "the controller refuses this machine"
+_UNREADABLE_FIX = "run this as the owner of the state folder; where that is so, join again with a new token"
+_ROLES = (CertificateRole.AGENT, CertificateRole.GATEWAY)
 
 
 def look_at_controller(place: Place) -> list[Finding]:
@@ -58,28 +63,35 @@ async def _reach(place: Place, url: str) -> Finding:
         return Finding("controller", Level.BROKEN, error.message, _STOPPED, fix)
     except OSError as error:
         words = f"this machine's certificate can't be used: {error.strerror or error}"
-        return Finding("controller", Level.BROKEN, words, _STOPPED, "join again with a new token")
+        return Finding("controller", Level.BROKEN, words, _STOPPED, _UNREADABLE_FIX)
     return ok("controller", f"the fleet at {url} answers, and is the one that this machine joined")
 
 
 def _find_identity(place: Place) -> Identity | None:
-    """Read only: an identity that isn't there is not made."""
-    for part in ("agent", "gateway"):
-        folder = place.state / part
-        if (folder / "certificate.pem").exists() and (folder / "key.pem").exists():
-            identity = load_identity(folder)
-            if identity.certificate is not None and identity.authorities:
-                return identity
+    for role in _ROLES:
+        identity = read_identity(place.state / role.value)
+        if identity is not None and identity.certificate is not None and identity.authorities:
+            return identity
     return None
 
 
 def _look_at_certificates(place: Place) -> list[Finding]:
-    found: list[Finding] = []
-    for role in (CertificateRole.AGENT, CertificateRole.GATEWAY):
-        folder = place.state / role.value
-        if (folder / "certificate.pem").exists() and (folder / "key.pem").exists():
-            found.append(_judge_certificate(load_identity(folder), role))
-    return found
+    return [found for role in _ROLES if (found := _look_at_certificate(place.state / role.value, role)) is not None]
+
+
+def _look_at_certificate(folder: Path, role: CertificateRole) -> Finding | None:
+    """None: that part hasn't joined from here."""
+    try:
+        if not (folder / "certificate.pem").exists():
+            return None
+        identity = read_identity(folder)
+    except OSError as error:
+        words = f"the certificate in '{folder}' can't be read: {error.strerror or error}"
+        return Finding("identity", Level.BROKEN, words, "a part of this user doesn't start", _UNREADABLE_FIX)
+    if identity is None:
+        words = f"'{folder}' holds a certificate and no key of it"
+        return Finding("identity", Level.BROKEN, words, _REFUSED, "join again with a new token")
+    return _judge_certificate(identity, role)
 
 
 def _judge_certificate(identity: Identity, role: CertificateRole) -> Finding:
@@ -96,14 +108,16 @@ def _judge_certificate(identity: Identity, role: CertificateRole) -> Finding:
         )
     else:
         words, fix = f"the certificate of {name} isn't of this machine's key and fleet", "join again with a new token"
-    return Finding("identity", Level.BROKEN, words, "the controller refuses this machine", fix)
+    return Finding("identity", Level.BROKEN, words, _REFUSED, fix)
 
 
 def look_at_indexes(place: Place) -> list[Finding]:
     settings = observe_index_settings(place.environment, place.home)
     findings = [_ask_index(settings)]
     if place.environment.get("HF_HUB_OFFLINE", "0") in ("", "0"):
-        findings.append(_ask_hub(place.environment.get("HF_ENDPOINT") or _HUB, settings))
+        hub = observe_hub_settings(place.environment, place.home).endpoint
+        consequence = "models by `hf://` that aren't in the cache can't be fetched"
+        findings.append(_ask(hub, "the model hub", consequence, read_trust(settings), None))
     return findings
 
 
@@ -119,22 +133,15 @@ def _ask_index(settings: IndexSettings) -> Finding:
     if urlsplit(settings.url).scheme == "file":
         return ok("index", f"packages come from '{settings.url}'")
     consequence = "models by `pypi://` and engines that aren't in the cache can't be fetched"
-    return _ask(f"{settings.url}/", "the package index", consequence, settings.authorities, auth)
+    return _ask(f"{settings.url}/", "the package index", consequence, read_trust(settings), auth)
 
 
-def _ask_hub(url: str, settings: IndexSettings) -> Finding:
-    address, _ = split_login(url)
-    consequence = "models by `hf://` that aren't in the cache can't be fetched"
-    return _ask(address, "the model hub", consequence, settings.authorities, None)
-
-
-def _ask(url: str, what: str, consequence: str, authorities: Path | None, auth: httpx.Auth | None) -> Finding:
+def _ask(url: str, what: str, consequence: str, trust: ssl.SSLContext, auth: httpx.Auth | None) -> Finding:
     """Only that it answers: an index of packages has no page of its own everywhere, and 404 is an answer too."""
     fix = "check name server, proxy and firewall; or name a mirror (PIP_INDEX_URL, HF_ENDPOINT)"
     try:
-        verify = httpx.create_ssl_context(verify=str(authorities)) if authorities else True
         with (
-            httpx.Client(verify=verify, timeout=_INDEX_SECONDS, auth=auth) as client,
+            httpx.Client(verify=trust, timeout=_INDEX_SECONDS, auth=auth) as client,
             client.stream("GET", url) as answer,
         ):
             status = answer.status_code

@@ -11,6 +11,7 @@ from covey_api.access_key import KEY_PREFIX
 
 from covey.doctor.finding import Finding, Level, ok
 from covey.doctor.place import Place
+from covey.doctor.unchecked import unchecked_connection
 
 # A front for each engine that others reach: more run on a machine at once than this only where models are small.
 _ENOUGH_FRONTS = 8
@@ -63,8 +64,13 @@ def _is_starting(place: Place) -> bool:
 
 
 def _is_gateway(host: str, port: int) -> bool:
-    """Whether who listens there is a gateway, as one that is a service of its own: it says so to a key of nobody's."""
-    connection = HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
+    """Whether who listens there is a gateway, as one that is a service of its own, by HTTP or HTTPS."""
+    plain = HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
+    return _answers_as_gateway(plain) or _answers_as_gateway(unchecked_connection(host, port, _ANSWER_SECONDS))
+
+
+def _answers_as_gateway(connection: HTTPConnection) -> bool:
+    """A gateway says what it is to a key of nobody's."""
     try:
         connection.request("GET", "/v1/models", headers={"authorization": f"Bearer {KEY_PREFIX}doctor"})
         return b"`covey key create`" in connection.getresponse().read(_ANSWER_BYTES)

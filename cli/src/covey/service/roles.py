@@ -31,6 +31,9 @@ _PATH_FLAGS = frozenset(
         "age-key-file",
         "webhook-secret-file",
         "kubeconfig",
+        "tls-cert",
+        "tls-key",
+        "access-log",
     )
 )
 _NOT_FOR_SERVICES = {"--lifeline": "belongs to a parent of parts", "--stop-all": "ends at once"}
@@ -139,7 +142,8 @@ def _anchor_flags(given: Sequence[str], folder: Path) -> Iterator[str]:
 
 
 def _anchor(text: str, folder: Path) -> str:
-    return str(folder / Path(text).expanduser()) if text else ""
+    """`-` is standard output."""
+    return text if text in ("", "-") else str(folder / Path(text).expanduser())
 
 
 def _anchor_source(text: str, folder: Path) -> str:

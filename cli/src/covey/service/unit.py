@@ -16,6 +16,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from covey_fleet_client.process import ENOUGH_FILES
+
 from covey.paths import SERVICE_VARIABLE, STATE_VARIABLE
 from covey.service.sealed import seal
 
@@ -28,8 +30,6 @@ _FIXED_DELAY_SECONDS = 10
 _STEPS_SINCE = 254
 # `covey up` stops its parts within 15 s.
 _STOP_SECONDS = 30
-# launchd's own 256 are a hundred clients.
-_OPEN_FILES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def render_launchd(service: Service, python: str) -> str:
         "ExitTimeOut": _STOP_SECONDS,
         "AbandonProcessGroup": True,
         "ProcessType": "Interactive",  # else macOS holds its processor and disk back
-        "SoftResourceLimits": {"NumberOfFiles": _OPEN_FILES},
+        "SoftResourceLimits": {"NumberOfFiles": ENOUGH_FILES},  # its own 256 are a hundred clients
         "StandardErrorPath": str(service.log),
         "StandardOutPath": str(service.log),
         "Umask": 0o077,

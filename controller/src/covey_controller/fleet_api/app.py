@@ -13,6 +13,7 @@ from typing import TypeVar
 from covey_api.messages import (
     FLEET_PREFIX,
     MAX_BODY_BYTES,
+    MAX_BOOT,
     AskAnswer,
     Assignments,
     Cancel,
@@ -42,7 +43,6 @@ from covey_controller.trust import Trust
 
 # A signing request of 16 KiB with its JSON; this body is read from anybody.
 MAX_JOIN_BYTES = 64 * 1024
-MAX_BOOT_CHARACTERS = 64
 
 T = TypeVar("T", bound=Message)
 
@@ -141,7 +141,7 @@ class FleetRoutes:
                 f"`gateway` must be '{peer.name}' as the certificate says; got '{demand.gateway[:64]}'",
             )
         with _refusing_rivals():
-            self._gateways.hear(peer.name, _read_boot(request))
+            self._gateways.hear(peer.name, demand.boot)
         return render_message(self._board.on_demand(peer.name, demand))
 
     async def cancel(self, request: Request) -> Response:
@@ -170,7 +170,7 @@ def _refusing_rivals() -> Generator[None]:
 
 def _read_boot(request: Request) -> str:
     """Which process it is; it is kept, so it is bounded."""
-    return request.query_params.get("boot", "")[:MAX_BOOT_CHARACTERS]
+    return request.query_params.get("boot", "")[:MAX_BOOT]
 
 
 def build_fleet_app(

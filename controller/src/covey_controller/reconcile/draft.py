@@ -20,7 +20,7 @@ from covey_api.node import Node
 from covey_api.placement import Failure, Placement
 from covey_api.reasons import EventReason
 from covey_planner.choice import Roster
-from covey_planner.types import Chosen, Decision
+from covey_planner.types import Chosen, Decision, NodeView
 
 from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance, reservations, view_node
 from covey_controller.reconcile.holding import held_bytes
@@ -191,7 +191,8 @@ class Draft:
         taken: dict[str, int] = {}
         for costs in chosen.costs:
             taken[costs.pool] = taken.get(costs.pool, 0) + costs.total_bytes
-        self._hold(chosen.node, taken)
+        if self._roster is not None and (view := self._roster.view(chosen.node)) is not None:
+            _hold(self._roster, view, taken)
         self.has_reserved = True
 
     def create(self, instance: Instance, reason: EventReason, message: str) -> None:
@@ -247,14 +248,13 @@ class Draft:
         for node in dict.fromkeys(member.node for member in instance.spec.members):
             if (view := self._roster.view(node)) is not None:
                 held = held_bytes(view, instance.spec)
-                self._hold(node, {pool: sign * count for pool, count in held.items()})
+                _hold(self._roster, view, {pool: sign * count for pool, count in held.items()})
 
-    def _hold(self, node: str, taken: Mapping[str, int]) -> None:
-        view = self._roster.view(node) if self._roster is not None else None
-        if self._roster is None or view is None:
-            return
-        pools = tuple(replace(p, reserved_bytes=p.reserved_bytes + taken.get(p.name, 0)) for p in view.pools)
-        self._roster.put(replace(view, pools=pools))
+
+def _hold(roster: Roster, view: NodeView, taken: Mapping[str, int]) -> None:
+    """So many more bytes of each pool are spoken for."""
+    pools = tuple(replace(p, reserved_bytes=p.reserved_bytes + taken.get(p.name, 0)) for p in view.pools)
+    roster.put(replace(view, pools=pools))
 
 
 def _owner(instance: Instance) -> ObjectKey:

@@ -38,9 +38,8 @@ def list_downloads(made: Forecast, comes: list[Instance]) -> list[Entry]:
                 what = f"engine {lane.engine}/{lane.compute}"
                 found.setdefault((view.name, what), {"node": view.name, "what": what, "bytes": None})
             for artifact in (spec.artifact, *(each.artifact for each in spec.companions)):
-                if artifact.digest in view.cached or artifact.source.startswith("file:"):
+                if artifact.digest in view.cached or not (size := artifact.fetched_bytes):
                     continue
-                size = artifact.archive.size_bytes if artifact.archive else artifact.size_bytes
                 what = f"'{artifact.name}' of model '{spec.model}'"
                 found.setdefault((view.name, artifact.digest), {"node": view.name, "what": what, "bytes": size})
     return [found[key] for key in sorted(found)]

@@ -72,8 +72,7 @@ def _place(draft: Draft, chosen: Chosen, condition: str) -> Entry:
         pools[costs.pool] = pools.get(costs.pool, 0) + costs.total_bytes
     view = draft.roster().view(chosen.node)
     artifacts = (chosen.artifact, *(each.artifact for each in chosen.companions))
-    missing = [each for each in artifacts if view and each.digest not in view.cached and not _is_local(each.source)]
-    fetched = sum(each.archive.size_bytes if each.archive else each.size_bytes for each in missing)
+    fetched = sum(each.fetched_bytes for each in artifacts if view and each.digest not in view.cached)
     taken = ", ".join(f"{render_exactly(count)} of '{pool}'" for pool, count in pools.items())
     first = f"; it would fetch {format_bytes(fetched)} first" if fetched else ""
     return {
@@ -109,7 +108,3 @@ def _surplus(draft: Draft) -> list[Instance]:
         if placement.spec.scaling is not None:
             found += running_instances(draft, key)[placement.spec.scaling.min :]
     return found
-
-
-def _is_local(source: str) -> bool:
-    return source.startswith("file:")

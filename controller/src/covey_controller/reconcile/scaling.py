@@ -6,7 +6,7 @@
 | fewer, for less than `idleSeconds` | as before |
 | fewer, for longer | that many, at least `min` |
 | none, but a replica gave a byte within `idleSeconds` | one |
-| none, but a replica is started for the first time | one: else what loads for longer than that would never be ready |
+| none, but a replica starts for the first time, and isn't lost | one: else what loads for longer would never be ready |
 
 A request between two reports of a gateway is seen by the byte it got. A gateway that isn't heard may serve on by its
 table: nothing is judged idle before all that are known have been heard for `idleSeconds`. What is held for a Model
@@ -101,9 +101,10 @@ def _bound(scaling: Scaling, count: int) -> int:
 def _observe_use(draft: Draft, sight: Sight, heard: dict[str, float]) -> float:
     """When it was last used: now, while its first start goes on; what else doesn't serve was not.
 
-    Only the first: one that fails again and again would stay for ever.
+    Only the first: one that fails again and again would stay for ever. So would one that was lost while it started:
+    its node's last word stands until somebody says otherwise.
     """
-    if _is_first_start(sight):
+    if _is_first_start(sight) and sight.id not in draft.lost:
         return draft.now
     if sight.phase is not MemberPhase.READY or not sight.is_confirmed:
         return float("-inf")

@@ -39,6 +39,8 @@ _PHASES = {
 MAX_NAMES = 8
 # Names in one column: what a line on a screen has room for.
 MAX_COLUMN_NAMES = 4
+# What a Node's status holds of a report, which has no such bounds; plans see all lanes.
+MAX_LANES, MAX_VERSION = 64, 64
 _SAYS_WHY = frozenset({MemberPhase.BACKOFF, MemberPhase.FAILED})
 
 
@@ -107,9 +109,9 @@ def _observed_node(stored: Node, node: NodeSight) -> Status:
     before, report = stored.status, node.report
     if report is None:
         return before
-    lanes = before.lanes if report.lanes is None else report.lanes
+    lanes = before.lanes if report.lanes is None else report.lanes[:MAX_LANES]
     return before.changed(
-        version=report.version,
+        version=report.version[:MAX_VERSION],
         facts=report.facts or before.facts,
         lanes=lanes,
         lane_names=join_names(f"{lane.engine}/{lane.compute}" for lane in lanes),
@@ -206,8 +208,12 @@ def _observed_member(member: MemberSight, node: str, stored: MemberStatus | None
 
 
 def render_progress(progress: Progress) -> str:
-    """In steps of 10 %, since each is a write of the status; the bytes are asked for when somebody wants them."""
-    percent = progress.done_bytes * 10 // progress.total_bytes * 10 if progress.total_bytes else 0
+    """In quarters, since each is a write of the status; the bytes are asked for when somebody wants them.
+
+    Of what a node says that makes no sense, nothing below 0 and nothing above 100: a status has bounds.
+    """
+    done = min(max(0, progress.done_bytes), progress.total_bytes)
+    percent = done * 4 // progress.total_bytes * 25 if progress.total_bytes > 0 else 0
     return f"{progress.step} {percent} %" if percent else ""
 
 

@@ -26,7 +26,7 @@ def count_key(draft: Draft, key: AccessKey) -> KeyUsageStatus:
     stored = key.status.usage
     counted = add_reports(stored, key.spec.hash, draft.world.usage, draft.world.timestamp)
     if key.spec.tokens_per_day is not None:
-        draft.spending[key.spec.hash] = _observe_spending(counted, draft.world.timestamp)
+        draft.spending[key.spec.hash] = _observe_spending(counted, key.spec.hash, draft.world.timestamp)
     if counted is stored:
         return stored
     due = _seconds_until_due(stored, draft.world.timestamp)
@@ -38,7 +38,8 @@ def count_key(draft: Draft, key: AccessKey) -> KeyUsageStatus:
 
 def add_reports(stored: KeyUsageStatus, hash_: str, reported: Reported, timestamp: str) -> KeyUsageStatus:
     """With all that was reported; what is new is of the day that `timestamp` is in."""
-    known: dict[str, KeyCounts] = {each.boot: each for each in stored.counted}
+    before = stored.counted_of(hash_)
+    known: dict[str, KeyCounts] = {each.boot: each for each in before}
     day = timestamp[:10]
     total, today = stored.total, stored.today if stored.day == day else KeyCounts()
     present: list[CountedBoot] = []
@@ -53,16 +54,16 @@ def add_reports(stored: KeyUsageStatus, hash_: str, reported: Reported, timestam
         present.append(CountedBoot(boot=boot, **_values(found)))
     if not is_more:
         return stored
-    absent = [each for each in stored.counted if each.boot not in here]
+    absent = [each for each in before if each.boot not in here]
     dropped = max(0, len(absent) + len(present) - MAX_BOOTS)
     counted = (*absent[dropped:], *present)
-    return KeyUsageStatus(total=total, day=day, today=today, counted_at=timestamp, counted=counted)
+    return KeyUsageStatus(total=total, day=day, today=today, counted_at=timestamp, counted=counted, hash=hash_)
 
 
-def _observe_spending(usage: KeyUsageStatus, timestamp: str) -> Spending:
+def _observe_spending(usage: KeyUsageStatus, hash_: str, timestamp: str) -> Spending:
     today = usage.today if usage.day == timestamp[:10] else KeyCounts()
     day = (date.fromisoformat(timestamp[:10]) - _EPOCH).days
-    return Spending(day, today.tokens, {each.boot: each.tokens for each in usage.counted})
+    return Spending(day, today.tokens, {each.boot: each.tokens for each in usage.counted_of(hash_)})
 
 
 def _seconds_until_due(stored: KeyUsageStatus, timestamp: str) -> float:

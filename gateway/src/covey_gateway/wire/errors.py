@@ -22,6 +22,13 @@ class ApiError:
     """Methods, for 405."""
     limit: str = ""
     """Which limit of the key was hit, for 429."""
+    quotes_engine: bool = False
+    """The message has words of the engine's, which may repeat what it was asked."""
+
+    @property
+    def log_words(self) -> str:
+        """What may be written down of it."""
+        return "the engine's words went to the client" if self.quotes_engine else self.message
 
 
 _T = TypeVar("_T")

@@ -1,14 +1,14 @@
-"""The artifact cache on disk: blobs by digest, references to what was taken from archives, digests of local files.
+"""The artifact cache on disk: blobs by digest, which sources led to which of them, digests of local files.
 
 Owns every write below the cache folder; knows nothing of sources or HTTP. The rule that a maintainer would break by
 accident: a name appears under `blobs/` only by a rename of a file whose whole content was hashed and fsynced before, so
-that what is there may be trusted without reading it again.
+that what is there may be trusted without reading it again while its stamp matches (ADR 39).
 
     blobs/sha256/<digest>   whole, verified files
     stamps/<digest>.json    what a blob was when its content was hashed, and when it was last used
     pins/<key>.json         what must not be removed, by who needs it
     partial/<digest>        downloads and extractions under way, locked by flock on the file itself
-    refs/<key>.json         which blob holds an artifact that is identified by its archive
+    refs/<key>.json         which blob or set an artifact is, by its source
     files/<key>.json        digests of `file://` sources, valid for one size, time and inode
     sets/<digest>           folders of links to blobs, for artifacts of several files
     envs/<digest>           installed engines
@@ -19,8 +19,8 @@ An index in SQLite was the alternative; single files need no schema, no repair, 
 import errno
 import hashlib
 import logging
-import os
 import stat
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +29,14 @@ from covey_api.meta import Message, Sha256
 from covey_api.model import ResolvedArtifact
 from pydantic import Field, ValidationError
 
-from covey_agent.artifacts.disk import list_folder, sweep_temporaries, sync_folder, write_atomically
+from covey_agent.artifacts.disk import (
+    list_folder,
+    name_temporary,
+    size_of,
+    sweep_temporaries,
+    sync_folder,
+    write_atomically,
+)
 from covey_agent.artifacts.room import Room
 from covey_agent.artifacts.sets import find_set, install_set
 from covey_agent.artifacts.stamps import Stamps
@@ -89,6 +96,8 @@ class Cache:
         self.room = Room(folder, lambda short_bytes, name: make_room(self, short_bytes, name))
         self._references = folder / "refs"
         self._files = folder / "files"
+        # Of two threads that add the same file the second finds the first's.
+        self._adding = threading.Lock()
         if not is_only_looked_at:
             for path in (
                 *(self.blobs, self.partial, self.sets, self.envs, self.pins),
@@ -110,8 +119,8 @@ class Cache:
 
     def digests(self) -> tuple[str, ...]:
         """`ResolvedArtifact.digest` of all that is here, sorted."""
-        archived = {reference.artifact.digest for reference in self._known_references.values()}
-        local = {digest.sha256 for digest in self._known_files.values()}
+        archived = {reference.artifact.digest for reference in list(self._known_references.values())}
+        local = {digest.sha256 for digest in list(self._known_files.values())}
         return tuple(sorted(self._known_blobs | archived | local))
 
     def find_blob(self, sha256: str, size_bytes: int) -> Path | None:
@@ -150,11 +159,15 @@ class Cache:
 
     def add_blob(self, sha256: str, content: bytes, name: str = "") -> Path:
         """Keep content that has this digest. One that is here stays: sets have links to it. Blocking."""
-        if (here := self.find_blob(sha256, len(content))) and self.stamps.matches(sha256, here):
-            return here
-        path = self.partial / f"{sha256}.{os.getpid()}"
-        write_atomically(path, content)
-        return self.install_blob(path, sha256, name)
+        with self._adding:
+            if (here := self.find_blob(sha256, len(content))) and self.stamps.matches(sha256, here):
+                return here
+            path = name_temporary(self.partial / sha256)
+            try:
+                write_atomically(path, content)
+                return self.install_blob(path, sha256, name)
+            finally:
+                path.unlink(missing_ok=True)
 
     def install_set(self, artifact: ResolvedArtifact, blobs: Mapping[str, Path]) -> Path:
         """What an engine is given of an artifact of several files, from verified blobs. Blocking."""
@@ -182,14 +195,14 @@ class Cache:
     def missing_bytes(self, artifact: ResolvedArtifact) -> dict[str, int]:
         """What is yet to be written of each file of a set that isn't here, beside what a broken download left of it."""
         return {
-            file.sha256: max(0, file.size_bytes - _size_of(self.partial / file.sha256))
+            file.sha256: max(0, file.size_bytes - size_of(self.partial / file.sha256))
             for file in artifact.files
             if self.find_blob(file.sha256, file.size_bytes) is None
         }
 
     def find_source(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
         """What an earlier fetch of this source, under this demanded digest, left here."""
-        for reference in self._known_references.values():
+        for reference in list(self._known_references.values()):
             if reference.artifact.source == source and (reference.artifact.sha256 or "") == sha256:
                 path = self.find_artifact(reference.artifact)
                 return (reference.artifact, path) if path else None
@@ -204,7 +217,7 @@ class Cache:
                     found.append((self._references.joinpath(f"{key}.json").stat().st_mtime_ns, reference.artifact))
                 except FileNotFoundError:
                     # Another process removed it, with what it led to.
-                    del self._known_references[key]
+                    self._known_references.pop(key, None)
         for _, artifact in sorted(found, key=lambda each: each[0], reverse=True):
             if path := self.find_artifact(artifact):
                 return artifact, path
@@ -228,7 +241,7 @@ class Cache:
         """The remembered digest of a local file, if the file is unchanged."""
         digest = self._known_files.get(path)
         if digest is not None and not _is_unchanged(digest):
-            del self._known_files[path]
+            self._known_files.pop(path, None)
             return None
         return digest
 
@@ -252,20 +265,13 @@ class Cache:
     def forget(self, digests: frozenset[str]) -> None:
         """These were removed from the disk, with what refers to them."""
         self._known_blobs -= digests
-        for key in [key for key, reference in self._known_references.items() if reference.blob in digests]:
-            del self._known_references[key]
+        for key in [key for key, reference in list(self._known_references.items()) if reference.blob in digests]:
+            self._known_references.pop(key, None)
 
     def _is_here(self, reference: Reference) -> bool:
         if reference.artifact.files:
             return (self.sets / reference.blob).is_dir()
         return reference.blob in self._known_blobs
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
 
 
 def _read_reference(path: Path) -> Reference | None:

@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 import psutil
 from covey_api.reasons import FailureCause
 
+from covey_agent.keeper.observed import take_lock
 from covey_agent.ports import AgentError
 
 P = ParamSpec("P")
@@ -25,7 +26,7 @@ LOCK_POLL_SECONDS = 0.2
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Whole or not at all, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = name_temporary(path)
     try:
         with temporary.open("wb") as file:
             file.write(content)
@@ -37,16 +38,30 @@ def write_atomically(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def name_temporary(path: Path) -> Path:
+    """A name beside it that is this thread's alone, and that `sweep_temporaries` knows."""
+    return path.with_name(f".{path.name}.{threading.get_ident()}.{os.getpid()}")
+
+
 def sweep_temporaries(folder: Path) -> None:
     """Remove what was about to be made, or removed, when its process ended, or the power did."""
     for path in folder.glob(".*.*"):
         process = path.name.rpartition(".")[2]
-        if not process.isdigit() or psutil.pid_exists(int(process)):
+        if not process.isdigit() or _has_living_maker(path, int(process)):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def _has_living_maker(path: Path, process: int) -> bool:
+    if process != os.getpid():
+        return psutil.pid_exists(process)
+    # In a container the next process gets the same id: what is older than this one was another's.
+    with contextlib.suppress(FileNotFoundError):
+        return path.lstat().st_ctime >= psutil.Process().create_time()
+    return True
 
 
 def list_folder(folder: Path) -> list[Path]:
@@ -55,6 +70,15 @@ def list_folder(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except FileNotFoundError:
         return []
+
+
+def size_of(path: Path, *, is_lone: bool = False) -> int:
+    """Of the file itself; zero where there is none. `is_lone`: zero as well for one that has other names."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return 0
+    return 0 if is_lone and found.st_nlink > 1 else found.st_size
 
 
 def sync_folder(folder: Path) -> None:
@@ -93,7 +117,7 @@ async def hold_partial(path: Path, patience_seconds: float) -> AsyncGenerator[in
     while True:
         descriptor = _open_own(path)
         try:
-            if _lock(descriptor) and _has_name(descriptor, path):
+            if take_lock(descriptor) and has_name(descriptor, path):
                 yield descriptor
                 return
             found_bytes = os.fstat(descriptor).st_size
@@ -122,15 +146,7 @@ def _open_own(path: Path) -> int:
     return os.open(path, flags, 0o644)
 
 
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _has_name(descriptor: int, path: Path) -> bool:
+def has_name(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -85,9 +85,9 @@ class Downloader:
         """
 
         async def work(tell: OnTransfer) -> Path:
-            if blob := await find_verified(self._cache, remote.sha256, remote.size_bytes):
-                return blob
             try:
+                if blob := await find_verified(self._cache, remote.sha256, remote.size_bytes):
+                    return blob
                 return await fill(tell)
             except OSError as error:
                 raise self._cache.room.explain(error, remote.name, remote.size_bytes) from error
@@ -96,7 +96,7 @@ class Downloader:
             path = self._cache.partial / remote.sha256
             async with hold_partial(path, _LOCK_PATIENCE_SECONDS) as descriptor:
                 # Another process may have been the holder until now.
-                if blob := self._cache.find_blob(remote.sha256, remote.size_bytes):
+                if blob := await find_verified(self._cache, remote.sha256, remote.size_bytes):
                     path.unlink()
                     return blob
                 return await self._fill(remote, PartialFile(descriptor, path), tell, beside_bytes, is_kept=is_kept)
@@ -114,6 +114,10 @@ class Downloader:
                 return blob
             path = self._cache.partial / sha256
             async with hold_partial(path, _LOCK_PATIENCE_SECONDS) as descriptor:
+                # Another process may have been the holder until now.
+                if blob := await find_verified(self._cache, sha256, size_bytes):
+                    path.unlink()
+                    return blob
                 partial = PartialFile(descriptor, path)
                 async with self._open_partial(partial, sha256, size_bytes, name, 0, tell) as told:
                     await elsewhere.fill(name, sha256, size_bytes, partial, told)

@@ -4,17 +4,19 @@ An entry's size is what the disk gives back: a file that two sets share belongs 
 first of them by name. A file that is needed for itself belongs to no set that nobody needs.
 """
 
-import fcntl
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from covey_api.model import ResolvedArtifact
 
 from covey_agent.artifacts.cache import Cache, is_digest
-from covey_agent.artifacts.disk import list_folder
+from covey_agent.artifacts.disk import list_folder, size_of
 from covey_agent.artifacts.pins import observe_pins
+from covey_agent.keeper.observed import is_held
 
 
 class EntryKind(StrEnum):
@@ -51,10 +53,14 @@ def observe_entries(cache: Cache, held: frozenset[str] = frozenset()) -> list[En
     taken: set[str] = set()
     models = sorted(_models(cache), key=lambda model: not _pinned(model.own, pins))
     entries = [entry for model in models if (entry := _model(cache, model, taken, pins))]
-    entries += [_file(cache, path, pins) for path in list_folder(cache.blobs) if _is_own(path, taken)]
-    entries += [_partial(path, pins) for path in list_folder(cache.partial) if _is_partial(path)]
     user = next(iter(found.users), "")
-    entries += [_engine(path, user) for path in list_folder(cache.envs) if is_digest(path.name)]
+    looks = [partial(_file, cache, path, pins) for path in list_folder(cache.blobs) if _is_own(path, taken)]
+    looks += [partial(_partial, path, pins) for path in list_folder(cache.partial) if _is_partial(path)]
+    looks += [partial(_engine, path, user) for path in list_folder(cache.envs) if is_digest(path.name)]
+    for look in looks:
+        # Others install and remove meanwhile: what is gone by now is no entry.
+        with suppress(FileNotFoundError):
+            entries.append(look())
     return sorted(entries, key=lambda entry: (-entry.used_at, entry.name, entry.source))
 
 
@@ -88,10 +94,10 @@ def _model(cache: Cache, model: _Model, taken: set[str], pins: dict[str, str]) -
     first, user = model.artifacts[0], _pinned(model.own, pins)
     blobs = [blob for blob in model.blobs if blob not in taken and (user or blob not in pins)]
     paths = [path for blob in blobs if (path := cache.blobs / blob).is_file()]
-    size_bytes = sum(path.lstat().st_size for path in paths)
+    size_bytes = sum(size_of(path) for path in paths)
     if first.files and (folder := cache.sets / (first.sha256 or "")).is_dir():
         # Links count once; what is here alone (a copy, or a link whose blob is gone) counts beside them.
-        size_bytes += sum(file.lstat().st_size for file in folder.iterdir() if file.lstat().st_nlink == 1)
+        size_bytes += sum(size_of(file, is_lone=True) for file in list_folder(folder))
         paths.append(folder)
     if not paths:
         return None
@@ -133,7 +139,7 @@ def _is_partial(path: Path) -> bool:
 def _partial(path: Path, pins: dict[str, str]) -> Entry:
     """What is needed is so from its first byte on."""
     found = path.lstat()
-    holder = "a download under way" if _is_locked(path) else pins.get(path.name, "")
+    holder = "a download under way" if is_held(path) else pins.get(path.name, "")
     notes = path.with_name(path.name + ".json")
     size_bytes = found.st_blocks * 512
     return Entry(EntryKind.PARTIAL, path.name, "", frozenset(), size_bytes, found.st_mtime, holder, (path, notes))
@@ -142,24 +148,10 @@ def _partial(path: Path, pins: dict[str, str]) -> Entry:
 def _engine(folder: Path, user: str) -> Entry:
     """Nobody tells which engine runs out of which folder: while anybody uses the cache, all of them are kept."""
     names = (folder / "complete").read_text(encoding="utf-8").split() if (folder / "complete").is_file() else []
-    size_bytes = sum((Path(base) / name).lstat().st_size for base, _, files in os.walk(folder) for name in files)
+    size_bytes = sum(size_of(Path(base) / name) for base, _, files in os.walk(folder) for name in files)
     used_at = folder.stat().st_mtime
     name = names[0] if names else f"unfinished {folder.name[:12]}"
     return Entry(EntryKind.ENGINE, name, "", frozenset((folder.name,)), size_bytes, used_at, user, (folder,))
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _pinned(digests: frozenset[str], pins: dict[str, str]) -> str:

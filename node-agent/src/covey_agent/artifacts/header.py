@@ -5,13 +5,19 @@ it is no GGUF file at all.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import TypeVar
 
 from covey_api.model import Geometry
 from covey_api.units import format_bytes
-from covey_planner.geometry.gguf import HeaderIncomplete, HeaderInvalid, parse_gguf_geometry
+from covey_planner.geometry.gguf import (
+    HeaderIncomplete,
+    HeaderInvalid,
+    parse_gguf_geometry,
+    parse_gguf_header,
+    parse_gguf_set,
+)
 
 from covey_agent.artifacts.web import corrupt
 
@@ -28,6 +34,18 @@ Parse = Callable[[bytes, int], T]
 async def read_geometry(pieces: AsyncGenerator[bytes], size_bytes: int, where: str) -> Geometry:
     """Geometry of the file whose content comes in `pieces`; takes no more of them than needed."""
     return await read_start(pieces, size_bytes, f"{where} can't be read as GGUF", parse_gguf_geometry)
+
+
+async def read_gguf_set(files: Mapping[str, tuple[AsyncGenerator[bytes], int]], what: str) -> Geometry:
+    """Of a model over several files: content and size of each, by what it is called; `what`: what all of them are."""
+    headers = [
+        await read_start(pieces, size_bytes, f"{name} can't be read as GGUF", parse_gguf_header)
+        for name, (pieces, size_bytes) in files.items()
+    ]
+    try:
+        return parse_gguf_set(headers)
+    except HeaderInvalid as error:
+        raise corrupt(f"{what} are no whole model: {error}") from error
 
 
 async def read_start(pieces: AsyncGenerator[bytes], size_bytes: int, failure: str, parse: Parse[T]) -> T:

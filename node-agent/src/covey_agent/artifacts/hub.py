@@ -23,6 +23,7 @@ from covey_api.source import HubSource
 from covey_planner.geometry.reader import HeaderInvalid
 from covey_planner.geometry.shards import list_shards
 
+from covey_agent.artifacts.checkpoint import CONFIG
 from covey_agent.artifacts.index import split_login
 from covey_agent.artifacts.web import Origin, corrupt, unavailable
 
@@ -31,7 +32,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_ENDPOINT = "https://huggingface.co"
 GGUF = ".gguf"
 SAFETENSORS = ".safetensors"
-CONFIG = "config.json"
 # Files named when the wanted one isn't there: enough to see a typo, or to choose a quantisation.
 _NAMED = 12
 # A token is one word; a file that holds more is something else.
@@ -170,12 +170,13 @@ def choose_gguf(found: Repository, source: HubSource) -> tuple[HubFile, ...]:
     """The files of the GGUF model that is asked for, in order; empty when it isn't one that is asked for."""
     ggufs = [path for path in found.files if path.endswith(GGUF)]
     wanted = source.file
-    if not wanted and CONFIG not in found.files and len({_stem(path) for path in ggufs}) == 1:
+    # One in a folder must be named: whoever fetches it has the source alone to tell the folder by.
+    if not wanted and CONFIG not in found.files and len({_stem(path) for path in ggufs}) == 1 and "/" not in ggufs[0]:
         wanted = ggufs[0]
     if not wanted:
         if ggufs and CONFIG not in found.files:
             raise unavailable(
-                f"'{source.repository}' holds several GGUF models. Choose one with '#FILE' in the source: "
+                f"'{source.repository}' has no single GGUF model at its top. Choose one with '#FILE' in the source: "
                 f"{_list(ggufs)}."
             )
         return ()

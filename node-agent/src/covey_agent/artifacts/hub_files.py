@@ -13,15 +13,14 @@ from pathlib import Path, PurePosixPath
 from covey_api.model import ArtifactFile, Geometry, ResolvedArtifact
 from covey_api.source import HubSource
 from covey_planner.geometry.checkpoint import MAX_CONFIG_BYTES
-from covey_planner.geometry.gguf import HeaderInvalid, parse_gguf_header, parse_gguf_set
 from covey_planner.geometry.safetensors import MAX_INDEX_BYTES, parse_index
 
 from covey_agent.artifacts import hub
 from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.checkpoint import INDEX, SINGLE, read_checkpoint
+from covey_agent.artifacts.checkpoint import CONFIG, INDEX, SINGLE, read_checkpoint
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.folder import LOADED, MAX_FILES, digest_of
-from covey_agent.artifacts.header import read_geometry, read_start
+from covey_agent.artifacts.header import read_geometry, read_gguf_set
 from covey_agent.artifacts.hub import HubFile, HubSettings, Repository
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.together import do_together, fetch_together
@@ -118,21 +117,11 @@ class HubFiles:
         if len(ggufs) == 1:
             pieces = self._open(parsed, found, ggufs[0]).read_pieces()
             return await read_geometry(pieces, ggufs[0].size_bytes, f"'{ggufs[0].path}' of {where}")
-        headers = [
-            await read_start(
-                self._open(parsed, found, file).read_pieces(),
-                file.size_bytes,
-                f"'{file.path}' of {where} can't be read as GGUF",
-                parse_gguf_header,
-            )
+        files = {
+            f"'{file.path}' of {where}": (self._open(parsed, found, file).read_pieces(), file.size_bytes)
             for file in ggufs
-        ]
-        try:
-            return parse_gguf_set(headers)
-        except HeaderInvalid as error:
-            raise corrupt(
-                f"the {len(ggufs)} files of '{ggufs[0].path}' of {where} are no whole model: {error}"
-            ) from error
+        }
+        return await read_gguf_set(files, f"the {len(ggufs)} files of '{ggufs[0].path}' of {where}")
 
     async def _read_folder(
         self, parsed: HubSource, found: Repository, small: dict[str, bytes], where: str
@@ -141,7 +130,7 @@ class HubFiles:
             file = found.files.get(name)
             if file is None:
                 return None
-            if name in (hub.CONFIG, INDEX) and file.size_bytes <= max(MAX_CONFIG_BYTES, MAX_INDEX_BYTES):
+            if name in (CONFIG, INDEX) and file.size_bytes <= max(MAX_CONFIG_BYTES, MAX_INDEX_BYTES):
                 small[name] = small.get(name) or await self._read_small(parsed, found, file)
                 return _one_piece(small[name]), file.size_bytes
             return self._open(parsed, found, file).read_pieces(), file.size_bytes

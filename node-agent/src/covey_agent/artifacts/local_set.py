@@ -9,12 +9,12 @@ files takes minutes.
 from pathlib import Path
 
 from covey_api.model import ArtifactFile, Geometry, ResolvedArtifact
-from covey_planner.geometry.gguf import HeaderInvalid, parse_gguf_header, parse_gguf_set
+from covey_planner.geometry.reader import HeaderInvalid
 from covey_planner.geometry.shards import list_shards
 
 from covey_agent.artifacts.disk import run_to_end
 from covey_agent.artifacts.folder import MAX_FILES, digest_of
-from covey_agent.artifacts.header import read_start
+from covey_agent.artifacts.header import read_gguf_set
 from covey_agent.artifacts.local import LocalFiles, read_pieces
 from covey_agent.artifacts.web import corrupt, unavailable
 from covey_agent.ports import AgentError, OnTransfer, Transfer
@@ -44,14 +44,8 @@ class LocalSets:
 
     async def read_header(self, source: str, path: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
         sizes = await run_to_end(observe_set, path)
-        headers = [
-            await read_start(read_pieces(str(each)), size, f"file '{each}' can't be read as GGUF", parse_gguf_header)
-            for each, size in sizes.items()
-        ]
-        try:
-            geometry = parse_gguf_set(headers)
-        except HeaderInvalid as error:
-            raise corrupt(f"the {len(headers)} files of '{path}' are no whole model: {error}.") from error
+        heads = {f"file '{each}'": (read_pieces(str(each)), size) for each, size in sizes.items()}
+        geometry = await read_gguf_set(heads, f"the {len(sizes)} files of '{path}'")
         files = () if sha256 else await self._observe_files(sizes)
         artifact = ResolvedArtifact(
             source=source,

@@ -29,7 +29,7 @@ from covey_agent.artifacts.local_set import LocalSets, is_of_set
 from covey_agent.artifacts.pages import find_file, list_files
 from covey_agent.artifacts.recorded import find_recorded_digest
 from covey_agent.artifacts.remote import RemoteFile
-from covey_agent.artifacts.verifying import find_verified_artifact
+from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
 from covey_agent.artifacts.web import Web, corrupt, unavailable
 from covey_agent.artifacts.web_files import WebFiles
 from covey_agent.artifacts.wheel import (
@@ -264,7 +264,7 @@ class NodeArtifacts:
     async def _fetch_wheel(
         self, artifact: ResolvedArtifact, archive: Archive, parsed: PypiSource, tell: OnTransfer
     ) -> Path:
-        wheel = self._cache.find_blob(archive.sha256, archive.size_bytes)
+        wheel = await find_verified(self._cache, archive.sha256, archive.size_bytes)
         if wheel is None:
             file = await find_file(self._web, parsed.project, archive.filename, archive.sha256)
             remote = Remote(file.url, archive.filename, archive.sha256, archive.size_bytes)

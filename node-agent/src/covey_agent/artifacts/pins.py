@@ -16,8 +16,8 @@ from typing import Annotated
 from covey_api.meta import Message
 from pydantic import Field, ValidationError
 
-from covey_agent.artifacts.disk import write_atomically
-from covey_agent.keeper.observed import is_locked
+from covey_agent.artifacts.disk import has_name, write_atomically
+from covey_agent.keeper.observed import is_held, is_locked, open_lock, take_lock
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +45,7 @@ class Pins:
         """Whether the file says what the list does."""
         self._list = PinList(members=str(members or ""), process=os.getpid())
         self._path = folder / f"{key}.json"
-        self._lock = os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        # Another process with the same members folder can't be: an agent has its state folder alone.
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        self._lock = _hold(folder / f"{key}.lock")
         # What an agent's earlier life pinned still runs: it counts until this one knows better.
         found = _read(self._path) if members else None
         self.hold(frozenset(found.digests if found else ()))
@@ -86,20 +84,43 @@ def observe_pins(folder: Path) -> Pinned:
     users: list[str] = []
     for path in sorted(folder.glob("*.json")):
         pins = _read(path)
-        if pins is not None and (_is_held(path.with_suffix(".lock")) or _has_living(pins)):
+        if pins is not None and (is_held(path.with_suffix(".lock")) or _has_living(pins)):
             users.append(pins.describe())
             by_digest |= {digest: pins.describe() for digest in pins.digests}
     return Pinned(by_digest, tuple(users))
 
 
 def sweep_pins(folder: Path) -> None:
-    """Remove the lists that no longer count."""
+    """Remove the lists that no longer count, each with its lock held: whoever starts meanwhile writes a new one."""
     for path in folder.glob("*.json"):
-        pins = _read(path)
-        lock = path.with_suffix(".lock")
-        if not _is_held(lock) and (pins is None or not _has_living(pins)):
+        try:
+            _sweep(path)
+        except OSError as error:
+            logger.warning("the list of pins '%s' is kept: %s", path, error.strerror)
+
+
+def _sweep(path: Path) -> None:
+    lock = path.with_suffix(".lock")
+    descriptor = open_lock(lock, os.O_CREAT)
+    try:
+        if take_lock(descriptor) and has_name(descriptor, lock) and not _has_living(_read(path)):
             path.unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _hold(path: Path) -> int:
+    """A lock that others may share, so that nobody removes the list: on the file that has the name by then.
+
+    Another process with the same members folder can't be: an agent has its state folder alone.
+    """
+    while True:
+        descriptor = open_lock(path, os.O_CREAT)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if has_name(descriptor, path):
+            return descriptor
+        os.close(descriptor)
 
 
 def _read(path: Path) -> PinList | None:
@@ -109,22 +130,12 @@ def _read(path: Path) -> PinList | None:
         return None
 
 
-def _is_held(lock: Path) -> bool:
+def _has_living(pins: PinList | None) -> bool:
+    if pins is None or not pins.members:
+        return False
     try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+        return any(is_locked(str(member)) for member in Path(pins.members).iterdir())
+    except PermissionError:
+        return True  # what can't be looked at is kept
     except OSError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _has_living(pins: PinList) -> bool:
-    folder = Path(pins.members)
-    if not pins.members or not folder.is_dir():
-        return False
-    return any(is_locked(str(member)) for member in folder.iterdir())

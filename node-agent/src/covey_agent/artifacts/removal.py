@@ -6,15 +6,16 @@ that he needs it before he looked (by a pin, or a hold); whoever looks later doe
 the cache was the alternative: every start of an engine would wait while a large model is removed.
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.disk import name_temporary
 from covey_agent.artifacts.entries import Entry, EntryKind
 from covey_agent.artifacts.pins import observe_pins
+from covey_agent.keeper.observed import take_lock
 
 
 def remove_entry(cache: Cache, entry: Entry, held: Callable[[], frozenset[str]] = frozenset) -> bool:
@@ -29,7 +30,7 @@ def remove_entry(cache: Cache, entry: Entry, held: Callable[[], frozenset[str]] 
         for path in entry.paths:
             if os.path.lexists(path):
                 # As a temporary of this process: what a crash leaves is swept by the next who opens the cache.
-                away = path.with_name(f".{path.name}.{os.getpid()}")
+                away = name_temporary(path)
                 path.rename(away)
                 aside.append((path, away))
         is_needed = _is_needed(cache, entry, held)
@@ -75,12 +76,10 @@ def _remove_partial(entry: Entry) -> bool:
     except OSError:
         descriptor = None  # a link, or not to be opened: nobody downloads into it
     try:
-        if descriptor is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if descriptor is not None and not take_lock(descriptor):
+            return False
         for each in entry.paths:
             _delete(each)
-    except BlockingIOError:
-        return False
     finally:
         if descriptor is not None:
             os.close(descriptor)

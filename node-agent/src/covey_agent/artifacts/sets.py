@@ -5,7 +5,6 @@ the file system has none, a copy does. A folder appears under its name by one re
 """
 
 import errno
-import os
 import shutil
 import stat
 from collections.abc import Mapping
@@ -13,13 +12,13 @@ from pathlib import Path
 
 from covey_api.model import ResolvedArtifact
 
-from covey_agent.artifacts.disk import sync_folder
+from covey_agent.artifacts.disk import name_temporary, sync_folder
 
 
 def install_set(folder: Path, artifact: ResolvedArtifact, blobs: Mapping[str, Path]) -> Path:
     """The artifact's folder with all of its files. Blocking."""
     name = artifact.sha256 or ""
-    final, temporary = folder / name, folder / f".{name}.{os.getpid()}"
+    final, temporary = folder / name, name_temporary(folder / name)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:

@@ -4,6 +4,7 @@ A blob that still has all three is not read again. The stamp's own modification 
 blob writes no file. A blob without a stamp (from a version that wrote none, or copied by hand) is hashed once.
 """
 
+import logging
 import os
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from covey_api.meta import Message
 from pydantic import ValidationError
 
 from covey_agent.artifacts.disk import write_atomically
+
+logger = logging.getLogger(__name__)
 
 
 class Stamp(Message):
@@ -30,10 +33,13 @@ class Stamps:
         self._folder = folder
 
     def add(self, sha256: str, path: Path, name: str) -> None:
-        """The content of `path` was just found to have this digest."""
-        found = path.lstat()
-        stamp = Stamp(name=name[:255], size_bytes=found.st_size, modified_ns=found.st_mtime_ns, inode=found.st_ino)
-        write_atomically(self.path(sha256), stamp.to_json().encode())
+        """The content of `path` was just found to have this digest. A disk that refuses costs reading it again."""
+        try:
+            found = path.lstat()
+            stamp = Stamp(name=name[:255], size_bytes=found.st_size, modified_ns=found.st_mtime_ns, inode=found.st_ino)
+            write_atomically(self.path(sha256), stamp.to_json().encode())
+        except OSError as error:
+            logger.warning("that blob %s was verified can't be noted in the cache: %s", sha256, error.strerror)
 
     def find(self, sha256: str) -> Stamp | None:
         try:

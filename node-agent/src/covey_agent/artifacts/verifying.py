@@ -1,6 +1,7 @@
 """Whether what is in the cache is still what was verified: at a glance where nothing touched it, else by content."""
 
 import asyncio
+import errno
 import hashlib
 import logging
 import threading
@@ -13,6 +14,8 @@ from covey_agent.artifacts.cache import Cache
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1024 * 1024
+# What fails a read of any file says nothing of this one.
+_NOT_ITS_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 async def find_verified(cache: Cache, sha256: str, size_bytes: int) -> Path | None:
@@ -20,7 +23,11 @@ async def find_verified(cache: Cache, sha256: str, size_bytes: int) -> Path | No
     path = cache.find_blob(sha256, size_bytes)
     if path is None:
         return None
-    if not await asyncio.to_thread(cache.stamps.matches, sha256, path) and not await check_blob(cache, sha256, path):
+    try:
+        is_fine = await asyncio.to_thread(cache.stamps.matches, sha256, path) or await check_blob(cache, sha256, path)
+    except FileNotFoundError:
+        is_fine = False  # another process removed it
+    if not is_fine:
         return None
     cache.stamps.touch(sha256)
     return path
@@ -48,7 +55,7 @@ def _is_untouched(cache: Cache, artifact: ResolvedArtifact, folder: Path) -> boo
 
 
 async def check_blob(cache: Cache, sha256: str, path: Path) -> bool:
-    """Read a blob whole; drop it unless its content is what its name says."""
+    """Read a blob whole; drop it unless its content is what its name says. FileNotFoundError when it is gone."""
     stopping = threading.Event()
     try:
         found = await asyncio.to_thread(hash_file, path, stopping)
@@ -56,15 +63,26 @@ async def check_blob(cache: Cache, sha256: str, path: Path) -> bool:
         stopping.set()
         raise
     except OSError as error:
-        logger.warning("cached blob %s can't be read: %s", sha256, error.strerror)
+        if isinstance(error, FileNotFoundError) or error.errno in _NOT_ITS_FAULT:
+            raise
+        logger.warning("cached blob %s can't be read: %s; dropped", sha256, error.strerror)
+        _drop(cache, sha256)
         return False
     if found != sha256:
         logger.warning("cached blob %s was changed on the disk: it has sha256 %s; dropped", sha256, found)
-        cache.remove_blob(sha256)
+        _drop(cache, sha256)
         return False
     stamp = cache.stamps.find(sha256)
     cache.stamps.add(sha256, path, stamp.name if stamp else "")
     return True
+
+
+def _drop(cache: Cache, sha256: str) -> None:
+    """A disk that keeps it costs nothing more: a file that is fetched anew takes its place."""
+    try:
+        cache.remove_blob(sha256)
+    except OSError as error:
+        logger.warning("cached blob %s can't be removed: %s", sha256, error.strerror)
 
 
 def hash_file(path: Path, stopping: threading.Event) -> str:

@@ -5,27 +5,34 @@ runs, and an adopted keeper is then no different from one's own (a child process
 and asyncio kills children whose loop closes).
 """
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 
 from covey_agent.keeper.keeping import Keeper
+from covey_agent.keeper.observed import take_lock
 
 # How long the launcher waits for its keeper to say that the engine was started.
 LAUNCH_SECONDS = 10
 # The launcher's exit status when another keeper holds the member's lock.
 LOCKED_STATUS = 75
 STARTED = b"started"
+# Who looks whether the lock is held takes it for an instant: it is tried so often, so long apart.
+_LOCK_TRIES, _LOCK_PAUSE_SECONDS = 6, 0.01
 
 
-def take_lock() -> int:
+def lock_folder() -> int:
     """The lock of the current folder, held until this process ends. BlockingIOError when another keeper has it."""
     lock = os.open("keeper.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return lock
+    for _ in range(_LOCK_TRIES):
+        if take_lock(lock):
+            return lock
+        time.sleep(_LOCK_PAUSE_SECONDS)
+    os.close(lock)
+    raise BlockingIOError
 
 
 def start_keeper(folder: str) -> Keeper:
@@ -33,7 +40,7 @@ def start_keeper(folder: str) -> Keeper:
     os.setsid()
     os.umask(0o077)
     os.chdir(folder)
-    lock = take_lock()
+    lock = lock_folder()
     with open("launch.json", "rb") as file:
         launch = json.load(file)
     for stale in ("exit.json", "keeper.json"):

@@ -1,5 +1,6 @@
 """What a keeper and its agent read of a machine alike: processes, locks. And the one way a keeper writes a record."""
 
+import errno
 import fcntl
 import json
 import os
@@ -42,19 +43,40 @@ def observe_peer_pid(peer: Any) -> int:
         return 0
 
 
-def is_locked(folder: str) -> bool:
-    """True while a living keeper holds the member's lock."""
+def open_lock(path: str | os.PathLike[str], flags: int = 0) -> int:
+    """Another user's lock, or one on a read-only disk, can be locked without being written to. Never through a link."""
     try:
-        lock = os.open(os.path.join(folder, "keeper.lock"), os.O_RDWR)
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EROFS):
+            raise
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+
+
+def take_lock(descriptor: int) -> bool:
+    """The lock on an open file, until that is closed everywhere; False when another holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_held(path: str | os.PathLike[str]) -> bool:
+    """Whether anybody holds the lock on a file. To look is to take it for an instant."""
+    try:
+        lock = open_lock(path)
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not take_lock(lock)
     finally:
         os.close(lock)
-    return False
+
+
+def is_locked(folder: str) -> bool:
+    """True while a living keeper holds the member's lock."""
+    return is_held(os.path.join(folder, "keeper.lock"))
 
 
 def write_record(name: str, record: dict[str, Any]) -> None:

@@ -5,6 +5,8 @@ of `spec`. All objects are in memory too, in a mapping that is replaced and neve
 disk. Everything here runs in the store's one thread; nothing here waits.
 
 A write is refused when this process doesn't lead any more: its lock or the file is gone, or another term is stored.
+So is an object that breaks the schema of its kind, as an API server refuses it: a row that can't be read again is
+damage, for which the next start would put the whole store aside.
 """
 
 import sqlite3
@@ -19,7 +21,7 @@ from covey_api.meta import Status
 from covey_api.registry import KINDS
 from pydantic import ValidationError
 
-from covey_controller.ports import MAX_TERM, Conflict, Event, HeldT, LeaseLost
+from covey_controller.ports import MAX_TERM, Conflict, Event, HeldT, LeaseLost, Refused
 from covey_controller.stores.files.cel_rules import find_broken_transitions
 from covey_controller.stores.files.database import Database, StoreDamaged
 from covey_controller.stores.files.events import RecordedEvent, list_events, record_event
@@ -109,6 +111,7 @@ class Records:
         if created.key in self._rows:
             raise Conflict(f"'{created.key}' exists already")
         stored = self._new(created)
+        _require_readable(stored)
         self._commit({created.key: Row(stored, documented=False)})
         return stored
 
@@ -126,6 +129,7 @@ class Records:
             raise Conflict(f"'{item.key}': {'; '.join(faults)}")
         changed = changed_object(stored, item, self._next_version())
         if changed != stored:
+            _require_readable(changed)
             self._commit({item.key: Row(changed, documented=False)})
         return item.model_copy(update={"metadata": changed.metadata, "spec": changed.spec, "status": changed.status})
 
@@ -160,7 +164,9 @@ class Records:
         puts: dict[ObjectKey, Row] = {}
         if status != present:
             metadata = row.object.metadata.model_copy(update={"resource_version": self._next_version()})
-            puts[key] = replace(row, object=row.object.model_copy(update={"status": status, "metadata": metadata}))
+            changed = row.object.model_copy(update={"status": status, "metadata": metadata})
+            _require_readable(changed)
+            puts[key] = replace(row, object=changed)
         if puts or events:
             self._commit(puts, events=events, durable=False)
 
@@ -282,6 +288,16 @@ class Records:
         self._rows = {key: row for key, row in self._rows.items() if key not in gone} | dict(puts)
         self.objects = {key: row.object for key, row in self._rows.items()}
         self.applied = self.applied if applied is None else applied
+
+
+def _require_readable(item: AnyObject) -> None:
+    """Copies with changes are not validated when they are made. Refused."""
+    try:
+        type(item).model_validate_json(item.to_json())
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise Refused(f"'{item.key}' can't be written: `{field}`: {first['msg']}") from None
 
 
 def _put_fact(connection: sqlite3.Connection, name: str, value: str) -> None:

@@ -70,12 +70,13 @@ def translate_refusal(status: int, body: bytes, retry_after_seconds: int | None,
     if status in (429, 503):
         wait_seconds = 1 if retry_after_seconds is None else retry_after_seconds
         message = f"the engine of model '{model}' takes no request now: {words}"
-        return ApiError(status, ErrorCode.OVERLOADED, message, retry_after_seconds=wait_seconds)
-    return engine_failed(model, f"it answered with {words}")
+        return ApiError(status, ErrorCode.OVERLOADED, message, retry_after_seconds=wait_seconds, quotes_engine=True)
+    return engine_failed(model, f"it answered with {words}", quotes_engine=True)
 
 
-def engine_failed(model: str, what: str) -> ApiError:
-    return ApiError(502, ErrorCode.UPSTREAM_ERROR, f"the engine of model '{model}' failed: {what}")
+def engine_failed(model: str, what: str, *, quotes_engine: bool = False) -> ApiError:
+    message = f"the engine of model '{model}' failed: {what}"
+    return ApiError(502, ErrorCode.UPSTREAM_ERROR, message, quotes_engine=quotes_engine)
 
 
 def translate_event_error(data: bytes, model: str) -> ApiError | None:
@@ -87,7 +88,7 @@ def translate_event_error(data: bytes, model: str) -> ApiError | None:
     if refusal.error is None:
         return None
     detail = _parse_detail(data)
-    return engine_failed(model, str(detail.message or "an error without words")[:_MAX_MESSAGE])
+    return engine_failed(model, str(detail.message or "an error without words")[:_MAX_MESSAGE], quotes_engine=True)
 
 
 def _parse_detail(body: bytes) -> _Detail:
