@@ -11,8 +11,9 @@ import ssl
 import threading
 import time
 import zipfile
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ from typing import Any
 import pytest
 from agent_rig import AgentRig, WishBoard, given
 from covey_agent.artifacts.download import Remote
+from covey_agent.artifacts.pins import observe_pins
 from covey_agent.peers.directory import PeerCredentials
 from covey_agent.peers.giving import PATH
 from covey_agent.peers.serving import MAX_TRANSFERS
 from covey_api.messages import Assignments, CertificateRole, MemberAssignment, RefusedPeer
 from covey_api.model import Archive, ResolvedArtifact
 from covey_api.node import NodeSpec
+from fleet_rig import Rig as FleetRig
 from fleet_rig import eventually, running_fleet
 from kit.artifact_rig import ignore
 from kit.index import PackageIndex, build_wheel, running_index
@@ -391,42 +394,78 @@ class Scripted:
 
 
 class FetchBoard(LeadersBoard):
-    """Assigns the same member to every node."""
+    """Assigns the same to every node, but for what one of them keeps."""
 
     def __init__(self, spec: NodeSpec) -> None:
         super().__init__()
         self.spec = spec
         self.wishes: tuple[MemberAssignment, ...] = ()
+        self.kept: dict[str, tuple[ResolvedArtifact, ...]] = {}
 
     def _assignments(self, node: str, serial: int) -> Assignments:
-        return Assignments(term=1, serial=serial, complete=True, node=node, spec=self.spec, members=self.wishes)
+        kept, members = self.kept.get(node, ()), () if node in self.kept else self.wishes
+        return Assignments(term=1, serial=serial, complete=True, node=node, spec=self.spec, members=members, kept=kept)
+
+
+@asynccontextmanager
+async def running_agents(
+    folder: Path, board: FetchBoard, names: str
+) -> AsyncGenerator[tuple[FleetRig, dict[str, AgentRig]]]:
+    """Agent processes on this machine."""
+    async with running_fleet(folder, board) as fleet:
+        rigs: dict[str, AgentRig] = {}
+        try:
+            for name in names:
+                place = folder / name
+                place.mkdir()
+                rigs[name] = AgentRig(place, fleet, WishBoard(board.spec), folder, place / "cache")
+                rigs[name].token.write_text(await fleet.token(CertificateRole.AGENT))
+                rigs[name].start("--name", name, "--blobs-port", "0")
+            yield fleet, rigs
+        except BaseException:
+            for name, rig in rigs.items():
+                print(f"node {name}:\n{rig.log.read_text()}")
+            raise
+        finally:
+            for rig in rigs.values():
+                rig.end()
+
+
+def resolve(origin: PackageIndex) -> ResolvedArtifact:
+    return ResolvedArtifact(source=weights(origin).url, name=NAME, size_bytes=len(CONTENT), sha256=DIGEST)
+
+
+def blob_of(rig: AgentRig) -> Path:
+    return rig.cache / "blobs" / "sha256" / DIGEST
 
 
 async def test_three_agents_fetch_a_model_for_their_members_once(tmp_path: Path, origin: PackageIndex) -> None:
     origin.faults.trickle_bytes, origin.faults.trickle_seconds = MIB, 0.05
     board = FetchBoard(given(engine_double(tmp_path)))
-    source = weights(origin).url
-    artifact = ResolvedArtifact(source=source, name=NAME, size_bytes=len(CONTENT), sha256=DIGEST)
-    async with running_fleet(tmp_path, board) as fleet:
-        rigs: list[AgentRig] = []
-        try:
-            for name in "abc":
-                folder = tmp_path / name
-                folder.mkdir()
-                rig = AgentRig(folder, fleet, WishBoard(board.spec), tmp_path, folder / "cache")
-                rig.token.write_text(await fleet.token(CertificateRole.AGENT))
-                rig.start("--name", name, "--blobs-port", "0")
-                rigs.append(rig)
-            board.wishes = (rigs[0].assign(artifact=artifact),)
-            board.publish()
-            blobs = [rig.cache / "blobs" / "sha256" / DIGEST for rig in rigs]
-            await eventually(lambda: all(blob.exists() for blob in blobs), 40)
-            # Who is removed is refused by all others, whose certificate doesn't tell it.
-            await fleet.denials.deny(CertificateRole.AGENT, "b", time.time())
-            refused = rigs[0].state / "agent" / "refused-gateways.json"
-            await eventually(lambda: '"nodes": {"b"' in refused.read_text(), 20)
-        finally:
-            for rig in rigs:
-                rig.end()
-        assert [blob.read_bytes() == CONTENT for blob in blobs] == [True] * 3, [rig.log.read_text() for rig in rigs]
-    assert origin.state.sent_bytes == len(CONTENT), [rig.log.read_text() for rig in rigs]
+    async with running_agents(tmp_path, board, "abc") as (fleet, rigs):
+        board.wishes = (rigs["a"].assign(artifact=resolve(origin)),)
+        board.publish()
+        await eventually(lambda: all(blob_of(rig).exists() for rig in rigs.values()), 40)
+        # Who is removed is refused by all others, whose certificate doesn't tell it.
+        await fleet.denials.deny(CertificateRole.AGENT, "b", time.time())
+        refused = rigs["a"].state / "agent" / "refused-gateways.json"
+        await eventually(lambda: '"nodes": {"b"' in refused.read_text(), 20)
+        assert [blob_of(rig).read_bytes() == CONTENT for rig in rigs.values()] == [True] * 3
+        assert origin.state.sent_bytes == len(CONTENT)
+
+
+async def test_a_store_has_what_models_name_before_anybody_needs_it(tmp_path: Path, origin: PackageIndex) -> None:
+    board = FetchBoard(given(engine_double(tmp_path)))
+    board.kept = {"s": (resolve(origin),)}
+    async with running_agents(tmp_path, board, "sn") as (_, rigs):
+        await eventually(lambda: blob_of(rigs["s"]).exists(), 40)
+        await eventually(lambda: DIGEST in observe_pins(rigs["s"].cache / "pins").by_digest)
+        origin.faults.busy, origin.faults.busy_status = 10**6, 503
+        board.wishes = (rigs["n"].assign(artifact=resolve(origin)),)
+        board.publish()
+        await eventually(lambda: blob_of(rigs["n"]).exists(), 40)
+        assert origin.state.sent_bytes == len(CONTENT)
+        # What no Model names any more may go.
+        board.kept = {"s": ()}
+        board.publish()
+        await eventually(lambda: DIGEST not in observe_pins(rigs["s"].cache / "pins").by_digest)

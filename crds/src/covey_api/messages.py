@@ -35,6 +35,9 @@ REFUSED_COUNTS_SECONDS = 60.0
 # Longest JSON body that a fleet call takes.
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_ASKS = 32
+# Artifacts that a store keeps, and the files of all of them together: a snapshot is one line of at most 16 MiB.
+MAX_KEPT = 1000
+MAX_KEPT_FILES = 20_000
 # Holders of a blob that a node is told of at a time: some are busy, one may be gone.
 MAX_HOLDERS = 8
 MAX_TRIED = 256
@@ -172,6 +175,8 @@ class Assignments(Message):
     """By name. A change comes with the next keep-alive, under the order of the snapshot before."""
     refused_nodes: tuple[RefusedPeer, ...] = ()
     """Likewise: whom blobs aren't given to."""
+    kept: Annotated[tuple[ResolvedArtifact, ...], Field(max_length=MAX_KEPT)] = ()
+    """What the node keeps for the fleet, beside what its members need."""
 
     @property
     def order(self) -> Order:

@@ -56,6 +56,23 @@ class NodeSharing(Message):
     there is."""
 
 
+class Keeps(StrEnum):
+    """What stays in a node's cache."""
+
+    NEEDED = "Needed"
+    """What runs on it, or is about to."""
+    MODELS = "Models"
+    """Also all that any Model of the fleet names: it is fetched, and stays while the Model does."""
+
+
+class NodeStore(Message):
+    """What the node keeps for the fleet."""
+
+    keeps: Keeps = Keeps.NEEDED
+    """`Needed`: what runs on it; `Models`: also all variants and companions of every Model, for other nodes to fetch
+    from it. With `unschedulable` it does nothing else."""
+
+
 class TaintEffect(StrEnum):
     NO_SCHEDULE = "NoSchedule"
     """Nothing new is placed here without a toleration; what runs stays."""
@@ -107,6 +124,7 @@ class NodeSpec(Message):
     """Overrides, at most one per engine."""
     downloads: NodeDownloads = NodeDownloads()
     sharing: NodeSharing = NodeSharing()
+    store: NodeStore = NodeStore()
 
 
 class MemoryPool(Message):

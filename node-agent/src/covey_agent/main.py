@@ -42,6 +42,7 @@ from covey_agent.engines.descriptions import DESCRIPTIONS
 from covey_agent.engines.provision import NodeEngines, open_engines
 from covey_agent.facts.machine import MachineFacts
 from covey_agent.keeper.keepers import ProcessKeepers
+from covey_agent.keeping import Keeping
 from covey_agent.kept_file import KeptFile, observe_boot_id
 from covey_agent.membership import Membership
 from covey_agent.options import Options, parse_options
@@ -119,16 +120,21 @@ async def run_agent(options: Options, folder: Path) -> int:
             recorder.observe(before, after, now)
             web.pace.limit(limit_of(after.spec.downloads))
             blobs.pace.limit(limit_of(after.spec.sharing))
-            # What members run, or will, stays in the cache.
-            pins.hold(frozenset(digest for member in after.members.values() for digest in needs_of(member.spec)))
+            hold_needed(after)
 
+        def hold_needed(state: State) -> None:
+            """What members run, or will, stays in the cache, and what is kept for the fleet."""
+            needed = (digest for member in state.members.values() for digest in needs_of(member.spec))
+            pins.hold(keeping.digests.union(needed))
+
+        keeping = Keeping(outside.artifacts, folder, lambda: hold_needed(runtime.state), changed.set)
         runtime = Runtime(outside, members, KeptFile(folder), boot_id, changed.set, record)
         machine = observe_machine()
         survey = Survey(engines, outside.facts, lambda: runtime.state.spec, runtime.spec_changed, changed.set, machine)
         this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts, lambda: blobs.port)
         reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed)
         asks = Asks(node, outside.artifacts, Captures(node, runtime, outside, members))
-        membership = Membership(node, runtime, reporter, asks, RefusedFile(folder), jitter, directory)
+        membership = Membership(node, runtime, reporter, asks, RefusedFile(folder), jitter, directory, keeping)
         with suppress(TimeoutError):  # an engine that is started before it is known listens on every address
             async with asyncio.timeout(ADDRESS_SECONDS):
                 await whereabouts.find()
@@ -139,6 +145,7 @@ async def run_agent(options: Options, folder: Path) -> int:
                 group.create_task(survey.run()),
                 group.create_task(open_blobs(whereabouts, blobs, options.blobs_port)),
                 group.create_task(peers.run()),
+                group.create_task(keeping.run()),
                 group.create_task(membership.run(folder, options.controller, options.admission)),
             ]
             status = await end(runtime, running, await wait_for_end(options.lifeline))

@@ -19,6 +19,7 @@ from covey_fleet_client.tasks import flatten_errors, run_apart
 from pydantic import ValidationError
 
 from covey_agent.asks import Asks
+from covey_agent.keeping import Keeping
 from covey_agent.peers.directory import FleetDirectory
 from covey_agent.ports import Fleet
 from covey_agent.refused import RefusedFile
@@ -40,6 +41,7 @@ class Membership:
         refused: RefusedFile,
         jitter: Callable[[], float],
         directory: FleetDirectory,
+        keeping: Keeping,
     ) -> None:
         self._node = node
         self._runtime = runtime
@@ -48,6 +50,7 @@ class Membership:
         self._refused = refused
         self._jitter = jitter
         self._directory = directory
+        self._keeping = keeping
 
     async def run(self, folder: Path, controller_url: str, admission: Admission) -> None:
         """Until cancelled. `folder` holds the identity.
@@ -134,3 +137,5 @@ class Membership:
         self._refused.write(assignments.refused_gateways, assignments.refused_nodes)
         await self._runtime.receive(assignments)
         self._asks.receive(assignments.asks)
+        if assignments.complete:
+            self._keeping.receive(assignments.kept)

@@ -12,6 +12,7 @@ from random import Random
 from covey_agent.asks import Asks
 from covey_agent.capturing import Captures
 from covey_agent.engines.proof import PROBE_SECONDS
+from covey_agent.keeping import Keeping
 from covey_agent.kept_file import KeptFile
 from covey_agent.membership import Membership
 from covey_agent.peers.directory import FleetDirectory
@@ -185,7 +186,10 @@ class Agent:
         asks = Asks(machine.name, artifacts, captures)
         refused = RefusedFile(machine.folder)
         directory = FleetDirectory(machine.name)
-        self._membership = Membership(machine.name, self.runtime, reporter, asks, refused, random.random, directory)
+        keeping = Keeping(artifacts, machine.folder, lambda: None, self._changed.set)
+        self._membership = Membership(
+            machine.name, self.runtime, reporter, asks, refused, random.random, directory, keeping
+        )
         self._fleet = fleet
         self.process = Process(f"agent {machine.name}", self._run)
 

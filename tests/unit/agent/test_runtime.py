@@ -11,6 +11,7 @@ import pytest
 from covey_agent.asks import Asks
 from covey_agent.capturing import Captures
 from covey_agent.exits import explain_exit
+from covey_agent.keeping import Keeping
 from covey_agent.kept_file import KeptFile
 from covey_agent.launching import render_launch
 from covey_agent.membership import Membership
@@ -75,8 +76,10 @@ class Running:
         self.reporter = Reporter(this, self.runtime, self.survey, world.artifacts, world.facts, self.changed)
         captures = Captures("a", self.runtime, world.outside, folder / "members")
         self.asks = Asks("a", world.artifacts, captures)
+        refused, directory = RefusedFile(folder), FleetDirectory("a")
+        keeping = Keeping(world.artifacts, folder, lambda: None, lambda: None)
         self.membership = Membership(
-            "a", self.runtime, self.reporter, self.asks, RefusedFile(folder), lambda: 0.0, FleetDirectory("a")
+            "a", self.runtime, self.reporter, self.asks, refused, lambda: 0.0, directory, keeping
         )
 
     async def receive(self, *members: MemberAssignment, serial: int = 1) -> None:
