@@ -162,7 +162,10 @@ def test_aliases_do_not_share_what_is_filled_in() -> None:
     assert model.spec.memory.workspace == "0"
 
 
-UNPROVEN = "where `spec.trust.requires` is 'Digest' each of `spec.variants`, its `projector` and its `draft` must have `sha256`"
+UNPROVEN = (
+    "where `spec.trust.requires` is 'Digest' each of `spec.variants`, its `projector` and its `draft` must have "
+    "`sha256`"
+)
 
 
 @pytest.mark.parametrize(
