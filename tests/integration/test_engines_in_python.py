@@ -176,6 +176,41 @@ def test_the_engine_refuses_what_would_load_or_fetch(
         assert again.status_code == 200, "what was loaded must be there still"
 
 
+MLX_ENDERS: list[tuple[dict[str, Any], int]] = [
+    ({"top_k": 200_000}, 200),
+    ({"xtc_probability": 0.5, "xtc_threshold": 0.9}, 200),
+    ({"xtc_probability": 1, "xtc_threshold": 0.1}, 200),
+    ({"logit_bias": {"99999999999999999999": 1}}, 400),
+    ({"logit_bias": {"49152": 1}}, 400),
+    ({"logit_bias": {"100": -100}}, 200),
+    ({"seed": -1}, 200),
+    ({"seed": 2**70}, 200),
+    ({"stop": ["\ud800"]}, 400),
+    ({"stop": [[]]}, 400),
+    ({"temperature": 1e-300}, 200),
+    ({"chat_template_kwargs": {"return_tensors": "np"}}, 400),
+    ({"chat_template_kwargs": {"chat_template": "x"}}, 400),
+    ({"chat_template_kwargs": {"padding": "max_length", "max_length": 2_000_000_000}}, 400),
+    ({"chat_template_kwargs": {"tokenize": False}}, 400),
+    ({"messages": [{"role": "user", "content": 5}]}, 400),
+    ({"messages": [{"role": "\ud800", "content": "\ud800"}]}, 400),
+    ({"n": None}, 200),
+]
+
+
+def test_no_request_ends_generation_for_everybody(fleet: RunningFleet) -> None:
+    """Two at a time, so that each is sampled in a batch as well."""
+    if engine_of(fleet) != "Mlx":
+        pytest.skip("mlx-lm alone samples on the thread that generates for all")
+    plain = {"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    with direct(fleet) as engine, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        for fields, status in MLX_ENDERS:
+            beside = pool.submit(engine.post, "/v1/chat/completions", json=plain | {"max_tokens": 12})
+            answer = engine.post("/v1/chat/completions", content=json.dumps(plain | fields))
+            assert answer.status_code == status, (fields, answer.text)
+            assert beside.result().status_code == 200, fields
+
+
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: None for name in fields} | {
         "model": "smollm2",

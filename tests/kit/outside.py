@@ -139,6 +139,7 @@ class FakeAdapter:
         self.failure: Exception | None = None
         self.unready_probes = 0
         self.progress: Callable[[], str | None] = lambda: None
+        self.rests = False
 
     def render(
         self,
@@ -161,6 +162,9 @@ class FakeAdapter:
     async def observe_progress(self, port: int, key: str) -> str | None:
         await asyncio.sleep(0)
         return self.progress()
+
+    async def is_at_rest(self, port: int, key: str) -> bool:
+        return self.rests
 
     async def read_metrics(self, port: int, key: str) -> str | None:
         return None

@@ -1,13 +1,14 @@
 """A look at an engine that gateways doubt: does it generate, is it at work, or is it dead?
 
     1. it works for the first `WATCH_SECONDS`             computes: no request of ours delays what it is at
-    2. it completes the smallest request                  generates
-    3. it doesn't in time, but it has worked meanwhile    computes
-    4. nothing of it moved all the while                  dead
+    2. what generates in it says that nothing is asked    generates: no request of ours takes a conversation's place
+    3. it completes the smallest request                  generates
+    4. it doesn't in time, but it has worked meanwhile    computes
+    5. nothing of it moved all the while                  dead
 
 It works when its own counters move, its processes take processor time, or they read from a disk. Its health page is not
 asked: threads that take requests live on when the one that generates is dead. The smallest request is that of
-readiness, which spares the users' prompt cache; it ends with its connection.
+readiness; it ends with its connection, and costs the conversation in whose slot it was done what was kept of it.
 
 With an accelerator at work the processor may do next to nothing, and counters stand still, for as long as one batch
 lasts: two minutes at most where a model is very large for its machine. There the look takes as long. An engine that is
@@ -88,9 +89,20 @@ async def _find(look: _Look) -> Finding:
     await asyncio.sleep(WATCH_SECONDS)
     if look.has_worked(now()):
         return Finding.COMPUTES
-    if await _completes(look):
+    if await _rests(look) or await _completes(look):
         return Finding.GENERATES
     return Finding.COMPUTES if look.has_worked(now()) else Finding.DEAD
+
+
+async def _rests(look: _Look) -> bool:
+    """Whether it says that nothing is asked of it. One that told no counter while it was watched isn't asked."""
+    if not look.counted:
+        return False
+    try:
+        async with asyncio.timeout(WATCH_SECONDS):
+            return await look.adapter.is_at_rest(look.process.port, look.assignment.key)
+    except TimeoutError:
+        return False
 
 
 async def _completes(look: _Look) -> bool:

@@ -153,6 +153,10 @@ class EngineAdapter(Protocol):
         or not while it computes. One bounded try; never raises."""
         ...
 
+    async def is_at_rest(self, port: int, key: str) -> bool:
+        """Whether what generates in it says itself that nothing is asked of it. One bounded try; never raises."""
+        ...
+
     async def read_metrics(self, port: int, key: str) -> str | None:
         """The engine's own page of metrics; None: it has none, or doesn't answer. One bounded try; never raises."""
         ...

@@ -70,6 +70,9 @@ class Adapter:
     async def observe_progress(self, port: int, key: str) -> str | None:
         return None
 
+    async def is_at_rest(self, port: int, key: str) -> bool:
+        return False
+
     async def read_metrics(self, port: int, key: str) -> str | None:
         return None
 

@@ -73,6 +73,13 @@ def test_engine_that_computes_is_sent_no_request() -> None:
     assert look(share(1.0), HangingAdapter()) == (Finding.COMPUTES, "Computes", WATCH_SECONDS, 0)
 
 
+def test_engine_that_says_that_nothing_is_asked_of_it_is_asked_nothing() -> None:
+    adapter = HangingAdapter()
+    adapter.rests, adapter.progress = True, lambda: "7"
+    finding, _, seconds, requests = look(share(0.0), adapter)
+    assert (finding, seconds, requests) == (Finding.GENERATES, WATCH_SECONDS, 0)
+
+
 def test_engine_that_is_idle_and_answers_generates() -> None:
     finding, _, seconds, requests = look(share(0.0), FakeAdapter())
     assert (finding, seconds, requests) == (Finding.GENERATES, WATCH_SECONDS, 1)

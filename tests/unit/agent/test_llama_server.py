@@ -141,6 +141,12 @@ def test_key_is_in_a_file_and_nowhere_else(adapter: Adapter) -> None:
             "libodd.so.3",
         ),
         (
+            -6,
+            "dyld[4711]: Library not loaded: @rpath/libggml.0.dylib\n  Referenced from: /opt/homebrew/bin/llama-server",
+            FailureCause.MISSING_LIBRARY,
+            "`brew reinstall llama.cpp`",
+        ),
+        (
             1,
             "0.00.004.062 E srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18999\n",
             FailureCause.EXITED,

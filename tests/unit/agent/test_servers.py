@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from covey_agent.engines.servers.llama_cpp_server import parse_sampling, parse_stops
+from covey_agent.engines.servers.llama_cpp_server import parse_sampling
 from covey_agent.engines.servers.mlx_server import Budget
 from covey_agent.engines.servers.options import parse_settings
+from covey_agent.engines.servers.sampling import choose_mlx_fields, read_stops, refuse_variables
 from covey_agent.engines.servers.stops import Stops
 from covey_agent.engines.servers.web import LoadFailed, Refused, choose_max_tokens, report_failure, text_messages
 from hypothesis import given
@@ -37,9 +38,9 @@ def test_what_is_shown_ends_before_the_first_stop_however_it_is_cut(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"temperature": "hot"}, '`temperature` must be a number from 0.0 to 10.0; got "hot"'),
-        ({"top_p": 1.5}, "`top_p` must be a number from 0.0 to 1.0; got 1.5"),
-        ({"top_k": True}, "`top_k` must be a number"),
+        ({"temperature": "hot"}, '`temperature` must be a number from 0 to 10; got "hot"'),
+        ({"top_p": 1.5}, "`top_p` must be a number from 0 to 1; got 1.5"),
+        ({"top_k": True}, "`top_k` must be a whole number"),
     ],
 )
 def test_sampling_out_of_bounds_is_refused_by_field(body: dict[str, Any], words: str) -> None:
@@ -55,10 +56,59 @@ def test_sampling_has_defaults_and_takes_what_is_given() -> None:
     )
 
 
+MLX_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"xtc_probability": "often"}, "`xtc_probability` must be a number from 0 to 1"),
+    ({"top_k": 1.5}, "`top_k` must be a whole number"),
+    ({"logit_bias": {"99999999999999999999": 1}}, 'names token "99999999999999999999"; this model has 0 to 99'),
+    ({"logit_bias": {"100": 1}}, 'names token "100"'),
+    ({"logit_bias": {"-1": 1}}, 'names token "-1"'),
+    ({"logit_bias": {"1": float("inf")}}, "must be numbers from -100 to 100"),
+    ({"logit_bias": [1]}, "`logit_bias` must be an object"),
+    ({"stop": ["\ud800"]}, "that the model's tokenizer knows"),
+    ({"stop": [["a"]]}, "`stop` must be a text"),
+    ({"seed": "x"}, "`seed` must be a whole number"),
+    ({"stream_options": 1}, "`stream_options` must be an object"),
+    ({"temperature": 10**400}, "`temperature` must be a number"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), MLX_REFUSED)
+def test_what_would_end_mlx_for_everybody_is_refused_by_field(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(Refused) as raised:
+        choose_mlx_fields(fields, 100, lambda text: list(text.encode()))
+    assert words in str(raised.value)
+
+
+def test_mlx_is_handed_what_it_can_do_and_nothing_else() -> None:
+    fields = {"top_k": 200_000, "xtc_probability": 0.5, "xtc_threshold": 0.9, "seed": 2**70 + 3, "stop": "x"}
+    others: dict[str, Any] = {
+        "draft_model": "m",
+        "role_mapping": {},
+        "unknown": 1,
+        "temperature": None,
+        "tools": [1],
+        "stream": True,
+    }
+    assert choose_mlx_fields(fields | others, 100, lambda text: list(text.encode())) == {
+        **{"top_k": 0, "xtc_probability": 0.0, "xtc_threshold": 0.0, "seed": 3, "stop": ["x"]},
+        **{"tools": [1], "stream": True},
+    }
+    assert choose_mlx_fields({"top_k": 99, "logit_bias": {"7": 1}}, 100, lambda _: [1]) == {
+        "top_k": 99,
+        "logit_bias": {"7": 1.0},
+    }
+
+
+def test_arguments_of_the_templates_function_are_no_variables_of_a_template() -> None:
+    refuse_variables({"enable_thinking": False}, frozenset(("padding", "max_length")))
+    with pytest.raises(Refused, match="must not hold `max_length`"):
+        refuse_variables({"padding": "max_length", "max_length": 2_000_000_000}, frozenset(("padding", "max_length")))
+
+
 @pytest.mark.parametrize("stop", [3, [""], ["a", 1], ["x"] * 17])
 def test_stops_that_are_no_texts_are_refused(stop: object) -> None:
     with pytest.raises(Refused, match="`stop` must be a text"):
-        parse_stops({"stop": stop})
+        read_stops({"stop": stop})
 
 
 def test_the_answer_is_bounded_by_what_is_left_of_the_window() -> None:

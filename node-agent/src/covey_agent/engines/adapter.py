@@ -20,7 +20,7 @@ from covey_api.instance import Instance
 from covey_api.reasons import FailureCause
 
 from covey_agent.engines.libraries import explain_missing_library
-from covey_agent.engines.proof import explain_unproven
+from covey_agent.engines.proof import MAX_ANSWER_BYTES, explain_unproven, read_answer
 from covey_agent.keeper.output import EXIT_TAIL_BYTES, drop_cut_line
 from covey_agent.ports import AgentError, EngineProgram, Launch
 
@@ -71,6 +71,8 @@ class Counters:
 
     path: str
     pattern: re.Pattern[str]
+    asked: re.Pattern[str] | None = None
+    """Finds how many requests are under way or wait. Only of a page that the thread which generates answers itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +128,22 @@ class Adapter:
         page = await self.read_metrics(port, key)
         return " ".join(counters.pattern.findall(page)) or None if counters and page else None
 
+    async def is_at_rest(self, port: int, key: str) -> bool:
+        counters = self._description.counters
+        page = await self.read_metrics(port, key) if counters and counters.asked else None
+        found = counters.asked.findall(page) if counters and counters.asked and page else []
+        return bool(found) and not any(float(each) for each in found)
+
     async def read_metrics(self, port: int, key: str) -> str | None:
         counters = self._description.counters
         if counters is None:
             return None
         url, headers = f"http://127.0.0.1:{port}{counters.path}", {"authorization": f"Bearer {key}"}
+        request = self._http.build_request("GET", url, headers=headers, timeout=PROGRESS_SECONDS)
         try:
             async with asyncio.timeout(PROGRESS_SECONDS):
-                return (await self._http.get(url, headers=headers, timeout=PROGRESS_SECONDS)).text
+                _, page = await read_answer(self._http, request, MAX_ANSWER_BYTES)
+            return page.decode("utf-8", "replace")
         except (httpx.HTTPError, TimeoutError):
             return None
 

@@ -109,12 +109,12 @@ class Environment:
         recipe = self.recipe
         blobs = await self._fetch(tell)
         lock = self._folder.with_suffix(".lock")
-        async with hold_partial(lock, recipe.install_seconds):
+        async with hold_partial(lock, recipe.install_seconds) as held:
             # Another process may have built it while this one waited.
             if self.find() is None:
                 await self._cache.room.require(recipe.installed_bytes, f"the environment of {recipe.name}")
                 try:
-                    await self._build(blobs)
+                    await self._build(blobs, held)
                 except OSError as error:
                     raise self._cache.room.explain(error, recipe.name, recipe.installed_bytes) from error
         packages = self.find()
@@ -141,7 +141,8 @@ class Environment:
         remote = Remote(found.url, file.filename, file.sha256, file.size_bytes)
         return await self._downloader.download(remote, tell, beside_bytes=self.recipe.installed_bytes)
 
-    async def _build(self, blobs: Mapping[PinnedFile, Path]) -> None:
+    async def _build(self, blobs: Mapping[PinnedFile, Path], lock: int) -> None:
+        """`lock` is held by what installs as well: it outlives an agent that is killed, and nobody builds under it."""
         staging = self._folder / "staging"
         await asyncio.to_thread(self._stage, blobs, staging)
         seconds = self.recipe.install_seconds
@@ -154,6 +155,7 @@ class Environment:
             *("--requirements", str(staging / "requirements.txt")),
             environment={"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1)} | dict(self.recipe.settings),
             seconds=seconds,
+            locks=(lock,),
         )
         if answer is None:
             raise self._failed(f"uv did not end within {seconds:.0f} s")

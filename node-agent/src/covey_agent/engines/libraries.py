@@ -4,6 +4,8 @@ import re
 
 # glibc's words; the rest of the line says why and is always the same.
 _MISSING = re.compile(r"error while loading shared libraries: ([^:\s]+):")
+# macOS's: after an upgrade by Homebrew the library of the version before is gone.
+_MISSING_MAC = re.compile(r"^dyld\[\d+\]: Library not loaded: (\S+)", re.MULTILINE)
 # Debian's and Ubuntu's packages of libraries that llama-server builds ask for.
 _PACKAGES = {
     "libcurl.so.4": "libcurl4",
@@ -16,6 +18,11 @@ _PACKAGES = {
 
 def explain_missing_library(program: str, output: str) -> str | None:
     """Which library `program` misses by its output, and how to install it; None when it misses none."""
+    if on_mac := _MISSING_MAC.search(output):
+        return (
+            f"{program} needs the shared library '{on_mac.group(1)}', which is not here. If it is Homebrew's: "
+            "`brew reinstall llama.cpp`."
+        )
     match = _MISSING.search(output)
     if match is None:
         return None

@@ -173,6 +173,10 @@ LLAMA_SERVER = Description(
     # A refused request.
     clients_words=re.compile(r"^.*: got exception: .*\n?", re.MULTILINE),
     # Told by the thread that generates, and by no other.
-    counters=Counters("/metrics", re.compile(r"^llamacpp:n_decode_total (\S+)", re.MULTILINE)),
+    counters=Counters(
+        "/metrics",
+        re.compile(r"^llamacpp:n_decode_total (\S+)", re.MULTILINE),
+        re.compile(r"^llamacpp:requests_(?:processing|deferred) ([0-9.]+)$", re.MULTILINE),
+    ),
     loads_companions=True,
 )

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +30,12 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return kept | {"LANG": "C.UTF-8"} | dict(extra)
 
 
-async def ask(program: Path, *arguments: str, environment: Mapping[str, str], seconds: float) -> Answer | None:
-    """The answer, or None when it doesn't end in time. What can't be started answers as a shell would, and says why."""
+async def ask(
+    program: Path, *arguments: str, environment: Mapping[str, str], seconds: float, locks: Sequence[int] = ()
+) -> Answer | None:
+    """The answer, or None when it doesn't end in time. What can't be started answers as a shell would, and says why.
+
+    `locks`: descriptors that it and its children hold too, so that these stay locked for as long as they live."""
     try:
         process = await asyncio.create_subprocess_exec(
             program,
@@ -41,6 +45,7 @@ async def ask(program: Path, *arguments: str, environment: Mapping[str, str], se
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=locks,
         )
     except OSError as error:
         return Answer(CANNOT_START, error.strerror or type(error).__name__)

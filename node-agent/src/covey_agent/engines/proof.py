@@ -1,10 +1,11 @@
 """The smallest request of a task, and what proves that it was done: a token, a finite vector, a score.
 
 An engine's own health page proves nothing: it answers while weights load, and goes on answering when what generates is
-dead. The request spares the users' prompt cache where the engine can be told so.
+dead.
 """
 
 import asyncio
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ PROBE_SECONDS = 30.0
 # How long one try asks an engine that loads, and how often: a request a twentieth of a second costs some 3 % of a core.
 LOADING_SECONDS = 1.0
 AGAIN_SECONDS = 0.05
+# Of a vector with some thousand dimensions.
+MAX_ANSWER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +78,14 @@ async def _ask(http: httpx.AsyncClient, instance: Instance, port: int, key: str)
     proof = PROOFS[instance.spec.task]
     try:
         async with asyncio.timeout(PROBE_SECONDS):
-            answer = await http.post(
+            request = http.build_request(
+                "POST",
                 f"http://127.0.0.1:{port}{proof.path}",
                 json={"model": instance.spec.model, **proof.body},
                 headers={"authorization": f"Bearer {key}"},
                 timeout=PROBE_SECONDS,
             )
+            status, content = await read_answer(http, request, MAX_ANSWER_BYTES)
     except httpx.ConnectError:
         return "nothing listens on its port", True
     except (httpx.TimeoutException, TimeoutError):
@@ -88,9 +93,23 @@ async def _ask(http: httpx.AsyncClient, instance: Instance, port: int, key: str)
     except httpx.HTTPError as error:
         return f"it broke off the smallest request ({type(error).__name__})", False
     try:
-        if answer.status_code == 200 and proof.is_done(answer.json()):
+        if status == 200 and proof.is_done(json.loads(content)):
             return "", False
     except (ValueError, KeyError, TypeError, IndexError):
         pass  # what it answered is no such answer
-    words = f"its answer to the smallest request has status {answer.status_code} and isn't what was asked for"
-    return words, answer.status_code == 503
+    words = f"its answer to the smallest request has status {status} and isn't what was asked for"
+    return words, status == 503
+
+
+async def read_answer(http: httpx.AsyncClient, request: httpx.Request, most_bytes: int) -> tuple[int, bytes]:
+    """Status and body, cut off there: an engine out of its mind doesn't fill the agent. Raises what httpx does."""
+    answer = await http.send(request, stream=True)
+    content = bytearray()
+    try:
+        async for piece in answer.aiter_bytes():
+            content += piece[: most_bytes - len(content)]
+            if len(content) >= most_bytes:
+                break
+    finally:
+        await answer.aclose()
+    return answer.status_code, bytes(content)

@@ -14,8 +14,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
+from covey_agent.engines.servers.sampling import Bound, read_number, read_seed, read_stops
 from covey_agent.engines.servers.settings import Settings
 from covey_agent.engines.servers.stops import Stops
 from covey_agent.engines.servers.web import (
@@ -34,21 +35,20 @@ from covey_agent.engines.servers.web import (
 # Who waits longer in line gets an answer elsewhere sooner.
 LINE_SECONDS = 600.0
 LOOK_SECONDS = 0.2
-MAX_STOPS = 16
 # `ggml_type` of keys and values.
 _TYPES = {"F16": 1, "Q8_0": 8, "Q4_0": 2}
 _ALL_LAYERS = -1
 _UNDONE = ("tools", "functions", "logprobs", "top_logprobs")
-# Request field, `Llama.generate`'s argument, default, least, most.
+# `Llama.generate`'s argument, its default, and the request's field.
 _SAMPLING = (
-    ("temperature", "temp", 0.8, 0.0, 10.0),
-    ("top_p", "top_p", 0.95, 0.0, 1.0),
-    ("top_k", "top_k", 40, 0, 1 << 20),
-    ("min_p", "min_p", 0.05, 0.0, 1.0),
-    ("typical_p", "typical_p", 1.0, 0.0, 1.0),
-    ("repeat_penalty", "repeat_penalty", 1.0, 0.0, 10.0),
-    ("frequency_penalty", "frequency_penalty", 0.0, -2.0, 2.0),
-    ("presence_penalty", "presence_penalty", 0.0, -2.0, 2.0),
+    ("temp", 0.8, Bound("temperature", 0, 10)),
+    ("top_p", 0.95, Bound("top_p", 0, 1)),
+    ("top_k", 40, Bound("top_k", -1, (1 << 31) - 1, is_whole=True)),
+    ("min_p", 0.05, Bound("min_p", 0, 1)),
+    ("typical_p", 1.0, Bound("typical_p", 0, 1)),
+    ("repeat_penalty", 1.0, Bound("repeat_penalty", 0, 10)),
+    ("frequency_penalty", 0.0, Bound("frequency_penalty", -2, 2)),
+    ("presence_penalty", 0.0, Bound("presence_penalty", -2, 2)),
 )
 
 
@@ -135,19 +135,19 @@ class LlamaCore:
         for field in _UNDONE:
             if body.get(field):
                 raise invalid(f"`{field}` is not done by engine 'LlamaCpp'; 'LlamaServer' does it")
-        if body.get("n", 1) != 1:
+        if body.get("n") not in (None, 1):
             raise invalid("`n` must be 1")
         prompt = self._render_prompt(body)
         if len(prompt) >= self._settings.window:
             raise refuse_too_long(len(prompt), self._settings.window)
         answer = Answer(handler, body, len(prompt), self._settings.name)
         max_tokens = choose_max_tokens(body, len(prompt), self._settings.window)
-        sampling, stops = parse_sampling(body), parse_stops(body)
+        sampling, stops, seed = parse_sampling(body), Stops(read_stops(body)), read_seed(body)
         grammar = self._make_grammar(body)
         self._wait_for_turn(handler)
         try:
-            if isinstance(seed := body.get("seed"), int):
-                self._llama.set_seed(seed & 0xFFFFFFFF)
+            if seed is not None:
+                self._llama.set_seed(seed)
             tokens = self._llama.generate(prompt, grammar=grammar, **sampling)
             answer.give(self._read_pieces(tokens, max_tokens, stops, answer, handler))
         finally:
@@ -259,20 +259,7 @@ class Answer:
 def parse_sampling(body: Body) -> dict[str, float]:
     """Arguments of `Llama.generate`. Refused names the field."""
     found: dict[str, float] = {}
-    for field, argument, default, least, most in _SAMPLING:
-        value = body.get(field)
-        if value is None:
-            value = default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            raise invalid(f"`{field}` must be a number from {least} to {most}; got {json.dumps(value)[:40]}")
-        found[argument] = int(value) if isinstance(default, int) else float(value)
+    for argument, default, bound in _SAMPLING:
+        value = read_number(body, bound)
+        found[argument] = default if value is None else value
     return found
-
-
-def parse_stops(body: Body) -> Stops:
-    wanted: object = body.get("stop") or []
-    texts = cast(list[object], wanted) if isinstance(wanted, list) else [wanted]
-    found = tuple(text for text in texts if isinstance(text, str) and text)
-    if len(found) != len(texts) or len(found) > MAX_STOPS:
-        raise invalid(f"`stop` must be a text or at most {MAX_STOPS} of them")
-    return Stops(found)

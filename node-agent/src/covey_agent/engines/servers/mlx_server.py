@@ -9,6 +9,7 @@ Keys and values of running requests and of kept prompts share the bytes that wer
 """
 
 import importlib
+import inspect
 import io
 import json
 import logging
@@ -21,6 +22,7 @@ from http.client import HTTPMessage
 from importlib import metadata
 from typing import Any
 
+from covey_agent.engines.servers.sampling import choose_mlx_fields, refuse_variables
 from covey_agent.engines.servers.settings import Settings
 from covey_agent.engines.servers.web import (
     Body,
@@ -39,6 +41,8 @@ from covey_agent.engines.servers.web import (
 LOOK_SECONDS = 0.1
 # Kept prompts a slot: a conversation's last turn and what its system prompt shares with others.
 KEPT_PER_SLOT = 4
+# Shorter ones are read again in no time, and would push out longer ones: the agent's own looks are such.
+LEAST_KEPT_TOKENS = 64
 _BITS = {"F16": None, "Q8_0": 8, "Q4_0": 4}
 
 
@@ -86,6 +90,8 @@ class MlxCore:
         self._budget = Budget(settings)
         self._provider: Any = None
         self._generator: Any = None
+        self._vocabulary = 0
+        self._no_variables: frozenset[str] = frozenset()
 
     def load(self) -> None:
         """Weights are loaded by the thread that generates: their arrays belong to its stream."""
@@ -98,6 +104,10 @@ class MlxCore:
             if not self._generator.generation_available():
                 raise self._provider.failure or LoadFailed("the thread that loads ended without a word")
             time.sleep(LOOK_SECONDS)
+        tokenizer = self._provider.tokenizer
+        self._vocabulary = max(tokenizer.get_vocab().values()) + 1
+        theirs = inspect.signature(tokenizer._tokenizer.apply_chat_template).parameters
+        self._no_variables = frozenset(theirs) | {"messages"}
 
     def _arguments(self) -> Namespace:
         """mlx-lm's own options, all of them: none is left to a default of another version."""
@@ -155,10 +165,9 @@ class MlxCore:
         if prompt_tokens >= window:
             raise refuse_too_long(prompt_tokens, window)
         max_tokens = choose_max_tokens(body, prompt_tokens, window)
-        for field in ("max_completion_tokens", "cache_prompt"):
-            body.pop(field, None)
-        wanted = {name: value for name, value in body.items() if value is not None}
-        asked = wanted | {"model": self._settings.name, "max_tokens": max_tokens}
+        wanted = choose_mlx_fields(body, self._vocabulary, self.tokenize)
+        named = {"model": self._settings.name, "messages": body["messages"], "max_tokens": max_tokens}
+        asked = wanted | named
         self._budget.promise(prompt_tokens + max_tokens)
         try:
             self._forward(handler, json.dumps(asked).encode())
@@ -172,6 +181,7 @@ class MlxCore:
         if not tokenizer.has_chat_template:
             return len(tokenizer.encode(self._library.convert_chat(messages)))
         variables = read_object(body, "chat_template_kwargs")
+        refuse_variables(variables, self._no_variables)
         try:
             self._library.process_message_content(messages)
             tokens = tokenizer.apply_chat_template(
@@ -227,8 +237,10 @@ def _make_prompt_cache(library: Any, count: int, budget: Budget) -> Any:
         self.trim_to(n_bytes=budget.spare_bytes)
         return library.LRUPromptCache.fetch_nearest_cache(self, model, tokens)
 
-    def insert_cache(self: Any, *arguments: Any, **named: Any) -> None:
-        library.LRUPromptCache.insert_cache(self, *arguments, **named)
+    def insert_cache(self: Any, model: Any, tokens: Any, *arguments: Any, **named: Any) -> None:
+        if len(tokens) < LEAST_KEPT_TOKENS:
+            return
+        library.LRUPromptCache.insert_cache(self, model, tokens, *arguments, **named)
         self.trim_to(n_bytes=budget.spare_bytes)
 
     yielding = type(

@@ -83,7 +83,11 @@ class EngineServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._permits.acquire()
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread began that would give it back
+            self._permits.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -159,7 +163,7 @@ class EngineHandler(BaseHTTPRequestHandler):
             self.close_connection = True
             raise Refused(413, "invalid_request_error", f"a body must have a length of at most {MAX_BODY_BYTES} bytes")
         try:
-            body = json.loads(self.rfile.read(int(length)))
+            body = json.loads(self.rfile.read(int(length)), parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
             raise invalid("the body must be JSON") from None
         if not isinstance(body, dict):
@@ -225,12 +229,18 @@ def text_messages(body: Body) -> list[Body]:
             raise invalid("`messages[]` must be objects with a `role`")
         content = cast(Body, message).get("content")
         parts = cast(list[object], content) if isinstance(content, list) else []
+        if content is not None and not isinstance(content, str | list):
+            raise invalid("`messages[].content` must be a text or a list of parts")
         if any(not isinstance(part, dict) or cast(Body, part).get("type") != "text" for part in parts):
             raise invalid("`messages[].content` must be text: this engine takes no images or sound")
         if parts:
             texts = [str(cast(Body, part).get("text", "")) for part in parts]
             cast(Body, message)["content"] = "".join(texts)
     return cast(list[Body], messages)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def read_object(body: Body, field: str) -> Body:
