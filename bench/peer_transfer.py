@@ -1,5 +1,8 @@
 """A blob from node to node over TLS on loopback, beside `curl` from nginx with the same cipher. One JSON line a figure.
 
+And a model of 100 MB that three nodes begin to fetch at once, by the leader's own rule of whose turn it is: how often
+it leaves its origin.
+
 Both write the file to the same folder. `plain` leaves the digest out; `whole` is what an agent does. Each is run in
 turn, several times over, and the median counts: others may share the machine. CPU is what the kernel counted for both
 ends.
@@ -11,34 +14,43 @@ import asyncio
 import hashlib
 import json
 import os
+import random
 import shutil
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
 from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.given import GivenBlobs
+from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.pace import Pace
 from covey_agent.artifacts.partial import PartialFile
+from covey_agent.artifacts.web import SERVER, Patience, Web
 from covey_agent.peers.directory import PeerCredentials
 from covey_agent.peers.serving import BlobServer
 from covey_agent.peers.sources import Peers
-from covey_api.messages import Holder, Wanted, WantedAnswer
+from covey_api.messages import Holder, Report, Wanted, WantedAnswer
+from covey_controller.ports import AgentSession
+from covey_controller.sharing import Sharing
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 MIB, ROUNDS = 1024, 5
+FLEET_BYTES = 100_000_000
 CIPHER = "TLS_AES_256_GCM_SHA384"
 
 
@@ -190,10 +202,106 @@ def measure(work: Callable[[], None], server: psutil.Process, size_bytes: int) -
     return size_bytes / (time.perf_counter() - began) / 1e6, (cpu() - before) / (size_bytes / 1e9)
 
 
+class Origin(BaseHTTPRequestHandler):
+    """Sends the file in pieces, and counts them."""
+
+    path_of_file = Path()
+    sent_bytes = 0
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        size_bytes = self.path_of_file.stat().st_size
+        self.send_response(200)
+        self.send_header("Content-Length", str(size_bytes))
+        self.end_headers()
+        with self.path_of_file.open("rb") as file:
+            while piece := file.read(2**20):
+                self.wfile.write(piece)
+                Origin.sent_bytes += len(piece)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+class Leader:
+    """What the leader knows of three nodes of one machine, as far as blobs go."""
+
+    def __init__(self) -> None:
+        self.sharing = Sharing(time.monotonic)
+        self.agents: dict[str, AgentSession] = {}
+        self.nodes: dict[str, tuple[Cache, BlobServer]] = {}
+
+    def observe(self) -> None:
+        for name, (cache, server) in self.nodes.items():
+            report = Report(
+                boot_id=name,
+                sequence=1,
+                version="0",
+                full=True,
+                machine="here",
+                blobs=cache.digests(),
+                blobs_port=server.port,
+            )
+            self.agents[name] = AgentSession(name, last_seen=time.monotonic(), report=report)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A node's way to the leader."""
+
+    node: str
+    leader: Leader
+
+    async def ask(self, wanted: Wanted) -> WantedAnswer | None:
+        self.leader.observe()
+        return self.leader.sharing.answer(self.node, wanted, self.leader.agents)
+
+
+async def fetch_together(folder: Path, url: str, sha256: str, size_bytes: int) -> float:
+    """Seconds until all three have it."""
+    leader, names = Leader(), ("a", "b", "c")
+    for name in names:
+        make_identity(folder / name, name)
+    together = b"".join((folder / name / "certificate.pem").read_bytes() for name in names)
+    async with AsyncExitStack() as stack:
+        downloaders: list[Downloader] = []
+        for name in names:
+            identity = folder / name
+            (identity / "authorities.pem").write_bytes(together)
+            cache, web = Cache(folder / f"cache-{name}"), Web(IndexSettings(url=url), Patience())
+            stack.push_async_callback(web.close)
+            server = BlobServer(GivenBlobs(cache), identity)
+            server.listen("127.0.0.1", 0)
+            stack.callback(server.close)
+            credentials = PeerCredentials(identity)
+            peers = Peers(Asking(name, leader), credentials.observe_context, web.pace, 60.0, random.Random(name).random)
+            stack.callback(peers.close)
+            leader.nodes[name] = (cache, server)
+            downloaders.append(Downloader(web, cache, peers))
+        began = time.perf_counter()
+        remote = Remote(url, "weights.gguf", sha256, size_bytes, SERVER)
+        await asyncio.gather(*(each.download(remote, lambda _: None) for each in downloaders))
+        return time.perf_counter() - began
+
+
+def measure_fleet() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        content = os.urandom(FLEET_BYTES)
+        Origin.path_of_file = folder / "weights.gguf"
+        Origin.path_of_file.write_bytes(content)
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Origin)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/weights.gguf"
+        seconds = asyncio.run(fetch_together(folder, url, hashlib.sha256(content).hexdigest(), FLEET_BYTES))
+        server.shutdown()
+        say("fleet", nodes=3, times_from_origin=Origin.sent_bytes / FLEET_BYTES, seconds=seconds)
+
+
 def main() -> None:
     if sys.argv[1:2] == ["serve"]:
         asyncio.run(serve(Path(sys.argv[2]), Path(sys.argv[3])))
         return
+    measure_fleet()
     given = [int(word) for word in sys.argv[1:]]
     size_mib, rounds = (*given, *(MIB, ROUNDS)[len(given) :])
     if not (shutil.which("nginx") and shutil.which("curl")):

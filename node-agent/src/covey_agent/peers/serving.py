@@ -32,6 +32,7 @@ MAX_CONNECTIONS = 32
 REQUEST_SECONDS = 10.0
 # A node that takes nothing for so long, of a piece of 1 MiB, is gone.
 STALL_SECONDS = 60.0
+REST_SECONDS = 0.5
 # Strangers must not fill the log.
 COMPLAIN_SECONDS = 60.0
 
@@ -81,6 +82,7 @@ class BlobServer:
         try:
             connection, address = self._listener.accept()
         except OSError:
+            self._rest()
             return
         with self._lock:
             is_full = len(self._open) >= MAX_CONNECTIONS
@@ -91,6 +93,17 @@ class BlobServer:
             return
         name = f"{address[0]}:{address[1]}"
         threading.Thread(target=self._serve, args=(connection, name), name=f"blob to {name}", daemon=True).start()
+
+    def _rest(self) -> None:
+        """No descriptor is left, perhaps: who waits stays readable, and this would spin."""
+        loop = asyncio.get_running_loop()
+        if self._listener is not None:
+            loop.remove_reader(self._listener)
+            loop.call_later(REST_SECONDS, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def _serve(self, connection: socket.socket, name: str) -> None:
         try:

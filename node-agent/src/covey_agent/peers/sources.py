@@ -20,15 +20,17 @@ from covey_agent.artifacts.disk import run_to_end
 from covey_agent.artifacts.flight import Meter
 from covey_agent.artifacts.pace import Pace
 from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile
-from covey_agent.peers.taking import Dialler, OpenPeer, PeerBusy, PeerFailed
+from covey_agent.peers.taking import Dialler, OpenPeer, PeerBusy, PeerFailed, PeerShut
 from covey_agent.ports import OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
 
 # Smaller ones are taken from who has them, and not waited for.
 WORTH_WAITING_BYTES = 1024 * 1024
-# Between questions while another node fetches it or all that have it are busy: times a random number from 0.5 to 1.5.
+# Between questions while another node fetches it or all that have it are busy: times a random number from 0.5 to 1.5,
+# and longer from one to the next. A thousand nodes that wait ask the leader a hundred times a second.
 AGAIN_SECONDS = 2.0
+LONGEST_AGAIN_SECONDS = 10.0
 # Without a controller nobody's turn is known: so that all nodes of a fleet don't ask an origin at the same moment.
 LONGEST_DELAY_SECONDS = 5.0
 # A model of 400 GB at 1 Gbit/s; an origin that is slower for one node may be quicker for another.
@@ -37,6 +39,7 @@ LONGEST_WAIT_SECONDS = 3600.0
 TURN_AGAIN_SECONDS = 5.0
 # A broken connection is made anew this often before the next node is asked.
 TRIES = 3
+MOST_SHUT = 5
 # Less than this in `stall_seconds` is as good as nothing: 1 KiB/s.
 STALL_BYTES = 64 * 1024
 AT_ONCE = 4
@@ -67,6 +70,8 @@ class _Search:
     meter: Meter
     tried: set[str] = field(default_factory=set[str])
     """Nodes that aren't asked again for it."""
+    shut: dict[str, int] = field(default_factory=dict[str, int])
+    """How often each node ended a connection at once."""
     givers: set[str] = field(default_factory=set[str])
     """Nodes that what is there came from."""
     is_only_theirs: bool = True
@@ -133,7 +138,7 @@ class Peers:
         search = _Search(name, sha256, size_bytes, partial, Meter(size_bytes, tell))
         search.is_only_theirs = partial.done_bytes == 0
         is_worth_waiting = size_bytes >= WORTH_WAITING_BYTES
-        waited_for, until = "", time.monotonic() + LONGEST_WAIT_SECONDS
+        waited_for, until, again_seconds = "", time.monotonic() + LONGEST_WAIT_SECONDS, AGAIN_SECONDS
         while not search.is_whole or not self._is_right(search):
             answer = await self._directory.ask(Wanted(sha256=sha256, tried=tuple(sorted(search.tried))))
             if answer is None:
@@ -148,11 +153,12 @@ class Peers:
                 waited_for = answer.fetcher
                 logger.info("'%s' is fetched by node '%s' now; this node has it from there then", name, waited_for)
             if partial.done_bytes > before_bytes:
-                until = time.monotonic() + LONGEST_WAIT_SECONDS
+                until, again_seconds = time.monotonic() + LONGEST_WAIT_SECONDS, AGAIN_SECONDS
             if is_busy or answer.fetcher:
                 if not is_worth_waiting or time.monotonic() >= until:
                     return
-                await asyncio.sleep(AGAIN_SECONDS * (0.5 + self._jitter()))
+                await asyncio.sleep(again_seconds * (0.5 + self._jitter()))
+                again_seconds = min(1.5 * again_seconds, LONGEST_AGAIN_SECONDS)
 
     async def _try_all(self, holders: tuple[Holder, ...], search: _Search) -> bool:
         """One after the other until it is whole; whether one of those that didn't do was busy."""
@@ -163,6 +169,13 @@ class Peers:
                     await self._take_from(holder, search)
                 except PeerBusy:
                     is_busy = True
+                except PeerShut:
+                    # A crowd looks like this at its door; a node that does nothing else is no source.
+                    search.shut[holder.node] = search.shut.get(holder.node, 0) + 1
+                    if search.shut[holder.node] < MOST_SHUT:
+                        is_busy = True
+                    else:
+                        search.tried.add(holder.node)
                 except PeerFailed as failure:
                     search.tried.add(holder.node)
                     logger.warning("node '%s' did not give '%s': %s", holder.node, search.name, failure)

@@ -33,6 +33,10 @@ class PeerFailed(Exception):
     """It didn't give it; the words say why."""
 
 
+class PeerShut(PeerFailed):
+    """It ended the connection before it said anything: it has as many as it takes, or goes."""
+
+
 class PeerBusy(Exception):
     """It gives to as many as it can: later."""
 
@@ -64,7 +68,10 @@ class PeerConnection:
         """Ask for all from there on. PeerFailed unless that is what it is about to send; PeerBusy. Blocking."""
         self._plain.settimeout(ANSWER_SECONDS)
         # The plain socket stays this object's, for `abort`: a number that was closed may be somebody else's already.
-        tls = self._tls = self._context.wrap_socket(self._plain.dup())
+        try:
+            tls = self._tls = self._context.wrap_socket(self._plain.dup())
+        except (ConnectionError, ssl.SSLEOFError) as error:
+            raise PeerShut("it ended the connection") from error
         self._check_name(tls.getpeercert() or {})
         head = f"GET {PATH}{sha256} HTTP/1.1\r\nHost: {self._holder.node}\r\nRange: bytes={at}-\r\n\r\n"
         tls.sendall(head.encode())
