@@ -57,7 +57,9 @@ class Wish:
 
 _CPP, _MLX = EngineName.LLAMA_CPP, EngineName.MLX
 WISHES = (
-    *(Wish(_CPP, 512, 1), Wish(_CPP, 2048, 2), Wish(_CPP, 8192, 1), Wish(_CPP, 2048, 2, KvCacheType.Q8_0)),
+    # One sequence at a time, as the planner stamps it (`choice.ways.slots_of`).
+    *(Wish(_CPP, 512, 1), Wish(_CPP, 2048, 1), Wish(_CPP, 8192, 1)),
+    Wish(_CPP, 2048, 1, KvCacheType.Q8_0),
     *(Wish(_MLX, 512, 1), Wish(_MLX, 1024, 4), Wish(_MLX, 2048, 1), Wish(_MLX, 1024, 2)),
 )
 

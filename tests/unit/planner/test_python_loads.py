@@ -1,7 +1,7 @@
 """The estimate of the engines in Python against what they took, as measured (`kit.python_loads`)."""
 
 import pytest
-from covey_api.engines import EngineName
+from covey_planner.choice.ways import slots_of
 from kit.measured import DOCUMENT, MIB
 from kit.python_loads import FIXTURE, TABLE_END, TABLE_START, WISHES, WholeLoad, parse_loads, render_table
 
@@ -12,9 +12,12 @@ LOADS = parse_loads(FIXTURE.read_text())
     "load", LOADS, ids=lambda load: f"{load.engine}-{load.options.context_tokens}x{load.options.slots}"
 )
 def test_engine_never_took_more_than_is_predicted_nor_much_less(load: WholeLoad) -> None:
-    # A build for processors without wide matrix instructions lays nothing out anew, which is counted all the same.
-    unused = load.geometry.repack_bytes if load.engine is EngineName.LLAMA_CPP else 0
-    assert load.peak_bytes <= load.predicted_bytes() <= 1.15 * load.peak_bytes + 64 * MIB + unused
+    assert load.peak_bytes <= load.predicted_bytes() <= 1.15 * load.peak_bytes + 64 * MIB
+
+
+def test_only_what_the_planner_stamps_is_measured() -> None:
+    for load in LOADS:
+        assert load.options.slots == slots_of(load.engine, load.options.slots)
 
 
 def test_table_is_of_these_loads() -> None:

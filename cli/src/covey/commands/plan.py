@@ -76,9 +76,10 @@ def _written(item: JsonObject) -> JsonObject:
 @namespace_option
 @fleet_options
 def diff(filename: tuple[str, ...], namespace: str | None, where: Where) -> None:
-    """Show what documents would change, field by field, and which running instances are of another revision.
+    """Show what documents would change, field by field.
 
-    What was applied and never came to run shows too: the instances that serve are of an older revision then.
+    Running instances of another revision are named too. So what was applied and never came to run shows: the instances
+    that serve are of an older revision then.
 
     Exit codes as kubectl's: 0 nothing, 1 something differs, above 1 it could not be told.
     """
