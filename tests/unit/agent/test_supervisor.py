@@ -9,6 +9,7 @@ from covey_agent.supervisor.events import (
     Event,
     Examined,
     Finding,
+    FitChecked,
     KeeperStarted,
     Ticked,
 )
@@ -236,6 +237,23 @@ def test_member_that_does_not_fit_is_looked_at_again_then_given_up() -> None:
     world.end_pending(0, well=False)
     assert world.member().phase is MemberPhase.FAILED
     assert world.starts == 0
+
+
+def test_which_memory_was_short_outlives_the_agent() -> None:
+    world = World()
+    world.send(snapshot(assign()))
+    world.end_pending(0)
+    world.end_pending(0)
+    for _ in range(16):
+        world.pending.clear()
+        world.send(FitChecked(A, "too little", "Host"))
+        world.now += 1.0
+        world.send(Ticked())
+    assert world.member().given_up
+    world.restart_agent()
+    failure = world.member().failure
+    assert failure is not None
+    assert (failure.message, failure.pool) == ("too little", "Host")
 
 
 def test_member_that_fits_after_another_gave_its_memory_back_is_started() -> None:
