@@ -117,7 +117,12 @@ async def run_agent(options: Options, folder: Path) -> int:
         def observe_spec() -> NodeSpec | None:
             return runtime.state.spec if runtime.state.order else None
 
-        survey = Survey(engines, outside.facts, observe_spec, runtime.spec_changed, changed.set, machine)
+        def observe_members() -> bool:
+            return bool(runtime.state.members)
+
+        survey = Survey(
+            engines, outside.facts, observe_spec, observe_members, runtime.spec_changed, changed.set, machine
+        )
         this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts)
         reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed)
         asks = Asks(node, outside.artifacts, Captures(node, runtime, outside, members))

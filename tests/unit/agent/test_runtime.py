@@ -80,7 +80,13 @@ class Running:
         self.kept_file = kept_file or KeptFile(folder)
         self.runtime = Runtime(world.outside, folder / "members", self.kept_file, "boot", self.changed.set)
         self.survey = Survey(
-            world.engines, world.facts, lambda: self.runtime.state.spec, self.runtime.spec_changed, self.changed.set, ""
+            world.engines,
+            world.facts,
+            lambda: self.runtime.state.spec,
+            lambda: bool(self.runtime.state.members),
+            self.runtime.spec_changed,
+            self.changed.set,
+            "",
         )
         this = Self("a", "boot", "0.1.0", "", Whereabouts("127.0.0.1", "", folder))
         self.reporter = Reporter(this, self.runtime, self.survey, world.artifacts, world.facts, self.changed)
@@ -364,10 +370,24 @@ def test_lanes_are_not_told_before_they_can_be(tmp_path: Path) -> None:
     world.engines.is_prepared = False
 
     async def story(running: Running) -> None:
-        await running.runtime.receive(snapshot(assign()).assignments)
-        await running.wait_phase(MemberPhase.READY)
+        await running.runtime.receive(snapshot(serial=1).assignments)
+        await running.wait(lambda: running.runtime.state.order is not None)
         assert running.survey.lanes is None
         world.engines.is_prepared = True
+        running.runtime.spec_changed.set()
+        await running.wait(lambda: running.survey.lanes is not None)
+
+    run(tmp_path, world, story, FakeFleet())
+
+
+def test_who_has_members_tells_lanes_at_once(tmp_path: Path) -> None:
+    """A node without lanes has its facts pending, and none of its Instances counts as ready."""
+    world = World()
+    world.engines.is_prepared = False
+
+    async def story(running: Running) -> None:
+        await running.runtime.receive(snapshot(assign()).assignments)
+        await running.wait_phase(MemberPhase.READY)
         running.runtime.spec_changed.set()
         await running.wait(lambda: running.survey.lanes is not None)
 
