@@ -36,7 +36,7 @@ from covey_agent.engines.source import (
     parse_version,
     unusable,
 )
-from covey_agent.facts.devices import observe_amd, observe_nvidia, observe_set_aside
+from covey_agent.facts.devices import is_any_seen, observe_set_aside
 from covey_agent.ports import AgentError, EngineProgram, OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class LlamaServerSource:
         is_given = override is not None and override.path is not None
         if self._has_given_up or is_given or not self._can_install(override) or self._managed.find():
             return True
-        if not await self._sees_accelerator():
+        if not await is_any_seen(shutil.which("nvidia-smi", path=self._search_path), _ROOT):
             return True
         if not is_wished:
             return has_members
@@ -153,11 +153,6 @@ class LlamaServerSource:
             self._has_given_up = True
             why = problem.message if problem else "it is still on its way"
             logger.error("llama-server is not here after %.0f s, so the CPU lane is offered only: %s", seconds, why)
-
-    async def _sees_accelerator(self) -> bool:
-        if await observe_nvidia(shutil.which("nvidia-smi", path=self._search_path)):
-            return True
-        return bool(await asyncio.to_thread(observe_amd, _ROOT))
 
     async def ensure(self, override: EngineOverride | None, on_transfer: OnTransfer) -> EngineProgram:
         program = self._find(override)
