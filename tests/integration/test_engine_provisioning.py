@@ -407,7 +407,7 @@ def test_listed_devices_become_lanes(tmp_path: Path) -> None:
             assert engines.devices[0].available_bytes == 23980 * 2**20, "a list is kept for half a minute"
             await engines.refresh_devices()
             assert engines.devices[0].available_bytes == 80 * 2**20
-            Path(path).write_text("#!/bin/sh\nsleep 60\n")
+            script(tmp_path, "sleep 60")
             await engines.refresh_devices()
             assert engines.devices[0].available_bytes == 80 * 2**20, "what hangs now doesn't take the lane away"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 from covey_api.instance import InstanceSpec
-from covey_api.node import NodeDownloads, NodeSharing
+from covey_api.node import NodeDownloads, NodeSharing, NodeSpec
 from covey_api.pod_names import render_covey_name
 from covey_api.units import parse_quantity
 from covey_fleet_client.files import describe_refusal, ensure_private_folder
