@@ -65,8 +65,8 @@ class FakeEngines:
     async def refresh_devices(self) -> None:
         self.refreshes += 1
 
-    async def prepare(self, spec: NodeSpec | None) -> bool:
-        return self.is_prepared
+    async def prepare(self, spec: NodeSpec | None, *, has_members: bool) -> bool:
+        return self.is_prepared or has_members
 
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         return (builders.lane(),)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 from covey_api.instance import InstanceSpec
-from covey_api.node import NodeDownloads, NodeSharing
+from covey_api.node import NodeDownloads, NodeSharing, NodeSpec
 from covey_api.pod_names import render_covey_name
 from covey_api.units import parse_quantity
 from covey_fleet_client.files import describe_refusal, ensure_private_folder
@@ -134,7 +134,12 @@ async def run_agent(options: Options, folder: Path) -> int:
         def observe_spec() -> NodeSpec | None:
             return runtime.state.spec if runtime.state.order else None
 
-        survey = Survey(engines, outside.facts, observe_spec, runtime.spec_changed, changed.set, machine)
+        def observe_members() -> bool:
+            return bool(runtime.state.members)
+
+        survey = Survey(
+            engines, outside.facts, observe_spec, observe_members, runtime.spec_changed, changed.set, machine
+        )
         this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts, lambda: blobs.port)
         reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed)
         asks = Asks(node, outside.artifacts, Captures(node, runtime, outside, members))

@@ -13,7 +13,7 @@ from covey_api.instance import Costs
 from covey_api.messages import Progress
 from covey_api.model import ResolvedArtifact
 from covey_api.reasons import FailureCause
-from covey_planner.fit.check import find_shortages, promise_left
+from covey_planner.fit.check import find_shortages, pools_of, promise_left
 
 from covey_agent.examining import examine
 from covey_agent.exits import explain_exit
@@ -117,10 +117,12 @@ class Performer:
             taken = outside.facts.observe_taken_bytes(each.pid) if each.pid else 0
             for pool, count in promise_left(each.costs, taken).items():
                 promised[pool] = promised.get(pool, 0) + count
-        short = find_shortages(costs, readings, promised, outside.facts.observe_shared_devices())
+        shared = outside.facts.observe_shared_devices()
+        short = find_shortages(costs, readings, promised, shared)
         pools = [pool for pool, _ in short]
         worst = HOST_POOL if HOST_POOL in pools else next(iter(pools), "")
-        return FitChecked(key, "; ".join(text for _, text in short), worst)
+        names = [each.name for each in loading if pools_of(each.costs, shared).intersection(pools)]
+        return FitChecked(key, "; ".join(text for _, text in short), worst, next(filter(None, names), ""))
 
     async def _perform(self, effect: Slow) -> Event | None:
         outside = self._outside

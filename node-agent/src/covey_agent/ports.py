@@ -81,9 +81,10 @@ class EngineProgram:
 class Engines(Protocol):
     """Which engines this node has or can have."""
 
-    async def prepare(self, spec: NodeSpec | None) -> bool:
+    async def prepare(self, spec: NodeSpec | None, *, has_members: bool) -> bool:
         """Get what must be there before lanes can be told: devices are seen by an engine alone. False: it is on its
-        way; ask again. `spec`: None while nobody has said what is wished here."""
+        way; ask again. `spec`: None while nobody has said what is wished here. `has_members`: lanes are told at once,
+        since the members of a node that tells none count as lost."""
         ...
 
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:

@@ -23,6 +23,7 @@ LOOK_SECONDS = 30.0
 
 class Survey:
     """The newest look. None: not looked yet. `observe_spec` gives the Node's spec as last assigned; None: never yet.
+    `observe_members`: whether any is here, kept or adopted.
 
     `spec_changed` is set when it is another: it says which engines are wished, so lanes are looked at anew.
     `machine` as `observe_machine` says: it looks on its beats.
@@ -33,6 +34,7 @@ class Survey:
         engines: Engines,
         facts: Facts,
         observe_spec: Callable[[], NodeSpec | None],
+        observe_members: Callable[[], bool],
         spec_changed: asyncio.Event,
         on_change: Callable[[], None],
         machine: str,
@@ -40,6 +42,7 @@ class Survey:
         self._engines = engines
         self._facts = facts
         self._observe_spec = observe_spec
+        self._observe_members = observe_members
         self._spec_changed = spec_changed
         self._on_change = on_change
         self._machine = machine
@@ -71,7 +74,7 @@ class Survey:
     async def _look(self, *, with_facts: bool) -> None:
         self._spec_changed.clear()
         spec = self._observe_spec()
-        if not await self._engines.prepare(spec):
+        if not await self._engines.prepare(spec, has_members=self._observe_members()):
             return
         lanes = await self._engines.observe_lanes(spec or NodeSpec())
         # Pools of devices come with their lanes, so lanes come first and new ones bring the facts along.

@@ -113,7 +113,7 @@ class Engines:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
-    async def prepare(self, spec: NodeSpec | None) -> bool:
+    async def prepare(self, spec: NodeSpec | None, *, has_members: bool) -> bool:
         return True
 
     async def refresh_devices(self) -> None:
@@ -190,7 +190,13 @@ class Agent:
         self._on_change = on_change
         self.runtime = Runtime(outside, machine.folder / "members", SimKeptFile(machine), "boot", self._change)
         self._survey = Survey(
-            engines, facts, lambda: self.runtime.state.spec, self.runtime.spec_changed, self._changed.set, ""
+            engines,
+            facts,
+            lambda: self.runtime.state.spec,
+            lambda: bool(self.runtime.state.members),
+            self.runtime.spec_changed,
+            self._changed.set,
+            "",
         )
         whereabouts = Whereabouts("127.0.0.1", "", machine.folder)
         this = Self(machine.name, f"{random.getrandbits(64):016x}", "0.1.0", "", whereabouts, lambda: 0)

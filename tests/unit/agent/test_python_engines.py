@@ -1,5 +1,7 @@
 """The descriptions of LlamaCpp, Mlx and Vllm: command lines from the stamp and the allow-list, and their last words."""
 
+import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import httpx
 import pytest
 from conftest import Golden
 from covey_agent.engines.adapter import Adapter
+from covey_agent.engines.commands import VllmSource
 from covey_agent.engines.descriptions import DESCRIPTIONS
 from covey_agent.engines.features import parse_features
 from covey_agent.ports import AgentError, EngineProgram, Launch
@@ -24,7 +27,8 @@ from covey_api.runtime import (
     Switch,
     VllmRuntime,
 )
-from covey_planner.fit.estimate import estimate_costs
+from covey_planner.fit.estimate import cost_formulas, estimate_costs
+from covey_planner.fit.vllm import PROCESS_BYTES
 from kit import builders
 
 KEY = "0123456789abcdef"
@@ -60,7 +64,7 @@ def adapter(engine: EngineName) -> Adapter:
 
 
 def render(engine: EngineName, **spec: Any) -> Launch:
-    costs = (Costs(kv_cache_bytes=3 * 2**30, host_cache_bytes=2**20),)
+    costs = (Costs(kv_cache_bytes=3 * 2**30, host_cache_bytes=2**20, floor_bytes=PROCESS_BYTES),)
     fields: dict[str, Any] = {"engine": engine, "options": OPTIONS, "members": (Member(node="a", costs=costs),)}
     instance = builders.instance(**(fields | spec))
     return adapter(engine).render(PROGRAMS[engine], instance, Path("/blobs/w"), Path("/state/m"), 40001, KEY)
@@ -114,6 +118,61 @@ def test_vllm_on_a_processor_is_given_the_cache_that_is_stamped_and_no_card() ->
     assert int(environment["VLLM_CPU_KVCACHE_SPACE"]) * 2**30 == costs[0].kv_cache_bytes
     assert (environment["CUDA_VISIBLE_DEVICES"], environment["HIP_VISIBLE_DEVICES"]) == ("", "")
     assert "CUDA_VISIBLE_DEVICES" not in render(EngineName.VLLM, compute=Compute.CUDA).environment
+
+
+@pytest.mark.parametrize("percent", [85, 100, 150])
+def test_a_stamp_that_prices_vllm_as_itself_hides_cards_however_calibrated(percent: int) -> None:
+    lane = builders.lane(engine=EngineName.VLLM)
+    (formula,) = cost_formulas(builders.geometry(), lane, OPTIONS, 0, percent)
+    costs = (formula.costs(OPTIONS.context_tokens),)
+    environment = render(EngineName.VLLM, members=(Member(node="a", costs=costs),)).environment
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_vllm_that_was_stamped_before_cards_were_hidden_is_restarted_as_it_ran() -> None:
+    costs = (Costs(kv_cache_bytes=3 * 2**30, floor_bytes=48 * 2**20 + 50_000_000),)
+    environment = render(EngineName.VLLM, members=(Member(node="a", costs=costs),)).environment
+    assert "CUDA_VISIBLE_DEVICES" not in environment
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("version", "has_card", "is_offered"),
+    [
+        ("0.11.0", True, False),
+        ("0.11.0+cu129", True, False),
+        ("0.11.0", False, True),
+        ("0.11.0+cpu", True, True),
+        ("0.11.1.dev3+gabc1234.cpu", True, True),
+        (None, True, True),
+    ],
+)
+def test_a_build_of_vllm_for_cards_is_not_offered_beside_one(
+    tmp_path: Path, version: str | None, has_card: bool, is_offered: bool
+) -> None:
+    """It would be fetched for, and end at its start, node after node: cards are hidden from it."""
+    programs, packages = tmp_path / "vllm" / "bin", tmp_path / "vllm" / "lib" / "python3.12" / "site-packages"
+    programs.mkdir(parents=True)
+    packages.mkdir(parents=True)
+    path = tmp_path / "bin"
+    path.mkdir()
+    write_program(programs / "vllm", "exit 0")
+    (path / "vllm").symlink_to(programs / "vllm")
+    if version is not None:
+        (packages / f"vllm-{version}.dist-info").mkdir()
+    if has_card:
+        write_program(path / "nvidia-smi", "echo 'GPU-1, NVIDIA H200, 143771'")
+    look = VllmSource({"PATH": str(path)}, tmp_path).observe_lanes(None)
+    if is_offered:
+        assert [lane.compute for lane in asyncio.run(look)] == [Compute.CPU]
+    else:
+        with pytest.raises(AgentError, match=re.escape(f"vLLM {version}, a build for cards")):
+            asyncio.run(look)
+
+
+def write_program(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
 
 
 def test_a_cache_type_that_vllm_lacks_is_refused() -> None:

@@ -16,12 +16,14 @@ from covey_agent.kept_file import KeptFile
 from covey_agent.launching import render_launch
 from covey_agent.membership import Membership
 from covey_agent.peers.directory import FleetDirectory
+from covey_agent.performer import Performer
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, EngineProgram, UnmeasuredHeader
 from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter, Self, render_member
 from covey_agent.runtime import Runtime
 from covey_agent.single import AlreadyRunning, take_folder
-from covey_agent.supervisor.effects import StartKeeper
+from covey_agent.supervisor.effects import CheckFit, Loading, StartKeeper
+from covey_agent.supervisor.events import FitChecked
 from covey_agent.supervisor.judging import PROBE_AGAIN_SECONDS
 from covey_agent.supervisor.kept import Kept
 from covey_agent.supervisor.state import MemberState, State, keep_state, restore_state
@@ -80,7 +82,13 @@ class Running:
         self.kept_file = kept_file or KeptFile(folder)
         self.runtime = Runtime(world.outside, folder / "members", self.kept_file, "boot", self.changed.set)
         self.survey = Survey(
-            world.engines, world.facts, lambda: self.runtime.state.spec, self.runtime.spec_changed, self.changed.set, ""
+            world.engines,
+            world.facts,
+            lambda: self.runtime.state.spec,
+            lambda: bool(self.runtime.state.members),
+            self.runtime.spec_changed,
+            self.changed.set,
+            "",
         )
         this = Self("a", "boot", "0.1.0", "", Whereabouts("127.0.0.1", "", folder), lambda: 0)
         self.reporter = Reporter(this, self.runtime, self.survey, world.artifacts, world.facts, self.changed)
@@ -345,16 +353,47 @@ def test_device_is_read_anew_before_a_start_and_the_pool_that_is_short_is_report
     run(tmp_path, world, story)
 
 
+@pytest.mark.parametrize(("pool", "waits_for"), [("Gpu", "big-0"), ("Host", "")])
+def test_who_loads_in_the_memory_that_is_short_is_waited_for(tmp_path: Path, pool: str, waits_for: str) -> None:
+    """Ten of 24 are taken already and promised still, and nobody tells which process has them."""
+    world = World()
+    world.facts.devices = (PoolReading(name="Gpu", available_bytes=14),)
+    performer = Performer(world.outside, tmp_path, lambda key: None)
+    ending = Loading(8, (Costs(pool="Gpu", weights_bytes=5),))
+    check = CheckFit(
+        A,
+        (Costs(pool="Gpu", weights_bytes=10),),
+        (ending, Loading(7, (Costs(pool=pool, weights_bytes=10),), "big-0")),
+    )
+    checked = asyncio.run(performer.carry_out(check))
+    assert isinstance(checked, FitChecked)
+    assert (checked.pool, checked.waits_for) == ("Gpu", waits_for)
+
+
 def test_lanes_are_not_told_before_they_can_be(tmp_path: Path) -> None:
     """Until then the node's facts are pending, and nothing is placed on it."""
     world = World()
     world.engines.is_prepared = False
 
     async def story(running: Running) -> None:
-        await running.runtime.receive(snapshot(assign()).assignments)
-        await running.wait_phase(MemberPhase.READY)
+        await running.runtime.receive(snapshot(serial=1).assignments)
+        await running.wait(lambda: running.runtime.state.order is not None)
         assert running.survey.lanes is None
         world.engines.is_prepared = True
+        running.runtime.spec_changed.set()
+        await running.wait(lambda: running.survey.lanes is not None)
+
+    run(tmp_path, world, story, FakeFleet())
+
+
+def test_who_has_members_tells_lanes_at_once(tmp_path: Path) -> None:
+    """A node without lanes has its facts pending, and none of its Instances counts as ready."""
+    world = World()
+    world.engines.is_prepared = False
+
+    async def story(running: Running) -> None:
+        await running.runtime.receive(snapshot(assign()).assignments)
+        await running.wait_phase(MemberPhase.READY)
         running.runtime.spec_changed.set()
         await running.wait(lambda: running.survey.lanes is not None)
 

@@ -1,7 +1,7 @@
 """The supervisor's decisions: tables of what happens, and rules that no order of events may break."""
 
 import pytest
-from covey_agent.supervisor.advance import SILENT_SECONDS, next_due
+from covey_agent.supervisor.advance import SILENT_SECONDS, next_due, observe_surroundings
 from covey_agent.supervisor.effects import CheckFit, Effect, Examine, FetchArtifact, StartKeeper, StopKeeper
 from covey_agent.supervisor.events import (
     CloseAsked,
@@ -9,6 +9,7 @@ from covey_agent.supervisor.events import (
     Event,
     Examined,
     Finding,
+    FitChecked,
     KeeperStarted,
     Ticked,
 )
@@ -236,6 +237,65 @@ def test_member_that_does_not_fit_is_looked_at_again_then_given_up() -> None:
     world.end_pending(0, well=False)
     assert world.member().phase is MemberPhase.FAILED
     assert world.starts == 0
+
+
+def test_patience_with_memory_begins_when_no_neighbour_loads_there() -> None:
+    """What one that loads has taken may be counted twice for as long: a card's lane was given up in 15 s, for good."""
+    world = World()
+    world.send(snapshot(assign()))
+    world.end_pending(0)
+    world.end_pending(0)
+
+    def refuse(waits_for: str) -> str:
+        world.pending.clear()
+        world.send(FitChecked(A, "too little", "Gpu", waits_for))
+        failure, due = world.member().failure, next_due(world.state, world.now)
+        assert failure is not None
+        assert due is not None
+        world.now = due
+        world.send(Ticked())
+        return failure.message
+
+    before = world.now
+    while world.now - before < 60.0:
+        assert refuse("big-0") == "waits for 'big-0', which loads: too little"
+    for _ in range(15):
+        assert refuse("") == "too little"
+        assert not world.member().given_up
+    refuse("big-0")
+    assert not world.member().given_up, "it loads again"
+    world.pending.clear()
+    world.send(FitChecked(A, "too little", "Gpu"))
+    assert world.member().given_up, "an engine that crashes in every load isn't waited for without end"
+
+
+def test_neighbour_that_is_being_stopped_is_not_waited_for() -> None:
+    world = World()
+    world.send(snapshot(assign(A), assign(B)))
+    while not any(isinstance(effect, StartKeeper) for effect in world.pending):
+        world.end_pending(0)
+    name = world.member(A).assignment.instance.metadata.name
+    assert [each.name for each in observe_surroundings(world.state, B).loading] == [name]
+    world.end_pending(next(index for index, one in enumerate(world.pending) if isinstance(one, StartKeeper)))
+    world.send(snapshot(assign(A, MemberGoal.STOP), assign(B), serial=2))
+    assert [each.name for each in observe_surroundings(world.state, B).loading] == [""]
+
+
+def test_which_memory_was_short_outlives_the_agent() -> None:
+    world = World()
+    world.send(snapshot(assign()))
+    world.end_pending(0)
+    world.end_pending(0)
+    for _ in range(16):
+        world.pending.clear()
+        world.send(FitChecked(A, "too little", "Host"))
+        world.now += 1.0
+        world.send(Ticked())
+    assert world.member().given_up
+    world.restart_agent()
+    failure = world.member().failure
+    assert failure is not None
+    assert (failure.message, failure.pool) == ("too little", "Host")
 
 
 def test_member_that_fits_after_another_gave_its_memory_back_is_started() -> None:

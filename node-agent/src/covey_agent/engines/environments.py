@@ -7,7 +7,6 @@ alone on its path, so no link to an interpreter can go stale. `complete` is writ
 made and is built again.
 """
 
-import asyncio
 import hashlib
 import os
 import shutil
@@ -20,7 +19,7 @@ import uv
 from covey_api.reasons import FailureCause
 
 from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.disk import hold_partial, sync_folder, write_atomically
+from covey_agent.artifacts.disk import hold_partial, run_to_end, sync_folder, write_atomically
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
 from covey_agent.artifacts.pages import find_file
@@ -142,9 +141,10 @@ class Environment:
         return await self._downloader.download(remote, tell, beside_bytes=self.recipe.installed_bytes)
 
     async def _build(self, blobs: Mapping[PinnedFile, Path], lock: int) -> None:
-        """`lock` is held by what installs as well: it outlives an agent that is killed, and nobody builds under it."""
+        """`lock` is held by what installs as well: it outlives an agent that is killed, and nobody builds under it.
+        Threads end before it is let go: one that ran on would mark what the next one has half made as complete."""
         staging = self._folder / "staging"
-        await asyncio.to_thread(self._stage, blobs, staging)
+        await run_to_end(self._stage, blobs, staging)
         seconds = self.recipe.install_seconds
         answer = await ask(
             Path(uv.find_uv_bin()),
@@ -161,7 +161,7 @@ class Environment:
             raise self._failed(f"uv did not end within {seconds:.0f} s")
         if answer.status != 0:
             raise self._failed(f"uv ended with {answer.status}: {' '.join(answer.text.split())[-400:]}")
-        await asyncio.to_thread(self._complete, staging)
+        await run_to_end(self._complete, staging)
 
     def _stage(self, blobs: Mapping[PinnedFile, Path], staging: Path) -> None:
         """An empty folder with the files under their own names, and what uv shall install. Blocking."""

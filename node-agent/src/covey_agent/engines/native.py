@@ -19,6 +19,7 @@ from pathlib import Path
 
 from covey_api.engines import EngineName, Lane, LaneState
 from covey_api.node import EngineOverride
+from covey_api.reasons import FailureCause
 
 from covey_agent.engines.environments import Environment
 from covey_agent.engines.features import parse_features
@@ -35,7 +36,7 @@ from covey_agent.engines.source import (
     parse_version,
     unusable,
 )
-from covey_agent.facts.devices import observe_amd, observe_nvidia, observe_set_aside
+from covey_agent.facts.devices import is_any_seen, observe_set_aside
 from covey_agent.ports import AgentError, EngineProgram, OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ _VERSION_SECONDS = 10.0
 # Devices are listed again for their free memory, and what hung is asked again.
 _DEVICES_SECONDS = 30.0
 _SILENCE_SECONDS = 300.0
-# One stretch of an installation: below what a look at the node may take. A download goes on where it was.
+# One look waits this long for an installation: less than a look at the node may take.
 _INSTALL_SECONDS = 20.0
 # Its 68 MB take this long at 400 kB/s.
 _PREPARE_SECONDS = 180.0
@@ -84,6 +85,7 @@ class LlamaServerSource:
         self._listed: EngineProgram | None = None
         self._preparing_since: float | None = None
         self._has_given_up = False
+        self._installing: asyncio.Task[AgentError | None] | None = None
 
     async def observe_lanes(self, override: EngineOverride | None) -> tuple[Lane, ...]:
         self.devices, self._listed = (), None
@@ -106,46 +108,51 @@ class LlamaServerSource:
         if not seen.is_silent and program is self._listed:
             self._seen, self.devices = {identify(program.path): seen}, seen.devices
 
-    async def prepare(self, override: EngineOverride | None, *, is_wished: bool) -> bool:
+    async def prepare(self, override: EngineOverride | None, *, is_wished: bool, has_members: bool) -> bool:
         """Whether lanes can be told: of a machine with an accelerator not before the program is there to list it.
 
-        Else its processor's lane would be all that is offered, and the first replica would go there and stay. What
-        can't be installed in time doesn't hold back what there is; it isn't tried again before a member needs it.
+        Else its processor's lane would be all that is offered, and the first replica would go there and stay. Who has
+        members is no fresh machine: without lanes these would count as lost. What can't be installed in time doesn't
+        hold back what there is; once it has failed, it isn't tried again before a member needs it.
         """
-        if self._has_given_up or not self._can_install(override) or self._find_or_none(override) is not None:
+        is_given = override is not None and override.path is not None
+        if self._has_given_up or is_given or not self._can_install(override) or self._managed.find():
             return True
-        if not await self._sees_accelerator():
+        if not await is_any_seen(shutil.which("nvidia-smi", path=self._search_path), _ROOT):
             return True
         if not is_wished:
-            return False
+            return has_members
         now = time.monotonic()
         if self._preparing_since is None:
-            logger.info("an accelerator is here: llama-server is installed before this node's lanes are told")
+            logger.info("an accelerator is here: llama-server is installed for it")
             self._preparing_since = now
+        # One task, whoever looks meanwhile: an installation that is broken off begins anew.
+        installing = self._installing = self._installing or asyncio.create_task(self._install())
+        done, _ = await asyncio.wait({installing}, timeout=0 if has_members else _INSTALL_SECONDS)
+        if done:
+            self._installing = None
+        self._judge(installing.result() if done else None, time.monotonic() - self._preparing_since)
+        return has_members or self._has_given_up or self._managed.find() is not None
+
+    async def _install(self) -> AgentError | None:
         try:
-            async with asyncio.timeout(_INSTALL_SECONDS):
-                await self._managed.ensure(_ignore)
-        except TimeoutError:
-            self._has_given_up = now + _INSTALL_SECONDS - self._preparing_since >= _PREPARE_SECONDS
-            if self._has_given_up:
-                logger.error("llama-server is not here after %.0f s: the CPU lane only", _PREPARE_SECONDS)
-            return self._has_given_up
+            await self._managed.ensure(_ignore)
         except AgentError as error:
+            return error
+        except Exception as error:
+            logger.exception("llama-server could not be installed")
+            return unusable(f"unexpected {type(error).__name__}: {error}")
+        return None
+
+    def _judge(self, problem: AgentError | None, seconds: float) -> None:
+        """Whether it is waited for, and what failed is tried again, at the next look."""
+        if problem is not None and problem.cause is not FailureCause.ARTIFACT_UNAVAILABLE:
             self._has_given_up = True
-            logger.error("no accelerator can be offered before llama-server is installed: %s", error.message)
-        return True
-
-    async def _sees_accelerator(self) -> bool:
-        if await observe_nvidia(shutil.which("nvidia-smi", path=self._search_path)):
-            return True
-        return bool(await asyncio.to_thread(observe_amd, _ROOT))
-
-    def _find_or_none(self, override: EngineOverride | None) -> EngineProgram | None:
-        """A path that leads nowhere is told when lanes are looked at."""
-        try:
-            return self._find(override)
-        except AgentError:
-            return None
+            logger.error("no accelerator can be offered before llama-server is installed: %s", problem.message)
+        elif seconds >= _PREPARE_SECONDS and not self._managed.find():
+            self._has_given_up = True
+            why = problem.message if problem else "it is still on its way"
+            logger.error("llama-server is not here after %.0f s, so the CPU lane is offered only: %s", seconds, why)
 
     async def ensure(self, override: EngineOverride | None, on_transfer: OnTransfer) -> EngineProgram:
         program = self._find(override)

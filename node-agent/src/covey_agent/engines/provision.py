@@ -45,11 +45,11 @@ class NodeEngines:
         """Why an engine isn't offered, as of the last look."""
         return self._complaints
 
-    async def prepare(self, spec: NodeSpec | None) -> bool:
+    async def prepare(self, spec: NodeSpec | None, *, has_members: bool) -> bool:
         override = find_override(spec, EngineName.LLAMA_SERVER) if spec else None
         if override is not None and override.disabled:
             return True
-        return await self._llama_server.prepare(override, is_wished=spec is not None)
+        return await self._llama_server.prepare(override, is_wished=spec is not None, has_members=has_members)
 
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         async with asyncio.TaskGroup() as group:

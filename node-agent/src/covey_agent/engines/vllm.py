@@ -7,8 +7,10 @@ environment of a process is its user's alone. What it would fetch or send by its
 import re
 
 from covey_api.engines import Compute, EngineName, KvCacheType, Task
+from covey_api.instance import Costs
 from covey_api.reasons import FailureCause
 from covey_api.runtime import Switch, VllmRuntime
+from covey_planner.fit.vllm import PROCESS_BYTES
 
 from covey_agent.engines.adapter import Description, Sign, Start
 from covey_agent.engines.mlx import OFFLINE
@@ -35,8 +37,9 @@ def render(start: Start) -> Launch:
         "OMP_NUM_THREADS": str(options.threads),
     }
     if spec.compute is Compute.CPU:
-        # A build for cards would take one that the planner holds free: told of none, it says that it has no device.
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+        if not _is_stamped_before_cards_were_hidden(spec.members[0].costs):
+            # A build for cards would take one that the planner holds free: told of none, it says that it has no device.
+            environment |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, -(-kept_bytes // _GIB)))
         memory: tuple[str, ...] = ()
     else:
@@ -53,6 +56,11 @@ def render(start: Start) -> Launch:
         "--disable-log-requests",
         environment=environment,
     )
+
+
+def _is_stamped_before_cards_were_hidden(costs: tuple[Costs, ...]) -> bool:
+    """Its process was priced as a small one's then. What ran on a card of the operator's goes on there."""
+    return sum(each.floor_bytes * 100 // each.calibration_percent for each in costs) < PROCESS_BYTES
 
 
 def render_runtime(runtime: VllmRuntime) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ NVIDIA is asked through `nvidia-smi`; AMD's driver answers in `/sys/class/drm`. 
 left out.
 """
 
+import asyncio
 import csv
 import io
 from pathlib import Path
@@ -52,6 +53,11 @@ def observe_amd(root: Path) -> tuple[Device, ...]:
         name = _read(device / "product_name") or f"AMD GPU {_read(device / 'device')}"
         found.append(Device(id=f"pci-{address}"[:128], name=name[:128], compute=Compute.ROCM, total_bytes=int(total)))
     return tuple(found[:_MAX_DEVICES])
+
+
+async def is_any_seen(nvidia_smi: str | None, root: Path) -> bool:
+    """Whether the machine's own tools see an accelerator."""
+    return bool(await observe_nvidia(nvidia_smi)) or bool(await asyncio.to_thread(observe_amd, root))
 
 
 def observe_set_aside(root: Path) -> tuple[int, int]:

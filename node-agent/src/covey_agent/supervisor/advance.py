@@ -43,7 +43,11 @@ class Surroundings:
 def observe_surroundings(state: State, instance_id: str) -> Surroundings:
     others = [member for key, member in state.members.items() if key != instance_id]
     loading = tuple(
-        Loading(member.keeper.pid if member.keeper else 0, member.member.costs)
+        Loading(
+            member.keeper.pid if member.keeper else 0,
+            member.member.costs,
+            "" if member.overdue or Work.STOP in member.work else member.assignment.instance.metadata.name,
+        )
         for member in others
         if member.is_loading
     )

@@ -63,6 +63,8 @@ class Loading:
 
     pid: int
     costs: tuple[Costs, ...]
+    name: str = ""
+    """Of its Instance; empty: it is being stopped, and nobody need wait for it to be ready."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,8 @@ class FitChecked:
     """Why the stamped bytes don't fit now; empty: they do."""
     pool: str = ""
     """The one that is short; `Host` if that is one of several."""
+    waits_for: str = ""
+    """An Instance that loads there: what it has taken may be counted twice until it is ready."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,14 @@ from dataclasses import replace
 from covey_api.instance import MemberPhase
 from covey_api.reasons import FailureCause
 
-from covey_agent.supervisor.events import Examined, Finding
+from covey_agent.supervisor.events import Examined, Finding, FitChecked
 from covey_agent.supervisor.state import Failure, MemberState, Work
 
 # An engine that ended has given its memory back within seconds; who still doesn't fit then won't.
 FIT_PATIENCE_SECONDS = 15.0
 FIT_AGAIN_SECONDS = 1.0
+# While another loads: each look lists devices anew, beside the load.
+LOADING_AGAIN_SECONDS = 5.0
 # Between two probes of an engine that loads: an unready one refuses in a millisecond.
 PROBE_AGAIN_SECONDS = 0.2
 # Between two looks at a doubted engine that computes: it may stop any moment, and a look costs a few milliseconds.
@@ -45,19 +47,24 @@ def judge_examination(member: MemberState, event: Examined, now: float) -> Membe
             return replace(member, overdue=True, failure=Failure(FailureCause.WEDGED, event.message))
 
 
-def judge_fit(member: MemberState, problem: str, pool: str, now: float) -> MemberState:
+def judge_fit(member: MemberState, event: FitChecked, now: float) -> MemberState:
+    """Patience isn't lost on one that loads, which its `startupSeconds` bounds. It begins once: not anew with each load
+    of an engine that crashes again and again."""
     if Work.FIT not in member.work:
         return member
     member = replace(member, work=member.work - {Work.FIT})
-    if not problem:
+    if not event.problem:
         return replace(member, fits=True, fit_refused_since=None)
+    member = replace(member, phase=MemberPhase.PENDING)
+    if event.waits_for:
+        words = f"waits for '{event.waits_for}', which loads: {event.problem}"
+        failure = Failure(FailureCause.INSUFFICIENT_MEMORY, words, event.pool)
+        return replace(member, failure=failure, wait_until=now + LOADING_AGAIN_SECONDS)
     since = now if member.fit_refused_since is None else member.fit_refused_since
-    given_up = now - since >= FIT_PATIENCE_SECONDS
     return replace(
         member,
-        phase=MemberPhase.PENDING,
-        failure=Failure(FailureCause.INSUFFICIENT_MEMORY, problem, pool),
-        given_up=given_up,
+        failure=Failure(FailureCause.INSUFFICIENT_MEMORY, event.problem, event.pool),
+        given_up=now - since >= FIT_PATIENCE_SECONDS,
         fit_refused_since=since,
         wait_until=now + FIT_AGAIN_SECONDS,
     )

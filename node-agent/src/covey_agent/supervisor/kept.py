@@ -19,6 +19,8 @@ class KeptMember(Message):
     """That engine was started with another key than the assignment's."""
     failed: FailureCause | None = None
     message: str = ""
+    pool: str = ""
+    """Of memory that was short."""
     restarts: int = 0
     restarted_at: tuple[float, ...] = ()
     """Latest restarts, in seconds of the monotonic clock of `bootId`."""

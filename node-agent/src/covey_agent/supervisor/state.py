@@ -166,6 +166,7 @@ def _keep_member(member: MemberState) -> KeptMember:
         is_rekeyed=member.is_rekeyed,
         failed=failure.cause if failure else None,
         message=failure.message if failure else "",
+        pool=failure.pool if failure else "",
         restarts=member.restarts,
         restarted_at=member.restarted_at,
     )
@@ -190,7 +191,7 @@ def _restore_member(kept: KeptMember, is_same_boot: bool) -> MemberState:
         assignment=kept.assignment,
         goal=kept.goal,
         assigned=kept.assigned,
-        failure=Failure(kept.failed, kept.message) if kept.failed else None,
+        failure=Failure(kept.failed, kept.message, kept.pool) if kept.failed else None,
         given_up=kept.failed is not None,
         work=frozenset({Work.FIND}),
         engine=kept.engine,

@@ -7,6 +7,7 @@ ArtifactReady, EngineReady              on to the fit, when both are there
 ArtifactFailed, EngineFailed            again with a backoff while that may help, then given up
 FitChecked     fits                     its keeper is started
                doesn't fit              looked at again each second for 15 s, then given up
+               waits for one that loads looked at again 5 s later; the 15 s begin when nobody loads there
 KeeperStarted  any                      it is the member's engine
 KeeperFailed   any                      as a crash
 Probed         the same engine          ready, or probed again
@@ -158,8 +159,8 @@ def _change(
             return _fail_fetch(member, Work.FETCH, Failure(cause, message), now)
         case EngineFailed(_, cause, message):
             return _fail_fetch(member, Work.ENGINE, Failure(cause, message), now)
-        case FitChecked(_, problem, pool):
-            return judge_fit(member, problem, pool, now)
+        case FitChecked():
+            return judge_fit(member, event, now)
         case KeeperStarted(_, process):
             member = replace(member, work=member.work - {Work.LAUNCH})
             return _hold(member, process, process.identity == member.engine and member.ready, now)

@@ -47,6 +47,11 @@ def promise_left(costs: Sequence[Costs], taken_bytes: int) -> dict[str, int]:
     return left
 
 
+def pools_of(costs: Sequence[Costs], shared: Collection[str]) -> frozenset[str]:
+    """Where it takes memory, by the pools of now."""
+    return frozenset(HOST_POOL if entry.pool in shared else entry.pool for entry in costs if entry.total_bytes)
+
+
 def _in_pools_of_now(stamped: Iterable[tuple[str, int]], shared: Collection[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, count in stamped:
