@@ -122,7 +122,10 @@ def test_device_is_told_what_a_node_would_plan_with(tmp_path: Path) -> None:
 
 
 def test_this_machines_memory_is_less_on_apple_silicon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_module, "observe_memory_bytes", lambda _: (16 * 2**30, 0))
+    def observe(root: Path) -> tuple[int, int]:
+        return 16 * 2**30, 0
+
+    monkeypatch.setattr(fit_module, "observe_memory_bytes", observe)
     path = build_model(Shape()).write(tmp_path / "m.gguf")
     processor, apple = (part for part in run(str(path)).split("\n\n") if "of pool Host:" in part)
     assert "largest window in 15.0 GiB" in processor
