@@ -21,6 +21,8 @@ from covey_api.messages import (
     Order,
     Report,
     ReportAnswer,
+    Wanted,
+    WantedAnswer,
 )
 from covey_api.node import NodeSpec
 from covey_controller.credentials import open_credentials
@@ -76,6 +78,9 @@ class SteeredBoard:
 
     def on_answer(self, node: str, answer: AskAnswer) -> None:
         self.answers.append((node, answer))
+
+    def on_wanted(self, node: str, wanted: Wanted) -> WantedAnswer:
+        return WantedAnswer()
 
     def may_be_there(self, gateway: str) -> bool:
         return True

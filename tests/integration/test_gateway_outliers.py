@@ -191,3 +191,35 @@ async def test_connections_to_other_machines_are_asked_by_the_kernel_whether_the
     async with ScriptedEngine() as far, running_gateway(replace(far.target(), host="localhost")) as gateway:
         await asked(gateway)
         assert has_timer(far.port)
+
+
+async def test_an_endpoint_that_reads_a_prompt_on_without_its_client_is_asked_last() -> None:
+    """Its slot is busy, whoever left; a byte to somebody else says that it is free again."""
+
+    async def read_long(call: Call) -> None:
+        if call.content["messages"][0]["content"] == "long":
+            await call.wait_gone()
+        else:
+            await say_hello(call)
+
+    async with (
+        ScriptedEngine(read_long) as one,
+        ScriptedEngine(read_long) as other,
+        running_gateway(one.target("a", slots=1), other.target("b", slots=1)) as gateway,
+    ):
+        async with connected(gateway) as client:
+            await client.ask(stream=True, messages=[{"role": "user", "content": "long"}])
+            await eventually(lambda: len(one.calls) + len(other.calls) == 1)
+        busy, free = (one, other) if one.calls else (other, one)
+        await eventually(lambda: gateway.in_flight == 0)
+        for _ in range(6):
+            assert (await asked(gateway)).status == 200
+        assert (len(busy.calls), len(free.calls)) == (1, 6)
+        # Two at a time: the second one finds a busy slot at either.
+        for _ in range(4):
+            await asyncio.gather(asked(gateway), asked(gateway))
+        assert len(busy.calls) > 1
+        before = len(busy.calls)
+        for _ in range(6):
+            await asked(gateway)
+        assert len(busy.calls) >= before + 2, "it gets its share again"

@@ -25,6 +25,8 @@ from covey_api.messages import (
     Order,
     Report,
     ReportAnswer,
+    Wanted,
+    WantedAnswer,
 )
 from covey_api.meta import Message
 
@@ -37,6 +39,7 @@ from covey_controller.readers import Reader, Readers
 from covey_controller.reconcile.doubts import silent_ids
 from covey_controller.reconcile.fleet import routed_ids
 from covey_controller.reconcile.world import AgentView, GatewayView, Published
+from covey_controller.sharing import Sharing
 from covey_controller.usages import Usages
 
 # A gateway that left is forgotten after this; drains stopped waiting for it long before.
@@ -81,6 +84,7 @@ class FleetBoard:
         self._readers = Readers(machine)
         self._cancels = Cancels()
         self._asks = OpenAsks()
+        self._sharing = Sharing(clock)
         self.usages = Usages()
         self.wake = asyncio.Event()
 
@@ -238,6 +242,10 @@ class FleetBoard:
         if is_open and len(self._observed.answers) < MAX_ANSWERS:
             self._observed.answers[answer.id] = answer
             self.wake.set()
+
+    def on_wanted(self, node: str, wanted: Wanted) -> WantedAnswer:
+        """Where a node gets a blob that it lacks; it wakes nobody, for no plan depends on it."""
+        return self._sharing.answer(node, wanted, self._observed.agents)
 
     def watch_assignments(self, node: str, boot: str = "") -> AsyncGenerator[Assignments | None]:
         """The newest snapshot now and after each change; None every `KEEPALIVE_SECONDS`.

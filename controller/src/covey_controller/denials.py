@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable
 
-from covey_api.messages import CertificateRole, RefusedGateway
+from covey_api.messages import CertificateRole, RefusedPeer
 from pydantic import BaseModel, ValidationError
 
 from covey_controller.authority import BACKDATED, CERTIFICATE_LIFETIME
@@ -133,12 +133,20 @@ class Denials:
         return _issued_at(peer) <= self._dates.denied.get(f"{peer.role}/{peer.name}", 0)
 
     @property
-    def refused_gateways(self) -> tuple[RefusedGateway, ...]:
+    def refused_gateways(self) -> tuple[RefusedPeer, ...]:
         """What agents are told, for the way past the controller: by name."""
+        return self._refused(CertificateRole.GATEWAY)
+
+    @property
+    def refused_nodes(self) -> tuple[RefusedPeer, ...]:
+        """Likewise, for the way from one to another."""
+        return self._refused(CertificateRole.AGENT)
+
+    def _refused(self, role: CertificateRole) -> tuple[RefusedPeer, ...]:
         backdated = int(BACKDATED.total_seconds())
-        prefix = f"{CertificateRole.GATEWAY}/"
+        prefix = f"{role}/"
         return tuple(
-            RefusedGateway(name=key.removeprefix(prefix), begins_until=latest - backdated)
+            RefusedPeer(name=key.removeprefix(prefix), begins_until=latest - backdated)
             for key, latest in sorted(self._dates.denied.items())
             if key.startswith(prefix)
         )

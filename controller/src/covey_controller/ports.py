@@ -23,6 +23,8 @@ from covey_api.messages import (
     Order,
     Report,
     ReportAnswer,
+    Wanted,
+    WantedAnswer,
 )
 from covey_api.meta import Status
 from covey_api.node import Node
@@ -311,6 +313,10 @@ class Board(Protocol):
 
     def on_answer(self, node: str, answer: AskAnswer) -> None:
         """Keep the answer of an ask that is open; others are dropped."""
+        ...
+
+    def on_wanted(self, node: str, wanted: Wanted) -> WantedAnswer:
+        """Where a node gets a blob that it lacks."""
         ...
 
     def watch_assignments(self, node: str, boot: str) -> AsyncIterator[Assignments | None]:

@@ -12,7 +12,7 @@ from pydantic import Field
 from covey_api.access_key import KeyCounts
 from covey_api.engines import Lane
 from covey_api.instance import Instance, MemberPhase
-from covey_api.meta import Message
+from covey_api.meta import Message, Sha256
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import NodeFacts, NodeSpec
 from covey_api.placement import RequestTimeouts
@@ -35,6 +35,12 @@ REFUSED_COUNTS_SECONDS = 60.0
 # Longest JSON body that a fleet call takes.
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_ASKS = 32
+# Artifacts that a store keeps, and the files of all of them together: a snapshot is one line of at most 16 MiB.
+MAX_KEPT = 1000
+MAX_KEPT_FILES = 20_000
+# Holders of a blob that a node is told of at a time: some are busy, one may be gone.
+MAX_HOLDERS = 8
+MAX_TRIED = 256
 
 Seal = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 """Made by the controller over what identifies an Instance. Empty: from a version that knew none."""
@@ -150,8 +156,8 @@ class AskAnswer(Message):
     """`Logs`, `Capture`."""
 
 
-class RefusedGateway(Message):
-    """A gateway that was removed from the fleet, though its certificate may still be valid."""
+class RefusedPeer(Message):
+    """A gateway or node that was removed from the fleet, though its certificate may still be valid."""
 
     name: str
     begins_until: int
@@ -169,8 +175,12 @@ class Assignments(Message):
     spec: NodeSpec
     members: tuple[MemberAssignment, ...] = ()
     asks: Annotated[tuple[Ask, ...], Field(max_length=MAX_ASKS)] = ()
-    refused_gateways: tuple[RefusedGateway, ...] = ()
+    refused_gateways: tuple[RefusedPeer, ...] = ()
     """By name. A change comes with the next keep-alive, under the order of the snapshot before."""
+    refused_nodes: tuple[RefusedPeer, ...] = ()
+    """Likewise: whom blobs aren't given to."""
+    kept: Annotated[tuple[ResolvedArtifact, ...], Field(max_length=MAX_KEPT)] = ()
+    """What the node keeps for the fleet, beside what its members need."""
 
     @property
     def order(self) -> Order:
@@ -245,6 +255,8 @@ class Report(Message):
     blobs: tuple[str, ...] | None = None
     """Digests of artifacts that are on this node (`ResolvedArtifact.digest`)."""
     members: tuple[MemberReport, ...] | None = None
+    blobs_port: Port = 0
+    """At `address`, where other nodes get blobs; 0: it gives none."""
 
 
 class ReportAnswer(Message):
@@ -252,6 +264,33 @@ class ReportAnswer(Message):
     serial: int
     resend: bool = False
     """True: the controller lacks what came before; the next report must be full."""
+
+
+class Wanted(Message):
+    """`POST nodes/{node}/wanted`: who else has this blob. Again every few seconds while the node waits for it, or
+    fetches it from its origin."""
+
+    sha256: Sha256
+    fetching: bool = False
+    """The node gets it from its origin now: nothing is asked, others are to wait for it."""
+    tried: Annotated[tuple[str, ...], Field(max_length=MAX_TRIED)] = ()
+    """Nodes that could not give it, though they were said to have it."""
+
+
+class Holder(Message):
+    """A node that has a blob, and where it gives it."""
+
+    node: str
+    address: str
+    port: Port
+
+
+class WantedAnswer(Message):
+    """Neither holders nor a fetcher: it is this node's turn at the origin."""
+
+    holders: Annotated[tuple[Holder, ...], Field(max_length=MAX_HOLDERS)] = ()
+    fetcher: str = ""
+    """Another node, which gets it from its origin now."""
 
 
 class ModelState(StrEnum):

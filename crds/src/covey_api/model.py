@@ -1,5 +1,6 @@
 """Model: what can be served."""
 
+from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
@@ -134,6 +135,31 @@ class ModelMemory(Message):
     """Bytes to reserve beyond the computed costs."""
 
 
+class Proof(StrEnum):
+    """What is taken for it that a file is the right one."""
+
+    PUBLISHED = "Published"
+    """The digest that index or hub publish, or what a path held first."""
+    DIGEST = "Digest"
+    """A digest in the Model, and nothing else."""
+
+
+class ModelTrust(Message):
+    """What proof a Model's files must have."""
+
+    requires: Proof = Proof.PUBLISHED
+    """`Published`: the `sha256` of the variant, or else what index or hub publish; `Digest`: each variant and companion
+    must have its `sha256`. A file with another digest is never given to an engine, whoever it came from."""
+
+
+TRUST_RULE = (
+    "!has(self.trust) || !has(self.trust.requires) || self.trust.requires != 'Digest' || self.variants.all(v, "
+    "has(v.sha256) && (!has(v.projector) || has(v.projector.sha256)) && (!has(v.draft) || has(v.draft.sha256)))",
+    "where `spec.trust.requires` is 'Digest' each of `spec.variants`, its `projector` and its `draft` must have "
+    "`sha256`",
+)
+
+
 class ModelSpec(Message):
     """What is served, and from which artifacts."""
 
@@ -144,6 +170,7 @@ class ModelSpec(Message):
                 "names in `spec.variants` must be unique",
             ),
             *MODEL_RULES,
+            TRUST_RULE,
         )
     )
 
@@ -161,6 +188,7 @@ class ModelSpec(Message):
     geometry: Geometry | None = None
     """Given only when the artifact's header lies or is missing."""
     memory: ModelMemory = ModelMemory()
+    trust: ModelTrust = ModelTrust()
 
 
 class Archive(Message):

@@ -48,6 +48,31 @@ class NodeDownloads(Message):
     much as there is."""
 
 
+class NodeSharing(Message):
+    """How the node gives what is in its cache to other nodes of the fleet."""
+
+    bytes_per_second: Quantity | None = None
+    """What all of them may take together, such as `100Mi`; less than `64Ki` counts as `64Ki`. Not given: as much as
+    there is."""
+
+
+class Keeps(StrEnum):
+    """What stays in a node's cache."""
+
+    NEEDED = "Needed"
+    """What runs on it, or is about to."""
+    MODELS = "Models"
+    """Also all that any Model of the fleet names: it is fetched, and stays while the Model does."""
+
+
+class NodeStore(Message):
+    """What the node keeps for the fleet."""
+
+    keeps: Keeps = Keeps.NEEDED
+    """`Needed`: what runs on it; `Models`: also all variants and companions of every Model, for other nodes to fetch
+    from it. With `unschedulable` it does nothing else."""
+
+
 class TaintEffect(StrEnum):
     NO_SCHEDULE = "NoSchedule"
     """Nothing new is placed here without a toleration; what runs stays."""
@@ -98,6 +123,8 @@ class NodeSpec(Message):
     engines: Annotated[tuple[EngineOverride, ...], Field(max_length=8)] = ()
     """Overrides, at most one per engine."""
     downloads: NodeDownloads = NodeDownloads()
+    sharing: NodeSharing = NodeSharing()
+    store: NodeStore = NodeStore()
 
 
 class MemoryPool(Message):

@@ -58,6 +58,12 @@ class Pace(Protocol):
     def is_stalled(self) -> bool: ...
 
 
+# What llama-server tells while it reads a prompt.
+_PROGRESS = b'"prompt_progress"'
+# Whose engine has told so many has read the prompt.
+_READ_EVENTS = 2
+
+
 class Delivery:
     def __init__(self, sender: Sender, pace: Pace, traffic: Traffic, target: Target, ask: Ask, request_id: str) -> None:
         self.target = target
@@ -75,6 +81,8 @@ class Delivery:
         self._heard_at = self._asked_at = pace.now()
         self._turn_at: float | None = None
         """When a slot was free for it; None: it waits behind others."""
+        self._told_events = 0
+        """But for how far the prompt is. The first may be the role alone, which is told before the prompt is read."""
         self.first_byte_at: float | None = None
         self.last_byte_at: float | None = None
 
@@ -99,10 +107,12 @@ class Delivery:
         if self._connection is not None:
             self._spare_unread()
         self._traffic.unfollow(self.target, self)  # while it is known what the engine owes it
+        is_read_on = self._connection is not None and self._turn_at is not None
+        is_read_on = is_read_on and self._told_events < _READ_EVENTS
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
-        self._traffic.release(self.target, refused=refused)
+        self._traffic.release(self.target, refused=refused, is_read_on=is_read_on)
 
     def _spare_unread(self) -> None:
         """What left while it waited behind others was read by nobody."""
@@ -171,6 +181,8 @@ class Delivery:
         if not self._has_begun:
             self._has_begun = True
             self.first_byte_at = self._heard_at
+        if self._told_events < _READ_EVENTS and _PROGRESS not in piece:
+            self._told_events += piece.count(b"data:")
         taken = self._reply.take(piece)
         if isinstance(taken, Broken):
             if taken.told:

@@ -69,6 +69,8 @@ ASIDE_FIRST_SECONDS = 1.0
 ASIDE_LONGEST_SECONDS = 30.0
 # Failures in a row: three may be one client that asks for the impossible again and again, two at a time.
 FAILURES_ASIDE = 5
+# A slot counts as busy for so long with a prompt whose client has left, where nobody gets a byte that says otherwise.
+LEFT_PROMPT_SECONDS = 60.0
 # An endpoint that owes bytes for so long and gives nobody any is passed over: some thousand tokens of a prompt take as
 # long on a slow machine.
 SILENT_ENDPOINT_SECONDS = 5.0

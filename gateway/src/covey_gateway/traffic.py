@@ -18,7 +18,7 @@ from covey_gateway.accounts import Accounts
 from covey_gateway.cancels import Cancels
 from covey_gateway.figures import Present
 from covey_gateway.ledger import Ledger
-from covey_gateway.limits import FAILURES_ASIDE, MAX_BODIES_BYTES, SILENT_ENDPOINT_SECONDS
+from covey_gateway.limits import FAILURES_ASIDE, LEFT_PROMPT_SECONDS, MAX_BODIES_BYTES, SILENT_ENDPOINT_SECONDS
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.affinity import Homes
 from covey_gateway.routing.choose import NoneFree, choose_target
@@ -177,6 +177,8 @@ class Traffic:
         if not targets:
             return refuse_unready(model)
         now, conversation = self._clock(), None
+        for target in targets:
+            self._end_left(target.id, now)
         if request is not None and len(targets) > 1:
             conversation = digest_conversation(request, key, session, owner)
         chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
@@ -243,10 +245,23 @@ class Traffic:
             return waited
         return waited + owed.seconds
 
-    def release(self, target: Target, *, refused: str | None = None) -> None:
-        """The request is no longer there; `refused` says how the endpoint failed before a byte."""
+    def _end_left(self, id_: str, now: float) -> None:
+        """A byte for anybody says that a prompt which was left before it is read no more: engines look whose clients
+        are gone between two batches of prompts, and tell of a batch when it is done."""
+        load = self._loads.get(id_)
+        if load is None or not load.left_at:
+            return
+        heard_at = _latest((load.heard_at, *(each.last_byte_at for each in self._awaiting.get(id_, ()))))
+        since = now - LEFT_PROMPT_SECONDS if heard_at is None else max(heard_at, now - LEFT_PROMPT_SECONDS)
+        load.left_at = [at for at in load.left_at if at >= since]
+
+    def release(self, target: Target, *, refused: str | None = None, is_read_on: bool = False) -> None:
+        """The request is no longer there; `refused` says how the endpoint failed before a byte; `is_read_on`: it was
+        left while the engine read its prompt, which can't be stopped at once."""
         load = self._loads[target.id]
         load.in_flight -= 1
+        if is_read_on:
+            load.left_at = [*load.left_at, self._clock()][-target.slots :]
         if refused is not None:
             load.failures, load.owed = 0, None
             was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock())

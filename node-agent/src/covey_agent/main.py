@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 from covey_api.instance import InstanceSpec
-from covey_api.node import NodeSpec
+from covey_api.node import NodeDownloads, NodeSharing
 from covey_api.pod_names import render_covey_name
 from covey_api.units import parse_quantity
 from covey_fleet_client.files import describe_refusal, ensure_private_folder
@@ -29,6 +29,7 @@ from covey_fleet_client.process import raise_file_limit, start_logging
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.eviction import evict
+from covey_agent.artifacts.given import GivenBlobs
 from covey_agent.artifacts.hub import observe_hub_settings
 from covey_agent.artifacts.index import observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts, digests_of
@@ -41,9 +42,13 @@ from covey_agent.engines.descriptions import DESCRIPTIONS
 from covey_agent.engines.provision import NodeEngines, open_engines
 from covey_agent.facts.machine import MachineFacts
 from covey_agent.keeper.keepers import ProcessKeepers
+from covey_agent.keeping import Keeping
 from covey_agent.kept_file import KeptFile, observe_boot_id
 from covey_agent.membership import Membership
 from covey_agent.options import Options, parse_options
+from covey_agent.peers.directory import FleetDirectory, PeerCredentials
+from covey_agent.peers.serving import BlobServer
+from covey_agent.peers.sources import Peers
 from covey_agent.performer import Outside
 from covey_agent.recorder import Recorder
 from covey_agent.refused import RefusedFile
@@ -92,7 +97,7 @@ async def run_agent(options: Options, folder: Path) -> int:
     node = node or load_identity(folder).name or render_name(socket.gethostname())
     async with AsyncExitStack() as stack:
         whereabouts = Whereabouts(options.address, options.controller, folder)
-        members, boot_id = folder / "members", observe_boot_id()
+        members, boot_id, jitter = folder / "members", observe_boot_id(), secrets.SystemRandom().random
         try:
             cache, pins = await asyncio.to_thread(open_cache, options.cache, members)
         except OSError as error:
@@ -101,16 +106,28 @@ async def run_agent(options: Options, folder: Path) -> int:
         stack.callback(pins.close)
         web = Web(observe_index_settings(os.environ, Path.home()), Patience())
         stack.push_async_callback(web.close)
-        outside, engines = await open_outside(stack, options, web, cache, folder, whereabouts)
+        directory = FleetDirectory(node)
+        peers = Peers(directory, PeerCredentials(folder).observe_context, web.pace, web.patience.stall_seconds, jitter)
+        stack.callback(peers.close)
+        blobs = BlobServer(GivenBlobs(cache), folder)
+        stack.callback(blobs.close)
+        downloader = Downloader(web, cache, peers)
+        outside, engines = await open_outside(stack, options, web, cache, downloader, folder, whereabouts)
         changed = asyncio.Event()
         recorder = Recorder(members, boot_id)
 
         def record(before: State, after: State, now: float) -> None:
             recorder.observe(before, after, now)
-            web.pace.limit(limit_of(after.spec))
-            # What members run, or will, stays in the cache.
-            pins.hold(frozenset(digest for member in after.members.values() for digest in needs_of(member.spec)))
+            web.pace.limit(limit_of(after.spec.downloads))
+            blobs.pace.limit(limit_of(after.spec.sharing))
+            hold_needed(after)
 
+        def hold_needed(state: State) -> None:
+            """What members run, or will, stays in the cache, and what is kept for the fleet."""
+            needed = (digest for member in state.members.values() for digest in needs_of(member.spec))
+            pins.hold(keeping.digests.union(needed))
+
+        keeping = Keeping(outside.artifacts, folder, lambda: hold_needed(runtime.state), changed.set)
         runtime = Runtime(outside, members, KeptFile(folder), boot_id, changed.set, record)
         machine = observe_machine()
 
@@ -118,10 +135,10 @@ async def run_agent(options: Options, folder: Path) -> int:
             return runtime.state.spec if runtime.state.order else None
 
         survey = Survey(engines, outside.facts, observe_spec, runtime.spec_changed, changed.set, machine)
-        this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts)
+        this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts, lambda: blobs.port)
         reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed)
         asks = Asks(node, outside.artifacts, Captures(node, runtime, outside, members))
-        membership = Membership(node, runtime, reporter, asks, RefusedFile(folder), secrets.SystemRandom().random)
+        membership = Membership(node, runtime, reporter, asks, RefusedFile(folder), jitter, directory, keeping)
         with suppress(TimeoutError):  # an engine that is started before it is known listens on every address
             async with asyncio.timeout(ADDRESS_SECONDS):
                 await whereabouts.find()
@@ -130,7 +147,9 @@ async def run_agent(options: Options, folder: Path) -> int:
             running = group.create_task(runtime.run())
             others = [
                 group.create_task(survey.run()),
-                group.create_task(whereabouts.find()),
+                group.create_task(open_blobs(whereabouts, blobs, options.blobs_port)),
+                group.create_task(peers.run()),
+                group.create_task(keeping.run()),
                 group.create_task(membership.run(folder, options.controller, options.admission)),
             ]
             status = await end(runtime, running, await wait_for_end(options.lifeline))
@@ -145,10 +164,16 @@ def needs_of(spec: InstanceSpec) -> frozenset[str]:
     return frozenset(digest for each in artifacts for digest in digests_of(each))
 
 
-def limit_of(spec: NodeSpec) -> int | None:
-    """Bytes a second for all downloads of this node."""
-    limit = spec.downloads.bytes_per_second
+def limit_of(section: NodeDownloads | NodeSharing) -> int | None:
+    """Bytes a second for all that this node fetches, or gives."""
+    limit = section.bytes_per_second
     return None if limit is None else parse_quantity(limit)
+
+
+async def open_blobs(whereabouts: Whereabouts, blobs: BlobServer, port: int) -> None:
+    """Give blobs to other nodes once it is known where they reach this one."""
+    await whereabouts.find()
+    blobs.listen(whereabouts.address, port)
 
 
 def open_cache(folder: Path, members: Path) -> tuple[Cache, Pins]:
@@ -159,10 +184,15 @@ def open_cache(folder: Path, members: Path) -> tuple[Cache, Pins]:
 
 
 async def open_outside(
-    stack: AsyncExitStack, options: Options, web: Web, cache: Cache, folder: Path, whereabouts: Whereabouts
+    stack: AsyncExitStack,
+    options: Options,
+    web: Web,
+    cache: Cache,
+    downloader: Downloader,
+    folder: Path,
+    whereabouts: Whereabouts,
 ) -> tuple[Outside, NodeEngines]:
     """The adapters of the agent's ports, closed with the stack."""
-    downloader = Downloader(web, cache)
     artifacts = NodeArtifacts(web, cache, downloader, observe_hub_settings(os.environ, Path.home()))
     stack.push_async_callback(artifacts.close)
     engines = open_engines(web, cache, downloader, os.environ)

@@ -19,6 +19,8 @@ from covey_fleet_client.tasks import flatten_errors, run_apart
 from pydantic import ValidationError
 
 from covey_agent.asks import Asks
+from covey_agent.keeping import Keeping
+from covey_agent.peers.directory import FleetDirectory
 from covey_agent.ports import Fleet
 from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter
@@ -38,6 +40,8 @@ class Membership:
         asks: Asks,
         refused: RefusedFile,
         jitter: Callable[[], float],
+        directory: FleetDirectory,
+        keeping: Keeping,
     ) -> None:
         self._node = node
         self._runtime = runtime
@@ -45,6 +49,8 @@ class Membership:
         self._asks = asks
         self._refused = refused
         self._jitter = jitter
+        self._directory = directory
+        self._keeping = keeping
 
     async def run(self, folder: Path, controller_url: str, admission: Admission) -> None:
         """Until cancelled. `folder` holds the identity.
@@ -74,6 +80,10 @@ class Membership:
 
     async def serve(self, fleet: Fleet) -> None:
         """Follow, report and answer, until cancelled; FleetError when the controller doesn't take this certificate."""
+        with self._directory.reached_by(fleet):
+            await self._serve(fleet)
+
+    async def _serve(self, fleet: Fleet) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(fleet))
             group.create_task(self._reporter.run(fleet))
@@ -124,6 +134,8 @@ class Membership:
         if assignments.node != self._node:
             logger.error("a snapshot for node '%s' came to node '%s'; it was ignored", assignments.node, self._node)
             return
-        self._refused.write(assignments.refused_gateways)
+        self._refused.write(assignments.refused_gateways, assignments.refused_nodes)
         await self._runtime.receive(assignments)
         self._asks.receive(assignments.asks)
+        if assignments.complete:
+            self._keeping.receive(assignments.kept)

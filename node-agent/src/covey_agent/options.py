@@ -8,9 +8,12 @@ from pathlib import Path
 
 from covey_fleet_client.join import Admission
 
+from covey_agent.peers.serving import PORT
+
 # How long engines run on without an agent: a restart, an upgrade, a person who looks into it.
 ORPHAN_GRACE_SECONDS = 300.0
 ADDRESS = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]{2,39})$")
+MAX_PORT = 65_535
 GRACE_VARIABLE = "COVEY_ORPHAN_GRACE_SECONDS"
 
 
@@ -23,6 +26,7 @@ class Options:
     name: str
     address: str
     """Empty: as `observe_address` finds it."""
+    blobs_port: int
     lifeline: int | None
     orphan_grace_seconds: float
     stop_all: bool
@@ -42,6 +46,14 @@ def parse_options(arguments: list[str]) -> Options:
         help="where gateways of other machines reach this one (default: the address from which it reaches the "
         "controller); unless it is 127.0.0.1, engines are served there by mutual TLS on a port of 52500-52599",
     )
+    parser.add_argument(
+        "--blobs-port",
+        metavar="PORT",
+        type=int,
+        default=PORT,
+        help=f"where other nodes of the fleet get models and engines that are here (default: {PORT}, or one that is "
+        "free; 0: any)",
+    )
     parser.add_argument("--lifeline", metavar="FD", type=int, help="end when this pipe ends")
     parser.add_argument(
         "--orphan-grace-seconds",
@@ -57,6 +69,8 @@ def parse_options(arguments: list[str]) -> Options:
         parser.error("--controller is needed, unless --stop-all is given")
     if not found.orphan_grace_seconds > 0:
         parser.error(f"`--orphan-grace-seconds` must be above 0; got {found.orphan_grace_seconds:g}")
+    if not 0 <= found.blobs_port <= MAX_PORT:
+        parser.error(f"`--blobs-port` must be from 0 to {MAX_PORT}; got {found.blobs_port}")
     address = (found.address or "").strip("[]")
     if found.address is not None and not ADDRESS.match(address):
         parser.error(f"`--address` must be a host name or an IP address, without a port; got '{found.address}'")
@@ -67,6 +81,7 @@ def parse_options(arguments: list[str]) -> Options:
         cache=(found.cache or default_cache()).absolute(),
         name=found.name or "",
         address=address,
+        blobs_port=found.blobs_port,
         lifeline=found.lifeline,
         orphan_grace_seconds=found.orphan_grace_seconds,
         stop_all=found.stop_all,

@@ -7,7 +7,7 @@ after `resend` are full.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -45,6 +45,8 @@ class Self:
     machine: str
     """As `observe_machine` says."""
     whereabouts: Whereabouts
+    blobs_port: Callable[[], int]
+    """Where other nodes get blobs; 0: nowhere."""
 
 
 class _Told(NamedTuple):
@@ -143,6 +145,7 @@ class Reporter:
             readings=self._facts.observe_readings(),
             blobs=told.blobs if before is None else _news(told.blobs, before.blobs),
             members=self._render_members(is_full=True) if before is None else _news(told.members, before.members),
+            blobs_port=self._this.blobs_port(),
         )
 
     def _render_members(self, *, is_full: bool) -> tuple[MemberReport, ...]:

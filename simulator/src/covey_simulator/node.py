@@ -12,8 +12,10 @@ from random import Random
 from covey_agent.asks import Asks
 from covey_agent.capturing import Captures
 from covey_agent.engines.proof import PROBE_SECONDS
+from covey_agent.keeping import Keeping
 from covey_agent.kept_file import KeptFile
 from covey_agent.membership import Membership
+from covey_agent.peers.directory import FleetDirectory
 from covey_agent.performer import Outside
 from covey_agent.ports import AgentError, Effort, EngineProgram, Launch, OnTransfer, Transfer
 from covey_agent.refused import RefusedFile
@@ -190,14 +192,17 @@ class Agent:
         self._survey = Survey(
             engines, facts, lambda: self.runtime.state.spec, self.runtime.spec_changed, self._changed.set, ""
         )
-        this = Self(
-            machine.name, f"{random.getrandbits(64):016x}", "0.1.0", "", Whereabouts("127.0.0.1", "", machine.folder)
-        )
+        whereabouts = Whereabouts("127.0.0.1", "", machine.folder)
+        this = Self(machine.name, f"{random.getrandbits(64):016x}", "0.1.0", "", whereabouts, lambda: 0)
         reporter = Reporter(this, self.runtime, self._survey, artifacts, facts, self._changed)
         captures = Captures(machine.name, self.runtime, outside, machine.folder / "members")
         asks = Asks(machine.name, artifacts, captures)
         refused = RefusedFile(machine.folder)
-        self._membership = Membership(machine.name, self.runtime, reporter, asks, refused, random.random)
+        directory = FleetDirectory(machine.name)
+        keeping = Keeping(artifacts, machine.folder, lambda: None, self._changed.set)
+        self._membership = Membership(
+            machine.name, self.runtime, reporter, asks, refused, random.random, directory, keeping
+        )
         self._fleet = fleet
         self.process = Process(f"agent {machine.name}", self._run)
 

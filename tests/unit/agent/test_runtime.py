@@ -11,9 +11,11 @@ import pytest
 from covey_agent.asks import Asks
 from covey_agent.capturing import Captures
 from covey_agent.exits import explain_exit
+from covey_agent.keeping import Keeping
 from covey_agent.kept_file import KeptFile
 from covey_agent.launching import render_launch
 from covey_agent.membership import Membership
+from covey_agent.peers.directory import FleetDirectory
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, EngineProgram, UnmeasuredHeader
 from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter, Self, render_member
@@ -80,11 +82,15 @@ class Running:
         self.survey = Survey(
             world.engines, world.facts, lambda: self.runtime.state.spec, self.runtime.spec_changed, self.changed.set, ""
         )
-        this = Self("a", "boot", "0.1.0", "", Whereabouts("127.0.0.1", "", folder))
+        this = Self("a", "boot", "0.1.0", "", Whereabouts("127.0.0.1", "", folder), lambda: 0)
         self.reporter = Reporter(this, self.runtime, self.survey, world.artifacts, world.facts, self.changed)
         captures = Captures("a", self.runtime, world.outside, folder / "members")
         self.asks = Asks("a", world.artifacts, captures)
-        self.membership = Membership("a", self.runtime, self.reporter, self.asks, RefusedFile(folder), lambda: 0.0)
+        refused, directory = RefusedFile(folder), FleetDirectory("a")
+        keeping = Keeping(world.artifacts, folder, lambda: None, lambda: None)
+        self.membership = Membership(
+            "a", self.runtime, self.reporter, self.asks, refused, lambda: 0.0, directory, keeping
+        )
 
     async def receive(self, *members: MemberAssignment, serial: int = 1) -> None:
         await self.runtime.receive(snapshot(*members, serial=serial).assignments)

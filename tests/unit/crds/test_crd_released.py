@@ -13,7 +13,7 @@ import pytest
 import yaml
 from covey_api.companion import MODEL_RULES, VARIANT_RULE, VOUCHED
 from covey_api.instance import STAMPED
-from covey_api.model import LOADS_RULE
+from covey_api.model import LOADS_RULE, TRUST_RULE
 from covey_api.registry import KINDS
 from covey_api.schema import RULES, JsonSchema, render_crd
 from covey_api.source import SOURCE_PATTERN
@@ -30,6 +30,7 @@ REASONS: dict[str, str] = {
         f"models.covey.dev: .spec: rule {rule} is new": "it is about new fields and a new task"
         for rule, _ in MODEL_RULES
     },
+    f"models.covey.dev: .spec: rule {TRUST_RULE[0]} is new": "it is about a new field alone",
     f"models.covey.dev: .spec.variants[]: rule {LOADS_RULE} is new": "the one pair that there was fulfils it",
     f"models.covey.dev: .spec.variants[]: rule {VOUCHED[0]} is new": "it is about new sources alone",
     f"models.covey.dev: .spec.variants[].source: rule self.matches(r'{SOURCE_PATTERN}') is new": "it takes more",

@@ -1,5 +1,6 @@
 """What a request costs whose engine hasn't answered, by how it ended."""
 
+from functools import cached_property
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,8 @@ from covey_gateway.routing.table import RoutingTable, Target, build_table
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import EngineConnection, Engines
 from covey_gateway.wire.metering import Meter
-from covey_gateway.wire.request import Call, Request, Teller
+from covey_gateway.wire.openai.passed import PassedChat
+from covey_gateway.wire.request import Call, Request
 
 MODEL = ServedModel(namespace="default", name="m", state=ModelState.READY)
 TARGET = Target("i", "i", "default", "m", "127.0.0.1", 1, "", 1, 1, 2048, confirmed=True)
@@ -40,6 +42,10 @@ class Dial:
 class Exchange:
     def accept_head(self) -> None: ...
 
+    def begin_stream(self) -> None: ...
+
+    def write_events(self, *_: object) -> None: ...
+
     def go_elsewhere(self, *_: object) -> None: ...
 
     def fail(self, *_: object) -> None: ...
@@ -53,9 +59,21 @@ class Pace:
         return False
 
 
+class Watched(Traffic):
+    """Keeps of each that is released whether it is read on."""
+
+    @cached_property
+    def read_on(self) -> list[bool]:
+        return []
+
+    def release(self, target: Target, *, refused: str | None = None, is_read_on: bool = False) -> None:
+        self.read_on.append(is_read_on)
+        super().release(target, refused=refused, is_read_on=is_read_on)
+
+
 class Rig:
     def __init__(self) -> None:
-        self.traffic = Traffic(AccessPolicy(needs_local_origin=True, needs_key=False), lambda: 0.0)
+        self.traffic = Watched(AccessPolicy(needs_local_origin=True, needs_key=False), lambda: 0.0)
         self.traffic.apply_table(self._table())
         self.charged: list[Record] = []
         self.traffic.ledger = Ledger(lambda: 0.0, self.charged.append)
@@ -68,7 +86,7 @@ class Rig:
         assert isinstance(target, Target)
         meter = Meter(call)
         request = Request(call, "m", {}, cast(Any, None))
-        ask = Ask(MODEL, request, cast(Teller, None), meter)
+        ask = Ask(MODEL, request, PassedChat("m"), meter)
         made = Delivery(cast(Sender, Exchange()), Pace(), self.traffic, target, ask, "r")
         made.start(cast(Engines, Dial()))
         return made, meter
@@ -94,6 +112,38 @@ def test_who_leaves_before_a_byte_of_the_answer_pays_for_the_prompt() -> None:
     delivery, meter = rig.started()
     connect(delivery)
     assert rig.over(delivery, meter) == BYTES // 4
+
+
+@pytest.mark.parametrize(
+    ("pieces", "is_busy"),
+    [
+        ((), True),
+        ((b": keepalive 1/9\n\n",), True),
+        ((b'data: {"choices":[],"prompt_progress":{"total":9}}\n\n',), True),
+        ((b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n',), True),
+        ((b": keepalive 9/9\n\n", *[b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'] * 2), False),
+    ],
+)
+def test_a_prompt_is_read_on_where_its_client_left_before_a_token(pieces: tuple[bytes, ...], is_busy: bool) -> None:
+    rig = Rig()
+    delivery, _ = rig.started()
+    connect(delivery)
+    if pieces:
+        delivery.on_engine_head(200, b"text/event-stream", None)
+    for piece in pieces:
+        delivery.on_engine_body(piece)
+    delivery.abandon()
+    assert rig.traffic.read_on == [is_busy]
+
+
+def test_what_waited_for_its_turn_was_not_read() -> None:
+    rig = Rig()
+    (first, _), (second, _) = rig.started(), rig.started()
+    connect(first)
+    connect(second)
+    second.abandon()
+    first.abandon()
+    assert rig.traffic.read_on == [False, True]
 
 
 def test_a_dial_that_failed_is_no_request() -> None:

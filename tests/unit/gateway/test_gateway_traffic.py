@@ -73,6 +73,61 @@ def test_requests_spread_over_equal_endpoints() -> None:
     )
 
 
+def asked_in_turn(made: Traffic) -> set[str]:
+    """Where requests go that come one after the other."""
+    found: set[str] = set()
+    for _ in range(4):
+        one = taken(made)
+        made.release(one)
+        found.add(one.instance_id)
+    return found
+
+
+def left_at_a() -> tuple[Traffic, Clock]:
+    """Two endpoints; one reads the prompt of a client that has left."""
+    made, clock = traffic(target("a"), target("b"))
+    assert asked_in_turn(made) == {"a", "b"}
+    while (left := taken(made)).instance_id != "a":
+        made.release(left)
+    made.release(left, is_read_on=True)
+    return made, clock
+
+
+def test_a_prompt_that_is_read_on_without_its_client_is_a_busy_slot() -> None:
+    made, clock = left_at_a()
+    clock.now = 59.0
+    assert asked_in_turn(made) == {"b"}
+    assert EndpointDemand(instance_id="a", in_flight=0) not in made.observe_demand(), "nobody waits for it"
+
+
+def test_a_prompt_that_was_left_is_read_no_more_once_somebody_gets_a_byte_there() -> None:
+    made, clock = left_at_a()
+    behind, waiting = made.take(MODEL, excluded="b@127.0.0.1:1"), Waiting()
+    assert isinstance(behind, Target)
+    made.follow(behind, waiting)
+    clock.now, waiting.last_byte_at = 5.0, 5.0
+    made.unfollow(behind, waiting)
+    made.release(behind)
+    assert asked_in_turn(made) == {"a", "b"}
+
+
+def test_bytes_from_before_it_was_left_say_nothing() -> None:
+    made, clock = left_at_a()
+    clock.now = 5.0
+    before, waiting = made.take(MODEL, excluded="b@127.0.0.1:1"), Waiting(last_byte_at=-1.0)
+    assert isinstance(before, Target)
+    made.follow(before, waiting)
+    made.unfollow(before, waiting)
+    made.release(before)
+    assert asked_in_turn(made) == {"b"}
+
+
+def test_a_prompt_that_was_left_counts_for_a_minute_at_most() -> None:
+    made, clock = left_at_a()
+    clock.now = 61.0
+    assert asked_in_turn(made) == {"a", "b"}
+
+
 def test_an_endpoint_that_refused_is_unreachable_until_it_answers() -> None:
     made, clock = traffic(target("a"))
     made.release(taken(made), refused="it took no connection")

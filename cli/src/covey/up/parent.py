@@ -99,7 +99,8 @@ class Parent(PartGroup):
 
     def _agent_arguments(self) -> list[str]:
         cache = ["--cache", str(self._settings.cache)] if self._settings.cache else []
-        return [*self._fleet_arguments("agent"), *cache]
+        # Several of these run on one machine.
+        return [*self._fleet_arguments("agent"), *cache, "--blobs-port", "0"]
 
     def _gateway_arguments(self) -> list[str]:
         return [*self._fleet_arguments("gateway"), "--listen", f"127.0.0.1:{self._settings.port}"]

@@ -21,6 +21,7 @@ from covey_api.messages import (
     Demand,
     JoinRequest,
     Report,
+    Wanted,
 )
 from covey_api.meta import Message
 from starlette.applications import Starlette
@@ -90,15 +91,16 @@ class FleetRoutes:
         return self._stream(peer, self._add_refused(snapshots))
 
     async def _add_refused(self, snapshots: AsyncIterator[Assignments | None]) -> AsyncIterator[Assignments | None]:
-        """With each snapshot the gateways that agents must refuse; with a keep-alive too, when they are others now."""
+        """With each snapshot whom agents must refuse; with a keep-alive too, when these are others now."""
         last: Assignments | None = None
         try:
             async for snapshot in snapshots:
-                refused = self._denials.refused_gateways
-                if snapshot is None and last is not None and last.refused_gateways != refused:
-                    snapshot = last
+                gateways, nodes = self._denials.refused_gateways, self._denials.refused_nodes
+                if last is not None and (last.refused_gateways, last.refused_nodes) != (gateways, nodes):
+                    snapshot = snapshot or last
                 if snapshot is not None:
-                    snapshot = last = snapshot.model_copy(update={"refused_gateways": refused})
+                    refused = {"refused_gateways": gateways, "refused_nodes": nodes}
+                    snapshot = last = snapshot.model_copy(update=refused)
                 yield snapshot
         finally:
             if isinstance(snapshots, AsyncGenerator):
@@ -109,6 +111,11 @@ class FleetRoutes:
         report = await self._read(request, Report, MAX_BODY_BYTES)
         with _refusing_rivals():
             return render_message(self._board.on_report(peer.name, report))
+
+    async def wanted(self, request: Request) -> Response:
+        peer = self._admission.admit_agent(request)
+        wanted = await self._read(request, Wanted, MAX_BODY_BYTES)
+        return render_message(self._board.on_wanted(peer.name, wanted))
 
     async def answer(self, request: Request) -> Response:
         peer = self._admission.admit_agent(request)
@@ -177,6 +184,7 @@ def build_fleet_app(
             Route(f"{FLEET_PREFIX}/renew", routes.renew, methods=["POST"]),
             Route(f"{FLEET_PREFIX}/nodes/{{node}}/assignments", routes.assignments),
             Route(f"{FLEET_PREFIX}/nodes/{{node}}/report", routes.report, methods=["POST"]),
+            Route(f"{FLEET_PREFIX}/nodes/{{node}}/wanted", routes.wanted, methods=["POST"]),
             Route(f"{FLEET_PREFIX}/nodes/{{node}}/asks/{{ask}}", routes.answer, methods=["PUT"]),
             Route(f"{FLEET_PREFIX}/endpoints", routes.endpoints),
             Route(f"{FLEET_PREFIX}/demand", routes.demand, methods=["POST"]),

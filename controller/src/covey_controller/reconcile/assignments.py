@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.messages import Ask, Assignments, MemberAssignment, MemberGoal
 from covey_api.meta import ObjectMeta
+from covey_api.model import ResolvedArtifact
 from covey_api.node import NodeSpec
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import NodeSight, Sight
+from covey_controller.reconcile.stores import is_store, plan_kept
 from covey_controller.reconcile.world import Drain
 
 
@@ -32,9 +34,13 @@ def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignme
     asks: dict[str, list[Ask]] = {}
     for _, open_ask in sorted(draft.asks.items()):
         asks.setdefault(open_ask.node, []).append(open_ask.ask)
+    stores = {node.name for node in draft.nodes.values() if is_store(node)}
+    kept = plan_kept(draft.models.values()) if stores else ()
     return {
-        node.name: _assign(draft, node, tuple(members.get(node.name, ())), tuple(asks.get(node.name, ())))
-        for node in draft.nodes.values()
+        name: _assign(
+            draft, node, tuple(members.get(name, ())), tuple(asks.get(name, ())), kept if name in stores else ()
+        )
+        for name, node in ((node.name, node) for node in draft.nodes.values())
     }
 
 
@@ -45,7 +51,13 @@ def member_goal(instance: Instance, drain: Drain | None) -> MemberGoal:
     return MemberGoal.STOP if drain and drain.stop else MemberGoal.DRAIN
 
 
-def _assign(draft: Draft, node: NodeSight, members: tuple[MemberAssignment, ...], asks: tuple[Ask, ...]) -> Assignments:
+def _assign(
+    draft: Draft,
+    node: NodeSight,
+    members: tuple[MemberAssignment, ...],
+    asks: tuple[Ask, ...],
+    kept: tuple[ResolvedArtifact, ...],
+) -> Assignments:
     """As the last plan had it, while it says the same: most nodes', in most plans."""
     before = draft.world.memory.assignments.get(node.name)
     is_complete = draft.complete and node.report is not None and node.report.members is not None
@@ -58,6 +70,7 @@ def _assign(draft: Draft, node: NodeSight, members: tuple[MemberAssignment, ...]
         and len(before.members) == len(members)
         and all(old is new for old, new in zip(before.members, members, strict=True))
         and before.asks == asks
+        and before.kept == kept
     ):
         return before
     return Assignments(
@@ -68,6 +81,7 @@ def _assign(draft: Draft, node: NodeSight, members: tuple[MemberAssignment, ...]
         spec=node.node.spec if node.node else NodeSpec(),
         members=members,
         asks=asks,
+        kept=kept,
     )
 
 

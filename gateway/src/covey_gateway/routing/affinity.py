@@ -88,18 +88,18 @@ def choose_home(free: Sequence[Target], loads: Mapping[str, Load], homes: Homes,
     3. The least outstanding of those below their bound of requests; ties by its order.
     """
     size = sum(target.slots * target.weight for target in free)
-    in_flight = sum(loads.get(target.id, IDLE).in_flight for target in free) + 1
+    in_flight = sum(loads.get(target.id, IDLE).occupied for target in free) + 1
     share = LOAD_BOUND * in_flight / size
     if (home := homes.find(conversation)) is not None:
         for target in free:
-            if target.id == home and loads.get(home, IDLE).in_flight < bound_of(target, share):
+            if target.id == home and loads.get(home, IDLE).occupied < bound_of(target, share):
                 return target
-    below = [target for target in free if loads.get(target.id, IDLE).in_flight < bound_of(target, share)]
+    below = [target for target in free if loads.get(target.id, IDLE).occupied < bound_of(target, share)]
     kept = LOAD_BOUND * (sum(homes.count(target.id) for target in free) + 1) / size
     roomy = [
         target
         for target in below
-        if loads.get(target.id, IDLE).in_flight < target.slots and homes.count(target.id) < bound_of(target, kept)
+        if loads.get(target.id, IDLE).occupied < target.slots and homes.count(target.id) < bound_of(target, kept)
     ]
     if roomy:
         return min(roomy, key=lambda target: measure_distance(target, conversation))

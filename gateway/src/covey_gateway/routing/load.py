@@ -1,7 +1,7 @@
 """What this gateway knows of one endpoint by itself: how much is there, and whether it answers."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from covey_gateway.limits import ASIDE_FIRST_SECONDS, ASIDE_LONGEST_SECONDS, FAILURES_ASIDE
 from covey_gateway.routing.table import Target
@@ -46,8 +46,15 @@ class Load:
     """Whether it owes bytes and has given none to anybody for a while."""
     owed: Owed | None = None
     """What the next one's waiting is added to, unless a byte came since."""
+    left_at: list[float] = field(default_factory=list[float])
+    """When clients left while their prompts were read: engines read on for a while, each in a slot."""
     failures: int = 0
     """Answers in a row that were its own failures."""
+
+    @property
+    def occupied(self) -> int:
+        """Slots' worth of requests: those in flight, and those that were left and are read on."""
+        return self.in_flight + len(self.left_at)
 
     @property
     def is_failing(self) -> bool:
@@ -60,7 +67,7 @@ IDLE = Load()
 
 def measure_outstanding(target: Target, loads: Mapping[str, Load]) -> float:
     """With one more request, for the endpoint's size."""
-    return (loads.get(target.id, IDLE).in_flight + 1) / (target.slots * target.weight)
+    return (loads.get(target.id, IDLE).occupied + 1) / (target.slots * target.weight)
 
 
 def judge_failure(load: Load, siblings: Collection[Load | None], now: float) -> bool:

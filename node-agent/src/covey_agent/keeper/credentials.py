@@ -1,4 +1,4 @@
-"""The node's own identity as the front shows it, and which gateways it refuses: the agent's files, as they change.
+"""The node's own identity as its servers show it, and whom they refuse: the agent's files, as they change.
 
 The agent renews its certificate while the keeper runs, for months perhaps. At each new connection the files' times are
 looked at (three `stat`, some microseconds), and what changed is read anew; connections that are open keep what they
@@ -13,22 +13,28 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-# Beside the identity: {"gateways": {NAME: LATEST}}, LATEST in seconds since the epoch.
+# Beside the identity: {"gateways": {NAME: LATEST}, "nodes": {…}}, LATEST in seconds since the epoch.
 REFUSED_NAME = "refused-gateways.json"
-GATEWAY_URI = "covey://gateway/"
 
 Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Credentials:
-    """`folder` holds the identity. `on_name` hears which name a peer asks for, and gives a TLS alert or None."""
+    """`folder` holds the identity. `on_name` hears which name a peer asks for, and gives a TLS alert or None.
+
+    `role` comes in, and is called `kind` in words.
+    """
 
     def __init__(
         self,
         folder: str,
         on_name: Callable[[object, str | None, ssl.SSLContext], int | None],
         complain: Callable[[str], None],
+        role: str = "gateway",
+        kind: str = "gateway",
     ) -> None:
+        self._uri = f"covey://{role}/"
+        self._kind = kind
         self._certificate = os.path.join(folder, "certificate.pem")
         self._key = os.path.join(folder, "key.pem")
         self._authorities = os.path.join(folder, "authorities.pem")
@@ -67,12 +73,12 @@ class Credentials:
     def explain_refusal(self, certificate: dict[str, Any]) -> str:
         """Why the holder of this verified certificate isn't let in; empty: it is."""
         names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
-        gateways = [name.removeprefix(GATEWAY_URI) for name in names if name.startswith(GATEWAY_URI)]
-        if len(names) != 1 or not gateways:
-            return f"only gateways come in; its certificate is of '{', '.join(names) or 'nobody'}'"
-        latest = self.observe_refused().get(gateways[0])
+        mine = [name.removeprefix(self._uri) for name in names if name.startswith(self._uri)]
+        if len(names) != 1 or not mine:
+            return f"only {self._kind}s come in; its certificate is of '{', '.join(names) or 'nobody'}'"
+        latest = self.observe_refused().get(mine[0])
         if latest is not None and ssl.cert_time_to_seconds(certificate["notBefore"]) <= latest:
-            return f"gateway '{gateways[0]}' was removed from the fleet"
+            return f"{self._kind} '{mine[0]}' was removed from the fleet"
         return ""
 
     def observe_refused(self) -> dict[str, float]:
@@ -82,7 +88,8 @@ class Credentials:
             self._refused_read_at = stamp
             try:
                 with open(self._refused_path, "rb") as file:
-                    self._refused = {str(name): float(latest) for name, latest in json.load(file)["gateways"].items()}
+                    found = json.load(file)[f"{self._kind}s"]
+                    self._refused = {str(name): float(latest) for name, latest in found.items()}
             except FileNotFoundError:
                 self._refused = {}
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

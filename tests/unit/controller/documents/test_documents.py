@@ -162,6 +162,12 @@ def test_aliases_do_not_share_what_is_filled_in() -> None:
     assert model.spec.memory.workspace == "0"
 
 
+UNPROVEN = (
+    "where `spec.trust.requires` is 'Digest' each of `spec.variants`, its `projector` and its `draft` must have "
+    "`sha256`"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "line", "field", "message"),
     [
@@ -199,6 +205,21 @@ def test_aliases_do_not_share_what_is_filled_in() -> None:
             5,
             "spec",
             "`spec.tasks` must begin with 'Chat' where it has 'Vision', or one of `spec.variants` names a `draft`",
+        ),
+        (
+            MODEL + "  trust: {requires: Digest}\n",
+            5,
+            "spec",
+            UNPROVEN,
+        ),
+        (
+            MODEL.replace("[Chat]", "[Chat, Vision]").replace(
+                "[LlamaServer]", f"[LlamaServer]\n    sha256: {'a' * 64}\n    projector: {{source: file:///p.gguf}}"
+            )
+            + "  trust: {requires: Digest}\n",
+            5,
+            "spec",
+            UNPROVEN,
         ),
         (
             MODEL + "  alias: [x]\n",

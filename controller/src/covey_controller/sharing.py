@@ -1,0 +1,91 @@
+"""Where a node gets a blob that it lacks: from others that reported it, or at its origin when it is its turn (ADR 47).
+
+In the leader's memory only: a new leader hears of what is under way within seconds, and what it gets wrong until then
+costs one download more. No plan depends on any of it.
+"""
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from covey_api.messages import MAX_HOLDERS, NODE_SILENCE_SECONDS, Holder, Report, Wanted, WantedAnswer
+from covey_fleet_client.machine import is_loopback
+
+from covey_controller.ports import AgentSession
+
+# Who fetches from the origin says so every 5 s: three times unheard, and it is another's turn.
+TURN_SECONDS = 15.0
+# Downloads of a large fleet at a time, several times over.
+MAX_TURNS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    node: str
+    heard_at: float
+
+
+class Sharing:
+    """One event loop. `clock`: monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._turns: dict[str, _Turn] = {}
+        """By digest: who fetches it from its origin."""
+
+    def answer(self, node: str, wanted: Wanted, agents: Mapping[str, AgentSession]) -> WantedAnswer:
+        """1. It says that it fetches it: the turn is its own, unless another has it already.
+
+        2. Others have it, that it has not tried in vain: these, at most eight, not the same ones for every node.
+        3. Another one fetches it: that one is waited for.
+        4. It is its turn.
+        """
+        now = self._clock()
+        turn = self._turns.get(wanted.sha256)
+        is_taken = turn is not None and turn.node != node and now - turn.heard_at < TURN_SECONDS
+        if wanted.fetching:
+            if not is_taken:
+                self._take(wanted.sha256, node, now)
+            return WantedAnswer()
+        if holders := self._find_holders(node, wanted, agents, now):
+            return WantedAnswer(holders=holders)
+        if turn is not None and is_taken:
+            return WantedAnswer(fetcher=turn.node)
+        self._take(wanted.sha256, node, now)
+        return WantedAnswer()
+
+    def _take(self, sha256: str, node: str, now: float) -> None:
+        if len(self._turns) >= MAX_TURNS:
+            self._turns = {key: each for key, each in self._turns.items() if now - each.heard_at < TURN_SECONDS}
+        if sha256 in self._turns or len(self._turns) < MAX_TURNS:
+            self._turns[sha256] = _Turn(node, now)
+
+    def _find_holders(
+        self, node: str, wanted: Wanted, agents: Mapping[str, AgentSession], now: float
+    ) -> tuple[Holder, ...]:
+        asking = agents.get(node)
+        machine = asking.report.machine if asking and asking.report else ""
+        found = [
+            Holder(node=session.node, address=session.report.address, port=session.report.blobs_port)
+            for session in agents.values()
+            if session.node != node
+            and session.node not in wanted.tried
+            and session.report is not None
+            and now - session.last_seen < NODE_SILENCE_SECONDS
+            and _gives(session.report, wanted.sha256, machine)
+        ]
+        # By a hash of both names: the load is spread, and a node that asks again is told of the same ones.
+        found.sort(key=lambda each: hashlib.sha256(f"{node}/{each.node}".encode()).digest())
+        return tuple(found[:MAX_HOLDERS])
+
+
+def _gives(report: Report, sha256: str, machine: str) -> bool:
+    """Whether it has the blob, and can be reached from that machine."""
+    if not report.blobs_port or not report.address:
+        return False
+    if is_loopback(report.address) and not (machine and machine == report.machine):
+        return False
+    blobs = report.blobs or ()
+    at = bisect_left(blobs, sha256)
+    return at < len(blobs) and blobs[at] == sha256

@@ -1,0 +1,116 @@
+"""What this node keeps for its fleet, beside what its members need: fetched one after the other, and pinned (ADR 48).
+
+The list is on disk too: a store whose controller is away goes on to be one, also after a restart.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from covey_api.meta import Message
+from covey_api.model import ResolvedArtifact
+from covey_fleet_client.files import write_private
+from pydantic import ValidationError
+
+from covey_agent.artifacts.node import digests_of
+from covey_agent.ports import AgentError, Artifacts, Transfer
+
+logger = logging.getLogger(__name__)
+
+# A source that is away, or a disk that is full, is tried again as soon as a person would.
+FIRST_AGAIN_SECONDS = 30.0
+LONGEST_AGAIN_SECONDS = 1800.0
+# What a person, or another program, removed or changed is noticed within.
+LOOK_AGAIN_SECONDS = 3600.0
+
+
+class KeptList(Message):
+    """`store.json`."""
+
+    kept: tuple[ResolvedArtifact, ...] = ()
+
+
+class Keeping:
+    """`folder`: the agent's. `on_change`: what is kept is another; `on_fetched`: another of it is here."""
+
+    def __init__(
+        self, artifacts: Artifacts, folder: Path, on_change: Callable[[], None], on_fetched: Callable[[], None]
+    ) -> None:
+        self._artifacts = artifacts
+        self._path = folder / "store.json"
+        self._on_change = on_change
+        self._on_fetched = on_fetched
+        self._complaints: dict[str, str] = {}
+        self._changed = asyncio.Event()
+        self.kept = _read(self._path)
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """Of all that is kept, and of the files of that."""
+        return frozenset(digest for each in self.kept for digest in digests_of(each))
+
+    def receive(self, kept: tuple[ResolvedArtifact, ...]) -> None:
+        if kept != self.kept:
+            self.kept = kept
+            try:
+                write_private(self._path, KeptList(kept=kept).to_json())
+            except OSError as error:
+                logger.error("'%s' can't be written, what is kept is forgotten at a restart: %s", self._path, error)
+            self._on_change()
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled. No failure here touches a member."""
+        again_seconds = FIRST_AGAIN_SECONDS
+        while True:
+            self._changed.clear()
+            is_whole = await self._fetch_all()
+            if self._changed.is_set():
+                again_seconds = FIRST_AGAIN_SECONDS
+                continue
+            wait_seconds = LOOK_AGAIN_SECONDS if is_whole else again_seconds
+            again_seconds = FIRST_AGAIN_SECONDS if is_whole else min(2 * again_seconds, LONGEST_AGAIN_SECONDS)
+            try:
+                # Nothing is kept on most nodes: they wait for a snapshot, and for nothing else.
+                async with asyncio.timeout(wait_seconds if self.kept else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _fetch_all(self) -> bool:
+        """Whether all of it is here. What is here already costs a look."""
+        is_whole, kept = True, self.kept
+        for artifact in kept:
+            if self._changed.is_set():
+                return False
+            is_whole = await self._fetch(artifact) and is_whole
+        self._complaints = {key: words for key, words in self._complaints.items() if any(key == a.source for a in kept)}
+        return is_whole
+
+    async def _fetch(self, artifact: ResolvedArtifact) -> bool:
+        is_news = artifact.digest not in self._artifacts.digests()
+        try:
+            await self._artifacts.fetch(artifact, _ignore)
+        except AgentError as error:
+            if self._complaints.get(artifact.source) != error.message:
+                logger.warning("'%s' is not kept for the fleet yet: %s", artifact.source, error.message)
+            self._complaints[artifact.source] = error.message
+            return False
+        self._complaints.pop(artifact.source, None)
+        if is_news:
+            logger.info("'%s' is kept for the fleet", artifact.source)
+            self._on_fetched()
+        return True
+
+
+def _read(path: Path) -> tuple[ResolvedArtifact, ...]:
+    """None where there is no list, or none that can be read: the next snapshot brings it."""
+    try:
+        return KeptList.model_validate_json(path.read_bytes()).kept
+    except (OSError, ValidationError):
+        return ()
+
+
+def _ignore(transfer: Transfer) -> None:
+    """Nobody waits for it."""

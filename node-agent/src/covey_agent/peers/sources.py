@@ -1,0 +1,265 @@
+"""Other nodes of the fleet as a source of blobs, before a blob's origin is asked (ADR 47).
+
+Decides whom to ask and when it is this node's turn at the origin, as the leader says. What comes goes into the same
+partial file as an origin's bytes, and only its digest is believed.
+"""
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from covey_api.messages import MAX_TRIED, Holder, Wanted, WantedAnswer
+from covey_api.units import format_bytes
+
+from covey_agent.artifacts.disk import run_to_end
+from covey_agent.artifacts.flight import Meter
+from covey_agent.artifacts.pace import Pace
+from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile
+from covey_agent.peers.taking import Dialler, OpenPeer, PeerBusy, PeerFailed, PeerShut
+from covey_agent.ports import OnTransfer, Transfer
+
+logger = logging.getLogger(__name__)
+
+# Smaller ones are taken from who has them, and not waited for.
+WORTH_WAITING_BYTES = 1024 * 1024
+# Between questions while another node fetches it or all that have it are busy: times a random number from 0.5 to 1.5,
+# and longer from one to the next. A thousand nodes that wait ask the leader a hundred times a second.
+AGAIN_SECONDS = 2.0
+LONGEST_AGAIN_SECONDS = 10.0
+# Without a controller nobody's turn is known: so that all nodes of a fleet don't ask an origin at the same moment.
+LONGEST_DELAY_SECONDS = 5.0
+# A model of 400 GB at 1 Gbit/s; an origin that is slower for one node may be quicker for another.
+LONGEST_WAIT_SECONDS = 3600.0
+# The leader takes a turn for ended after 15 s.
+TURN_AGAIN_SECONDS = 5.0
+# A broken connection is made anew this often before the next node is asked.
+TRIES = 3
+MOST_SHUT = 5
+# Less than this in `stall_seconds` is as good as nothing: 1 KiB/s.
+STALL_BYTES = 64 * 1024
+AT_ONCE = 4
+
+
+class Directory(Protocol):
+    """The leader, as far as it knows who has what."""
+
+    async def ask(self, wanted: Wanted) -> WantedAnswer | None:
+        """None: there is no controller now, or none that knows. Bounded; never raises."""
+        ...
+
+
+@dataclass(slots=True)
+class _Turn:
+    done_bytes: int = -1
+    told_bytes: int = -1
+
+
+@dataclass(slots=True)
+class _Search:
+    """One blob that is looked for."""
+
+    name: str
+    sha256: str
+    size_bytes: int
+    partial: PartialFile
+    meter: Meter
+    tried: set[str] = field(default_factory=set[str])
+    """Nodes that aren't asked again for it."""
+    shut: dict[str, int] = field(default_factory=dict[str, int])
+    """How often each node ended a connection at once."""
+    givers: set[str] = field(default_factory=set[str])
+    """Nodes that what is there came from."""
+    is_only_theirs: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        return self.partial.done_bytes >= self.size_bytes
+
+
+class Peers:
+    """`jitter`: a random number in [0, 1). `pace`: of all downloads of this node."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        observe_context: Callable[[], ssl.SSLContext | None],
+        pace: Pace,
+        stall_seconds: float,
+        jitter: Callable[[], float],
+    ) -> None:
+        self._directory = directory
+        self._dialler = Dialler(observe_context, stall_seconds, AT_ONCE)
+        self._pace = pace
+        self._stall_seconds = stall_seconds
+        self._jitter = jitter
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._turns: dict[str, _Turn] = {}
+        self._has_turns = asyncio.Event()
+
+    def close(self) -> None:
+        self._dialler.close()
+
+    async def run(self) -> None:
+        """Say again and again what this node fetches from origins, until cancelled. A fetch that gets nothing is not
+        said: another node may get something."""
+        while True:
+            await self._has_turns.wait()
+            await asyncio.sleep(TURN_AGAIN_SECONDS)
+            for sha256, turn in list(self._turns.items()):
+                if turn.done_bytes != turn.told_bytes:
+                    turn.told_bytes = turn.done_bytes
+                    await self._directory.ask(Wanted(sha256=sha256, fetching=True))
+            if not self._turns:
+                self._has_turns.clear()
+
+    @contextmanager
+    def at_origin(self, sha256: str, tell: OnTransfer) -> Generator[OnTransfer]:
+        """While this node fetches it from its origin; progress is to be told to what it gives."""
+        turn = self._turns[sha256] = _Turn()
+        self._has_turns.set()
+
+        def told(transfer: Transfer) -> None:
+            turn.done_bytes = transfer.done_bytes
+            tell(transfer)
+
+        try:
+            yield told
+        finally:
+            self._turns.pop(sha256, None)
+
+    async def fill(self, name: str, sha256: str, size_bytes: int, partial: PartialFile, tell: OnTransfer) -> None:
+        """Take what other nodes have of it: the whole, verified; or as far as it came when it is this node's turn at
+        the origin. OSError of this disk."""
+        search = _Search(name, sha256, size_bytes, partial, Meter(size_bytes, tell))
+        search.is_only_theirs = partial.done_bytes == 0
+        is_worth_waiting = size_bytes >= WORTH_WAITING_BYTES
+        waited_for, until, again_seconds = "", time.monotonic() + LONGEST_WAIT_SECONDS, AGAIN_SECONDS
+        while not search.is_whole or not self._is_right(search):
+            answer = await self._directory.ask(Wanted(sha256=sha256, tried=tuple(sorted(search.tried))))
+            if answer is None:
+                if is_worth_waiting:
+                    await asyncio.sleep(self._jitter() * LONGEST_DELAY_SECONDS)
+                return
+            before_bytes = partial.done_bytes
+            is_busy = bool(answer.holders) and await self._try_all(answer.holders, search)
+            if not (answer.holders or answer.fetcher) or len(search.tried) >= MAX_TRIED:
+                return
+            if answer.fetcher and answer.fetcher != waited_for:
+                waited_for = answer.fetcher
+                logger.info("'%s' is fetched by node '%s' now; this node has it from there then", name, waited_for)
+            if partial.done_bytes > before_bytes:
+                until, again_seconds = time.monotonic() + LONGEST_WAIT_SECONDS, AGAIN_SECONDS
+            if is_busy or answer.fetcher:
+                if not is_worth_waiting or time.monotonic() >= until:
+                    return
+                await asyncio.sleep(again_seconds * (0.5 + self._jitter()))
+                again_seconds = min(1.5 * again_seconds, LONGEST_AGAIN_SECONDS)
+
+    async def _try_all(self, holders: tuple[Holder, ...], search: _Search) -> bool:
+        """One after the other until it is whole; whether one of those that didn't do was busy."""
+        is_busy = False
+        async with self._places:
+            for holder in holders:
+                try:
+                    await self._take_from(holder, search)
+                except PeerBusy:
+                    is_busy = True
+                except PeerShut:
+                    # A crowd looks like this at its door; a node that does nothing else is no source.
+                    search.shut[holder.node] = search.shut.get(holder.node, 0) + 1
+                    if search.shut[holder.node] < MOST_SHUT:
+                        is_busy = True
+                    else:
+                        search.tried.add(holder.node)
+                except PeerFailed as failure:
+                    search.tried.add(holder.node)
+                    logger.warning("node '%s' did not give '%s': %s", holder.node, search.name, failure)
+                if search.is_whole:
+                    return False
+        return is_busy
+
+    def _is_right(self, search: _Search) -> bool:
+        """Whether the whole has its digest. What hasn't is dropped, and who gave it isn't asked again: unless an
+        earlier try's bytes are in it, which may be another file's."""
+        found = search.partial.digest()
+        if found == search.sha256:
+            search.meter.observe_bytes(search.partial.done_bytes, last=True)
+            return True
+        givers = ", ".join(f"'{each}'" for each in sorted(search.givers))
+        words = "" if search.is_only_theirs else ", and what was here before"
+        logger.error(
+            "'%s' must have sha256 %s; what came from node %s%s has %s. It was dropped.",
+            *(search.name, search.sha256, givers or "-", words, found),
+        )
+        if search.is_only_theirs:
+            search.tried |= search.givers
+        search.partial.start_over()
+        search.givers, search.is_only_theirs = set(), True
+        return False
+
+    async def _take_from(self, holder: Holder, search: _Search) -> None:
+        """Until it is whole. A connection that breaks after it brought something is made again."""
+        for attempt in range(TRIES):
+            before_bytes = search.partial.done_bytes
+            try:
+                await self._try_take(holder, search)
+                return
+            except PeerFailed:
+                if attempt + 1 == TRIES or search.partial.done_bytes == before_bytes:
+                    raise
+
+    async def _try_take(self, holder: Holder, search: _Search) -> None:
+        partial = search.partial
+        began, began_bytes = time.monotonic(), partial.done_bytes
+        async with (
+            self._dialler.open(holder, search.sha256, partial.done_bytes, search.size_bytes) as peer,
+            aclosing(self._pieces(peer, search.size_bytes - partial.done_bytes)) as pieces,
+        ):
+            await self._keep(pieces, holder, search)
+        seconds = max(time.monotonic() - began, 1e-3)
+        count = partial.done_bytes - began_bytes
+        logger.info(
+            "%s of '%s' came from node '%s', %s/s",
+            *(format_bytes(count), search.name, holder.node, format_bytes(int(count / seconds))),
+        )
+
+    async def _keep(self, pieces: AsyncGenerator[memoryview], holder: Holder, search: _Search) -> None:
+        """Write and hash each piece while the next one comes."""
+        partial = search.partial
+        writing: asyncio.Future[None] | None = None
+        try:
+            async for piece in pieces:
+                if writing is not None:
+                    await writing
+                search.givers.add(holder.node)
+                search.meter.observe_bytes(partial.done_bytes + len(piece))
+                writing = asyncio.ensure_future(run_to_end(partial.append, piece))
+                await self._pace.wait(len(piece))
+        finally:
+            if writing is not None:
+                await writing
+
+    async def _pieces(self, peer: OpenPeer, missing_bytes: int) -> AsyncGenerator[memoryview]:
+        """The body; two buffers in turn, so that one is written while the other is filled."""
+        buffers, turn = (bytearray(CHUNK_BYTES), bytearray(CHUNK_BYTES)), 0
+        since, received_bytes = time.monotonic(), 0
+        while missing_bytes:
+            buffer = buffers[turn]
+            limit = min(missing_bytes, self._pace.piece_bytes, len(buffer))
+            view = memoryview(buffer)[:limit]
+            count = await peer.read(view)
+            if not count:
+                raise PeerFailed(f"it ended {missing_bytes} bytes too early")
+            yield view[:count]
+            missing_bytes -= count
+            received_bytes += count
+            turn = 1 - turn
+            if (now := time.monotonic()) - since >= self._stall_seconds:
+                if received_bytes < STALL_BYTES:
+                    raise PeerFailed(f"it gave {received_bytes} bytes in {now - since:.0f} s")
+                since, received_bytes = now, 0

@@ -1,0 +1,213 @@
+"""One blob from one other node: a blocking connection that a thread reads, and that another one can break off (ADR 47).
+
+Who answers must show the certificate of the very node that was named. What it sends is believed by nobody here: size
+and place are checked, the digest is the caller's.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, ParamSpec, TypeVar
+
+import h11
+from covey_api.messages import Holder
+
+from covey_agent.peers.giving import MAX_HEAD_BYTES, PATH
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CONNECT_SECONDS = 5.0
+# A node that is asked for a byte and has none for so long is left for another source.
+ANSWER_SECONDS = 15.0
+# A piece is handed on after this, full or not: progress is for people.
+PIECE_SECONDS = 0.2
+
+
+class PeerFailed(Exception):
+    """It didn't give it; the words say why."""
+
+
+class PeerShut(PeerFailed):
+    """It ended the connection before it said anything: it has as many as it takes, or goes."""
+
+
+class PeerBusy(Exception):
+    """It gives to as many as it can: later."""
+
+
+class PeerConnection:
+    """`stall_seconds`: the longest silence. Only `abort` may be called while another thread is inside."""
+
+    def __init__(
+        self, connection: socket.socket, context: ssl.SSLContext, holder: Holder, stall_seconds: float
+    ) -> None:
+        self._plain = connection
+        self._context = context
+        self._holder = holder
+        self._stall_seconds = stall_seconds
+        self._tls: ssl.SSLSocket | None = None
+        self._begun = b""
+        """Of the body: it came with the head."""
+
+    def abort(self) -> None:
+        with contextlib.suppress(OSError):
+            self._plain.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for each in (self._tls, self._plain):
+            if each is not None:
+                each.close()
+
+    def begin(self, sha256: str, at: int, size_bytes: int) -> None:
+        """Ask for all from there on. PeerFailed unless that is what it is about to send; PeerBusy. Blocking."""
+        self._plain.settimeout(ANSWER_SECONDS)
+        # The plain socket stays this object's, for `abort`: a number that was closed may be somebody else's already.
+        try:
+            tls = self._tls = self._context.wrap_socket(self._plain.dup())
+        except (ConnectionError, ssl.SSLEOFError) as error:
+            raise PeerShut("it ended the connection") from error
+        self._check_name(tls.getpeercert() or {})
+        head = f"GET {PATH}{sha256} HTTP/1.1\r\nHost: {self._holder.node}\r\nRange: bytes={at}-\r\n\r\n"
+        tls.sendall(head.encode())
+        response = self._read_head(tls)
+        if response.status_code in (429, 503):
+            raise PeerBusy
+        headers = {name: value.decode("ascii", "replace") for name, value in response.headers}
+        expected = f"bytes {at}-{size_bytes - 1}/{size_bytes}"
+        got = headers.get(b"content-range", "")
+        if response.status_code != 206 or got != expected:
+            raise PeerFailed(f"asked for '{expected}', it answers {response.status_code} '{got[:64]}'")
+        tls.settimeout(self._stall_seconds)
+
+    def read(self, view: memoryview) -> int:
+        """Fill it, or as much as comes within a moment; 0 at the end. Blocking."""
+        tls = self._tls
+        if tls is None:
+            raise PeerFailed("it was not asked")
+        count = min(len(self._begun), len(view))
+        view[:count], self._begun = self._begun[:count], self._begun[count:]
+        until = time.monotonic() + PIECE_SECONDS
+        while count < len(view):
+            more = tls.recv_into(view[count:])
+            if not more:
+                break
+            count += more
+            if time.monotonic() >= until:
+                break
+        return count
+
+    def _check_name(self, certificate: dict[str, Any]) -> None:
+        names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
+        if names != [f"covey://agent/{self._holder.node}"]:
+            raise PeerFailed(f"it shows the certificate of '{', '.join(names) or 'nobody'}'")
+
+    def _read_head(self, tls: ssl.SSLSocket) -> h11.Response:
+        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+        # The parser follows what was sent; it was written by hand, for it is one line.
+        parser.send(h11.Request(method="GET", target=PATH, headers=[("Host", self._holder.node)]))
+        parser.send(h11.EndOfMessage())
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            event = parser.next_event()
+            if isinstance(event, h11.Response):
+                break
+            if event is not h11.NEED_DATA:
+                raise PeerFailed("it answers with no HTTP")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            tls.settimeout(left)
+            parser.receive_data(tls.recv(MAX_HEAD_BYTES))
+        while isinstance(more := parser.next_event(), h11.Data):
+            self._begun += bytes(more.data)
+        return event
+
+
+class Dialler:
+    """Connections to other nodes, each worked by a thread of its own pool: the others' work never waits for a peer."""
+
+    def __init__(
+        self, observe_context: Callable[[], ssl.SSLContext | None], stall_seconds: float, at_once: int
+    ) -> None:
+        self._observe_context = observe_context
+        self._stall_seconds = stall_seconds
+        self._threads = ThreadPoolExecutor(at_once, "peer")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @asynccontextmanager
+    async def open(self, holder: Holder, sha256: str, at: int, size_bytes: int) -> AsyncGenerator["OpenPeer"]:
+        """PeerFailed or PeerBusy, also in the body."""
+        context = self._observe_context()
+        if context is None:
+            raise PeerFailed("this node has no certificate yet")
+        try:
+            plain = await _dial(holder)
+        except (OSError, UnicodeError) as error:
+            raise PeerFailed(
+                f"it can't be reached: {getattr(error, 'strerror', None) or error or 'timeout'}"
+            ) from error
+        connection = PeerConnection(plain, context, holder, self._stall_seconds)
+        opened = OpenPeer(connection, self._threads)
+        try:
+            await opened.run(connection.begin, sha256, at, size_bytes)
+            yield opened
+        except TimeoutError as error:
+            raise PeerFailed("it was silent for too long") from error
+        except h11.ProtocolError as error:
+            raise PeerFailed(f"it answers with no HTTP: {error}") from error
+        except ssl.SSLError as error:
+            raise PeerFailed(f"TLS failed: {error.reason or error}") from error
+        except ConnectionError as error:
+            raise PeerFailed(f"it broke off: {error.strerror or error}") from error
+        finally:
+            connection.close()
+
+
+class OpenPeer:
+    """A connection whose body is about to come."""
+
+    def __init__(self, connection: PeerConnection, threads: ThreadPoolExecutor) -> None:
+        self._connection = connection
+        self._threads = threads
+
+    async def read(self, view: memoryview) -> int:
+        """As `PeerConnection.read`."""
+        return await self.run(self._connection.read, view)
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """In a thread; who is cancelled meanwhile breaks the connection off and waits for the thread's end."""
+        work = asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self._connection.abort()
+            while not work.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([work])
+            with contextlib.suppress(Exception):
+                work.result()
+            raise
+
+
+async def _dial(holder: Holder) -> socket.socket:
+    """A connected socket, blocking. OSError, TimeoutError."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(CONNECT_SECONDS):
+        found = await loop.getaddrinfo(holder.address, holder.port, type=socket.SOCK_STREAM)
+        family, kind, number, _, address = found[0]
+        connection = socket.socket(family, kind, number)
+        try:
+            connection.setblocking(False)
+            await loop.sock_connect(connection, address)
+        except BaseException:
+            connection.close()
+            raise
+    return connection

@@ -1,0 +1,99 @@
+"""What a node keeps for its fleet: fetched, retried, remembered."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from covey_agent import keeping as module
+from covey_agent.keeping import Keeping
+from covey_agent.ports import AgentError, OnTransfer
+from covey_api.model import ArtifactFile, Geometry, ResolvedArtifact
+from covey_api.reasons import FailureCause
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeArtifacts:
+    """A cache whose sources can be away."""
+
+    def __init__(self) -> None:
+        self.here: set[str] = set()
+        self.fetched: list[str] = []
+        self.away: set[str] = set()
+
+    async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
+        raise NotImplementedError
+
+    async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
+        if artifact.source in self.away:
+            raise AgentError(FailureCause.ARTIFACT_UNAVAILABLE, "it is away")
+        self.fetched.append(artifact.name)
+        self.here.add(artifact.digest)
+        return Path(artifact.name)
+
+    def digests(self) -> tuple[str, ...]:
+        return tuple(sorted(self.here))
+
+
+def artifact(name: str, *files: ArtifactFile) -> ResolvedArtifact:
+    digest = name.encode().hex().ljust(64, "0")
+    return ResolvedArtifact(source=f"hf://org/{name}", name=name, size_bytes=1, sha256=digest, files=files)
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self.artifacts = FakeArtifacts()
+        self.changes = 0
+        self.news = 0
+        self.keeping = Keeping(self.artifacts, folder, self._change, self._fetched)
+
+    def _change(self) -> None:
+        self.changes += 1
+
+    def _fetched(self) -> None:
+        self.news += 1
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_what_is_kept_is_fetched_pinned_and_told(tmp_path: Path) -> None:
+    site, file = Site(tmp_path), ArtifactFile(name="x", size_bytes=1, sha256="f" * 64)
+    a, b = artifact("a"), artifact("b", file)
+    running = asyncio.create_task(site.keeping.run())
+    await settle()
+    site.keeping.receive((a,))
+    site.keeping.receive((a,))
+    await settle()
+    assert (site.artifacts.fetched, site.changes, site.news) == (["a"], 1, 1)
+    site.keeping.receive((a, b))
+    await settle()
+    assert site.artifacts.fetched == ["a", "a", "b"]
+    assert site.keeping.digests == {a.digest, b.digest, "f" * 64}
+    running.cancel()
+    # A store goes on to be one without a controller.
+    assert Site(tmp_path).keeping.kept == (a, b)
+    site.keeping.receive(())
+    assert Site(tmp_path).keeping.digests == frozenset()
+
+
+async def test_what_cant_be_had_holds_up_nothing_else_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "FIRST_AGAIN_SECONDS", 0.01)
+    site = Site(tmp_path)
+    site.artifacts.away.add("hf://org/a")
+    running = asyncio.create_task(site.keeping.run())
+    site.keeping.receive((artifact("a"), artifact("b")))
+    await asyncio.sleep(0.05)
+    assert site.artifacts.here == {artifact("b").digest}
+    assert [line for line in caplog.messages if "it is away" in line] == [
+        "'hf://org/a' is not kept for the fleet yet: it is away"
+    ], "said once"
+    site.artifacts.away.clear()
+    async with asyncio.timeout(5):
+        while artifact("a").digest not in site.artifacts.here:  # noqa: ASYNC110 - only polling sees it
+            await asyncio.sleep(0.01)
+    running.cancel()

@@ -1,0 +1,76 @@
+"""What a node keeps for the fleet: every Model's files, as far as they are known."""
+
+from covey_api.messages import MAX_KEPT, MAX_KEPT_FILES
+from covey_api.meta import ObjectMeta
+from covey_api.model import ArtifactFile, Model, ResolvedArtifact, VariantStatus
+from covey_api.node import Keeps, Node, NodeSpec, NodeStore
+from covey_controller.reconcile.fleet import NodeSight
+from covey_controller.reconcile.stores import is_store, plan_kept
+from covey_planner.types import NodeState
+from kit import builders
+from kit.worlds import Worldlet
+
+
+def resolved(source: str, number: int = 1, files: int = 0) -> ResolvedArtifact:
+    parts = tuple(ArtifactFile(name=f"f{each}", size_bytes=1, sha256=f"{each:064x}") for each in range(files))
+    return ResolvedArtifact(source=source, name="w.gguf", size_bytes=1, sha256=f"{number:064x}", files=parts)
+
+
+def model(name: str, source: str, artifact: ResolvedArtifact | None) -> Model:
+    made = builders.model(name)
+    variant = made.spec.variants[0].model_copy(update={"source": source})
+    made = made.model_copy(update={"spec": made.spec.model_copy(update={"variants": (variant,)})})
+    status = VariantStatus(name=variant.name, source=source, artifact=artifact)
+    return made.model_copy(update={"status": made.status.model_copy(update={"variants": (status,)})})
+
+
+def test_each_file_of_each_model_is_kept_once() -> None:
+    hub, wheel = "hf://org/model@main#w.gguf", "pypi://pack==1.0#w.gguf"
+    models = [
+        model("b", hub, resolved(hub, 2)),
+        model("a", hub, resolved(hub, 2)),
+        model("c", wheel, resolved(wheel, 1)),
+        model("unresolved", hub, None),
+    ]
+    assert plan_kept(models) == plan_kept(reversed(models)) == (resolved(wheel, 1), resolved(hub, 2))
+
+
+def test_what_is_another_machines_or_of_an_earlier_source_is_not_kept() -> None:
+    local, new, old = "file:///srv/w.gguf", "hf://org/new@main#w.gguf", "hf://org/old@main#w.gguf"
+    assert plan_kept([model("a", local, resolved(local)), model("b", new, resolved(old))]) == ()
+
+
+def test_what_is_kept_is_bounded() -> None:
+    source = "hf://org/m@main#w.gguf"
+    one = plan_kept(model(f"m{number}", source, resolved(source, number)) for number in range(MAX_KEPT + 5))
+    assert len(one) == MAX_KEPT
+    many = plan_kept(model(f"m{number}", source, resolved(source, number, files=256)) for number in range(100))
+    assert sum(len(each.files) for each in many) <= MAX_KEPT_FILES
+
+
+def test_a_node_is_a_store_when_it_says_so() -> None:
+    keeps = NodeSpec(store=NodeStore(keeps=Keeps.MODELS))
+    assert is_store(sight(Node(metadata=ObjectMeta(name="a"), spec=keeps)))
+    assert not is_store(sight(Node(metadata=ObjectMeta(name="a"))))
+    assert not is_store(sight(None))
+
+
+def sight(node: Node | None) -> NodeSight:
+    return NodeSight("a", node, None, NodeState.READY, 0.0)
+
+
+def test_a_store_is_told_what_to_keep_and_others_nothing() -> None:
+    story = Worldlet()
+    keeps = NodeSpec(store=NodeStore(keeps=Keeps.MODELS))
+    source = "hf://org/new@main#w.gguf"
+    story.put(Node(metadata=ObjectMeta(name="a"), spec=keeps), model("m", source, resolved(source)))
+    story.add_agents("a", "b")
+    story.run(15)
+    found = story.published.assignments
+    assert ([each.source for each in found["a"].kept], found["b"].kept) == ([source], ())
+    orders = {name: each.order for name, each in found.items()}
+    story.run(60)
+    assert {name: each.order for name, each in story.published.assignments.items()} == orders, "it is told once"
+    story.put(Node(metadata=ObjectMeta(name="a")))
+    story.run(5)
+    assert story.published.assignments["a"].kept == ()
