@@ -24,11 +24,15 @@ REPEATS = 5
 KINDS = 20
 # Best of some: what else the machine does still shows by this much.
 NOISE = 1.3
-SIZES = ((250, 300), (500, 300), (1000, 300), (2000, 300), (4000, 300), (1000, 150), (1000, 600), (5000, 1000))
+# At 2,000 Placements the cards of a thousand nodes are full, each machine's with other bytes left.
+SIZES = (
+    *((250, 300), (500, 300), (1000, 300), (2000, 300), (4000, 300)),
+    *((1000, 150), (1000, 600), (1000, 2000), (5000, 1000)),
+)
 
 
-def make_lane(compute: Compute, state: LaneState) -> Lane:
-    pool = "CUDA0" if compute is Compute.CUDA else HOST_POOL
+def make_lane(compute: Compute, state: LaneState, device: int = 0) -> Lane:
+    pool = f"CUDA{device}" if compute is Compute.CUDA else HOST_POOL
     return Lane(engine=EngineName.LLAMA_SERVER, compute=compute, state=state, digest="0" * 64, pool=pool)
 
 
@@ -39,21 +43,32 @@ LANES = (
     (make_lane(Compute.CUDA, LaneState.INSTALLED), _PROCESSOR),
     (make_lane(Compute.CUDA, LaneState.INSTALLABLE), _PROCESSOR),
 )
+# Every so many kinds has as many cards, together smaller than most models.
+CARDS_EVERY = 5
+CARDS = 4
+_SHARED = (*(make_lane(Compute.CUDA, LaneState.INSTALLED, device) for device in range(CARDS)), _PROCESSOR)
+
+
+def make_hardware(kind: int) -> tuple[tuple[Lane, ...], tuple[Pool, ...]]:
+    host = Pool("Host", (16 + kind * 8) * GIB, GIB, 0)
+    if kind % CARDS_EVERY == CARDS_EVERY - 1:
+        return _SHARED, (host, *(Pool(f"CUDA{device}", (2 + kind) * GIB, 0, 0) for device in range(CARDS)))
+    lanes = LANES[kind % 4]
+    cards = (Pool("CUDA0", (8 + kind * 4) * GIB, 0, 0),) if len(lanes) > 1 else ()
+    return lanes, (host, *cards)
 
 
 def make_nodes(count: int) -> list[NodeView]:
     """Twenty kinds of machine in three zones, some cordoned or silent, each with a label of its own."""
+    kinds = [make_hardware(kind) for kind in range(KINDS)]
     return [
         NodeView(
             name=f"node-{index:04}",
             state=NodeState.UNKNOWN if index % 29 == 7 else NodeState.READY,
             schedulable=index % 23 != 5,
             labels={"zone": f"z{index % 3}", "host": f"node-{index:04}"},
-            lanes=LANES[index % KINDS % 4],
-            pools=(
-                Pool("Host", (16 + index % KINDS * 8) * GIB, GIB, 0),
-                *((Pool("CUDA0", (8 + index % KINDS * 4) * GIB, 0, 0),) if index % KINDS % 4 > 1 else ()),
-            ),
+            lanes=kinds[index % KINDS][0],
+            pools=kinds[index % KINDS][1],
             cpu_cores=16,
             cached=frozenset({f"{index % 7:064x}"}),
         )

@@ -262,6 +262,8 @@ class VariantCalibration(Message):
     """Loads that ended since it changed; it falls after five that took less."""
     most_percent: Annotated[int, Field(ge=0, le=150)] = 0
     """The most that one of them took."""
+    formula: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Which formula of the engine it is beside; what was learned beside an older one is not used."""
 
 
 class CompanionStatus(Message):

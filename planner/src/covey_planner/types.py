@@ -22,10 +22,17 @@ class Pool:
     total_bytes: int
     reserve_bytes: int
     reserved_bytes: int
+    declared_bytes: int = 0
+    """As much of the reserve as its Node declares: the rest is of new places only (docs/adr/0049)."""
 
     @property
     def unreserved_bytes(self) -> int:
         return self.total_bytes - self.reserve_bytes - self.reserved_bytes
+
+    @property
+    def keepable_bytes(self) -> int:
+        """What is left for a stamp that is there already."""
+        return self.total_bytes - self.declared_bytes - self.reserved_bytes
 
 
 class NodeState(StrEnum):

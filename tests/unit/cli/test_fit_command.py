@@ -1,13 +1,18 @@
 """`covey fit` on files, with nothing running."""
 
+import importlib
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from covey.commands.fit import fit
 from covey.errors import CommandError, ExitCode
 from kit.checkpoints import build_checkpoint
 from kit.gguf import Shape, build_model, build_set
+
+# The package's attribute of this name is the command itself.
+fit_module = importlib.import_module("covey.commands.fit")
 
 
 def run(*arguments: str) -> str:
@@ -106,3 +111,22 @@ def test_draft_counts_beside_its_model(tmp_path: Path) -> None:
     little = str((alone["pools"][0]["totalBytes"] + 2**20) // 2**20) + "Mi"
     tight = json.loads(run(str(model), "-o", "json", "--memory", little, "--draft", str(small)))["lanes"][0]
     assert tight["ceilingTokens"] < alone["ceilingTokens"]
+
+
+def test_device_is_told_what_a_node_would_plan_with(tmp_path: Path) -> None:
+    """A tenth is left, of a small one 512 MiB."""
+    path = build_model(Shape()).write(tmp_path / "m.gguf")
+    assert "21.6 GiB of pool Device" in run(str(path), "--memory", "4Gi", "--device-memory", "24Gi")
+    assert "1.5 GiB of pool Device" in run(str(path), "--memory", "4Gi", "--device-memory", "2Gi")
+    assert "does not fit into 0 B of pool Device" in run(str(path), "--memory", "4Gi", "--device-memory", "256Mi")
+
+
+def test_this_machines_memory_is_less_on_apple_silicon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(root: Path) -> tuple[int, int]:
+        return 16 * 2**30, 0
+
+    monkeypatch.setattr(fit_module, "observe_memory_bytes", observe)
+    path = build_model(Shape()).write(tmp_path / "m.gguf")
+    processor, apple = (part for part in run(str(path)).split("\n\n") if "of pool Host:" in part)
+    assert "largest window in 15.0 GiB" in processor
+    assert "largest window in 12.0 GiB" in apple

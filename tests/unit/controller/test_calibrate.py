@@ -1,8 +1,10 @@
 """What engines took flows back into the next Instance, and into no other."""
 
+from covey_api.engines import Compute, EngineName
 from covey_api.instance import Instance
 from covey_api.kinds import ObjectKey
 from covey_api.model import Model, VariantCalibration
+from covey_controller.reconcile.wanted import view_variant
 from covey_controller.reconcile.why import explain
 from kit import builders
 from kit.worlds import Worldlet
@@ -96,3 +98,15 @@ def test_another_artifact_learns_nothing_from_engines_of_the_old_one() -> None:
     story.agents["a"].used = lambda instance: 2 * instance.spec.members[0].bytes_in("Host")
     story.run(5)
     assert calibrations(story) == ()
+
+
+def test_what_was_learned_beside_an_older_formula_of_an_engine_is_not_used() -> None:
+    vllm = VariantCalibration(engine=EngineName.VLLM, compute=Compute.CPU, percent=150)
+    server = VariantCalibration(engine=EngineName.LLAMA_SERVER, compute=Compute.CPU, percent=120)
+    model = builders.model()
+    for formula, known in ((1, {}), (2, {(EngineName.VLLM, Compute.CPU): 150})):
+        entries = (vllm.model_copy(update={"formula": formula}), server)
+        status = model.status.variants[0].model_copy(update={"calibrations": entries})
+        kept = model.model_copy(update={"status": model.status.model_copy(update={"variants": (status,)})})
+        view = view_variant(kept, kept.spec.variants[0], tuple(EngineName))
+        assert view.calibrations == known | {(EngineName.LLAMA_SERVER, Compute.CPU): 120}

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 from covey_api.engines import Compute
-from covey_api.instance import Costs, Instance, InstanceGoal, Member
+from covey_api.instance import Costs, Instance, InstanceGoal, Member, MemberPhase
 from covey_api.meta import Condition
 from covey_api.placement import ContextWish, Failure, Placement, PlacementStatus
 from covey_api.reasons import EventReason, FailureCause, ReadyReason
@@ -134,6 +134,24 @@ def test_stamp_made_from_facts_that_were_wrong_is_given_up_when_they_are_correct
     story.run(15)
     assert ready(story).reason == ReadyReason.SERVING
     assert story.instances()[0].spec.options.context_tokens < wrong.spec.options.context_tokens
+
+
+def test_stamp_from_before_the_reserve_of_devices_keeps_its_place_after_a_failure() -> None:
+    """All of the card is its own, to the last byte."""
+    story = fleet("a", cards=8 * builders.GIB)
+    story.agents["a"].lanes = (CARD,)
+    story.run(15)
+    before = story.instances()[0]
+    held = {"Cuda0": before.spec.members[0].bytes_in("Cuda0")}
+    story.agents["a"].cards = held
+    story.agents["a"].fail = lambda i: FailureCause.EXITED if i.spec.attempt == 1 else None
+    member = story.agents["a"].members[before.spec.instance_id]
+    failed = {"phase": MemberPhase.FAILED, "port": 0, "cause": FailureCause.EXITED, "message": "it broke"}
+    story.agents["a"].members[before.spec.instance_id] = member.model_copy(update=failed)
+    story.run(60)
+    (after,) = story.instances()
+    assert (after.spec.instance_id, after.spec.attempt) == (before.spec.instance_id, 2)
+    assert ready(story).reason == ReadyReason.SERVING
 
 
 def test_wish_that_true_facts_refuse_says_so_in_bytes_and_holds_nothing() -> None:

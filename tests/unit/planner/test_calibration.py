@@ -1,8 +1,8 @@
 """The factor that earlier loads give: raised at once, lowered after five, within its bounds, on what is computed."""
 
-from covey_api.engines import Compute
+from covey_api.engines import Compute, EngineName
 from covey_api.instance import Costs, EngineOptions
-from covey_planner.fit.calibration import Calibration, observe_end, observe_use
+from covey_planner.fit.calibration import Calibration, as_learned, observe_end, observe_use
 from covey_planner.fit.estimate import cost_formulas
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,3 +84,30 @@ def test_only_what_is_computed_in_host_memory_is_scaled(percent: int, window: in
         for field in ("weights_bytes", "kv_cache_bytes", "compute_bytes", "floor_bytes"):
             exact = getattr(old, field) * percent / 100
             assert exact <= getattr(new, field) <= exact * 1.2 + 1024
+
+
+def test_cache_that_vllm_is_told_to_take_is_neither_scaled_nor_learned_from() -> None:
+    """Of the window's length whatever was used: with less it doesn't start."""
+    options = EngineOptions(context_tokens=131_072, slots=1)
+    place = lane(engine=EngineName.VLLM)
+    (plain,) = cost_formulas(geometry(), place, options, 0)
+    costs = plain.costs(131_072)
+    learned = as_learned(EngineName.VLLM, costs)
+    assert learned is not None
+    assert learned.total_bytes == costs.total_bytes
+    used = costs.total_bytes - costs.kv_cache_bytes * 9 // 10
+    assert ended(Calibration(), *[used] * 5, costs=learned) == Calibration(), "the untouched cache is no reason"
+    for percent in (85, 150):
+        (scaled,) = cost_formulas(geometry(recurrent_bytes=1000), place, options, 0, percent)
+        assert scaled.kv_cache_bytes(131_072) == costs.kv_cache_bytes
+        assert scaled.costs(131_072).floor_bytes != costs.floor_bytes
+        again = as_learned(EngineName.VLLM, scaled.costs(131_072))
+        assert again is not None
+        assert observe_use(Calibration(percent), again, again.total_bytes) == Calibration(percent)
+
+
+def test_stamp_of_vllm_from_before_its_own_formula_teaches_nothing() -> None:
+    old = Costs(weights_bytes=270_000_000, kv_cache_bytes=200_000_000, floor_bytes=100_000_000)
+    assert as_learned(EngineName.VLLM, old) is None
+    assert as_learned(EngineName.VLLM, old.model_copy(update={"calibration_percent": 150})) is None
+    assert as_learned(EngineName.LLAMA_SERVER, old) is old

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from covey_planner.geometry.checkpoint import parse_checkpoint
 from covey_planner.geometry.gguf import parse_gguf_geometry
-from covey_planner.geometry.reader import HeaderIncomplete, HeaderInvalid
+from covey_planner.geometry.reader import GeometryUnmeasured, HeaderIncomplete, HeaderInvalid
 from covey_planner.geometry.safetensors import (
     MAX_DIRECTORY_BYTES,
     Directory,
@@ -164,6 +164,30 @@ def test_latent_vector_that_the_tensors_do_not_have_is_refused(changes: dict[str
     with pytest.raises(HeaderInvalid) as caught:
         parse_checkpoint(config, tensors)
     assert words in str(caught.value)
+
+
+def test_latent_vectors_in_some_layers_alone_are_unmeasured_and_no_lie() -> None:
+    config, tensors = compressed("kimi_linear", layers=2)
+    with pytest.raises(GeometryUnmeasured, match=r"layer 2 has no 'kv_a_proj_with_mqa'; got 512; give `spec.geometry`"):
+        parse_checkpoint(config, tensors)
+    with pytest.raises(HeaderInvalid) as caught:
+        parse_checkpoint(*compressed("kimi_linear", layers=2, kv_lora_rank=256))
+    assert type(caught.value) is HeaderInvalid, "the layers that have them are held against the config all the same"
+    with pytest.raises(HeaderInvalid) as caught:
+        parse_checkpoint(*compressed("deepseek_v3", layers=2))
+    assert type(caught.value) is HeaderInvalid, "every layer of this family has one"
+
+
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": 4}, {"vocab_size": 1000}, {"hidden_size": 128}])
+def test_config_of_an_unmeasured_family_that_lies_is_no_sound_header(changes: dict[str, object]) -> None:
+    checkpoint = build_checkpoint(SHAPE, model_type="never-seen", state_size=16)
+    with pytest.raises(GeometryUnmeasured):
+        parse_checkpoint(checkpoint.config_text, tensors_of(checkpoint))
+    lying = replace(checkpoint, config=checkpoint.config | changes)
+    with pytest.raises(HeaderInvalid) as caught:
+        parse_checkpoint(lying.config_text, tensors_of(lying))
+    assert type(caught.value) is HeaderInvalid
+    assert next(iter(changes)) in str(caught.value)
 
 
 def test_layer_with_keys_is_no_layer_without_cache() -> None:

@@ -6,9 +6,10 @@ import pytest
 from covey_api.engines import ArtifactFormat, Compute, EngineName
 from covey_planner.choice import choose
 from covey_planner.choice.expected import FEW_REQUESTS, MANY_REQUESTS, explain_order, order_variants
-from covey_planner.types import Wish
+from covey_planner.types import Pool, Wish
+from kit import builders
 from kit.builders import lane
-from kit.planning import node, variant, wish
+from kit.planning import GIB, node, variant, wish
 
 GGUF = variant("gguf")
 SAFETENSORS = variant("safetensors", format=ArtifactFormat.SAFETENSORS, engines=(EngineName.VLLM,))
@@ -46,6 +47,19 @@ def test_many_bring_vllm_to_the_front_and_one_sends_it_to_the_back(expected: int
 def test_a_node_with_both_engines_takes_the_one_for_so_many(expected: int, engine: EngineName) -> None:
     (chosen,) = choose(asked(expected), [BOTH], 1).chosen
     assert chosen.lane.engine is engine
+
+
+@pytest.mark.parametrize("memory", [24, 2], ids=["a free card", "a card that is too small"])
+def test_vllm_on_a_processor_comes_after_a_card_that_the_model_fits(memory: int) -> None:
+    lanes = (*BOTH.lanes, lane(compute=Compute.CUDA, pool="Cuda0", digest="0" * 64))
+    pools = (*BOTH.pools, Pool("Cuda0", memory * GIB, 0, 0))
+    large = (replace(GGUF, geometry=builders.geometry(weights_bytes=4 * GIB)), SAFETENSORS)
+    asks = wish(variants=large, expected_requests=32)
+    nodes = [replace(BOTH, name="b"), replace(BOTH, lanes=lanes, pools=pools)]
+    (chosen,) = choose(asks, nodes, 1).chosen
+    assert chosen.lane.compute is (Compute.CUDA if memory == 24 else Compute.CPU)
+    assert chosen.variant == ("gguf" if memory == 24 else "safetensors")
+    assert "each on accelerators before any on a processor" in explain_order(asks)
 
 
 def test_where_no_node_has_vllm_the_next_variant_is_taken() -> None:

@@ -1,6 +1,10 @@
 """`covey fit`: the estimator's own numbers, per kind of machine, and the largest window that a memory allows."""
 
-from covey_api.engines import HOST_POOL, Compute, KvCacheType
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Task
 from covey_planner.fit.estimate import estimate_costs
 from covey_planner.fit.options import stamp_options
 from covey_planner.text.fit import DEVICE_POOL, FitQuestion, fit_data, fit_lanes, render_fit
@@ -53,3 +57,33 @@ def test_ceiling_is_not_told_where_no_memory_was_given() -> None:
 
 def test_window_is_the_models_own_unless_another_is_asked_for() -> None:
     assert fit_data(question(window=None))["contextTokens"] == geometry().context_tokens
+
+
+def test_apple_silicon_has_its_own_part_of_the_hosts_memory() -> None:
+    plain = question(2**31, window=None)
+    processor, _, apple = fit_lanes(replace(plain, metal_bytes=200 * MIB))
+    assert processor.ceiling_tokens == geometry().context_tokens
+    assert apple.ceiling_tokens == 0
+    assert "does not fit into 200.0 MiB of pool Host" in render_fit(replace(plain, metal_bytes=200 * MIB))
+    assert fit_lanes(plain)[2].ceiling_tokens == geometry().context_tokens
+
+
+def test_vllm_is_told_as_it_is_priced() -> None:
+    asked = replace(question(16 * 1024 * MIB), engines=(EngineName.VLLM,))
+    (found,) = fit_lanes(asked)
+    options = stamp_options(geometry(), cpu_cores=1, context_tokens=4096, slots=4, kv_cache_type=KvCacheType.F16)
+    assert found.costs == estimate_costs(geometry(), lane(engine=EngineName.VLLM), options, 0)
+    assert "Vllm on a processor (Cpu):" in render_fit(asked)
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "words"),
+    [
+        (EngineName.VLLM, {"kv_cache_type": KvCacheType.Q4_0}, "Vllm: Vllm keeps keys and values as F16 or Q8_0"),
+        (EngineName.MLX, {"task": Task.RERANK}, "Mlx: Mlx does Chat, not Rerank"),
+    ],
+)
+def test_lane_that_the_planner_leaves_out_is_not_told(engine: EngineName, changes: dict[str, Any], words: str) -> None:
+    asked = replace(question(), engines=(engine,), **changes)
+    assert fit_lanes(asked) == ()
+    assert words in render_fit(asked)

@@ -1,9 +1,11 @@
 """One model over several devices of one machine: where it fits on none alone, and nothing is summed."""
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from covey_api.engines import Compute, EngineName
-from covey_planner.choice import choose, explain_nodes
+from covey_planner.choice import Roster, choose, explain_nodes, nodes, search
 from covey_planner.types import Barred, Chosen, NodeView, Pool, Refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -132,3 +134,22 @@ def test_no_device_is_promised_more_than_it_has_and_all_layers_are_somewhere(
         assert sum(layers(chosen).values()) in (0, large_geometry().layer_count)
     explained = explain_nodes(asked, [machine])
     assert isinstance(explained[0], Chosen) is bool(found), "the text says the same"
+
+
+def test_nodes_whose_devices_together_are_too_full_are_not_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full fleet each has other bytes left; of the last one the model fits the devices."""
+    asked: list[str] = []
+
+    def count(question: Any, machine: NodeView, *rest: Any) -> Any:
+        asked.append(machine.name)
+        return nodes.offer_split(question, machine, *rest)
+
+    monkeypatch.setattr(search, "offer_split", count)
+    full = [with_processor(cards(2 + index / 64, 2, name=f"n{index:02}")) for index in range(40)]
+    (chosen,) = choose(LARGE, Roster(full), 1).chosen
+    assert (chosen.lane.compute, asked) == (Compute.CPU, [])
+    over = with_processor(cards(8, 8, 1, name="z"))
+    third = over.pools[3]
+    over = replace(over, pools=(*over.pools[:3], replace(third, reserved_bytes=third.total_bytes + 64 * GIB)))
+    (chosen,) = choose(LARGE, Roster([*full, over]), 1).chosen
+    assert (chosen.node, set(layers(chosen)), asked) == ("z", {"CUDA0", "CUDA1"}, ["z"])

@@ -1,5 +1,6 @@
 """`covey fit`: what a model needs, read from its header alone: no controller, and nothing downloaded whole."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,13 +8,14 @@ from pathlib import Path
 import click
 from covey_agent.facts.host import observe_memory_bytes
 from covey_api.companion import PROJECTOR_ARCHITECTURE, CompanionRole
-from covey_api.engines import HOST_POOL, EngineName, KvCacheType
+from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane, LaneState
 from covey_api.fleet import Fleet
 from covey_api.model import Geometry, Model
 from covey_api.node import NodeReserve
 from covey_api.text import escape_controls
 from covey_api.units import parse_quantity
 from covey_controller.reconcile.wanted import view_variant
+from covey_planner.fit.reserves import reserve_bytes
 from covey_planner.text.fit import DEVICE_POOL, FitQuestion, fit_data, own_window, render_fit
 from covey_planner.types import VariantView
 
@@ -44,6 +46,7 @@ class _Asked:
     slots: int
     kv_cache_type: KvCacheType | None
     memory_bytes: Mapping[str, int]
+    metal_bytes: int | None
     draft: Geometry | None
     projector: Geometry | None
 
@@ -55,8 +58,16 @@ class _Asked:
 @click.option(
     "--kv-cache", type=click.Choice([kind.value for kind in KvCacheType]), help="Default: the Fleet's, else F16."
 )
-@click.option("--memory", type=Memory(), help="Host memory for it (default: this machine's, less 1Gi).")
-@click.option("--device-memory", type=Memory(), help="Memory of an accelerator that has its own.")
+@click.option(
+    "--memory",
+    type=Memory(),
+    help="Host memory for it (default: this machine's, less 1Gi, on Apple Silicon less a quarter).",
+)
+@click.option(
+    "--device-memory",
+    type=Memory(),
+    help="Memory of an accelerator that has its own, of which a tenth, at least 512Mi, is left.",
+)
 @click.option("--draft", help="A smaller model that drafts for it in the same engine: a source or a file.")
 @click.option("--projector", help="What makes tokens of images for it (`mmproj`): a source or a file.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -84,8 +95,9 @@ def fit(
         context,
         slots,
         KvCacheType(kv_cache) if kv_cache else None,
-        {HOST_POOL: memory if memory is not None else _own_memory()}
-        | ({DEVICE_POOL: device_memory} if device_memory is not None else {}),
+        {HOST_POOL: memory if memory is not None else _own_memory(Compute.CPU)}
+        | ({DEVICE_POOL: _left(DEVICE_POOL, device_memory, Compute.CUDA)} if device_memory is not None else {}),
+        None if memory is not None else _own_memory(Compute.METAL),
         _read_model(draft).geometry if draft else None,
         _read_projector(projector) if projector else None,
     )
@@ -122,10 +134,16 @@ def _read_projector(what: str) -> Geometry:
     return found
 
 
-def _own_memory() -> int:
-    """What a Node with the default reserve would plan with on this machine."""
+def _own_memory(compute: Compute) -> int:
+    """What a Node with the default reserve would plan with on this machine, if it had such a lane."""
     total_bytes, _ = observe_memory_bytes(Path("/"))
-    return max(0, total_bytes - parse_quantity(NodeReserve().memory))
+    return _left(HOST_POOL, total_bytes, Compute.METAL if sys.platform == "darwin" else compute)
+
+
+def _left(pool: str, total_bytes: int, compute: Compute) -> int:
+    lane = Lane(engine=EngineName.LLAMA_SERVER, compute=compute, state=LaneState.INSTALLABLE, pool=pool)
+    declared = parse_quantity(NodeReserve().memory)
+    return max(0, total_bytes - reserve_bytes(pool, total_bytes, declared, (lane,)))
 
 
 def _of_source(what: str, asked: _Asked) -> FitQuestion:
@@ -140,6 +158,7 @@ def _of_source(what: str, asked: _Asked) -> FitQuestion:
         asked.draft,
         asked.projector,
         engines=(EngineName.MLX if found.is_checkpoint else EngineName.LLAMA_SERVER,),
+        metal_bytes=asked.metal_bytes,
     )
 
 
@@ -178,4 +197,6 @@ def _of_variant(
         model_context_tokens=model.spec.context_tokens,
         workspace_bytes=parse_quantity(model.spec.memory.workspace),
         calibrations=view.calibrations,
+        task=model.spec.tasks[0],
+        metal_bytes=asked.metal_bytes,
     )

@@ -13,7 +13,7 @@ from covey_api.engines import HOST_POOL
 from covey_api.instance import Costs, Instance, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.model import Model, VariantCalibration, VariantStatus
-from covey_planner.fit.calibration import Calibration, observe_end, observe_use
+from covey_planner.fit.calibration import Calibration, as_learned, formula_of, observe_end, observe_use
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import MemberSight
@@ -65,7 +65,10 @@ def _learn(draft: Draft, load: Load, *, is_over: bool) -> None:
         return
     spec = load.instance.spec
     known = {(each.engine, each.compute): each for each in place.variant.calibrations}
-    stored = known.get((spec.engine, spec.compute), VariantCalibration(engine=spec.engine, compute=spec.compute))
+    formula = formula_of(spec.engine)
+    stored = known.get((spec.engine, spec.compute))
+    if stored is None or stored.formula != formula:
+        stored = VariantCalibration(engine=spec.engine, compute=spec.compute, formula=formula)
     before = Calibration(stored.percent, stored.loads, stored.most_percent)
     after = (observe_end if is_over else observe_use)(before, costs, load.used_bytes)
     if after == before:
@@ -80,7 +83,8 @@ def _learn(draft: Draft, load: Load, *, is_over: bool) -> None:
 def _host_costs(load: Load) -> Costs | None:
     for member in load.instance.spec.members:
         if member.name == load.member:
-            return next((costs for costs in member.costs if costs.pool == HOST_POOL), None)
+            costs = next((costs for costs in member.costs if costs.pool == HOST_POOL), None)
+            return as_learned(load.instance.spec.engine, costs) if costs else None
     return None
 
 

@@ -7,6 +7,7 @@ paused or has just begun never mistakes its own absence for the death of a node.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance, MemberPhase
 from covey_api.messages import NODE_SILENCE_SECONDS, Endpoints, MemberReport, Report
 from covey_api.node import Node, NodeSpec
@@ -202,6 +203,7 @@ def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
             total_bytes=pool.total_bytes,
             reserve_bytes=reserve_bytes(pool.name, pool.total_bytes, declared, lanes),
             reserved_bytes=0,
+            declared_bytes=declared if pool.name == HOST_POOL else 0,
         )
         for pool in (facts.pools if facts else ())
     )

@@ -98,12 +98,13 @@ def _not_due(maker: InstanceMaker, wish: Wish) -> frozenset[Barred]:
 
 
 def _has_room(roster: Roster, spec: InstanceSpec) -> bool:
-    """Whether what was stamped is there, by totals and reservations."""
+    """Whether what was stamped is there, by totals and reservations: what is never planned with counts for new places
+    only, else a stamp from before that reserve would lose its place by any failure."""
     for node in dict.fromkeys(member.node for member in spec.members):
         view = roster.view(node)
         if view is None:
             return False
-        free = {pool.name: pool.unreserved_bytes for pool in view.pools}
+        free = {pool.name: pool.keepable_bytes for pool in view.pools}
         if any(count > free.get(pool, 0) for pool, count in held_bytes(view, spec).items()):
             return False
     return True

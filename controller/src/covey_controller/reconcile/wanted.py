@@ -11,6 +11,7 @@ from covey_api.kinds import ObjectKey
 from covey_api.model import Model, Variant, VariantStatus
 from covey_api.placement import Failure, Placement
 from covey_api.units import parse_quantity
+from covey_planner.fit.calibration import formula_of
 from covey_planner.types import Barred, CompanionView, VariantView, Wish
 
 from covey_controller.reconcile.companions import find_companion
@@ -47,7 +48,11 @@ def view_variant(model: Model, variant: Variant, offered: Collection[EngineName]
     artifact = status.artifact if status else None
     geometry = model.spec.geometry or (status.geometry if status else None)
     error = status.error if status and artifact is None else ""
-    known = {(each.engine, each.compute): each.percent for each in status.calibrations} if status else {}
+    known = {
+        (each.engine, each.compute): each.percent
+        for each in (status.calibrations if status else ())
+        if each.formula == formula_of(each.engine)
+    }
     is_offered = any(engine in offered for engine in variant.engines)
     beside = tuple(_view_companion(model, variant, role) for role, _ in variant.companions)
     return VariantView(

@@ -3,7 +3,8 @@
 What a Model prefers is its author's word; how many ask at a time is the Placement's. vLLM is made for many: it batches
 whatever is there and pages its cache. The others have a fixed number of slots, each with a window of its own.
 Between both ends the Model's order holds, and engines that the Placement names are taken in its order whatever is
-expected.
+expected. A variant that is brought forward is no reason to leave a card idle: accelerators come before processors then,
+whatever the variant (docs/adr/0049).
 """
 
 from covey_api.engines import EngineName
@@ -23,6 +24,11 @@ def order_variants(wish: Wish) -> tuple[VariantView, ...]:
     return tuple(sorted(wish.variants, key=lambda each: _is_for_many(each) is not is_many))
 
 
+def brings_forward(wish: Wish) -> bool:
+    """Whether a variant comes before others that its Model prefers, since many requests are expected."""
+    return wish.expected_requests >= MANY_REQUESTS and order_variants(wish) != wish.variants
+
+
 def explain_order(wish: Wish) -> str:
     """Why variants are not taken in the Model's order; empty where they are."""
     ordered = order_variants(wish)
@@ -30,8 +36,9 @@ def explain_order(wish: Wish) -> str:
         return ""
     names = ", ".join(f"'{each.name}'" for each in ordered)
     whom = "many: variants for Vllm" if wish.expected_requests >= MANY_REQUESTS else "one: variants for other than Vllm"
+    where = ", each on accelerators before any on a processor" if brings_forward(wish) else ""
     return (
-        f"{wish.expected_requests} at a time are expected of a replica, which is {whom} come first ({names}); "
+        f"{wish.expected_requests} at a time are expected of a replica, which is {whom} come first ({names}){where}; "
         "`spec.engines` decides otherwise"
     )
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from covey_api.engines import Compute, Lane, LaneState
 from covey_api.reasons import RefusalReason
 
-from covey_planner.choice.splits import find_split, may_split
+from covey_planner.choice.splits import find_split, shared_lanes
 from covey_planner.choice.taints import find_untolerated
 from covey_planner.choice.ways import Question, Way
 from covey_planner.fit.estimate import CELL_STEP, CostFormula
@@ -188,7 +188,7 @@ def _offer(question: Question, node: NodeView, way: Way, lane: Lane, taken: Take
 
 def offer_split(question: Question, node: NodeView, way: Way, taken: Taken) -> Offer | None:
     """Over several devices of the node; None: it doesn't fit so either."""
-    found = find_split(question, node, way, taken.least) if may_split(node, way) else None
+    found = find_split(question, node, way, taken.least) if shared_lanes(node, way) else None
     if found is None:
         return None
     lane, formulas = found

@@ -5,7 +5,7 @@ from covey_api.reasons import RefusalReason
 from covey_api.units import format_bytes
 
 from covey_planner.choice.nodes import Miss, find_pool
-from covey_planner.choice.splits import may_split
+from covey_planner.choice.splits import shared_lanes
 from covey_planner.choice.taints import find_untolerated
 from covey_planner.choice.ways import Question, Way
 from covey_planner.choice.window import Span, Tenant, widest_window
@@ -108,7 +108,7 @@ def _memory(question: Question, miss: Miss) -> str:
         f" {render_exactly(pool.total_bytes)} are unreserved ({format_bytes(pool.reserve_bytes)} reserve,"
         f" {format_bytes(pool.reserved_bytes + taken)} reserved): {render_exactly(miss.short_bytes)} short"
     )
-    if may_split(miss.node, way):
+    if shared_lanes(miss.node, way):
         text += ", and it does not fit shared among the node's devices"
     if miss.reason is RefusalReason.CONTEXT_TOO_SMALL:
         return f"{text}; {_room(question, way, miss, formulas)}"

@@ -25,7 +25,7 @@ from covey_planner.choice.nodes import (
 )
 from covey_planner.choice.refusals import nearness
 from covey_planner.choice.roster import Free, NodeClass, Ranking, Roster, free_in
-from covey_planner.choice.splits import may_split
+from covey_planner.choice.splits import least_shared_bytes, shared_lanes
 from covey_planner.choice.ways import Price, Question, Way
 
 
@@ -99,9 +99,13 @@ class Search:
         """Of nodes that aren't asked by themselves; of those with as much free, the first, and the first that has the
         file."""
         for each in self._open:
-            if not may_split(each.example, way):
+            if not (lanes := shared_lanes(each.example, way)):
                 continue
+            needed = least_shared_bytes(self._question, way, lanes.values())
             for group in each.alike():
+                free = each.free[group[0]]
+                if sum(max(0, count) for pool, count in free if pool in lanes) < needed:
+                    continue
                 names = [name for name in group if name not in self._apart]
                 cached = (name for name in names if way.digest in each.views[name].cached)
                 for name in {*names[:1], *islice(cached, 1)}:

@@ -6,7 +6,7 @@ llama.cpp's server alone does it here, layer by layer (`--split-mode layer`), am
 Each device is looked at by itself: what one has too little, another can't make up for.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from covey_api.engines import HOST_POOL, EngineName, Lane
@@ -42,10 +42,20 @@ def find_split(
     return None
 
 
-def may_split(node: NodeView, way: Way) -> bool:
-    """Whether there is anything to look at: quick, as it is asked of every kind of node."""
-    pools = {lane.pool for lane in node.lanes if way.runs_on(lane) and lane.pool != HOST_POOL}
-    return way.engine is EngineName.LLAMA_SERVER and len(pools) > 1
+def shared_lanes(node: NodeView, way: Way) -> dict[str, Lane]:
+    """By pool, where there is anything to look at: quick, as it is asked of every kind of node."""
+    if way.engine is not EngineName.LLAMA_SERVER:
+        return {}
+    lanes = {lane.pool: lane for lane in node.lanes if lane.pool != HOST_POOL and way.runs_on(lane)}
+    return lanes if len(lanes) > 1 else {}
+
+
+def least_shared_bytes(question: Question, way: Way, lanes: Iterable[Lane]) -> int:
+    """What devices must have together, at least: one engine's layers, cache and buffers, if nothing were there twice.
+
+    Nodes without it needn't be asked: on a full fleet nearly all, each with other bytes free.
+    """
+    return min(_light(question.price(way, lane).formulas[0], way).total_bytes(way.span.least) for lane in lanes)
 
 
 def _groups(question: Question, node: NodeView, way: Way) -> Iterator[list[Lane]]:
@@ -60,7 +70,7 @@ def _groups(question: Question, node: NodeView, way: Way) -> Iterator[list[Lane]
 def _share(question: Question, way: Way, lanes: list[Lane], free: Mapping[str, int]) -> tuple[CostFormula, ...] | None:
     whole, *_ = formulas = question.price(way, lanes[0]).formulas
     layers, window = way.geometry.layer_count, way.span.least
-    light = replace(whole, weights_bytes=layer_weights(way.geometry), companions=())
+    light = replace(_light(whole, way), companions=())
     per_layer = layer_bytes(light, window, layers)
     rest = [free.get(lane.pool, 0) - fixed_bytes(light, window) - per_layer for lane in lanes]
     rest[0] -= whole.companion_bytes(window)
@@ -71,3 +81,8 @@ def _share(question: Question, way: Way, lanes: list[Lane], free: Mapping[str, i
     split = split_formulas(way.geometry, formulas, [lane.pool for lane in lanes], shares)
     fits = all(each.total_bytes(window) <= free.get(each.pool, 0) for each in split)
     return split if fits else None
+
+
+def _light(whole: CostFormula, way: Way) -> CostFormula:
+    """With what its layers weigh alone: nothing is laid out anew, and the output is counted apart."""
+    return replace(whole, weights_bytes=layer_weights(way.geometry))

@@ -1,7 +1,8 @@
 """The ways to run a wish: each variant on each engine, in the order in which they are preferred, priced once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 
 from covey_api.companion import CompanionRole
 from covey_api.engines import KV_CACHE_TYPES, TASKS, Compute, EngineName, Lane
@@ -9,7 +10,7 @@ from covey_api.instance import EngineOptions
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.reasons import ReadyReason, RefusalReason
 
-from covey_planner.choice.expected import order_variants
+from covey_planner.choice.expected import brings_forward, order_variants
 from covey_planner.choice.window import Span, window_span
 from covey_planner.fit.companions import with_companions
 from covey_planner.fit.estimate import CostFormula, cost_formulas
@@ -32,10 +33,12 @@ class Way:
         default_factory=dict[tuple[EngineName, Compute], int]
     )
     companions: tuple[KnownCompanion, ...] = ()
+    is_off_processor: bool = False
+    """Whether it is looked at on accelerators alone: the same on every lane comes later."""
 
     def runs_on(self, lane: Lane) -> bool:
         """Whether the lane has its engine, under an agent that starts it with all that is loaded beside the model."""
-        if lane.engine is not self.engine:
+        if lane.engine is not self.engine or (self.is_off_processor and lane.compute is Compute.CPU):
             return False
         return not self.companions or all(each.role in lane.companions for each in self.companions)
 
@@ -102,22 +105,26 @@ def slots_of(engine: EngineName, wished: int) -> int:
 def list_ways(wish: Wish) -> tuple[Way, ...]:
     """Preferred first: the Placement's engines in their order, each with the variants in theirs; without any, the
     variants in the order of `choice.expected`, each with its own engines. Variants without a known header are left
-    out."""
+    out.
+
+    What many requests bring to the front is no author's word, so it puts no processor before an accelerator.
+    """
     variants = order_variants(wish)
     if wish.engines:
         pairs = [(variant, engine) for engine in wish.engines for variant in variants if engine in variant.engines]
     else:
         pairs = [(variant, engine) for variant in variants for engine in variant.engines]
     ways: list[Way] = []
-    for variant, engine in pairs:
+    passes = (True, False) if brings_forward(wish) else (False,)
+    for is_off_processor, (variant, engine) in product(passes, pairs):
         beside = variant.known_companions()
         if find_unfit(wish, engine) or variant.geometry is None or variant.artifact is None or beside is None:
             continue
         span = window_span(wish, variant.geometry)
         digest = variant.artifact.digest
-        known = variant.calibrations
+        way = Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span)
         ways.append(
-            Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span, known, beside)
+            replace(way, calibrations=variant.calibrations, companions=beside, is_off_processor=is_off_processor)
         )
     return tuple(ways)
 

@@ -5,15 +5,20 @@ less, and only to the most that one of them took: an engine takes its memory whe
 asked much of proves little. It changes what is stamped on new Instances only; what runs keeps what it was given.
 
 Only what is computed is scaled: a limit (host cache, checkpoints) or a wish (workspace) stays itself, and counts as
-unused when it comes to lowering. Devices have no such observation, so what lies in their pools is never scaled.
+unused when it comes to lowering. vLLM's cache is a wish too (`as_learned`). Devices have no such observation, so what
+lies in their pools is never scaled.
 """
 
 from dataclasses import dataclass
 
+from covey_api.engines import EngineName
 from covey_api.instance import MAX_CALIBRATION_PERCENT, MIN_CALIBRATION_PERCENT, Costs
+
+from covey_planner.fit import vllm
 
 # Loads in a row that must have taken less before the factor falls.
 LOADS_TO_LOWER = 5
+_FORMULAS = {EngineName.VLLM: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,25 @@ class Calibration:
     percent: int = 100
     loads: int = 0
     most_percent: int = 0
+
+
+def formula_of(engine: EngineName) -> int:
+    """Counts up when an engine's numbers become others: what was learned beside the old ones says nothing then."""
+    return _FORMULAS.get(engine, 1)
+
+
+def as_learned(engine: EngineName, costs: Costs) -> Costs | None:
+    """What was stamped, as far as it says something of the formula of now; None: it was stamped by another one.
+
+    vLLM takes as much cache as it is told to, and doesn't start with less than its window needs. Before it had a
+    formula of its own it was stamped as llama.cpp, with a process of some dozens of MiB (docs/adr/0049).
+    """
+    if engine is not EngineName.VLLM:
+        return costs
+    if costs.floor_bytes * 100 < vllm.PROCESS_BYTES * costs.calibration_percent:
+        return None
+    wished = costs.workspace_bytes + costs.kv_cache_bytes
+    return costs.model_copy(update={"kv_cache_bytes": 0, "workspace_bytes": wished})
 
 
 def observe_use(known: Calibration, costs: Costs, used_bytes: int) -> Calibration:

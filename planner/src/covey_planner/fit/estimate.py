@@ -112,18 +112,20 @@ class CostFormula:
         )
 
     def calibrated(self, percent: int) -> "CostFormula":
-        """What is computed, scaled; limits and wishes stay themselves."""
+        """What is computed, scaled; limits and wishes stay themselves, as a cache does that is as large as it is asked
+        for."""
         if percent == 100:
             return self
+        is_asked_for = bool(self.kv_step_bytes)
         return replace(
             self,
             weights_bytes=_scale(self.weights_bytes, percent),
             floor_bytes=_scale(self.floor_bytes, percent),
             graph_bytes=_scale(self.graph_bytes, percent),
             mask_bytes_per_cell=_scale(self.mask_bytes_per_cell, percent),
-            full_bytes_per_cell=_scale(self.full_bytes_per_cell, percent),
+            full_bytes_per_cell=_scale(self.full_bytes_per_cell, 100 if is_asked_for else percent),
             sliding_bytes_per_cell=_scale(self.sliding_bytes_per_cell, percent),
-            recurrent_bytes=_scale(self.recurrent_bytes, percent),
+            recurrent_bytes=_scale(self.recurrent_bytes, 100 if is_asked_for else percent),
             calibration_percent=percent,
         )
 

@@ -63,11 +63,12 @@ def parse_checkpoint(config: bytes, tensors: Directory) -> Geometry:
     layers = fields.first_integer(("num_hidden_layers", "n_layer", "n_layers"), 1, MAX_LAYERS)
     embedding = fields.first_integer(("hidden_size", "n_embd", "d_model"), 1, 1 << 20)
     heads = fields.first_integer(("num_attention_heads", "n_head", "n_heads"), 1, 4096, 1)
-    kinds = read_layer_kinds(fields, family, layers, embedding)
     vocabulary = fields.integer("vocab_size", 1, 1 << 24)
-    require_layers(fields, found, layers)
     bits = _quantised_bits(whole, fields)
+    # Before what nobody measured is said: a declared geometry is taken for a sound header alone.
+    require_layers(fields, found, layers)
     require_embedding(fields, found, vocabulary, embedding, bits)
+    kinds = read_layer_kinds(fields, family, layers, embedding)
     require_output(whole, fields, found)
     attention = _attention(fields, family, found, layers, embedding, heads)
     require_recurrent(fields, found, kinds.recurrent.layers)
@@ -110,7 +111,7 @@ def _attention(
         return _Attention(fields.per_layer("num_key_value_heads", layers, 0, 4096, heads), own, own)
     latent = fields.integer("kv_lora_rank", 1, 1 << 16)
     turned = fields.integer("qk_rope_head_dim", 0, 1 << 16, 0)
-    require_latents(fields, found, layers, latent, turned)
+    require_latents(fields, found, layers, latent, turned, is_mixed=family not in _LATENT)
     if family in _LATENT:  # 2
         return _Attention((1,) * layers, latent + turned, latent, is_latent=True)
     key = turned + fields.integer("qk_nope_head_dim", 1, 1 << 16)  # 3

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from covey_planner.geometry.json_fields import Fields
-from covey_planner.geometry.reader import HeaderInvalid
+from covey_planner.geometry.reader import GeometryUnmeasured, HeaderInvalid
 from covey_planner.geometry.safetensors import Directory, Tensor
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d{1,4})\.")
@@ -126,12 +126,22 @@ def require_keys(
             raise fields.wrong("num_key_value_heads", f"{text}'{name[:80]}' has", kv_heads[layer])
 
 
-def require_latents(fields: Fields, found: CheckpointTensors, layers: int, latent: int, turned: int) -> None:
-    """Every layer compresses its keys to as much as the config says."""
-    missing = next((layer for layer in range(layers) if layer not in found.latents), None)
-    if missing is not None:
-        raise fields.wrong("kv_lora_rank", f"of every layer, and layer {missing} has no 'kv_a_proj_with_mqa'", latent)
+def require_latents(
+    fields: Fields, found: CheckpointTensors, layers: int, latent: int, turned: int, *, is_mixed: bool
+) -> None:
+    """Every layer compresses its keys to as much as the config says.
+
+    `is_mixed`: others may do it in some of their layers and keep something else in the rest (`kimi_linear`), which is
+    no lie, and which nobody has measured.
+    """
     for layer, (name, tensor) in sorted(found.latents.items()):
         if layer < layers and len(tensor.shape) == 2 and tensor.shape[0] != latent + turned:
             text = f"{tensor.shape[0]} with `qk_rope_head_dim` ({turned}), as tensor '{name[:80]}' has rows"
             raise fields.wrong("kv_lora_rank", text, latent)
+    missing = next((layer for layer in range(layers) if layer not in found.latents), None)
+    if missing is None:
+        return
+    wrong = fields.wrong("kv_lora_rank", f"of every layer, and layer {missing} has no 'kv_a_proj_with_mqa'", latent)
+    if is_mixed:
+        raise GeometryUnmeasured(f"{wrong}; give `spec.geometry` to place it all the same")
+    raise wrong

@@ -2,19 +2,20 @@
 
 The numbers are the estimator's, so what `covey fit` says is what the planner will reserve: with the Model's workspace
 and what earlier loads took, where a Model of a fleet is asked about. Lanes are kinds of machine, not of a fleet: a
-processor, an accelerator with memory of its own, one that shares the machine's.
+processor, an accelerator with memory of its own, one that shares the machine's. What an engine can't do is told by the
+planner's own tables.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane, LaneState
+from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane, LaneState, Task
 from covey_api.instance import Costs, EngineOptions
 from covey_api.model import Geometry
 from covey_api.units import format_bytes
 
-from covey_planner.choice.ways import slots_of
+from covey_planner.choice.ways import find_unfit, slots_of
 from covey_planner.choice.window import Tenant, fits_together, widest_window, window_span
 from covey_planner.fit.companions import draft_formulas, projector_formulas
 from covey_planner.fit.estimate import CostFormula, cost_formulas
@@ -34,6 +35,7 @@ _LANES = {
     ),
     EngineName.LLAMA_CPP: (_PROCESSOR, _APPLE),
     EngineName.MLX: (_APPLE,),
+    EngineName.VLLM: (_PROCESSOR,),
 }
 
 
@@ -62,6 +64,9 @@ class FitQuestion:
         default_factory=dict[tuple[EngineName, Compute], int]
     )
     """What earlier loads took, of each hundred that are computed."""
+    task: Task = Task.CHAT
+    metal_bytes: int | None = None
+    """Of the host's memory on Apple Silicon, where more is left; None: as `memory_bytes` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +95,8 @@ def fit_lanes(question: FitQuestion) -> tuple[LaneFit, ...]:
 
 def _left_out(question: FitQuestion, engine: EngineName) -> str:
     """Why an engine has no lane here; empty if it has."""
-    if engine not in _LANES:
-        return "what it takes isn't told here: it depends on how its operator installed it"
+    if unfit := find_unfit(_any_window(question), engine):
+        return unfit
     if (question.draft or question.projector) and engine is not EngineName.LLAMA_SERVER:
         return "it loads no draft model and no projector, so none of it runs there"
     return ""
@@ -178,16 +183,23 @@ def _fit_lane(question: FitQuestion, engine: EngineName, words: str, compute: Co
     costs, draft_costs, projector_costs = (
         tuple(each.costs(options.context_tokens) for each in some) for some in (formulas, drafts, projectors)
     )
-    ceiling = _ceiling_tokens(question, (*formulas, *drafts, *projectors))
+    ceiling = _ceiling_tokens(question, compute, (*formulas, *drafts, *projectors))
     return LaneFit(engine, words, compute, options.slots, costs, draft_costs, projector_costs, ceiling)
 
 
-def _ceiling_tokens(question: FitQuestion, formulas: tuple[CostFormula, ...]) -> int | None:
-    if not {formula.pool for formula in formulas} <= question.memory_bytes.keys():
+def _memory_bytes(question: FitQuestion, compute: Compute) -> Mapping[str, int]:
+    if compute is not Compute.METAL or question.metal_bytes is None:
+        return question.memory_bytes
+    return {**question.memory_bytes, HOST_POOL: question.metal_bytes}
+
+
+def _ceiling_tokens(question: FitQuestion, compute: Compute, formulas: tuple[CostFormula, ...]) -> int | None:
+    memory = _memory_bytes(question, compute)
+    if not {formula.pool for formula in formulas} <= memory.keys():
         return None
     tenant = Tenant(window_span(_any_window(question), question.geometry), formulas)
-    fits = fits_together([tenant], question.memory_bytes, tenant.span.least)
-    return widest_window([tenant], question.memory_bytes) if fits else 0
+    fits = fits_together([tenant], memory, tenant.span.least)
+    return widest_window([tenant], memory) if fits else 0
 
 
 def _any_window(question: FitQuestion) -> Wish:
@@ -207,6 +219,7 @@ def _any_window(question: FitQuestion) -> Wish:
         slots=question.slots,
         kv_cache_type=question.kv_cache_type,
         workspace_bytes=0,
+        task=question.task,
     )
 
 
@@ -252,7 +265,8 @@ def _ceiling(question: FitQuestion, lane: LaneFit) -> str:
     if lane.ceiling_tokens is None:
         missing = " and ".join(pool for pool in pools if pool not in question.memory_bytes)
         return f"largest window: not asked (how much memory pool {missing} has was not said)"
-    given = ", ".join(f"{format_bytes(question.memory_bytes[pool])} of pool {pool}" for pool in pools)
+    memory = _memory_bytes(question, lane.compute)
+    given = ", ".join(f"{format_bytes(memory[pool])} of pool {pool}" for pool in pools)
     if not lane.ceiling_tokens:
         return f"does not fit into {given}, not even with the smallest window"
     own = " (the model's own)" if lane.ceiling_tokens >= question.geometry.context_tokens else ""
