@@ -61,7 +61,7 @@ def plan_answers(draft: Draft) -> None:
 
 def _take_answer(draft: Draft, open_ask: OpenAsk, answer: AskAnswer) -> None:
     key = ArtifactKey(open_ask.ask.source, open_ask.ask.sha256)
-    error = answer.error or ("" if answer.artifact and answer.geometry else "the node's answer held no header")
+    error = answer.error or _explain_unfit(key, answer)
     is_of_use = not error
     for model_key, model in sorted(draft.models.items(), key=lambda item: (item[0].namespace, item[0].name)):
         for part in _parts_of(model):
@@ -77,6 +77,17 @@ def _take_answer(draft: Draft, open_ask: OpenAsk, answer: AskAnswer) -> None:
     else:
         search = draft.searches.get(key, Search())
         draft.searches[key] = Search(search.tried | {open_ask.node}, search.rounds, search.until)
+
+
+def _explain_unfit(key: ArtifactKey, answer: AskAnswer) -> str:
+    """Why this answers another question; empty: it doesn't. What is taken here is what other nodes load."""
+    if answer.artifact is None or answer.geometry is None:
+        return "the node's answer held no header"
+    if answer.artifact.source != key.source:
+        return f"the node's answer must be of '{key.source}'; it is of '{answer.artifact.source}'"
+    if key.sha256 and answer.artifact.sha256 != key.sha256:
+        return f"the node's answer must have sha256 {key.sha256}; it has {answer.artifact.sha256 or 'none'}"
+    return ""
 
 
 def _note_answer(draft: Draft, key: ObjectKey, part: Part, node: str, error: str) -> None:
