@@ -42,7 +42,18 @@ TRIES = 3
 MOST_SHUT = 5
 # Less than this in `stall_seconds` is as good as nothing: 1 KiB/s.
 STALL_BYTES = 64 * 1024
+# Below this, another source is tried where there is one. What this node's own limit holds back doesn't count.
+SLOW_BYTES_PER_SECOND = 1024 * 1024
+SLOW_SECONDS = 60.0
+# Of large blobs, and as many of small ones: a few large ones that come slowly hold up no small one.
 AT_ONCE = 4
+# Origins that failed, which slow nodes are still better than.
+MAX_IN_VAIN = 1024
+IN_VAIN_SECONDS = 600.0
+
+
+class PeerSlow(PeerFailed):
+    """It gives less than another source may."""
 
 
 class Directory(Protocol):
@@ -70,11 +81,24 @@ class _Search:
     meter: Meter
     tried: set[str] = field(default_factory=set[str])
     """Nodes that aren't asked again for it."""
+    slow: set[str] = field(default_factory=set[str])
+    """Nodes that are asked again when nobody else has it."""
+    has_origin: bool = True
+    """Whether its origin may be better than a slow node."""
     shut: dict[str, int] = field(default_factory=dict[str, int])
     """How often each node ended a connection at once."""
     givers: set[str] = field(default_factory=set[str])
     """Nodes that what is there came from."""
     is_only_theirs: bool = True
+
+    @property
+    def passed(self) -> set[str]:
+        """Nodes that aren't wanted as holders now."""
+        return self.tried | self.slow if self.has_origin else self.tried
+
+    @property
+    def is_large(self) -> bool:
+        return self.size_bytes >= WORTH_WAITING_BYTES
 
     @property
     def is_whole(self) -> bool:
@@ -93,11 +117,14 @@ class Peers:
         jitter: Callable[[], float],
     ) -> None:
         self._directory = directory
-        self._dialler = Dialler(observe_context, stall_seconds, AT_ONCE)
+        self._dialler = Dialler(observe_context, stall_seconds, 2 * AT_ONCE)
         self._pace = pace
         self._stall_seconds = stall_seconds
         self._jitter = jitter
         self._places = asyncio.Semaphore(AT_ONCE)
+        self._small_places = asyncio.Semaphore(AT_ONCE)
+        self._in_vain: dict[str, float] = {}
+        """By digest: when its origin failed last."""
         self._turns: dict[str, _Turn] = {}
         self._has_turns = asyncio.Event()
 
@@ -129,6 +156,13 @@ class Peers:
 
         try:
             yield told
+            self._in_vain.pop(sha256, None)
+        except Exception:
+            self._in_vain.pop(sha256, None)
+            if len(self._in_vain) >= MAX_IN_VAIN:
+                self._in_vain.pop(next(iter(self._in_vain)))
+            self._in_vain[sha256] = time.monotonic()
+            raise
         finally:
             self._turns.pop(sha256, None)
 
@@ -137,17 +171,17 @@ class Peers:
         the origin. OSError of this disk."""
         search = _Search(name, sha256, size_bytes, partial, Meter(size_bytes, tell))
         search.is_only_theirs = partial.done_bytes == 0
-        is_worth_waiting = size_bytes >= WORTH_WAITING_BYTES
+        search.has_origin = time.monotonic() - self._in_vain.get(sha256, float("-inf")) >= IN_VAIN_SECONDS
         waited_for, until, again_seconds = "", time.monotonic() + LONGEST_WAIT_SECONDS, AGAIN_SECONDS
         while not search.is_whole or not self._is_right(search):
-            answer = await self._directory.ask(Wanted(sha256=sha256, tried=tuple(sorted(search.tried))))
+            answer = await self._directory.ask(Wanted(sha256=sha256, tried=tuple(sorted(search.passed))))
             if answer is None:
-                if is_worth_waiting:
+                if search.is_large:
                     await asyncio.sleep(self._jitter() * LONGEST_DELAY_SECONDS)
                 return
             before_bytes = partial.done_bytes
             is_busy = bool(answer.holders) and await self._try_all(answer.holders, search)
-            if not (answer.holders or answer.fetcher) or len(search.tried) >= MAX_TRIED:
+            if not (answer.holders or answer.fetcher) or len(search.passed) >= MAX_TRIED:
                 return
             if answer.fetcher and answer.fetcher != waited_for:
                 waited_for = answer.fetcher
@@ -155,7 +189,7 @@ class Peers:
             if partial.done_bytes > before_bytes:
                 until, again_seconds = time.monotonic() + LONGEST_WAIT_SECONDS, AGAIN_SECONDS
             if is_busy or answer.fetcher:
-                if not is_worth_waiting or time.monotonic() >= until:
+                if not search.is_large or time.monotonic() >= until:
                     return
                 await asyncio.sleep(again_seconds * (0.5 + self._jitter()))
                 again_seconds = min(1.5 * again_seconds, LONGEST_AGAIN_SECONDS)
@@ -163,10 +197,11 @@ class Peers:
     async def _try_all(self, holders: tuple[Holder, ...], search: _Search) -> bool:
         """One after the other until it is whole; whether one of those that didn't do was busy."""
         is_busy = False
-        async with self._places:
-            for holder in holders:
+        async with self._places if search.is_large else self._small_places:
+            for holder in sorted(holders, key=lambda each: each.node in search.slow):
+                others = {each.node for each in holders} - {holder.node} - search.tried - search.slow
                 try:
-                    await self._take_from(holder, search)
+                    await self._take_from(holder, search, has_other=bool(others) or search.has_origin)
                 except PeerBusy:
                     is_busy = True
                 except PeerShut:
@@ -176,6 +211,9 @@ class Peers:
                         is_busy = True
                     else:
                         search.tried.add(holder.node)
+                except PeerSlow as failure:
+                    search.slow.add(holder.node)
+                    logger.info("node '%s' is left for another source of '%s': %s", holder.node, search.name, failure)
                 except PeerFailed as failure:
                     search.tried.add(holder.node)
                     logger.warning("node '%s' did not give '%s': %s", holder.node, search.name, failure)
@@ -202,23 +240,28 @@ class Peers:
         search.givers, search.is_only_theirs = set(), True
         return False
 
-    async def _take_from(self, holder: Holder, search: _Search) -> None:
-        """Until it is whole. A connection that breaks after it brought something is made again."""
+    async def _take_from(self, holder: Holder, search: _Search, *, has_other: bool) -> None:
+        """Until it is whole. A connection that breaks after it brought something is made again.
+
+        `has_other`: there is another source, so that this one may be left for being slow.
+        """
         for attempt in range(TRIES):
             before_bytes = search.partial.done_bytes
             try:
-                await self._try_take(holder, search)
+                await self._try_take(holder, search, has_other=has_other)
                 return
+            except PeerSlow:
+                raise
             except PeerFailed:
                 if attempt + 1 == TRIES or search.partial.done_bytes == before_bytes:
                     raise
 
-    async def _try_take(self, holder: Holder, search: _Search) -> None:
+    async def _try_take(self, holder: Holder, search: _Search, *, has_other: bool) -> None:
         partial = search.partial
         began, began_bytes = time.monotonic(), partial.done_bytes
         async with (
             self._dialler.open(holder, search.sha256, partial.done_bytes, search.size_bytes) as peer,
-            aclosing(self._pieces(peer, search.size_bytes - partial.done_bytes)) as pieces,
+            aclosing(self._pieces(peer, search.size_bytes - partial.done_bytes, has_other=has_other)) as pieces,
         ):
             await self._keep(pieces, holder, search)
         seconds = max(time.monotonic() - began, 1e-3)
@@ -244,15 +287,18 @@ class Peers:
             if writing is not None:
                 await writing
 
-    async def _pieces(self, peer: OpenPeer, missing_bytes: int) -> AsyncGenerator[memoryview]:
+    async def _pieces(self, peer: OpenPeer, missing_bytes: int, *, has_other: bool) -> AsyncGenerator[memoryview]:
         """The body; two buffers in turn, so that one is written while the other is filled."""
         buffers, turn = (bytearray(CHUNK_BYTES), bytearray(CHUNK_BYTES)), 0
         since, received_bytes = time.monotonic(), 0
+        reading_seconds, read_bytes = 0.0, 0
         while missing_bytes:
             buffer = buffers[turn]
             limit = min(missing_bytes, self._pace.piece_bytes, len(buffer))
             view = memoryview(buffer)[:limit]
+            before = time.monotonic()
             count = await peer.read(view)
+            reading_seconds, read_bytes = reading_seconds + time.monotonic() - before, read_bytes + count
             if not count:
                 raise PeerFailed(f"it ended {missing_bytes} bytes too early")
             yield view[:count]
@@ -263,3 +309,7 @@ class Peers:
                 if received_bytes < STALL_BYTES:
                     raise PeerFailed(f"it gave {received_bytes} bytes in {now - since:.0f} s")
                 since, received_bytes = now, 0
+            if reading_seconds >= SLOW_SECONDS:
+                if has_other and missing_bytes and read_bytes < SLOW_BYTES_PER_SECOND * reading_seconds:
+                    raise PeerSlow(f"it gave {format_bytes(read_bytes)} in {reading_seconds:.0f} s")
+                reading_seconds, read_bytes = 0.0, 0
