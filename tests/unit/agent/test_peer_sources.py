@@ -147,3 +147,35 @@ async def test_slow_large_ones_hold_up_no_small_one(site: Site) -> None:
     assert await site.fill("small", small) == small
     assert not any(task.done() for task in large)
     await asyncio.gather(*large)
+
+
+# Nodes that lie
+
+
+async def test_who_gives_a_part_of_what_is_wrong_bars_nobody_else(site: Site) -> None:
+    liar = Node(bytes(len(CONTENT)), breaks_after=256 * 1024)
+    site.nodes = {"liar": liar, "a": Node(breaks_after=1024 * 1024), "b": Node()}
+    assert await site.fill() == CONTENT
+    assert [set(wanted.tried) for wanted in site.asks] == [set(), {"liar"}]
+    assert liar.asked <= 3
+
+
+async def test_after_a_lie_it_is_taken_whole_from_one_node_and_only_a_sole_giver_is_barred(site: Site) -> None:
+    """Each time it breaks, the liar has a part in it."""
+    lie = bytes(len(CONTENT))
+    site.nodes = {"liar": Node(lie, breaks_after=256 * 1024), "other": Node(lie), "a": Node()}
+    assert await site.fill() == CONTENT
+    assert [set(wanted.tried) for wanted in site.asks] == [set(), {"liar"}, {"liar", "other"}]
+
+
+async def test_what_was_here_before_bars_nobody(site: Site) -> None:
+    (site.folder / "w").write_bytes(bytes(1024 * 1024))
+    site.nodes = {"a": Node()}
+    descriptor = os.open(site.folder / "w", os.O_RDWR)
+    partial = PartialFile(descriptor, site.folder / "w")
+    while partial.take_up():
+        pass
+    await site.peers.fill("w", DIGEST, len(CONTENT), partial, ignore)
+    os.close(descriptor)
+    assert (site.folder / "w").read_bytes() == CONTENT
+    assert [wanted.tried for wanted in site.asks] == [(), ()]

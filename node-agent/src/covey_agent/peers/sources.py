@@ -90,6 +90,12 @@ class _Search:
     givers: set[str] = field(default_factory=set[str])
     """Nodes that what is there came from."""
     is_only_theirs: bool = True
+    from_one: bool = False
+    """It was wrong, and nobody knows whose fault that is: from now on it is taken whole from one node."""
+
+    def start_over(self) -> None:
+        self.partial.start_over()
+        self.givers, self.is_only_theirs = set(), True
 
     @property
     def passed(self) -> set[str]:
@@ -222,8 +228,8 @@ class Peers:
         return is_busy
 
     def _is_right(self, search: _Search) -> bool:
-        """Whether the whole has its digest. What hasn't is dropped, and who gave it isn't asked again: unless an
-        earlier try's bytes are in it, which may be another file's."""
+        """Whether the whole has its digest. What hasn't is dropped, and who gave all of it isn't asked again. Where
+        there are several, or an earlier try's bytes are in it, most of them may be right."""
         found = search.partial.digest()
         if found == search.sha256:
             search.meter.observe_bytes(search.partial.done_bytes, last=True)
@@ -234,10 +240,10 @@ class Peers:
             "'%s' must have sha256 %s; what came from node %s%s has %s. It was dropped.",
             *(search.name, search.sha256, givers or "-", words, found),
         )
-        if search.is_only_theirs:
+        if search.is_only_theirs and len(search.givers) == 1:
             search.tried |= search.givers
-        search.partial.start_over()
-        search.givers, search.is_only_theirs = set(), True
+        search.from_one = True
+        search.start_over()
         return False
 
     async def _take_from(self, holder: Holder, search: _Search, *, has_other: bool) -> None:
@@ -245,6 +251,8 @@ class Peers:
 
         `has_other`: there is another source, so that this one may be left for being slow.
         """
+        if search.from_one and search.givers - {holder.node}:
+            search.start_over()
         for attempt in range(TRIES):
             before_bytes = search.partial.done_bytes
             try:
