@@ -24,7 +24,7 @@ from covey_agent.artifacts.download import Remote
 from covey_agent.artifacts.pins import observe_pins
 from covey_agent.peers.directory import PeerCredentials
 from covey_agent.peers.giving import PATH
-from covey_agent.peers.serving import MAX_TRANSFERS
+from covey_agent.peers.serving import MAX_CONNECTIONS, MAX_PER_NODE, MAX_TRANSFERS
 from covey_api.messages import Assignments, CertificateRole, MemberAssignment, RefusedPeer
 from covey_api.model import Archive, ResolvedArtifact
 from covey_api.node import NodeSpec
@@ -323,12 +323,13 @@ async def test_more_transfers_than_there_is_room_for_are_told_to_come_back(
     tmp_path: Path, origin: PackageIndex
 ) -> None:
     async with running_peers(tmp_path) as fleet:
-        a, b = await fleet.add("a"), await fleet.add("b")
+        a, b, c, d = [await fleet.add(name) for name in "abcd"]
         have(a)
         await a.report()
         a.server.pace.limit(MIB)
         with ThreadPoolExecutor(MAX_TRANSFERS) as threads:
-            held = [threads.submit(ask, a, b.identity, get(DIGEST)) for _ in range(MAX_TRANSFERS)]
+            takers = [c, d] * MAX_PER_NODE
+            held = [threads.submit(ask, a, each.identity, get(DIGEST)) for each in takers]
             async with asyncio.timeout(20):
                 while (await asyncio.to_thread(ask, a, b.identity, get(DIGEST, "Range: bytes=0-0"))).status != 503:  # noqa: ASYNC110 - only asking tells
                     await asyncio.sleep(0.05)
@@ -340,6 +341,33 @@ async def test_more_transfers_than_there_is_room_for_are_told_to_come_back(
             assert {each.status for each in answers} == {200}
         assert (await fetch).read_bytes() == CONTENT
     assert origin.requests_for(NAME) == []
+
+
+async def test_no_node_takes_all_places_by_reading_slowly(tmp_path: Path) -> None:
+    async with running_peers(tmp_path) as fleet:
+        a, b, c = [await fleet.add(name) for name in "abc"]
+        have(a)
+        a.server.pace.limit(MIB)
+        with ThreadPoolExecutor(MAX_TRANSFERS) as threads:
+            held = [threads.submit(ask, a, b.identity, get(DIGEST)) for _ in range(MAX_TRANSFERS)]
+            async with asyncio.timeout(20):
+                while (await asyncio.to_thread(ask, a, b.identity, get(DIGEST, "Range: bytes=0-0"))).status != 503:  # noqa: ASYNC110 - only asking tells
+                    await asyncio.sleep(0.05)
+            assert (await asyncio.to_thread(ask, a, c.identity, get(DIGEST, "Range: bytes=0-0"))).status == 206
+            a.server.pace.limit(None)
+            answers = await asyncio.gather(*map(asyncio.wrap_future, held))
+    assert sorted(each.status for each in answers) == [200] * MAX_PER_NODE + [503] * (MAX_TRANSFERS - MAX_PER_NODE)
+
+
+async def test_whoever_says_nothing_gives_way(tmp_path: Path) -> None:
+    async with running_peers(tmp_path) as fleet:
+        a, b = await fleet.add("a"), await fleet.add("b")
+        have(a)
+        with contextlib.ExitStack() as stack:
+            for _ in range(MAX_CONNECTIONS):
+                stack.enter_context(socket.create_connection(("127.0.0.1", a.server.port), 5))
+            answer = await asyncio.to_thread(ask, a, b.identity, get(DIGEST))
+            assert (answer.status, answer.body) == (200, CONTENT)
 
 
 async def test_what_is_given_keeps_to_the_nodes_limit(tmp_path: Path) -> None:

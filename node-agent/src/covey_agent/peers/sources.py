@@ -45,8 +45,9 @@ STALL_BYTES = 64 * 1024
 # Below this, another source is tried where there is one. What this node's own limit holds back doesn't count.
 SLOW_BYTES_PER_SECOND = 1024 * 1024
 SLOW_SECONDS = 60.0
-# Of large blobs, and as many of small ones: a few large ones that come slowly hold up no small one.
-AT_ONCE = 4
+# A node gives to another one four at a time. A place of their own: large ones that come slowly hold up no small one.
+AT_ONCE = 3
+SMALL_AT_ONCE = 1
 # Origins that failed, which slow nodes are still better than.
 MAX_IN_VAIN = 1024
 IN_VAIN_SECONDS = 600.0
@@ -123,12 +124,12 @@ class Peers:
         jitter: Callable[[], float],
     ) -> None:
         self._directory = directory
-        self._dialler = Dialler(observe_context, stall_seconds, 2 * AT_ONCE)
+        self._dialler = Dialler(observe_context, stall_seconds, AT_ONCE + SMALL_AT_ONCE)
         self._pace = pace
         self._stall_seconds = stall_seconds
         self._jitter = jitter
         self._places = asyncio.Semaphore(AT_ONCE)
-        self._small_places = asyncio.Semaphore(AT_ONCE)
+        self._small_places = asyncio.Semaphore(SMALL_AT_ONCE)
         self._in_vain: dict[str, float] = {}
         """By digest: when its origin failed last."""
         self._turns: dict[str, _Turn] = {}
