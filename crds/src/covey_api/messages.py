@@ -267,6 +267,10 @@ class Wanted(Message):
     sha256: Sha256
     fetching: bool = False
     """The node gets it from its origin now: nothing is asked, others are to wait for it."""
+    done_bytes: Count = 0
+    """With `fetching`: how many came so far."""
+    passed: Annotated[str, Field(max_length=253)] = ""
+    """The fetcher that this node waits for no longer: nothing more came to it for minutes."""
     tried: Annotated[tuple[str, ...], Field(max_length=MAX_TRIED)] = ()
     """Nodes that could not give it, though they were said to have it."""
 
@@ -285,6 +289,8 @@ class WantedAnswer(Message):
     holders: Annotated[tuple[Holder, ...], Field(max_length=MAX_HOLDERS)] = ()
     fetcher: str = ""
     """Another node, which gets it from its origin now."""
+    fetched_bytes: Count = 0
+    """How many came to it so far, as it says."""
 
 
 class ModelState(StrEnum):

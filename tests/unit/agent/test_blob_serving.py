@@ -3,7 +3,6 @@
 import errno
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -66,7 +65,6 @@ async def test_a_connection_without_a_thread_is_closed_and_takes_no_place(
     try:
         with socket.create_connection(("127.0.0.1", server.port), 5) as mine:
             monkeypatch.setattr(threading.Thread, "start", refuse)
-            time.sleep(0.01)
             server._accept()  # pyright: ignore[reportPrivateUsage]
             monkeypatch.undo()
             assert mine.recv(1) == b""

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from covey_agent.artifacts.pace import Pace
 from covey_agent.artifacts.partial import PartialFile
+from covey_agent.peers import search
 from covey_agent.peers import sources as module
 from covey_agent.peers.sources import Peers
-from covey_agent.peers.taking import PeerFailed
+from covey_agent.peers.taking import PeerBusy, PeerFailed
 from covey_agent.ports import Transfer
 from covey_api.messages import Holder, Wanted, WantedAnswer
 
@@ -32,6 +33,7 @@ class Node:
     breaks_after: int = FAR
     seconds: float = 0.0
     piece_bytes: int = 256 * 1024
+    is_busy: bool = False
     asked: int = 0
 
 
@@ -75,6 +77,8 @@ class Site:
     async def open(self, holder: Holder, sha256: str, at: int, size_bytes: int) -> AsyncGenerator[Peer]:
         node = self.nodes[holder.node]
         node.asked += 1
+        if node.is_busy:
+            raise PeerBusy
         yield Peer(node, at)
 
     async def fill(self, name: str = "w", content: bytes = CONTENT) -> bytes:
@@ -179,3 +183,63 @@ async def test_what_was_here_before_bars_nobody(site: Site) -> None:
     os.close(descriptor)
     assert (site.folder / "w").read_bytes() == CONTENT
     assert [wanted.tried for wanted in site.asks] == [(), ()]
+
+
+# Waiting for others
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(search, "LONGEST_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(search, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(search, "LONGEST_WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(module, "LONGEST_DELAY_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_says_that_it_fetches_and_gets_nothing_is_waited_for_for_minutes(site: Site) -> None:
+    site.answer = lambda wanted: WantedAnswer() if wanted.passed == "liar" else WantedAnswer(fetcher="liar")
+    assert await site.fill() == b""
+    assert len(site.asks) > 2
+    assert [wanted.passed for wanted in site.asks if wanted.passed] == ["liar"]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_when_patience_ends_one_node_has_the_turn_and_the_others_wait_for_it(site: Site) -> None:
+    answers = {"": "liar", "liar": "honest", "honest": ""}
+    now = "liar"
+
+    def answer(wanted: Wanted) -> WantedAnswer:
+        nonlocal now
+        now = answers[wanted.passed] if wanted.passed else now
+        return WantedAnswer(fetcher=now)
+
+    site.answer = answer
+    await site.fill()
+    assert [wanted.passed for wanted in site.asks if wanted.passed] == ["liar", "honest"]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_gets_more_is_waited_for_but_not_for_ever(site: Site) -> None:
+    site.answer = lambda _: WantedAnswer(fetcher="b", fetched_bytes=len(site.asks) * search.PROGRESS_BYTES)
+    await site.fill()
+    assert not any(wanted.passed for wanted in site.asks)
+    assert len(site.asks) > 15
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_is_always_busy_is_passed_over(site: Site) -> None:
+    site.nodes = {"a": Node(is_busy=True)}
+    assert await site.fill() == b""
+    assert [wanted.tried for wanted in site.asks][-1] == ("a",)
+
+
+async def test_what_a_fetch_has_got_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TURN_AGAIN_SECONDS", 0.01)
+    running = asyncio.create_task(site.peers.run())
+    with site.peers.at_origin(DIGEST, ignore) as told:
+        told(Transfer(7, 10, 1))
+        await asyncio.sleep(0.05)
+    running.cancel()
+    assert [(wanted.fetching, wanted.done_bytes) for wanted in site.asks] == [(True, 7)]
