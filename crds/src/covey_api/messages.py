@@ -175,8 +175,9 @@ class Assignments(Message):
     """By name. A change comes with the next keep-alive, under the order of the snapshot before."""
     refused_nodes: tuple[RefusedPeer, ...] = ()
     """Likewise: whom blobs aren't given to."""
-    kept: Annotated[tuple[ResolvedArtifact, ...], Field(max_length=MAX_KEPT)] = ()
-    """What the node keeps for the fleet, beside what its members need."""
+    kept: Annotated[tuple[ResolvedArtifact, ...], Field(max_length=MAX_KEPT)] | None = None
+    """What the node keeps for the fleet, beside what its members need. None: from a version that knew nothing of it,
+    and nothing changes."""
 
     @property
     def order(self) -> Order:
