@@ -22,9 +22,11 @@ import pytest
 from agent_rig import AgentRig, WishBoard, given
 from covey_agent.artifacts.download import Remote
 from covey_agent.artifacts.pins import observe_pins
+from covey_agent.engines.environments import Environment, PinnedFile, Recipe
 from covey_agent.peers.directory import PeerCredentials
 from covey_agent.peers.giving import PATH
 from covey_agent.peers.serving import MAX_CONNECTIONS, MAX_PER_NODE, MAX_TRANSFERS
+from covey_agent.ports import AgentError
 from covey_api.messages import Assignments, CertificateRole, MemberAssignment, RefusedPeer
 from covey_api.model import Archive, ResolvedArtifact
 from covey_api.node import NodeSpec
@@ -130,6 +132,24 @@ async def test_without_a_controller_the_origin_is_asked(tmp_path: Path, origin: 
             pass  # it is gone after this
         assert (await b.download(weights(origin))).read_bytes() == CONTENT
     assert len(origin.requests_for(NAME)) == 1
+
+
+async def test_an_engine_comes_from_another_node_with_the_index_away(tmp_path: Path) -> None:
+    file = PinnedFile("engine", "1.0", "engine-1.0-py3-none-any.whl", DIGEST, len(CONTENT))
+    recipe = Recipe("engine", "1.0", (file,), 1, "engine", "")
+    async with running_peers(tmp_path) as fleet:
+        a, b = await fleet.add("a"), await fleet.add("b")
+        have(a)
+        await a.report()
+        environment = Environment(recipe, b.web, b.cache, b.downloader)
+        fetched = await environment._fetch(ignore)  # pyright: ignore[reportPrivateUsage]
+        assert fetched[file].read_bytes() == CONTENT
+        # Nobody has it: what is here of it stays for the index.
+        other = PinnedFile("other", "1.0", "other-1.0-py3-none-any.whl", "0" * 64, len(CONTENT))
+        (b.cache.partial / other.sha256).write_bytes(CONTENT[:MIB])
+        with pytest.raises(AgentError):
+            await environment._fetch_file(other, ignore)  # pyright: ignore[reportPrivateUsage]
+        assert (b.cache.partial / other.sha256).stat().st_size == MIB
 
 
 def build_model_wheel(*, has_record: bool) -> bytes:
