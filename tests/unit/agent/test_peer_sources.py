@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from covey_agent.artifacts.disk import hold_partial
 from covey_agent.artifacts.pace import Pace
 from covey_agent.artifacts.partial import PartialFile
 from covey_agent.peers import search
@@ -243,3 +244,23 @@ async def test_what_a_fetch_has_got_is_told(site: Site, monkeypatch: pytest.Monk
         await asyncio.sleep(0.05)
     running.cancel()
     assert [(wanted.fetching, wanted.done_bytes) for wanted in site.asks] == [(True, 7)]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_another_process_sees_that_who_holds_the_file_only_waits(site: Site) -> None:
+    path, other = site.folder / "w", b"another"
+    site.answer = lambda _: WantedAnswer(fetcher="b")
+
+    async def hold_it(patience_seconds: float) -> None:
+        async with hold_partial(path, patience_seconds):
+            path.write_bytes(other)
+
+    async with hold_partial(path, 1) as descriptor:
+        waiting = asyncio.create_task(hold_it(0.6))
+        partial = PartialFile(descriptor, path)
+        until = asyncio.get_running_loop().time() + 1.5
+        while asyncio.get_running_loop().time() < until:
+            await site.peers.fill("w", DIGEST, len(CONTENT), partial, ignore)
+        assert not waiting.done()
+    await waiting
+    assert path.read_bytes() == other

@@ -159,6 +159,7 @@ class Peers:
                 if wait.is_at_end(time.monotonic()):
                     await self._delay(search)
                     return
+                partial.touch()
                 await asyncio.sleep(wait.again_seconds * (0.5 + self._jitter()))
                 wait.lengthen()
 
