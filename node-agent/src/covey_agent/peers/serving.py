@@ -59,6 +59,8 @@ class BlobServer:
         """Oldest first: whether it is being given something. One that isn't gives way when all places are taken."""
         self._by_node: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        """The credentials are for one thread at a time: what says that a file was read comes before what it says."""
         self._transfers = threading.Semaphore(MAX_TRANSFERS)
         self._complained_at = float("-inf")
 
@@ -144,7 +146,8 @@ class BlobServer:
 
     def _answer(self, connection: socket.socket, name: str) -> None:
         prepare_peer(connection)
-        context = self._credentials.observe_context()
+        with self._reading:
+            context = self._credentials.observe_context()
         if context is None:
             return
         deadline = time.monotonic() + REQUEST_SECONDS
@@ -155,7 +158,8 @@ class BlobServer:
             certificate = peer.getpeercert() or {}
 
             def explain_refusal() -> str:
-                return self._credentials.explain_refusal(certificate)
+                with self._reading:
+                    return self._credentials.explain_refusal(certificate)
 
             if why := explain_refusal():
                 self._complain(f"{name} is refused: {why}")
