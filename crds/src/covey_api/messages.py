@@ -38,6 +38,8 @@ MAX_ASKS = 32
 # Artifacts that a store keeps, and the files of all of them together: a snapshot is one line of at most 16 MiB.
 MAX_KEPT = 1000
 MAX_KEPT_FILES = 20_000
+# Of their JSON, about: each store's snapshot is sent whole with every change.
+MAX_KEPT_BYTES = 2 * 1024 * 1024
 # Holders of a blob that a node is told of at a time: some are busy, one may be gone.
 MAX_HOLDERS = 8
 MAX_TRIED = 256
