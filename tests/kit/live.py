@@ -52,7 +52,7 @@ async def live_agent(agent: FakeAgent, board: FleetBoard) -> None:
                 continue
             agent.follow(assignments)
             for ask in assignments.asks:
-                board.on_answer(agent.name, agent.answer(ask.id, ask.source))
+                board.on_answer(agent.name, agent.answer(ask))
             changed.set()
 
     async def report() -> None:

@@ -14,6 +14,7 @@ from covey_api.engines import Lane
 from covey_api.instance import Instance, MemberPhase
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import (
+    Ask,
     AskAnswer,
     Assignments,
     Demand,
@@ -135,9 +136,11 @@ class FakeAgent:
     """Bytes by pool of what has memory of its own."""
     blobs: tuple[str, ...] = ()
     used: Callable[[Instance], int] = lambda _: 0
+    """Host memory that an engine takes, in bytes."""
     headers: dict[str, Geometry] = field(default_factory=dict[str, Geometry])
     """By source, where it is another than SmolLM2's."""
-    """Host memory that an engine takes, in bytes."""
+    lies: dict[str, object] = field(default_factory=dict[str, object])
+    """What it puts into the artifacts that it answers with."""
 
     @property
     def applied_term(self) -> int:
@@ -196,13 +199,14 @@ class FakeAgent:
             return {}
         return {"pid": 1000 + member.attempt, "used_bytes": self.used(member.instance)}
 
-    def answer(self, ask_id: str, source: str) -> AskAnswer:
+    def answer(self, ask: Ask) -> AskAnswer:
         if self.unreadable:
-            return AskAnswer(id=ask_id, error="no such file")
-        artifact = builders.artifact(source=source, name=source.rsplit("/", 1)[-1])
+            return AskAnswer(id=ask.id, error="no such file")
+        named = {"source": ask.source, "name": ask.source.rsplit("/", 1)[-1], "sha256": ask.sha256 or None}
+        artifact = builders.artifact(**named | self.lies)
         if self.unmeasured:
-            return AskAnswer(id=ask_id, artifact=artifact, error=self.unmeasured)
-        return AskAnswer(id=ask_id, artifact=artifact, geometry=self.headers.get(source, builders.geometry()))
+            return AskAnswer(id=ask.id, artifact=artifact, error=self.unmeasured)
+        return AskAnswer(id=ask.id, artifact=artifact, geometry=self.headers.get(ask.source, builders.geometry()))
 
 
 @dataclass(slots=True)
@@ -423,7 +427,7 @@ class Worldlet:
                 continue
             agent.follow(assignments)
             for ask in assignments.asks:
-                self.answers[ask.id] = agent.answer(ask.id, ask.source)
+                self.answers[ask.id] = agent.answer(ask)
         for gateway in self.gateways.values():
             if self.published.endpoints is not None and not gateway.dead:
                 gateway.follow(self.published.endpoints)

@@ -24,6 +24,7 @@ MAX_TURNS = 4096
 class _Turn:
     node: str
     heard_at: float
+    done_bytes: int = 0
 
 
 class Sharing:
@@ -38,7 +39,8 @@ class Sharing:
         """1. It says that it fetches it: the turn is its own, unless another has it already.
 
         2. Others have it, that it has not tried in vain: these, at most eight, not the same ones for every node.
-        3. Another one fetches it: that one is waited for.
+        3. Another one fetches it, that it has not waited for in vain: that one is waited for. Whoever says that it
+           fetches and doesn't loses its turn so, and to one node only.
         4. It is its turn.
         """
         now = self._clock()
@@ -46,20 +48,20 @@ class Sharing:
         is_taken = turn is not None and turn.node != node and now - turn.heard_at < TURN_SECONDS
         if wanted.fetching:
             if not is_taken:
-                self._take(wanted.sha256, node, now)
+                self._take(wanted.sha256, node, now, wanted.done_bytes)
             return WantedAnswer()
         if holders := self._find_holders(node, wanted, agents, now):
             return WantedAnswer(holders=holders)
-        if turn is not None and is_taken:
-            return WantedAnswer(fetcher=turn.node)
+        if turn is not None and is_taken and turn.node != wanted.passed:
+            return WantedAnswer(fetcher=turn.node, fetched_bytes=turn.done_bytes)
         self._take(wanted.sha256, node, now)
         return WantedAnswer()
 
-    def _take(self, sha256: str, node: str, now: float) -> None:
+    def _take(self, sha256: str, node: str, now: float, done_bytes: int = 0) -> None:
         if len(self._turns) >= MAX_TURNS:
             self._turns = {key: each for key, each in self._turns.items() if now - each.heard_at < TURN_SECONDS}
         if sha256 in self._turns or len(self._turns) < MAX_TURNS:
-            self._turns[sha256] = _Turn(node, now)
+            self._turns[sha256] = _Turn(node, now, done_bytes)
 
     def _find_holders(
         self, node: str, wanted: Wanted, agents: Mapping[str, AgentSession], now: float

@@ -38,6 +38,8 @@ MAX_ASKS = 32
 # Artifacts that a store keeps, and the files of all of them together: a snapshot is one line of at most 16 MiB.
 MAX_KEPT = 1000
 MAX_KEPT_FILES = 20_000
+# Of their JSON, about: each store's snapshot is sent whole with every change.
+MAX_KEPT_BYTES = 2 * 1024 * 1024
 # Holders of a blob that a node is told of at a time: some are busy, one may be gone.
 MAX_HOLDERS = 8
 MAX_TRIED = 256
@@ -179,8 +181,9 @@ class Assignments(Message):
     """By name. A change comes with the next keep-alive, under the order of the snapshot before."""
     refused_nodes: tuple[RefusedPeer, ...] = ()
     """Likewise: whom blobs aren't given to."""
-    kept: Annotated[tuple[ResolvedArtifact, ...], Field(max_length=MAX_KEPT)] = ()
-    """What the node keeps for the fleet, beside what its members need."""
+    kept: Annotated[tuple[ResolvedArtifact, ...], Field(max_length=MAX_KEPT)] | None = None
+    """What the node keeps for the fleet, beside what its members need. None: from a version that knew nothing of it,
+    and nothing changes."""
 
     @property
     def order(self) -> Order:
@@ -273,6 +276,10 @@ class Wanted(Message):
     sha256: Sha256
     fetching: bool = False
     """The node gets it from its origin now: nothing is asked, others are to wait for it."""
+    done_bytes: Count = 0
+    """With `fetching`: how many came so far."""
+    passed: Annotated[str, Field(max_length=253)] = ""
+    """The fetcher that this node waits for no longer: nothing more came to it for minutes."""
     tried: Annotated[tuple[str, ...], Field(max_length=MAX_TRIED)] = ()
     """Nodes that could not give it, though they were said to have it."""
 
@@ -291,6 +298,8 @@ class WantedAnswer(Message):
     holders: Annotated[tuple[Holder, ...], Field(max_length=MAX_HOLDERS)] = ()
     fetcher: str = ""
     """Another node, which gets it from its origin now."""
+    fetched_bytes: Count = 0
+    """How many came to it so far, as it says."""
 
 
 class ModelState(StrEnum):

@@ -93,15 +93,21 @@ class Keeping:
         try:
             await self._artifacts.fetch(artifact, _ignore)
         except AgentError as error:
-            if self._complaints.get(artifact.source) != error.message:
-                logger.warning("'%s' is not kept for the fleet yet: %s", artifact.source, error.message)
-            self._complaints[artifact.source] = error.message
-            return False
+            return self._complain(artifact, error.message)
+        except Exception as error:  # no thread is left, say: the next try may find one
+            return self._complain(artifact, f"unexpected {type(error).__name__}: {error}")
         self._complaints.pop(artifact.source, None)
         if is_news:
             logger.info("'%s' is kept for the fleet", artifact.source)
             self._on_fetched()
         return True
+
+    def _complain(self, artifact: ResolvedArtifact, words: str) -> bool:
+        """False, as what is asked."""
+        if self._complaints.get(artifact.source) != words:
+            logger.warning("'%s' is not kept for the fleet yet: %s", artifact.source, words)
+        self._complaints[artifact.source] = words
+        return False
 
 
 def _read(path: Path) -> tuple[ResolvedArtifact, ...]:

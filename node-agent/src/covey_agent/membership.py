@@ -137,5 +137,5 @@ class Membership:
         self._refused.write(assignments.refused_gateways, assignments.refused_nodes)
         await self._runtime.receive(assignments)
         self._asks.receive(assignments.asks)
-        if assignments.complete:
+        if assignments.complete and assignments.kept is not None:
             self._keeping.receive(assignments.kept)

@@ -20,13 +20,14 @@ class FakeArtifacts:
         self.here: set[str] = set()
         self.fetched: list[str] = []
         self.away: set[str] = set()
+        self.error: Exception = AgentError(FailureCause.ARTIFACT_UNAVAILABLE, "it is away")
 
     async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
         raise NotImplementedError
 
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         if artifact.source in self.away:
-            raise AgentError(FailureCause.ARTIFACT_UNAVAILABLE, "it is away")
+            raise self.error
         self.fetched.append(artifact.name)
         self.here.add(artifact.digest)
         return Path(artifact.name)
@@ -79,18 +80,27 @@ async def test_what_is_kept_is_fetched_pinned_and_told(tmp_path: Path) -> None:
     assert Site(tmp_path).keeping.digests == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (AgentError(FailureCause.ARTIFACT_UNAVAILABLE, "it is away"), "it is away"),
+        (RuntimeError("can't start new thread"), "unexpected RuntimeError: can't start new thread"),
+    ],
+    ids=["told", "unexpected"],
+)
 async def test_what_cant_be_had_holds_up_nothing_else_and_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, words: str
 ) -> None:
     monkeypatch.setattr(module, "FIRST_AGAIN_SECONDS", 0.01)
     site = Site(tmp_path)
     site.artifacts.away.add("hf://org/a")
+    site.artifacts.error = error
     running = asyncio.create_task(site.keeping.run())
     site.keeping.receive((artifact("a"), artifact("b")))
     await asyncio.sleep(0.05)
     assert site.artifacts.here == {artifact("b").digest}
-    assert [line for line in caplog.messages if "it is away" in line] == [
-        "'hf://org/a' is not kept for the fleet yet: it is away"
+    assert [line for line in caplog.messages if words in line] == [
+        f"'hf://org/a' is not kept for the fleet yet: {words}"
     ], "said once"
     site.artifacts.away.clear()
     async with asyncio.timeout(5):

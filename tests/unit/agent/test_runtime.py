@@ -95,9 +95,9 @@ class Running:
         captures = Captures("a", self.runtime, world.outside, folder / "members")
         self.asks = Asks("a", world.artifacts, captures)
         refused, directory = RefusedFile(folder), FleetDirectory("a")
-        keeping = Keeping(world.artifacts, folder, lambda: None, lambda: None)
+        self.keeping = Keeping(world.artifacts, folder, lambda: None, lambda: None)
         self.membership = Membership(
-            "a", self.runtime, self.reporter, self.asks, refused, lambda: 0.0, directory, keeping
+            "a", self.runtime, self.reporter, self.asks, refused, lambda: 0.0, directory, self.keeping
         )
 
     async def receive(self, *members: MemberAssignment, serial: int = 1) -> None:
@@ -499,3 +499,18 @@ def told(reports: list[Report]) -> list[int]:
     """What the last report that spoke of members said they took."""
     last = next((report.members for report in reversed(reports) if report.members is not None), ())
     return [member.used_bytes for member in last]
+
+
+def test_a_controller_that_knows_nothing_of_stores_empties_none(tmp_path: Path) -> None:
+    """Of the version before, during an upgrade: its snapshots are complete, and don't say what is kept."""
+    artifact = builders.artifact(sha256="d" * 64)
+
+    async def story(running: Running) -> None:
+        for serial, said in enumerate(((artifact,), None, ()), start=1):
+            whole = snapshot(serial=serial).assignments.model_copy(update={"kept": said})
+            line = whole.model_dump_json(by_alias=True, exclude_none=True).encode()
+            assert (b'"kept"' in line) is (said is not None)
+            await running.membership._receive(line)  # pyright: ignore[reportPrivateUsage]
+            assert running.keeping.kept == (() if serial == 3 else (artifact,))
+
+    run(tmp_path, World(), story)

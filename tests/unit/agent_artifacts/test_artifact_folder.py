@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.folder import LocalFolders, observe_folder
+from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.local import LocalFiles
 from covey_agent.ports import AgentError, Transfer
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
+from kit.artifact_rig import rig_on
 from kit.checkpoints import build_checkpoint
 from kit.gguf import Shape
 
@@ -86,3 +88,18 @@ def test_a_folder_without_a_model_is_refused_in_words(folders: LocalFolders, tmp
         read(folders, empty)
     with pytest.raises(AgentError, match="No such file"):
         observe_folder(str(tmp_path / "away"))
+
+
+@pytest.mark.anyio
+async def test_files_that_are_not_the_digests_own_are_not_fetched(tmp_path: Path, model: Path) -> None:
+    """The list came from another node's answer; each file of it would verify."""
+    async with rig_on(tmp_path / "cache", IndexSettings(url="http://127.0.0.1:1")) as rig:
+        artifact, _ = await rig.artifacts.read_header(f"file://{model}", "")
+        for file in artifact.files:
+            rig.cache.add_blob(file.sha256, (model / file.name).read_bytes(), file.name)
+        of_hub = artifact.model_copy(update={"source": "hf://org/model@main", "revision": "a" * 40})
+        lie = of_hub.model_copy(update={"sha256": "d" * 64})
+        with pytest.raises(AgentError, match="over its list of files") as raised:
+            await rig.artifacts.fetch(lie, lambda _: None)
+        assert raised.value.cause is FailureCause.ARTIFACT_CORRUPT
+        assert (await rig.artifacts.fetch(of_hub, lambda _: None)).is_dir()

@@ -28,12 +28,12 @@ class Fleet:
         )
         self.agents[name] = AgentSession(name, last_seen=self.now, report=report)
 
-    def ask(self, node: str, sha256: str = A, *tried: str) -> tuple[list[str], str]:
-        answer = self.sharing.answer(node, Wanted(sha256=sha256, tried=tried), self.agents)
+    def ask(self, node: str, sha256: str = A, *tried: str, passed: str = "") -> tuple[list[str], str]:
+        answer = self.sharing.answer(node, Wanted(sha256=sha256, tried=tried, passed=passed), self.agents)
         return [each.node for each in answer.holders], answer.fetcher
 
-    def fetch(self, node: str, sha256: str = A) -> None:
-        self.sharing.answer(node, Wanted(sha256=sha256, fetching=True), self.agents)
+    def fetch(self, node: str, sha256: str = A, done_bytes: int = 0) -> None:
+        self.sharing.answer(node, Wanted(sha256=sha256, fetching=True, done_bytes=done_bytes), self.agents)
 
 
 def test_one_node_fetches_and_the_others_wait_for_it() -> None:
@@ -59,6 +59,17 @@ def test_a_turn_that_is_not_heard_of_is_anothers() -> None:
     fleet.fetch("x")
     assert fleet.ask("z") == ([], "y"), "who lost its turn doesn't take it back"
     assert fleet.ask("y") == ([], ""), "it is still its own"
+
+
+def test_who_fetches_without_getting_anything_loses_its_turn_to_one_node() -> None:
+    fleet = Fleet()
+    fleet.fetch("liar", done_bytes=7)
+    answer = fleet.sharing.answer("x", Wanted(sha256=A), fleet.agents)
+    assert (answer.fetcher, answer.fetched_bytes) == ("liar", 7)
+    assert fleet.ask("x", passed="liar") == ([], ""), "the turn is its own now"
+    assert fleet.ask("y", passed="liar") == ([], "x"), "and nobody else's"
+    fleet.fetch("liar")
+    assert fleet.ask("y") == ([], "x")
 
 
 def test_who_gave_it_in_vain_is_not_named_again() -> None:

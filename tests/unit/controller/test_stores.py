@@ -1,6 +1,6 @@
 """What a node keeps for the fleet: every Model's files, as far as they are known."""
 
-from covey_api.messages import MAX_KEPT, MAX_KEPT_FILES
+from covey_api.messages import MAX_KEPT, MAX_KEPT_BYTES, MAX_KEPT_FILES
 from covey_api.meta import ObjectMeta
 from covey_api.model import ArtifactFile, Model, ResolvedArtifact, VariantStatus
 from covey_api.node import Keeps, Node, NodeSpec, NodeStore
@@ -46,6 +46,16 @@ def test_what_is_kept_is_bounded() -> None:
     assert len(one) == MAX_KEPT
     many = plan_kept(model(f"m{number}", source, resolved(source, number, files=256)) for number in range(100))
     assert sum(len(each.files) for each in many) <= MAX_KEPT_FILES
+
+
+def test_what_is_kept_is_bounded_in_bytes() -> None:
+    long = "hf://org/m@main#" + "\N{SNOWMAN}" * 900 + ".gguf"
+    kept = plan_kept(model(f"m{number}", long, resolved(long, number)) for number in range(MAX_KEPT))
+    rendered = sum(len(each.to_json().encode()) for each in kept)
+    assert 0 < len(kept) < MAX_KEPT
+    assert rendered <= MAX_KEPT_BYTES
+    kept = plan_kept([model("m", long, resolved(long, 1, files=256))])
+    assert len(kept) == 1
 
 
 def test_a_node_is_a_store_when_it_says_so() -> None:

@@ -61,12 +61,13 @@ def plan_answers(draft: Draft) -> None:
 
 def _take_answer(draft: Draft, open_ask: OpenAsk, answer: AskAnswer) -> None:
     key = ArtifactKey(open_ask.ask.source, open_ask.ask.sha256)
+    strange = _explain_strange(key, answer)
     error = answer.error or ("" if answer.artifact and answer.geometry else "the node's answer held no header")
-    is_of_use = answer.artifact is not None
+    is_of_use = answer.artifact is not None and not strange
     for model_key, model in sorted(draft.models.items(), key=lambda item: (item[0].namespace, item[0].name)):
         for part in _parts_of(model):
             if part.key == key and not _is_known(model, part):
-                misfit = "" if _is_declared(model, part, answer) else error
+                misfit = strange or ("" if _is_declared(model, part, answer) else error)
                 misfit = misfit or (explain_misfit(part.role, answer.geometry) if answer.geometry else "")
                 is_of_use = is_of_use and not misfit
                 words = f"node '{open_ask.node}': {misfit}" if misfit else ""
@@ -83,6 +84,17 @@ def _take_answer(draft: Draft, open_ask: OpenAsk, answer: AskAnswer) -> None:
 def _is_declared(model: Model, part: Part, answer: AskAnswer) -> bool:
     """Whether the answer has all that is lacking: the Model says what nobody has measured."""
     return part.role is None and model.spec.geometry is not None and answer.artifact is not None
+
+
+def _explain_strange(key: ArtifactKey, answer: AskAnswer) -> str:
+    """Why this answers another question; empty: it doesn't. What is taken here is what other nodes load."""
+    if answer.artifact is None:
+        return ""
+    if answer.artifact.source != key.source:
+        return f"the node's answer must be of '{key.source}'; it is of '{answer.artifact.source}'"
+    if key.sha256 and answer.artifact.sha256 != key.sha256:
+        return f"the node's answer must have sha256 {key.sha256}; it has {answer.artifact.sha256 or 'none'}"
+    return ""
 
 
 def _note_answer(draft: Draft, key: ObjectKey, part: Part, node: str, error: str) -> None:

@@ -23,7 +23,5 @@ def find_companion(model: Model, variant: Variant, role: CompanionRole) -> Compa
     for each in read:
         if named is None or each.role is not role or each.source != named.source:
             continue
-        digest = each.artifact.sha256 if each.artifact else None
-        is_other = named.sha256 is not None and digest is not None and digest != named.sha256
-        return None if is_other else each
+        return None if each.artifact and named.sha256 not in (None, each.artifact.sha256) else each
     return None

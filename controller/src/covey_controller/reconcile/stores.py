@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from covey_api.messages import MAX_KEPT, MAX_KEPT_FILES
+from covey_api.messages import MAX_KEPT, MAX_KEPT_BYTES, MAX_KEPT_FILES
 from covey_api.model import Model, ResolvedArtifact
 from covey_api.node import Keeps
 
@@ -28,9 +28,17 @@ def plan_kept(models: Iterable[Model]) -> tuple[ResolvedArtifact, ...]:
                 if artifact is not None and artifact.source in sources and not artifact.source.startswith("file:"):
                     found[artifact.digest, artifact.source] = artifact
     kept: list[ResolvedArtifact] = []
-    files = 0
+    files, rendered_bytes = 0, 0
     for _, artifact in sorted(found.items()):
         files += len(artifact.files)
-        if len(kept) < MAX_KEPT and files <= MAX_KEPT_FILES:
+        rendered_bytes += _rendered_bytes(artifact)
+        if len(kept) < MAX_KEPT and files <= MAX_KEPT_FILES and rendered_bytes <= MAX_KEPT_BYTES:
             kept.append(artifact)
     return tuple(kept)
+
+
+def _rendered_bytes(artifact: ResolvedArtifact) -> int:
+    """About what it takes in a snapshot: rendering each in each plan would cost more than the plan."""
+    words = (artifact.source, artifact.name, artifact.archive.filename if artifact.archive else "")
+    names = (*words, *(file.name for file in artifact.files))
+    return sum(len(each.encode()) for each in names) + 512 + 128 * len(artifact.files)

@@ -36,9 +36,8 @@ def fresh_status(model: Model, variant: Variant) -> VariantStatus | None:
     for status in model.status.variants:
         if status.name != variant.name or status.source != variant.source:
             continue
-        digest = status.artifact.sha256 if status.artifact else None
-        is_other = variant.sha256 is not None and digest is not None and digest != variant.sha256
-        return None if is_other else status
+        found = status.artifact
+        return None if found and variant.sha256 not in (None, found.sha256) else status
     return None
 
 

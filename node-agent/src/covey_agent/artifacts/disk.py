@@ -113,18 +113,19 @@ async def hold_partial(path: Path, patience_seconds: float) -> AsyncGenerator[in
     The lock is on the file itself, so that nothing is left behind: who gets it checks that the file still has its name.
     """
     loop = asyncio.get_running_loop()
-    size_bytes, deadline = -1, loop.time() + patience_seconds
+    seen, deadline = (-1, 0), loop.time() + patience_seconds
     while True:
         descriptor = _open_own(path)
         try:
             if take_lock(descriptor) and has_name(descriptor, path):
                 yield descriptor
                 return
-            found_bytes = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
         finally:
             os.close(descriptor)
-        if found_bytes != size_bytes:
-            size_bytes, deadline = found_bytes, loop.time() + patience_seconds
+        # A holder that waits for another node touches it: it lives, and nothing is the matter with it.
+        if seen != (status.st_size, status.st_mtime_ns):
+            seen, deadline = (status.st_size, status.st_mtime_ns), loop.time() + patience_seconds
         if loop.time() > deadline:
             raise AgentError(
                 FailureCause.ARTIFACT_UNAVAILABLE,

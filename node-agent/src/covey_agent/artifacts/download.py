@@ -104,12 +104,21 @@ class Downloader:
         with self._cache.room.hold([remote.sha256]):
             return await self._flights.run(remote.sha256, on_transfer, work)
 
-    async def take(self, name: str, sha256: str, size_bytes: int, on_transfer: OnTransfer) -> Path | None:
-        """A blob that its origin has only inside another file, from elsewhere. None: the origin is to be asked."""
+    async def take(
+        self, name: str, sha256: str, size_bytes: int, on_transfer: OnTransfer, *, keeps_partial: bool = False
+    ) -> Path | None:
+        """A blob from elsewhere only. None: the origin is to be asked; of what came, nothing stays unless
+        `keeps_partial`, for an origin that has it otherwise than inside another file."""
         if (elsewhere := self._elsewhere) is None:
             return None
 
         async def work(tell: OnTransfer) -> Path | None:
+            try:
+                return await fill(tell)
+            except OSError as error:
+                raise self._cache.room.explain(error, name, size_bytes) from error
+
+        async def fill(tell: OnTransfer) -> Path | None:
             if blob := await find_verified(self._cache, sha256, size_bytes):
                 return blob
             path = self._cache.partial / sha256
@@ -122,7 +131,8 @@ class Downloader:
                 async with self._open_partial(partial, sha256, size_bytes, name, 0, tell) as told:
                     await elsewhere.fill(name, sha256, size_bytes, partial, told)
                 if partial.done_bytes < size_bytes:
-                    partial.discard()
+                    if not keeps_partial:
+                        partial.discard()
                     return None
                 return await self._install(partial, sha256, name)
 

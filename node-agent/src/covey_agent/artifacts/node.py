@@ -19,7 +19,7 @@ from covey_agent.artifacts.checkpoint import read_checkpoint
 from covey_agent.artifacts.disk import hold_partial, run_to_end
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.flight import Flights
-from covey_agent.artifacts.folder import LocalFolders
+from covey_agent.artifacts.folder import LocalFolders, digest_of
 from covey_agent.artifacts.header import Header, find_unmeasured, read_geometry
 from covey_agent.artifacts.hub import HubSettings
 from covey_agent.artifacts.hub_files import HubFiles
@@ -204,6 +204,12 @@ class NodeArtifacts:
 
     async def _fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         parsed = _parse(artifact.source)
+        if artifact.files and (found := digest_of(artifact.files)) != artifact.sha256:
+            # Whoever read its header says which files it is made of: not this node, perhaps.
+            raise corrupt(
+                f"'{artifact.name}' must have sha256 {artifact.sha256} over its list of files; the list that came with "
+                f"it has {found}. Nothing was installed."
+            )
         if isinstance(parsed, FileSource):
             is_folder = artifact.files and not is_of_set(artifact.name)
             local = self._folders if is_folder else self._choose_local(parsed)

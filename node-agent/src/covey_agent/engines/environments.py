@@ -136,6 +136,10 @@ class Environment:
     async def _fetch_file(self, file: PinnedFile, tell: OnTransfer) -> Path:
         if blob := await find_verified(self._cache, file.sha256, file.size_bytes):
             return blob
+        # Where the index can't be reached another node may have it: the recipe says all that is needed to ask.
+        taken = await self._downloader.take(file.filename, file.sha256, file.size_bytes, tell, keeps_partial=True)
+        if taken is not None:
+            return taken
         found = await find_file(self._web, file.project, file.filename, file.sha256)
         remote = Remote(found.url, file.filename, file.sha256, file.size_bytes)
         return await self._downloader.download(remote, tell, beside_bytes=self.recipe.installed_bytes)

@@ -97,6 +97,11 @@ class Credentials:
         return self._refused
 
 
+def name_of(certificate: dict[str, Any]) -> str:
+    """Whose it is, of those that come in."""
+    return next((value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"), "")
+
+
 def observe_stamp(*paths: str) -> Stamp:
     """What tells these files from what they were; zeros for one that is missing."""
     found: list[tuple[int, int, int]] = []

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 # Reports and answers go by the same few connections.
 _AT_ONCE = 2
+# A controller that is there and doesn't answer would cost each blob its whole deadline: it is let rest.
+SLOW_SECONDS = 1.0
+REST_SECONDS = 30.0
 
 
 class FleetDirectory:
@@ -25,11 +29,12 @@ class FleetDirectory:
     def __init__(self, node: str) -> None:
         self._node = node
         self._fleet: Fleet | None = None
+        self._rests_until = float("-inf")
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     @contextmanager
     def reached_by(self, fleet: Fleet) -> Generator[None]:
-        self._fleet = fleet
+        self._fleet, self._rests_until = fleet, float("-inf")
         try:
             yield
         finally:
@@ -37,12 +42,15 @@ class FleetDirectory:
 
     async def ask(self, wanted: Wanted) -> WantedAnswer | None:
         async with self._places:
-            if self._fleet is None:
+            began = time.monotonic()
+            if self._fleet is None or began < self._rests_until:
                 return None
             try:
                 return await self._fleet.post(f"nodes/{self._node}/wanted", wanted, WantedAnswer)
             except FleetError as error:
                 logger.debug("nobody says who has %s: %s", wanted.sha256, error.message)
+                if (now := time.monotonic()) - began >= SLOW_SECONDS:
+                    self._rests_until = now + REST_SECONDS
                 return None
 
 

@@ -8,15 +8,17 @@ that the supervisor runs on.
 """
 
 import asyncio
+import errno
 import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from covey_agent.keeper.credentials import Credentials
+from covey_agent.keeper.credentials import Credentials, name_of
 from covey_agent.keeper.front import choose_family, listen, prepare_peer
 from covey_agent.peers.giving import Blobs, Refusal, give, read_request, refuse
 from covey_agent.peers.pace import ThreadPace
@@ -28,11 +30,17 @@ PORT = 52416
 # Each has a thread and a buffer. Beyond, nodes are told to come back, and find more nodes that have the blob by then.
 MAX_TRANSFERS = 8
 MAX_CONNECTIONS = 32
+# Of one certificate: of both of these, so that no node takes all there is by reading slowly.
+MAX_PER_NODE = 4
 # From the connection to the whole request.
 REQUEST_SECONDS = 10.0
 # A node that takes nothing for so long, of a piece of 1 MiB, is gone.
 STALL_SECONDS = 60.0
+# For the end of TLS, when all is said.
+CLOSE_SECONDS = 1.0
 REST_SECONDS = 0.5
+# What passes when others end. Anything else is about one connection, and the next one is as good as any.
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # Strangers must not fill the log.
 COMPLAIN_SECONDS = 60.0
 
@@ -47,8 +55,12 @@ class BlobServer:
         self._blobs = blobs
         self._credentials = Credentials(str(identity), _take_any_name, self._complain, "agent", "node")
         self._listener: socket.socket | None = None
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, bool] = {}
+        """Oldest first: whether it is being given something. One that isn't gives way when all places are taken."""
+        self._by_node: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        """The credentials are for one thread at a time: what says that a file was read comes before what it says."""
         self._transfers = threading.Semaphore(MAX_TRANSFERS)
         self._complained_at = float("-inf")
 
@@ -81,21 +93,38 @@ class BlobServer:
             return
         try:
             connection, address = self._listener.accept()
-        except OSError:
-            self._rest()
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                self._rest()
             return
         with self._lock:
-            is_full = len(self._open) >= MAX_CONNECTIONS
-            if not is_full:
-                self._open.add(connection)
-        if is_full:
-            connection.close()
-            return
+            self._make_place()
+            self._open[connection] = False
         name = f"{address[0]}:{address[1]}"
-        threading.Thread(target=self._serve, args=(connection, name), name=f"blob to {name}", daemon=True).start()
+        thread = threading.Thread(target=self._serve, args=(connection, name), name=f"blob to {name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._forget(connection)
+            self._complain(f"{name} is not answered: {error}")
+
+    def _make_place(self) -> None:
+        """Whoever has said the least for the longest goes: it needs no certificate to say nothing. There is one, for
+        transfers are fewer."""
+        if len(self._open) >= MAX_CONNECTIONS:
+            oldest = next(each for each, is_given in self._open.items() if not is_given)
+            del self._open[oldest]
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(connection, None)
+            # Not before: whoever makes place may be about to end it.
+            connection.close()
 
     def _rest(self) -> None:
-        """No descriptor is left, perhaps: who waits stays readable, and this would spin."""
+        """No descriptor is left: who waits stays readable, and this would spin."""
         loop = asyncio.get_running_loop()
         if self._listener is not None:
             loop.remove_reader(self._listener)
@@ -113,13 +142,12 @@ class BlobServer:
         except Exception:
             logger.exception("a blob could not be given to %s", name)
         finally:
-            with self._lock:
-                self._open.discard(connection)
-            connection.close()
+            self._forget(connection)
 
     def _answer(self, connection: socket.socket, name: str) -> None:
         prepare_peer(connection)
-        context = self._credentials.observe_context()
+        with self._reading:
+            context = self._credentials.observe_context()
         if context is None:
             return
         deadline = time.monotonic() + REQUEST_SECONDS
@@ -130,7 +158,8 @@ class BlobServer:
             certificate = peer.getpeercert() or {}
 
             def explain_refusal() -> str:
-                return self._credentials.explain_refusal(certificate)
+                with self._reading:
+                    return self._credentials.explain_refusal(certificate)
 
             if why := explain_refusal():
                 self._complain(f"{name} is refused: {why}")
@@ -138,16 +167,38 @@ class BlobServer:
             try:
                 wish = read_request(peer, deadline)
                 peer.settimeout(STALL_SECONDS)
-                if not self._transfers.acquire(blocking=False):
-                    raise Refusal(503, f"{MAX_TRANSFERS} transfers are under way; come back")
-                try:
+                with self._transfer(connection, name_of(certificate)):
                     give(peer, self._blobs, wish, self.pace, explain_refusal)
-                finally:
-                    self._transfers.release()
             except Refusal as refusal:
+                peer.settimeout(CLOSE_SECONDS)
                 refuse(peer, refusal)
             with suppress(OSError):
+                peer.settimeout(CLOSE_SECONDS)
                 peer.unwrap()
+
+    @contextmanager
+    def _transfer(self, connection: socket.socket, node: str) -> Generator[None]:
+        """While something is given. Refusal where there is no place for it."""
+        if not self._transfers.acquire(blocking=False):
+            raise Refusal(503, f"{MAX_TRANSFERS} transfers are under way; come back")
+        try:
+            with self._lock:
+                if connection not in self._open:
+                    raise ValueError("it made place for another")
+                if self._by_node[node] >= MAX_PER_NODE:
+                    raise Refusal(503, f"{MAX_PER_NODE} transfers to node '{node}' are under way; come back")
+                self._by_node[node] += 1
+                self._open[connection] = True
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._by_node[node] -= 1
+                    self._by_node += Counter()  # forget zeros
+                    if connection in self._open:
+                        self._open[connection] = False
+        finally:
+            self._transfers.release()
 
     def _complain(self, words: str) -> None:
         now = time.monotonic()

@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from covey_api.messages import MAX_TRIED, Holder, Wanted, WantedAnswer
@@ -20,21 +20,14 @@ from covey_agent.artifacts.disk import run_to_end
 from covey_agent.artifacts.flight import Meter
 from covey_agent.artifacts.pace import Pace
 from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile
+from covey_agent.peers.search import Search, Wait
 from covey_agent.peers.taking import Dialler, OpenPeer, PeerBusy, PeerFailed, PeerShut
 from covey_agent.ports import OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
 
-# Smaller ones are taken from who has them, and not waited for.
-WORTH_WAITING_BYTES = 1024 * 1024
-# Between questions while another node fetches it or all that have it are busy: times a random number from 0.5 to 1.5,
-# and longer from one to the next. A thousand nodes that wait ask the leader a hundred times a second.
-AGAIN_SECONDS = 2.0
-LONGEST_AGAIN_SECONDS = 10.0
 # Without a controller nobody's turn is known: so that all nodes of a fleet don't ask an origin at the same moment.
 LONGEST_DELAY_SECONDS = 5.0
-# A model of 400 GB at 1 Gbit/s; an origin that is slower for one node may be quicker for another.
-LONGEST_WAIT_SECONDS = 3600.0
 # The leader takes a turn for ended after 15 s.
 TURN_AGAIN_SECONDS = 5.0
 # A broken connection is made anew this often before the next node is asked.
@@ -42,7 +35,19 @@ TRIES = 3
 MOST_SHUT = 5
 # Less than this in `stall_seconds` is as good as nothing: 1 KiB/s.
 STALL_BYTES = 64 * 1024
-AT_ONCE = 4
+# Below this, another source is tried where there is one. What this node's own limit holds back doesn't count.
+SLOW_BYTES_PER_SECOND = 1024 * 1024
+SLOW_SECONDS = 60.0
+# A node gives to another one four at a time. A place of their own: large ones that come slowly hold up no small one.
+AT_ONCE = 3
+SMALL_AT_ONCE = 1
+# Origins that failed, which slow nodes are still better than.
+MAX_IN_VAIN = 1024
+IN_VAIN_SECONDS = 600.0
+
+
+class PeerSlow(PeerFailed):
+    """It gives less than another source may."""
 
 
 class Directory(Protocol):
@@ -59,28 +64,6 @@ class _Turn:
     told_bytes: int = -1
 
 
-@dataclass(slots=True)
-class _Search:
-    """One blob that is looked for."""
-
-    name: str
-    sha256: str
-    size_bytes: int
-    partial: PartialFile
-    meter: Meter
-    tried: set[str] = field(default_factory=set[str])
-    """Nodes that aren't asked again for it."""
-    shut: dict[str, int] = field(default_factory=dict[str, int])
-    """How often each node ended a connection at once."""
-    givers: set[str] = field(default_factory=set[str])
-    """Nodes that what is there came from."""
-    is_only_theirs: bool = True
-
-    @property
-    def is_whole(self) -> bool:
-        return self.partial.done_bytes >= self.size_bytes
-
-
 class Peers:
     """`jitter`: a random number in [0, 1). `pace`: of all downloads of this node."""
 
@@ -93,11 +76,14 @@ class Peers:
         jitter: Callable[[], float],
     ) -> None:
         self._directory = directory
-        self._dialler = Dialler(observe_context, stall_seconds, AT_ONCE)
+        self._dialler = Dialler(observe_context, stall_seconds, AT_ONCE + SMALL_AT_ONCE)
         self._pace = pace
         self._stall_seconds = stall_seconds
         self._jitter = jitter
         self._places = asyncio.Semaphore(AT_ONCE)
+        self._small_places = asyncio.Semaphore(SMALL_AT_ONCE)
+        self._in_vain: dict[str, float] = {}
+        """By digest: when its origin failed last."""
         self._turns: dict[str, _Turn] = {}
         self._has_turns = asyncio.Event()
 
@@ -113,7 +99,7 @@ class Peers:
             for sha256, turn in list(self._turns.items()):
                 if turn.done_bytes != turn.told_bytes:
                     turn.told_bytes = turn.done_bytes
-                    await self._directory.ask(Wanted(sha256=sha256, fetching=True))
+                    await self._directory.ask(Wanted(sha256=sha256, fetching=True, done_bytes=max(0, turn.done_bytes)))
             if not self._turns:
                 self._has_turns.clear()
 
@@ -129,63 +115,89 @@ class Peers:
 
         try:
             yield told
+            self._in_vain.pop(sha256, None)
+        except Exception:
+            self._in_vain.pop(sha256, None)
+            if len(self._in_vain) >= MAX_IN_VAIN:
+                self._in_vain.pop(next(iter(self._in_vain)))
+            self._in_vain[sha256] = time.monotonic()
+            raise
         finally:
             self._turns.pop(sha256, None)
 
     async def fill(self, name: str, sha256: str, size_bytes: int, partial: PartialFile, tell: OnTransfer) -> None:
         """Take what other nodes have of it: the whole, verified; or as far as it came when it is this node's turn at
         the origin. OSError of this disk."""
-        search = _Search(name, sha256, size_bytes, partial, Meter(size_bytes, tell))
+        search = Search(name, sha256, size_bytes, partial, Meter(size_bytes, tell))
         search.is_only_theirs = partial.done_bytes == 0
-        is_worth_waiting = size_bytes >= WORTH_WAITING_BYTES
-        waited_for, until, again_seconds = "", time.monotonic() + LONGEST_WAIT_SECONDS, AGAIN_SECONDS
+        search.has_origin = time.monotonic() - self._in_vain.get(sha256, float("-inf")) >= IN_VAIN_SECONDS
+        wait = Wait(time.monotonic())
         while not search.is_whole or not self._is_right(search):
-            answer = await self._directory.ask(Wanted(sha256=sha256, tried=tuple(sorted(search.tried))))
+            is_over = wait.is_over(time.monotonic())
+            tried = search.passed | wait.busy if is_over else search.passed
+            passed = wait.fetcher if is_over else ""
+            answer = await self._directory.ask(
+                Wanted(sha256=sha256, tried=tuple(sorted(tried))[:MAX_TRIED], passed=passed)
+            )
             if answer is None:
-                if is_worth_waiting:
-                    await asyncio.sleep(self._jitter() * LONGEST_DELAY_SECONDS)
+                await self._delay(search)
                 return
             before_bytes = partial.done_bytes
-            is_busy = bool(answer.holders) and await self._try_all(answer.holders, search)
-            if not (answer.holders or answer.fetcher) or len(search.tried) >= MAX_TRIED:
+            busy = await self._try_all(answer.holders, search) if answer.holders else set[str]()
+            if not (answer.holders or answer.fetcher) or len(search.passed) >= MAX_TRIED:
                 return
-            if answer.fetcher and answer.fetcher != waited_for:
-                waited_for = answer.fetcher
-                logger.info("'%s' is fetched by node '%s' now; this node has it from there then", name, waited_for)
-            if partial.done_bytes > before_bytes:
-                until, again_seconds = time.monotonic() + LONGEST_WAIT_SECONDS, AGAIN_SECONDS
-            if is_busy or answer.fetcher:
-                if not is_worth_waiting or time.monotonic() >= until:
+            if answer.fetcher and answer.fetcher != wait.fetcher:
+                logger.info("'%s' is fetched by node '%s' now; this node has it from there then", name, answer.fetcher)
+            elif is_over and answer.fetcher:
+                # A controller that knows nothing of turns that were passed over.
+                await self._delay(search)
+                return
+            wait.observe(time.monotonic(), answer, busy, has_more=partial.done_bytes > before_bytes, is_anew=is_over)
+            if busy or answer.fetcher:
+                if not search.is_large:
                     return
-                await asyncio.sleep(again_seconds * (0.5 + self._jitter()))
-                again_seconds = min(1.5 * again_seconds, LONGEST_AGAIN_SECONDS)
+                if wait.is_at_end(time.monotonic()):
+                    await self._delay(search)
+                    return
+                partial.touch()
+                await asyncio.sleep(wait.again_seconds * (0.5 + self._jitter()))
+                wait.lengthen()
 
-    async def _try_all(self, holders: tuple[Holder, ...], search: _Search) -> bool:
-        """One after the other until it is whole; whether one of those that didn't do was busy."""
-        is_busy = False
-        async with self._places:
-            for holder in holders:
+    async def _delay(self, search: Search) -> None:
+        """So that not all go to the origin at the same moment."""
+        if search.is_large:
+            await asyncio.sleep(self._jitter() * LONGEST_DELAY_SECONDS)
+
+    async def _try_all(self, holders: tuple[Holder, ...], search: Search) -> set[str]:
+        """One after the other until it is whole; who was busy."""
+        busy: set[str] = set()
+        async with self._places if search.is_large else self._small_places:
+            for holder in sorted(holders, key=lambda each: each.node in search.slow):
+                others = {each.node for each in holders} - {holder.node} - search.tried - search.slow
                 try:
-                    await self._take_from(holder, search)
+                    await self._take_from(holder, search, has_other=bool(others) or search.has_origin)
                 except PeerBusy:
-                    is_busy = True
+                    busy.add(holder.node)
                 except PeerShut:
                     # A crowd looks like this at its door; a node that does nothing else is no source.
                     search.shut[holder.node] = search.shut.get(holder.node, 0) + 1
                     if search.shut[holder.node] < MOST_SHUT:
-                        is_busy = True
+                        busy.add(holder.node)
                     else:
                         search.tried.add(holder.node)
+                except PeerSlow as failure:
+                    search.slow.add(holder.node)
+                    logger.info("node '%s' is left for another source of '%s': %s", holder.node, search.name, failure)
                 except PeerFailed as failure:
                     search.tried.add(holder.node)
                     logger.warning("node '%s' did not give '%s': %s", holder.node, search.name, failure)
                 if search.is_whole:
-                    return False
-        return is_busy
+                    return set()
+        return busy
 
-    def _is_right(self, search: _Search) -> bool:
-        """Whether the whole has its digest. What hasn't is dropped, and who gave it isn't asked again: unless an
-        earlier try's bytes are in it, which may be another file's."""
+    def _is_right(self, search: Search) -> bool:
+        """Whether the whole has its digest. What hasn't is dropped, and who gave all of it isn't asked again. Where
+        there are several, or an earlier try's bytes are in it, most of them may be right."""
         found = search.partial.digest()
         if found == search.sha256:
             search.meter.observe_bytes(search.partial.done_bytes, last=True)
@@ -196,29 +208,36 @@ class Peers:
             "'%s' must have sha256 %s; what came from node %s%s has %s. It was dropped.",
             *(search.name, search.sha256, givers or "-", words, found),
         )
-        if search.is_only_theirs:
+        if search.is_only_theirs and len(search.givers) == 1:
             search.tried |= search.givers
-        search.partial.start_over()
-        search.givers, search.is_only_theirs = set(), True
+        search.from_one = True
+        search.start_over()
         return False
 
-    async def _take_from(self, holder: Holder, search: _Search) -> None:
-        """Until it is whole. A connection that breaks after it brought something is made again."""
+    async def _take_from(self, holder: Holder, search: Search, *, has_other: bool) -> None:
+        """Until it is whole. A connection that breaks after it brought something is made again.
+
+        `has_other`: there is another source, so that this one may be left for being slow.
+        """
+        if search.from_one and search.givers - {holder.node}:
+            search.start_over()
         for attempt in range(TRIES):
             before_bytes = search.partial.done_bytes
             try:
-                await self._try_take(holder, search)
+                await self._try_take(holder, search, has_other=has_other)
                 return
+            except PeerSlow:
+                raise
             except PeerFailed:
                 if attempt + 1 == TRIES or search.partial.done_bytes == before_bytes:
                     raise
 
-    async def _try_take(self, holder: Holder, search: _Search) -> None:
+    async def _try_take(self, holder: Holder, search: Search, *, has_other: bool) -> None:
         partial = search.partial
         began, began_bytes = time.monotonic(), partial.done_bytes
         async with (
             self._dialler.open(holder, search.sha256, partial.done_bytes, search.size_bytes) as peer,
-            aclosing(self._pieces(peer, search.size_bytes - partial.done_bytes)) as pieces,
+            aclosing(self._pieces(peer, search.size_bytes - partial.done_bytes, has_other=has_other)) as pieces,
         ):
             await self._keep(pieces, holder, search)
         seconds = max(time.monotonic() - began, 1e-3)
@@ -228,7 +247,7 @@ class Peers:
             *(format_bytes(count), search.name, holder.node, format_bytes(int(count / seconds))),
         )
 
-    async def _keep(self, pieces: AsyncGenerator[memoryview], holder: Holder, search: _Search) -> None:
+    async def _keep(self, pieces: AsyncGenerator[memoryview], holder: Holder, search: Search) -> None:
         """Write and hash each piece while the next one comes."""
         partial = search.partial
         writing: asyncio.Future[None] | None = None
@@ -244,15 +263,18 @@ class Peers:
             if writing is not None:
                 await writing
 
-    async def _pieces(self, peer: OpenPeer, missing_bytes: int) -> AsyncGenerator[memoryview]:
+    async def _pieces(self, peer: OpenPeer, missing_bytes: int, *, has_other: bool) -> AsyncGenerator[memoryview]:
         """The body; two buffers in turn, so that one is written while the other is filled."""
         buffers, turn = (bytearray(CHUNK_BYTES), bytearray(CHUNK_BYTES)), 0
         since, received_bytes = time.monotonic(), 0
+        reading_seconds, read_bytes = 0.0, 0
         while missing_bytes:
             buffer = buffers[turn]
             limit = min(missing_bytes, self._pace.piece_bytes, len(buffer))
             view = memoryview(buffer)[:limit]
+            before = time.monotonic()
             count = await peer.read(view)
+            reading_seconds, read_bytes = reading_seconds + time.monotonic() - before, read_bytes + count
             if not count:
                 raise PeerFailed(f"it ended {missing_bytes} bytes too early")
             yield view[:count]
@@ -263,3 +285,7 @@ class Peers:
                 if received_bytes < STALL_BYTES:
                     raise PeerFailed(f"it gave {received_bytes} bytes in {now - since:.0f} s")
                 since, received_bytes = now, 0
+            if reading_seconds >= SLOW_SECONDS:
+                if has_other and missing_bytes and read_bytes < SLOW_BYTES_PER_SECOND * reading_seconds:
+                    raise PeerSlow(f"it gave {format_bytes(read_bytes)} in {reading_seconds:.0f} s")
+                reading_seconds, read_bytes = 0.0, 0

@@ -159,14 +159,8 @@ class Dialler:
         try:
             await opened.run(connection.begin, sha256, at, size_bytes)
             yield opened
-        except TimeoutError as error:
-            raise PeerFailed("it was silent for too long") from error
         except h11.ProtocolError as error:
             raise PeerFailed(f"it answers with no HTTP: {error}") from error
-        except ssl.SSLError as error:
-            raise PeerFailed(f"TLS failed: {error.reason or error}") from error
-        except ConnectionError as error:
-            raise PeerFailed(f"it broke off: {error.strerror or error}") from error
         finally:
             connection.close()
 
@@ -183,7 +177,10 @@ class OpenPeer:
         return await self.run(self._connection.read, view)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """In a thread; who is cancelled meanwhile breaks the connection off and waits for the thread's end."""
+        """In a thread; who is cancelled meanwhile breaks the connection off and waits for the thread's end.
+
+        Any OSError is the connection's, and a PeerFailed: to who takes it in, OSErrors are this disk's.
+        """
         work = asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
         try:
             return await asyncio.shield(work)
@@ -195,6 +192,12 @@ class OpenPeer:
             with contextlib.suppress(Exception):
                 work.result()
             raise
+        except TimeoutError as error:
+            raise PeerFailed("it was silent for too long") from error
+        except ssl.SSLError as error:
+            raise PeerFailed(f"TLS failed: {getattr(error, 'reason', None) or error}") from error
+        except OSError as error:
+            raise PeerFailed(f"it broke off: {error.strerror or error}") from error
 
 
 async def _dial(holder: Holder) -> socket.socket:
