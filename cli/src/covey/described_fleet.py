@@ -164,6 +164,8 @@ def _render_status(machine: Machine) -> NodeStatus:
             counts[device.compute] += 1
             pools.append(MemoryPool(name=pool, total_bytes=parse_quantity(device.memory)))
         lanes.append(_lane(device.compute, pool or HOST_POOL))
+        if device.compute is Compute.METAL:  # an agent offers it at home on Apple silicon
+            lanes.append(_lane(device.compute, HOST_POOL, EngineName.MLX, ()))
     if not any(lane.compute is Compute.CPU for lane in lanes):
         lanes.append(_lane(Compute.CPU, HOST_POOL))
     # Neither system nor cores are asked for, and neither changes where something fits.
@@ -171,14 +173,19 @@ def _render_status(machine: Machine) -> NodeStatus:
     return NodeStatus(facts=facts, lanes=tuple(lanes))
 
 
-def _lane(compute: Compute, pool: str) -> Lane:
+def _lane(
+    compute: Compute,
+    pool: str,
+    engine: EngineName = EngineName.LLAMA_SERVER,
+    companions: tuple[CompanionRole, ...] = tuple(CompanionRole),
+) -> Lane:
     return Lane(
-        engine=EngineName.LLAMA_SERVER,
+        engine=engine,
         compute=compute,
         state=LaneState.INSTALLED,
         digest=_MANAGED,
         pool=pool,
-        companions=tuple(CompanionRole),
+        companions=companions,
     )
 
 

@@ -102,6 +102,8 @@ def _lines(why: WhyPlacement) -> Iterator[str]:
 
 
 def _wished_window(wish: Wish) -> str:
+    if wish.context_tokens is not None and wish.min_context_tokens is not None:
+        return f"a window of {wish.context_tokens} tokens, or the largest from {wish.min_context_tokens} on that fits"
     if wish.context_tokens is not None:
         return f"a window of exactly {wish.context_tokens} tokens"
     if wish.min_context_tokens is not None:
