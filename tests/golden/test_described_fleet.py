@@ -57,6 +57,22 @@ def test_replicas_go_to_the_machines_that_are_described(golden: Golden, tmp_path
     golden("plan/described-fleet.json", answer)
 
 
+def test_a_described_mac_runs_what_an_agent_there_would_offer(tmp_path: Path) -> None:
+    """Two of 12.4 GiB of weights, which count 1.3 times on Metal, in three quarters of 32 GiB: one fits."""
+    geometry = large_geometry(weights_bytes=int(12.4 * 2**30)).to_wire()
+    mlx = (
+        HEAD.format(kind="Model", name="m") + f"spec:\n  tasks: [Chat]\n  geometry: {json.dumps(geometry)}\n"
+        "  variants: [{name: v, format: Mlx, source: 'file:///models/m', engines: [Mlx]}]\n"
+    )
+    mac = HEAD.format(kind="Node", name="mac") + "machine: {memory: 32Gi, devices: [{compute: Metal}]}\n"
+    code, text = run(tmp_path, mac, mlx, placement("replicas: 2, concurrency: 1, context: {tokens: 4096}"))
+    assert code == 1
+    assert "instance/p-0 of placement/p: node 'mac'" in text
+    assert "Mlx/Metal" in text
+    assert "pool 'Host': 32.0 GiB in total, 8.0 GiB kept back" in text
+    assert "1 of 2 replicas" in text
+
+
 def test_as_many_as_fit_are_placed_and_the_rest_is_refused_with_exit_code_1(golden: Golden, tmp_path: Path) -> None:
     code, text = run(tmp_path, FLEET, KNOWN, placement("replicas: 3, context: {tokens: 32768}"))
     assert code == 1

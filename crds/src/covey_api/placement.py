@@ -87,7 +87,8 @@ class ContextWish(Message):
     )
 
     tokens: Annotated[int, Field(ge=256, le=1 << 30)] | None = None
-    """The window of one slot. When absent: the largest that fits, at most the model's own."""
+    """The window of one slot, exactly; beside `minTokens` the most that it gets. When absent: the largest that fits, at
+    most the model's own."""
     min_tokens: Annotated[int, Field(ge=256, le=1 << 30)] | None = None
     """Not placed where less than this fits."""
 

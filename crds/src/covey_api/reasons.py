@@ -138,6 +138,8 @@ class EventReason(StrEnum):
     """A node read the artifact's header."""
     HEADER_UNREAD = "HeaderUnread"
     """A node could not read the artifact's header."""
+    CALIBRATED = "EstimateCalibrated"
+    """Loads took another amount of memory than is computed: new Instances are stamped with another factor."""
     UNREADABLE = "ObjectUnreadable"
     """A stored object is another version's: this one can't read it, and changes nothing that runs by it."""
 

@@ -4,6 +4,7 @@ from covey_api.engines import Compute, EngineName
 from covey_api.instance import Instance
 from covey_api.kinds import ObjectKey
 from covey_api.model import Model, VariantCalibration
+from covey_api.reasons import EventReason
 from covey_controller.reconcile.wanted import view_variant
 from covey_controller.reconcile.why import explain
 from kit import builders
@@ -56,6 +57,30 @@ def test_engine_that_takes_more_raises_the_next_estimate_and_leaves_itself_alone
     assert second.spec.members[0].costs[0].weights_bytes > first.spec.members[0].costs[0].weights_bytes
     text = explain(story.observe(), story.now, PLACEMENT)[0]
     assert "takes of pool 'Host', at 112 % of what is computed, by what earlier loads took:" in text
+
+
+def told(story: Worldlet) -> list[tuple[bool, str]]:
+    return [(note.warning, note.message) for note in story.notes if note.reason == EventReason.CALIBRATED]
+
+
+def test_change_of_a_factor_is_told_once_and_shown_of_the_model_and_of_the_next_replica() -> None:
+    story = begun(112)
+    words = "on lane LlamaServer/Cpu{} loads took 112 % of what is computed for host memory"
+    story.run(60)
+    ((warning, message),) = told(story)
+    assert (warning, words.format(":") in message) == (False, True)
+    assert words.format("") in explain(story.observe(), story.now, MODEL)[0]
+    (line,) = (line for line in explain(story.observe(), story.now, PLACEMENT)[0].splitlines() if "yes: " in line)
+    assert "in pool 'Host', at 112 % of what is computed" in line
+
+
+def test_factor_at_its_bound_is_a_warning() -> None:
+    story = begun(190)
+    story.run(60)
+    ((warning, message),) = told(story)
+    assert warning
+    assert "took 150 % or more (no more is counted: raise the Model's `spec.memory.workspace`" in message
+    assert "150 % or more" in explain(story.observe(), story.now, MODEL)[0]
 
 
 def test_engine_that_takes_less_lowers_it_after_five_loads() -> None:

@@ -170,6 +170,22 @@ def test_wished_window_is_stamped_exactly() -> None:
     assert chosen.costs[0].kv_cache_bytes == 4 * 3072 * 30 * 3 * 256
 
 
+def test_wished_window_beside_a_least_one_is_the_most_that_is_stamped() -> None:
+    asked = wish(variants=(large_variant(),), context_tokens=30_000, min_context_tokens=8_000)
+    windows = {
+        memory: [each.options.context_tokens for each in choose(asked, [node(memory=memory * GIB)], 1).chosen]
+        for memory in (8, 12, 64)
+    }
+    (between,) = windows[12]
+    assert (windows[8], windows[64]) == ([], [30_000])
+    assert 8_000 <= between < 30_000
+    assert between % 256 == 0
+    refusal = closest(choose(asked, [node(memory=8 * GIB)], 1))
+    assert "Set `spec.context.minTokens` to at most that" in refusal.message
+    too_much = wish(context_tokens=16_384, min_context_tokens=256)
+    assert "`spec.context.tokens` must be at most 8192" in closest(choose(too_much, [node()], 1)).message
+
+
 def test_window_is_bounded_by_model_cap_and_memory_in_whole_steps() -> None:
     asked = wish(variants=(large_variant(),))
     assert choose(asked, [node(memory=200 * GIB)], 1).chosen[0].options.context_tokens == 131_072

@@ -174,7 +174,9 @@ def test_window_keeps_every_bound(asked: Wish, nodes: list[NodeView], count: int
         assert known is not None
         bound = min(known.context_tokens, asked.model_context_tokens or known.context_tokens)
         assert window <= bound
-        if asked.context_tokens is not None:
+        if asked.context_tokens is not None and asked.min_context_tokens is not None:
+            assert min(asked.min_context_tokens, asked.context_tokens) <= window <= asked.context_tokens
+        elif asked.context_tokens is not None:
             assert window == asked.context_tokens
         else:
             assert window % 256 == 0 or window == bound < 256

@@ -10,10 +10,18 @@ What is learned of an artifact holds for that artifact: a variant whose source o
 from dataclasses import dataclass
 
 from covey_api.engines import HOST_POOL
-from covey_api.instance import Costs, Instance, MemberPhase
+from covey_api.instance import MAX_CALIBRATION_PERCENT, Costs, Instance, InstanceSpec, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.model import Model, VariantCalibration, VariantStatus
-from covey_planner.fit.calibration import Calibration, as_learned, formula_of, observe_end, observe_use
+from covey_api.reasons import EventReason
+from covey_planner.fit.calibration import (
+    Calibration,
+    as_learned,
+    explain_factor,
+    formula_of,
+    observe_end,
+    observe_use,
+)
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import MemberSight
@@ -76,8 +84,19 @@ def _learn(draft: Draft, load: Load, *, is_over: bool) -> None:
     known[spec.engine, spec.compute] = stored.model_copy(
         update={"percent": after.percent, "loads": after.loads, "most_percent": after.most_percent}
     )
+    if after.percent != before.percent:
+        _note(draft, place, spec, before.percent, after.percent)
     entries = tuple(known[lane] for lane in sorted(known))
     _keep(draft, place, place.variant.model_copy(update={"calibrations": entries}))
+
+
+def _note(draft: Draft, place: _Place, spec: InstanceSpec, before: int, after: int) -> None:
+    """Once for each change; a factor at its bound is a warning, for it hides how much more was taken."""
+    lane = f"variant '{place.variant.name}' on lane {spec.engine}/{spec.compute}"
+    words = f"{lane}: loads took {explain_factor(after)} of what is computed for host memory, not {before} %"
+    is_bound = after == MAX_CALIBRATION_PERCENT
+    message = f"{words}; new instances are stamped with it"
+    draft.note(place.model, EventReason.CALIBRATED, message, warning=is_bound)
 
 
 def _host_costs(load: Load) -> Costs | None:

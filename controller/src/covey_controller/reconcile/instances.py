@@ -142,7 +142,8 @@ def _is_room_beside(maker: InstanceMaker, wish: Wish, leaving: Sequence[Instance
     if not decision.chosen:
         return False
     beside = decision.chosen[0].options.context_tokens
-    if wish.context_tokens is not None or beside >= max(i.spec.options.context_tokens for i in leaving):
+    is_exact = wish.context_tokens is not None and wish.min_context_tokens is None
+    if is_exact or beside >= max(i.spec.options.context_tokens for i in leaving):
         return True
     with maker.draft.without(*leaving) as roster:
         instead = choose(wish, roster, 1)

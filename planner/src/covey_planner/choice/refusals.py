@@ -123,7 +123,8 @@ def _room(question: Question, way: Way, miss: Miss, formulas: tuple[CostFormula,
     if not fits:
         return "lower `spec.concurrency` or add memory"
     wish = question.wish
-    field = "`spec.context.tokens`" if wish.context_tokens is not None else "`spec.context.minTokens`"
+    is_exact = wish.context_tokens is not None and wish.min_context_tokens is None
+    field = "`spec.context.tokens`" if is_exact else "`spec.context.minTokens`"
     return f"a window of {fits} tokens would fit. Set {field} to at most that, or lower `spec.concurrency`"
 
 

@@ -30,7 +30,7 @@ def window_span(wish: Wish, geometry: Geometry) -> Span:
     """Bounds that hold on every node.
 
     1. The model's own window, and the Model's cap below it, bound everything.
-    2. A wished window is stamped exactly.
+    2. A wished window is stamped exactly; beside `minTokens` it is the most that is stamped, where memory allows it.
     3. Else windows are multiples of the engine's cell step (a smaller bound counts as it is), from `minTokens` or
        LEAST_WINDOW upwards.
     """
@@ -41,13 +41,18 @@ def window_span(wish: Wish, geometry: Geometry) -> Span:
         if wish.context_tokens > bound:
             text = f"`spec.context.tokens` must be at most {bound} ({name}); got {wish.context_tokens}"
             return Span(0, 0, text)
-        return Span(wish.context_tokens, wish.context_tokens)
+        least = wish.min_context_tokens or wish.context_tokens
+        return Span(min(_round_up(least), wish.context_tokens), wish.context_tokens)
     most = bound // CELL_STEP * CELL_STEP or bound  # 3
     least = wish.min_context_tokens or LEAST_WINDOW
     if wish.min_context_tokens and wish.min_context_tokens > most:
         text = f"`spec.context.minTokens` must be at most {most} ({name}, whole steps of {CELL_STEP})"
         return Span(0, 0, f"{text}; got {wish.min_context_tokens}")
-    return Span(min(-(-least // CELL_STEP) * CELL_STEP, most), most)
+    return Span(min(_round_up(least), most), most)
+
+
+def _round_up(tokens: int) -> int:
+    return -(-tokens // CELL_STEP) * CELL_STEP
 
 
 def bound_of(wish: Wish, geometry: Geometry, window: int) -> str:

@@ -69,6 +69,13 @@ def observe_end(known: Calibration, costs: Costs, most_bytes: int) -> Calibratio
     return Calibration(min(known.percent, most))
 
 
+def explain_factor(percent: int) -> str:
+    """In words: a factor at its upper bound may hide how much more was taken."""
+    if percent < MAX_CALIBRATION_PERCENT:
+        return f"{percent} %"
+    return f"{percent} % or more (no more is counted: raise the Model's `spec.memory.workspace` by what is missing)"
+
+
 def _scaled_bytes(costs: Costs) -> int:
     own = costs.weights_bytes + costs.kv_cache_bytes + costs.compute_bytes + costs.floor_bytes
     return own + costs.companion_bytes

@@ -15,6 +15,7 @@ from covey_planner.choice.expected import explain_order, order_variants
 from covey_planner.choice.nodes import find_pool
 from covey_planner.choice.shapes import Shape
 from covey_planner.choice.window import bound_of
+from covey_planner.fit.calibration import explain_factor
 from covey_planner.text.shape import render_shape, shape_data
 from covey_planner.types import Chosen, NodeView, Pending, Pool, Refusal, Wish
 from covey_planner.words import render_exactly
@@ -102,6 +103,8 @@ def _lines(why: WhyPlacement) -> Iterator[str]:
 
 
 def _wished_window(wish: Wish) -> str:
+    if wish.context_tokens is not None and wish.min_context_tokens is not None:
+        return f"a window of {wish.context_tokens} tokens, or the largest from {wish.min_context_tokens} on that fits"
     if wish.context_tokens is not None:
         return f"a window of exactly {wish.context_tokens} tokens"
     if wish.min_context_tokens is not None:
@@ -145,7 +148,7 @@ def _costs_lines(costs: Costs) -> Iterator[str]:
 def _calibrated(costs: Costs) -> str:
     if costs.calibration_percent == 100:
         return ""
-    return f", at {costs.calibration_percent} % of what is computed, by what earlier loads took"
+    return f", at {explain_factor(costs.calibration_percent)} of what is computed, by what earlier loads took"
 
 
 def _pool_text(name: str, pool: Pool | None, own_bytes: int) -> str:
@@ -174,7 +177,7 @@ def _result_text(wish: Wish, result: Chosen | Refusal, nodes: dict[str, NodeView
     for costs in result.costs:
         pool = find_pool(nodes[result.node], costs.pool) if result.node in nodes else None
         free = f" of {render_exactly(pool.unreserved_bytes)} unreserved" if pool else ""
-        parts.append(f"takes {render_exactly(costs.total_bytes)}{free} in pool '{costs.pool}'")
+        parts.append(f"takes {render_exactly(costs.total_bytes)}{free} in pool '{costs.pool}'{_calibrated(costs)}")
     return "; ".join(parts)
 
 
