@@ -391,7 +391,6 @@ def test_a_probe_that_hangs_is_given_up_and_its_processes_end(tmp_path: Path) ->
 def test_listed_devices_become_lanes(tmp_path: Path) -> None:
     free = tmp_path / "free"
     free.write_text("23980")
-    program = tmp_path / "llama-server"
     path = script(tmp_path, f'echo "version: 9 (x)"; echo "  Vulkan0: AMD Radeon (24560 MiB, $(cat {free}) MiB free)"')
 
     async def whole() -> None:
