@@ -109,9 +109,9 @@ def test_ranks_of_mlx_compute_alike_and_llama_servers_donors_may_differ() -> Non
             for compute in (Compute.METAL, Compute.CPU)
         }
         return [
-            node("a", memory=50 * GIB, lanes=lanes[Compute.METAL]),
-            node("b", memory=50 * GIB, lanes=lanes[Compute.CPU]),
-            node("c", memory=46 * GIB, lanes=lanes[Compute.METAL]),
+            node("a", memory=54 * GIB, lanes=lanes[Compute.METAL]),
+            node("b", memory=54 * GIB, lanes=lanes[Compute.CPU]),
+            node("c", memory=50 * GIB, lanes=lanes[Compute.METAL]),
         ]
 
     for engine, kind, expected in (
