@@ -64,7 +64,7 @@ class LiveAgent:
         async for line in lines_of(self._fleet, f"nodes/{self._agent.name}/assignments"):
             self._latest = Assignments.model_validate_json(line)
             for ask in self._latest.asks:
-                answer = self._agent.answer(ask.id, ask.source)
+                answer = self._agent.answer(ask)
                 await self._fleet.put(f"nodes/{self._agent.name}/asks/{ask.id}", answer)
             self._changed.set()
 

@@ -148,7 +148,7 @@ async def live_agent(controller: Controller, agent: FakeAgent, folder: Path) -> 
             async for line in lines:
                 latest = Assignments.model_validate_json(line)
                 for ask in latest.asks:
-                    await client.put(f"nodes/{agent.name}/asks/{ask.id}", agent.answer(ask.id, ask.source))
+                    await client.put(f"nodes/{agent.name}/asks/{ask.id}", agent.answer(ask))
 
     async def report(client: FleetClient) -> None:
         for sequence in range(10_000):

@@ -25,7 +25,7 @@ from covey_fleet_client.files import write_private
 from covey_fleet_client.identity import load_identity
 from covey_gateway.routing.access import AccessPolicy
 from gateway_rig import LOOPBACK, running_gateway
-from integration.test_gateway_tls import serving, write_pair
+from integration.test_https_clients import serving, write_pair
 from kit.apart import Apart, running_apart
 from kit.cache import shared_cache
 from kit.fleet import free_port, wait_until

@@ -8,6 +8,7 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.local import LocalFiles
 from covey_agent.artifacts.local_set import LocalSets
 from covey_api.instance import EngineOptions
+from covey_api.model import Geometry
 from kit.gguf import Shape, build_set
 from kit.loading import Loadable, prompt, running
 from kit.real import provide_real_parts
@@ -23,6 +24,7 @@ def test_the_engine_finds_the_other_files_beside_the_first(tmp_path: Path) -> No
     async def fetch() -> Path:
         sets = LocalSets(LocalFiles(Cache(tmp_path / "cache")))
         artifact, geometry = await sets.read_header(f"file://{second}", second, "")
+        assert isinstance(geometry, Geometry)
         assert geometry.layer_count == 4
         return await sets.fetch(artifact, second, lambda _: None)
 

@@ -39,7 +39,9 @@ def folders(tmp_path: Path) -> LocalFolders:
 
 
 def read(folders: LocalFolders, path: Path, sha256: str = "") -> tuple[ResolvedArtifact, Geometry]:
-    return asyncio.run(folders.read_header(f"file://{path}", str(path), sha256))
+    artifact, geometry = asyncio.run(folders.read_header(f"file://{path}", str(path), sha256))
+    assert isinstance(geometry, Geometry)
+    return artifact, geometry
 
 
 def test_a_folder_is_the_files_that_an_engine_loads_and_their_list_is_its_digest(

@@ -34,7 +34,9 @@ def sets(tmp_path: Path) -> LocalSets:
 
 
 def read(sets: LocalSets, path: Path, sha256: str = "") -> tuple[ResolvedArtifact, Geometry]:
-    return asyncio.run(sets.read_header(f"file://{path}", str(path), sha256))
+    artifact, geometry = asyncio.run(sets.read_header(f"file://{path}", str(path), sha256))
+    assert isinstance(geometry, Geometry)
+    return artifact, geometry
 
 
 def refusal(sets: LocalSets, path: Path, sha256: str = "") -> AgentError:

@@ -12,7 +12,7 @@ from covey_api.node import Node
 from covey_api.placement import Placement, Preemption
 from covey_api.units import format_bytes
 from covey_planner.choice import choose, explain_nodes
-from covey_planner.fit.calibration import explain_factor
+from covey_planner.fit.calibration import explain_factor, formula_of
 from covey_planner.text import WhyPlacement, render_why, why_data
 
 from covey_controller.reconcile.begin import begin_draft
@@ -126,7 +126,7 @@ def _explain_model(draft: Draft, key: ObjectKey, model: Model) -> Explanation:
             f"  on lane {each.engine}/{each.compute} loads took {explain_factor(each.percent)} of what is computed for "
             "host memory; new instances are stamped with it"
             for each in (status.calibrations if status else ())
-            if each.percent != 100
+            if each.percent != 100 and each.formula == formula_of(each.engine)
         ]
         lines += [_companion_line(draft, model, variant, role) for role, _ in variant.companions]
         variants.append({"name": variant.name, "cached": cached, "status": status.to_wire() if status else None})
