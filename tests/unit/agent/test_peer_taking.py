@@ -36,10 +36,10 @@ async def test_errors_of_a_socket_are_the_peers(error: OSError) -> None:
 
 
 async def test_errors_of_the_disk_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def begin_nothing(_: PeerConnection) -> None:
-        pass
+    def begin(connection: PeerConnection, sha256: str, at: int, size_bytes: int) -> None:
+        assert (sha256, at, size_bytes) == ("a" * 64, 0, 1)
 
-    monkeypatch.setattr(PeerConnection, "begin", begin_nothing)
+    monkeypatch.setattr(PeerConnection, "begin", begin)
     with socket.create_server(("127.0.0.1", 0)) as server:
         dialler = Dialler(lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 1.0, 1)
         holder = Holder(node="a", address="127.0.0.1", port=server.getsockname()[1])
