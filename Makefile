@@ -25,9 +25,9 @@ setup: $(UV) ## install uv and the locked environment into the checkout
 up: setup ## run Covey here with the smallest example and wait until it serves
 	@exec $(CURDIR)/.venv/bin/covey up examples/01-one-model --wait
 
-# Two at a time: most of a test's time is waiting for processes. A file stays together, so its engine is started once.
+# Three at a time: most of a test's time is waiting for processes. A file stays together, so its engine is started once.
 test: setup ## run every test
-	@$(RUN) pytest -n 2 --dist loadfile
+	@$(RUN) pytest -n 3 --dist loadfile
 
 check: setup ## format, lint, types, borders, dependencies
 	@$(RUN) ruff format --check .
