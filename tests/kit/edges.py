@@ -101,6 +101,8 @@ def whole_document(kind: type[Kind]) -> dict[str, Any]:
     if "tasks" in spec:
         spec["tasks"] = ["Chat", "Vision"]
         spec["variants"][0]["source"] = "https://example.com/a.gguf"
+    if "trust" in spec:
+        spec["trust"]["requires"] = "Digest"
     if "context" in spec:
         spec["context"] = {"tokens": 512, "minTokens": 256}
     return {
