@@ -12,6 +12,7 @@ from covey_agent.engines.adapter import Adapter
 from covey_agent.engines.commands import VllmSource
 from covey_agent.engines.descriptions import DESCRIPTIONS
 from covey_agent.engines.features import parse_features
+from covey_agent.engines.vllm import VLLM
 from covey_agent.ports import AgentError, EngineProgram, Launch
 from covey_api.engines import Compute, EngineName, KvCacheType, KvLayout, Task
 from covey_api.instance import Costs, EngineOptions, Member
@@ -226,3 +227,24 @@ def test_last_words_of_our_servers_are_read(
 )
 def test_last_words_of_vllm_are_read(tail: str, cause: FailureCause) -> None:
     assert adapter(EngineName.VLLM).classify_exit(1, tail)[0] is cause
+
+
+VLLM_PAGE = """\
+# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="a {strange} name"} 7.0
+vllm:prompt_tokens_created{engine="0",model_name="a {strange} name"} 1.7e+09
+vllm:generation_tokens_total{engine="0",model_name="a {strange} name"} %s
+"""
+
+
+def test_vllms_counters_move_with_what_it_reads_and_generates() -> None:
+    """Names and shape as vLLM's reference of its metrics has them."""
+    pages = iter((VLLM_PAGE % "3.0", VLLM_PAGE % "4.0"))
+
+    async def look() -> list[str | None]:
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, text=next(pages)))
+        async with httpx.AsyncClient(transport=transport) as http:
+            return [await Adapter(VLLM, http).observe_progress(1, "key") for _ in range(2)]
+
+    assert asyncio.run(look()) == ["7.0 3.0", "7.0 4.0"]

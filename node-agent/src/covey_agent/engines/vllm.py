@@ -12,7 +12,7 @@ from covey_api.reasons import FailureCause
 from covey_api.runtime import Switch, VllmRuntime
 from covey_planner.fit.vllm import PROCESS_BYTES
 
-from covey_agent.engines.adapter import Description, Sign, Start
+from covey_agent.engines.adapter import Counters, Description, Sign, Start
 from covey_agent.engines.mlx import OFFLINE
 from covey_agent.ports import AgentError, Launch
 
@@ -89,5 +89,8 @@ VLLM = Description(
             is_only_of_exits=True,
         ),
         Sign(re.compile(r"SafetensorError|is not a local folder|Invalid repository ID"), FailureCause.ARTIFACT_CORRUPT),
+    ),
+    counters=Counters(
+        "/metrics", re.compile(r"^vllm:(?:prompt|generation)_tokens_total(?:\{.*\})? (\S+)", re.MULTILINE)
     ),
 )
