@@ -20,6 +20,7 @@ from covey_agent.keeper.link import connect
 from covey_agent.keeper.memory import AHEAD
 from covey_agent.keeper.observed import observe_start_time
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
+from covey_fleet_client.files import write_private
 from kit.processes import (
     assert_none_left,
     engine_double,
@@ -72,6 +73,24 @@ async def end(keepers: ProcessKeepers, instance_id: str = ID) -> EngineExit:
 def is_open(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_keeper_takes_what_an_agent_of_the_version_before_wrote(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an upgrade the old agent runs on, and starts the new keeper."""
+
+    def write(path: Path, content: str) -> None:
+        if path.name == "launch.json":
+            content = json.dumps({key: value for key, value in json.loads(content).items() if key != "memoryBytes"})
+        write_private(path, content)
+
+    monkeypatch.setattr(keepers_module, "write_private", write)
+
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        assert (await keepers.start(ID, 1, port, launch(folder, port))).attempt == 1
+        assert (await end(keepers)).ended_by == "Stop"
+
+    run(story)
 
 
 def test_keeper_starts_an_engine_and_stops_it_when_asked(folder: Path) -> None:

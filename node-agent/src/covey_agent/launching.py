@@ -5,7 +5,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from covey_api.engines import HOST_POOL
+from covey_api.engines import HOST_POOL, EngineName
 
 from covey_agent.ports import EngineAdapter, Launch
 from covey_agent.supervisor.effects import StartKeeper
@@ -23,9 +23,12 @@ def render_launch(adapter: EngineAdapter, start: StartKeeper, folder: Path, port
     )
     clean = {name: os.environ[name] for name in INHERITED if name in os.environ}
     files = (*launch.files, ("assignment.json", assignment.model_dump_json(by_alias=True, exclude_none=True)))
+    # vLLM's figures are of one load on another machine, and old stamps have a small process's.
+    is_measured = assignment.instance.spec.engine is not EngineName.VLLM
     own = [member for member in assignment.instance.spec.members if member.name == assignment.member]
     memory_bytes = sum(costs.total_bytes for member in own for costs in member.costs if costs.pool == HOST_POOL)
-    return replace(launch, environment=clean | launch.environment, files=files, memory_bytes=memory_bytes)
+    bound = memory_bytes if is_measured else 0
+    return replace(launch, environment=clean | launch.environment, files=files, memory_bytes=bound)
 
 
 def choose_port() -> int:

@@ -15,9 +15,9 @@ from covey_agent.artifacts.partial import PartialFile
 from covey_agent.peers import search
 from covey_agent.peers import sources as module
 from covey_agent.peers.sources import Peers
-from covey_agent.peers.taking import PeerBusy, PeerFailed
+from covey_agent.peers.taking import PeerBusy, PeerFailed, PeerUnreached
 from covey_agent.ports import Transfer
-from covey_api.messages import Holder, Wanted, WantedAnswer
+from covey_api.messages import MAX_HOLDERS, Holder, Wanted, WantedAnswer
 
 pytestmark = pytest.mark.anyio
 
@@ -35,6 +35,7 @@ class Node:
     seconds: float = 0.0
     piece_bytes: int = 256 * 1024
     is_busy: bool = False
+    is_far: bool = False
     asked: int = 0
 
 
@@ -72,12 +73,15 @@ class Site:
         self.asks.append(wanted)
         if self.answer is not None:
             return self.answer(wanted)
-        return WantedAnswer(holders=tuple(holder(name) for name in self.nodes if name not in wanted.tried))
+        holders = [holder(name) for name in self.nodes if name not in wanted.tried]
+        return WantedAnswer(holders=tuple(holders[:MAX_HOLDERS]))
 
     @asynccontextmanager
     async def open(self, holder: Holder, sha256: str, at: int, size_bytes: int) -> AsyncGenerator[Peer]:
         node = self.nodes[holder.node]
         node.asked += 1
+        if node.is_far:
+            raise PeerUnreached("it can't be reached: timeout")
         if node.is_busy:
             raise PeerBusy
         yield Peer(node, at)
@@ -107,6 +111,20 @@ def ignore(transfer: Transfer) -> None:
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
+
+
+# Nodes behind a firewall
+
+
+async def test_of_many_nodes_that_cannot_be_reached_a_few_are_tried_and_none_again_for_another_blob(site: Site) -> None:
+    site.nodes = {f"n{number:02}": Node(is_far=True) for number in range(40)}
+    assert await site.fill() == b""
+    assert sum(node.asked for node in site.nodes.values()) == module.MOST_UNREACHED
+    site.nodes["near"] = Node()
+    for number in range(8):
+        assert await site.fill(f"other-{number}") in (b"", CONTENT)
+    assert [node.asked for node in site.nodes.values() if node.is_far] == [1] * 40
+    assert await site.fill("last") == CONTENT
 
 
 # Slow nodes

@@ -50,6 +50,8 @@ _DEVICES_SECONDS = 30.0
 _SILENCE_SECONDS = 300.0
 # One look waits this long for an installation: less than a look at the node may take.
 _INSTALL_SECONDS = 20.0
+# A machine that shows no accelerator is looked at for one again after this.
+_NO_CARD_SECONDS = 60.0
 # Its 68 MB take this long at 400 kB/s.
 _PREPARE_SECONDS = 180.0
 _ROOT = Path("/")
@@ -84,6 +86,7 @@ class LlamaServerSource:
         """Accelerators as the engine listed them last; `observe_lanes` refreshes them."""
         self._listed: EngineProgram | None = None
         self._preparing_since: float | None = None
+        self._no_card_until = float("-inf")
         self._has_given_up = False
         self._installing: asyncio.Task[AgentError | None] | None = None
 
@@ -118,7 +121,10 @@ class LlamaServerSource:
         is_given = override is not None and override.path is not None
         if self._has_given_up or is_given or not self._can_install(override) or self._managed.find():
             return True
+        if time.monotonic() < self._no_card_until:
+            return True
         if not await is_any_seen(shutil.which("nvidia-smi", path=self._search_path), _ROOT):
+            self._no_card_until = time.monotonic() + _NO_CARD_SECONDS
             return True
         if not is_wished:
             return has_members

@@ -55,12 +55,17 @@ class Keeper:
         self.stop_reason = ""
         self.kill_at: float | None = None
         self.look_at = 0.0
-        self.group = open_group(launch["instanceId"], launch["memoryBytes"])
+        self.group = open_group(launch["instanceId"], launch.get("memoryBytes", 0))
         self.oom_kills = observe_oom_kills()
         self.started_at, self.started = time.time(), time.monotonic()
         self.asking = Asking(self.selector, self)
         self._watch_signals()
-        self.engine = self._start_engine()
+        try:
+            self.engine = self._start_engine()
+        except BaseException:
+            if self.group is not None:
+                self.group.remove()
+            raise
         self.front = self._open_front()
         self._write_keeper()
 

@@ -37,6 +37,8 @@ class Search:
     """Nodes that are asked again when nobody else has it."""
     has_origin: bool = True
     """Whether its origin may be better than a slow node."""
+    unreached: int = 0
+    """Nodes that could not be reached, since the last byte."""
     shut: dict[str, int] = field(default_factory=dict[str, int])
     """How often each node ended a connection at once."""
     givers: set[str] = field(default_factory=set[str])

@@ -21,7 +21,7 @@ from covey_agent.artifacts.flight import Meter
 from covey_agent.artifacts.pace import Pace
 from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile
 from covey_agent.peers.search import Search, Wait
-from covey_agent.peers.taking import Dialler, OpenPeer, PeerBusy, PeerFailed, PeerShut
+from covey_agent.peers.taking import Dialler, OpenPeer, PeerBusy, PeerFailed, PeerShut, PeerUnreached
 from covey_agent.ports import OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,10 @@ SMALL_AT_ONCE = 1
 # Origins that failed, which slow nodes are still better than.
 MAX_IN_VAIN = 1024
 IN_VAIN_SECONDS = 600.0
+# A node that can't be reached is asked for nothing for so long; of so many in one search the origin is asked. A
+# firewall between nodes must not cost a connection's time for each node and blob.
+UNREACHED_SECONDS = 300.0
+MOST_UNREACHED = 8
 
 
 class PeerSlow(PeerFailed):
@@ -84,6 +88,8 @@ class Peers:
         self._small_places = asyncio.Semaphore(SMALL_AT_ONCE)
         self._in_vain: dict[str, float] = {}
         """By digest: when its origin failed last."""
+        self._unreached: dict[str, float] = {}
+        """By node: when it couldn't be reached last."""
         self._turns: dict[str, _Turn] = {}
         self._has_turns = asyncio.Event()
 
@@ -133,7 +139,11 @@ class Peers:
         search.has_origin = time.monotonic() - self._in_vain.get(sha256, float("-inf")) >= IN_VAIN_SECONDS
         wait = Wait(time.monotonic())
         while not search.is_whole or not self._is_right(search):
+            if wait.is_at_end(time.monotonic()) or search.unreached >= MOST_UNREACHED:
+                await self._delay(search)
+                return
             is_over = wait.is_over(time.monotonic())
+            search.tried |= self._observe_unreached()
             tried = search.passed | wait.busy if is_over else search.passed
             passed = wait.fetcher if is_over else ""
             answer = await self._directory.ask(
@@ -156,9 +166,6 @@ class Peers:
             if busy or answer.fetcher:
                 if not search.is_large:
                     return
-                if wait.is_at_end(time.monotonic()):
-                    await self._delay(search)
-                    return
                 partial.touch()
                 await asyncio.sleep(wait.again_seconds * (0.5 + self._jitter()))
                 wait.lengthen()
@@ -167,6 +174,11 @@ class Peers:
         """So that not all go to the origin at the same moment."""
         if search.is_large:
             await asyncio.sleep(self._jitter() * LONGEST_DELAY_SECONDS)
+
+    def _observe_unreached(self) -> frozenset[str]:
+        since = time.monotonic() - UNREACHED_SECONDS
+        self._unreached = {node: at for node, at in self._unreached.items() if at > since}
+        return frozenset(self._unreached)
 
     async def _try_all(self, holders: tuple[Holder, ...], search: Search) -> set[str]:
         """One after the other until it is whole; who was busy."""
@@ -190,9 +202,14 @@ class Peers:
                     logger.info("node '%s' is left for another source of '%s': %s", holder.node, search.name, failure)
                 except PeerFailed as failure:
                     search.tried.add(holder.node)
+                    if isinstance(failure, PeerUnreached):
+                        self._unreached[holder.node] = time.monotonic()
+                        search.unreached += 1
                     logger.warning("node '%s' did not give '%s': %s", holder.node, search.name, failure)
                 if search.is_whole:
                     return set()
+                if search.unreached >= MOST_UNREACHED:
+                    break
         return busy
 
     def _is_right(self, search: Search) -> bool:
@@ -256,6 +273,7 @@ class Peers:
                 if writing is not None:
                     await writing
                 search.givers.add(holder.node)
+                search.unreached = 0
                 search.meter.observe_bytes(partial.done_bytes + len(piece))
                 writing = asyncio.ensure_future(run_to_end(partial.append, piece))
                 await self._pace.wait(len(piece))

@@ -33,6 +33,10 @@ class PeerFailed(Exception):
     """It didn't give it; the words say why."""
 
 
+class PeerUnreached(PeerFailed):
+    """There is no way to it, for this blob or another."""
+
+
 class PeerShut(PeerFailed):
     """It ended the connection before it said anything: it has as many as it takes, or goes."""
 
@@ -151,9 +155,8 @@ class Dialler:
         try:
             plain = await _dial(holder)
         except (OSError, UnicodeError) as error:
-            raise PeerFailed(
-                f"it can't be reached: {getattr(error, 'strerror', None) or error or 'timeout'}"
-            ) from error
+            words = getattr(error, "strerror", None) or error or "timeout"
+            raise PeerUnreached(f"it can't be reached: {words}") from error
         connection = PeerConnection(plain, context, holder, self._stall_seconds)
         opened = OpenPeer(connection, self._threads)
         try:
