@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_a_disk_that_refuses_after_a_whole_download_is_said(tmp_path: Path) -> N
     async def scenario() -> None:
         async with asyncio.timeout(30), asked(always(text)) as (web, url):
             cache = Cache(tmp_path)
-            (tmp_path / "blobs").rmdir()
+            shutil.rmtree(tmp_path / "blobs")
             remote = Remote(url, "model.gguf", hashlib.sha256(b"head").hexdigest(), 4)
             with pytest.raises(AgentError, match=r"'model\.gguf' can't be written to") as raised:
                 await Downloader(web, cache).download(remote, ignore)
