@@ -38,12 +38,12 @@ from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.pace import Pace
 from covey_agent.artifacts.partial import PartialFile
 from covey_agent.artifacts.web import SERVER, Patience, Web
-from covey_agent.peers.directory import PeerCredentials
 from covey_agent.peers.serving import BlobServer
 from covey_agent.peers.sources import Peers
 from covey_api.messages import Holder, Report, Wanted, WantedAnswer
 from covey_controller.ports import AgentSession
 from covey_controller.sharing import Sharing
+from covey_fleet_client.dialling import DialContext
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -169,7 +169,7 @@ class OneHolder:
 
 async def take(folder: Path, identity: Path, port: int, sha256: str, size_bytes: int, *, is_plain: bool) -> None:
     directory = OneHolder(Holder(node="a", address="127.0.0.1", port=port))
-    peers = Peers(directory, PeerCredentials(identity).observe_context, Pace(), 60.0, lambda: 0.5)
+    peers = Peers(directory, DialContext(identity).observe, Pace(), 60.0, lambda: 0.5)
     path = folder / "taken"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     partial = Undigested(descriptor, path, sha256) if is_plain else PartialFile(descriptor, path)
@@ -272,8 +272,8 @@ async def fetch_together(folder: Path, url: str, sha256: str, size_bytes: int) -
             server = BlobServer(GivenBlobs(cache), identity)
             server.listen("127.0.0.1", 0)
             stack.callback(server.close)
-            credentials = PeerCredentials(identity)
-            peers = Peers(Asking(name, leader), credentials.observe_context, web.pace, 60.0, random.Random(name).random)
+            jitter = random.Random(name).random
+            peers = Peers(Asking(name, leader), DialContext(identity).observe, web.pace, 60.0, jitter)
             stack.callback(peers.close)
             leader.nodes[name] = (cache, server)
             downloaders.append(Downloader(web, cache, peers))

@@ -19,7 +19,7 @@ from covey_agent.artifacts.hub import HubSettings
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.node import NodeArtifacts
 from covey_agent.artifacts.web import SERVER, Patience, Web
-from covey_agent.peers.directory import FleetDirectory, PeerCredentials
+from covey_agent.peers.directory import FleetDirectory
 from covey_agent.peers.giving import Blobs
 from covey_agent.peers.serving import BlobServer
 from covey_agent.peers.sources import Peers
@@ -27,6 +27,7 @@ from covey_agent.ports import Fleet
 from covey_agent.refused import RefusedFile
 from covey_api.messages import CertificateRole, Report, ReportAnswer, Wanted, WantedAnswer
 from covey_controller.board import FleetBoard
+from covey_fleet_client.dialling import DialContext
 from covey_fleet_client.machine import observe_machine
 from fleet_rig import Rig, SteeredBoard, running_fleet
 from kit.artifact_rig import QUICK, ignore
@@ -119,10 +120,8 @@ class PeerFleet:
         self.stack.push_async_callback(web.close)
         directory = FleetDirectory(name)
         self.stack.enter_context(directory.reached_by(fleet))
-        credentials = PeerCredentials(identity)
-        peers = Peers(
-            directory, credentials.observe_context, web.pace, patience.stall_seconds, random.Random(name).random
-        )
+        observe_context = DialContext(identity).observe
+        peers = Peers(directory, observe_context, web.pace, patience.stall_seconds, random.Random(name).random)
         self.stack.callback(peers.close)
         server = BlobServer(choose_blobs(cache), identity)
         server.listen("127.0.0.1", 0)

@@ -23,13 +23,13 @@ from agent_rig import AgentRig, WishBoard, given
 from covey_agent.artifacts.download import Remote
 from covey_agent.artifacts.pins import observe_pins
 from covey_agent.engines.environments import Environment, PinnedFile, Recipe
-from covey_agent.peers.directory import PeerCredentials
 from covey_agent.peers.giving import PATH
 from covey_agent.peers.serving import MAX_CONNECTIONS, MAX_PER_NODE, MAX_TRANSFERS
 from covey_agent.ports import AgentError
 from covey_api.messages import Assignments, CertificateRole, MemberAssignment, RefusedPeer
 from covey_api.model import Archive, ResolvedArtifact
 from covey_api.node import NodeSpec
+from covey_fleet_client.dialling import DialContext
 from fleet_rig import Rig as FleetRig
 from fleet_rig import eventually, running_fleet
 from kit.artifact_rig import ignore
@@ -77,9 +77,7 @@ def ask(node: PeerNode, identity: Path | None, request: str) -> Answer:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     else:
-        found = PeerCredentials(identity).observe_context()
-        assert found is not None
-        context = found
+        context = DialContext(identity).observe()
     with (
         socket.create_connection(("127.0.0.1", node.server.port), 5) as plain,
         context.wrap_socket(plain) as peer,

@@ -20,6 +20,7 @@ from covey_api.instance import InstanceSpec
 from covey_api.node import NodeDownloads, NodeSharing, NodeSpec
 from covey_api.pod_names import render_covey_name
 from covey_api.units import parse_quantity
+from covey_fleet_client.dialling import DialContext
 from covey_fleet_client.files import describe_refusal, ensure_private_folder
 from covey_fleet_client.identity import load_identity, render_name
 from covey_fleet_client.lifeline import watch_lifeline
@@ -46,7 +47,7 @@ from covey_agent.keeping import Keeping
 from covey_agent.kept_file import KeptFile, observe_boot_id
 from covey_agent.membership import Membership
 from covey_agent.options import Options, parse_options
-from covey_agent.peers.directory import FleetDirectory, PeerCredentials
+from covey_agent.peers.directory import FleetDirectory
 from covey_agent.peers.serving import BlobServer
 from covey_agent.peers.sources import Peers
 from covey_agent.performer import Outside
@@ -107,7 +108,7 @@ async def run_agent(options: Options, folder: Path) -> int:
         web = Web(observe_index_settings(os.environ, Path.home()), Patience())
         stack.push_async_callback(web.close)
         directory = FleetDirectory(node)
-        peers = Peers(directory, PeerCredentials(folder).observe_context, web.pace, web.patience.stall_seconds, jitter)
+        peers = Peers(directory, DialContext(folder).observe, web.pace, web.patience.stall_seconds, jitter)
         stack.callback(peers.close)
         blobs = BlobServer(GivenBlobs(cache), folder)
         stack.callback(blobs.close)

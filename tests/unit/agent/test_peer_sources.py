@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ class Site:
     jitter: Callable[[], float] = lambda: 0.0
 
     def __post_init__(self) -> None:
-        self.peers = Peers(self, lambda: None, Pace(), 60.0, self.jitter)
+        self.peers = Peers(self, ssl.create_default_context, Pace(), 60.0, self.jitter)
         self.peers._dialler = self  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
     async def ask(self, wanted: Wanted) -> WantedAnswer | None:

@@ -74,7 +74,7 @@ class Peers:
     def __init__(
         self,
         directory: Directory,
-        observe_context: Callable[[], ssl.SSLContext | None],
+        observe_context: Callable[[], ssl.SSLContext],
         pace: Pace,
         stall_seconds: float,
         jitter: Callable[[], float],

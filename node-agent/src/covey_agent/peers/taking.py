@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import h11
 from covey_api.messages import Holder
+from covey_fleet_client.dialling import find_other
 
 from covey_agent.peers.giving import MAX_HEAD_BYTES, PATH
 
@@ -107,9 +108,8 @@ class PeerConnection:
         return count
 
     def _check_name(self, certificate: dict[str, Any]) -> None:
-        names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
-        if names != [f"covey://agent/{self._holder.node}"]:
-            raise PeerFailed(f"it shows the certificate of '{', '.join(names) or 'nobody'}'")
+        if other := find_other(certificate, self._holder.node):
+            raise PeerFailed(f"it shows the certificate of {other}")
 
     def _read_head(self, tls: ssl.SSLSocket) -> h11.Response:
         parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
@@ -136,9 +136,7 @@ class PeerConnection:
 class Dialler:
     """Connections to other nodes, each worked by a thread of its own pool: the others' work never waits for a peer."""
 
-    def __init__(
-        self, observe_context: Callable[[], ssl.SSLContext | None], stall_seconds: float, at_once: int
-    ) -> None:
+    def __init__(self, observe_context: Callable[[], ssl.SSLContext], stall_seconds: float, at_once: int) -> None:
         self._observe_context = observe_context
         self._stall_seconds = stall_seconds
         self._threads = ThreadPoolExecutor(at_once, "peer")
@@ -149,9 +147,10 @@ class Dialler:
     @asynccontextmanager
     async def open(self, holder: Holder, sha256: str, at: int, size_bytes: int) -> AsyncGenerator["OpenPeer"]:
         """PeerFailed or PeerBusy, also in the body."""
-        context = self._observe_context()
-        if context is None:
-            raise PeerFailed("this node has no certificate yet")
+        try:
+            context = self._observe_context()
+        except (OSError, ValueError) as error:
+            raise PeerFailed(f"this node's certificate can't be read: {error}") from error
         try:
             plain = await _dial(holder)
         except (OSError, UnicodeError) as error:
