@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -294,14 +295,14 @@ async def run(engine: EngineName) -> None:
             await Bench(rig, subject).measure()
 
 
-def main() -> None:
-    chosen = [EngineName(each) for each in sys.argv[1:]] or ENGINES
-    for engine in chosen:
+def run_each(bench: str, measure: Callable[[EngineName], Coroutine[object, object, None]]) -> None:
+    """With the engines that the command line names, or all; one that this machine lacks is said."""
+    for engine in [EngineName(each) for each in sys.argv[1:]] or ENGINES:
         try:
-            asyncio.run(run(engine))
+            asyncio.run(measure(engine))
         except pytest.skip.Exception as error:
-            print(json.dumps({"bench": "engines", "engine": engine, "skipped": str(error)}), flush=True)
+            print(json.dumps({"bench": bench, "engine": engine, "skipped": str(error)}), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_each("engines", run)

@@ -11,7 +11,6 @@ Usage: `prefill.py [ENGINE …]`.
 import asyncio
 import json
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ import httpx
 from covey_api.engines import EngineName, KvCacheType
 from covey_api.instance import Costs, Member, MemberPhase
 from covey_planner.fit.options import stamp_options
-from engines import ANEW, ENGINES, START_SECONDS, A, AgentRig, Subject, prepare, pytest, running_with, shared_cache
+from engines import ANEW, START_SECONDS, A, AgentRig, Subject, prepare, run_each, running_with, shared_cache
 
 TOKENS = 4000
 WINDOW = 6144
@@ -114,14 +113,5 @@ async def start(rig: AgentRig, subject: Subject) -> None:
     await rig.wait(is_ready, f"{subject.engine} is ready", START_SECONDS)
 
 
-def main() -> None:
-    chosen = [EngineName(each) for each in sys.argv[1:]] or ENGINES
-    for engine in chosen:
-        try:
-            asyncio.run(run(engine))
-        except pytest.skip.Exception as error:
-            print(json.dumps({"bench": "prefill", "engine": engine, "skipped": str(error)}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_each("prefill", run)
