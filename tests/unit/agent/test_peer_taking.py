@@ -6,7 +6,7 @@ import ssl
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from covey_agent.peers.taking import Dialler, OpenPeer, PeerConnection, PeerFailed
+from covey_agent.peers.taking import Dialler, OpenPeer, PeerConnection, PeerFailed, PeerUnreached
 from covey_api.messages import Holder
 
 pytestmark = pytest.mark.anyio
@@ -49,3 +49,18 @@ async def test_errors_of_the_disk_pass(monkeypatch: pytest.MonkeyPatch) -> None:
                     raise error
             assert raised.value is error
         dialler.close()
+
+
+async def test_who_cannot_be_reached_is_said_with_where_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A firewall that drops says nothing at all."""
+
+    async def drop(_: Holder) -> socket.socket:
+        raise TimeoutError
+
+    monkeypatch.setattr("covey_agent.peers.taking._dial", drop)
+    dialler = Dialler(lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 1.0, 1)
+    words = r"can't be reached at 10\.0\.0\.9, port 52416: no connection within 5 s"
+    with pytest.raises(PeerUnreached, match=words):
+        async with dialler.open(Holder(node="a", address="10.0.0.9", port=52416), "a" * 64, 0, 1):
+            pass
+    dialler.close()

@@ -88,7 +88,7 @@ class Credentials:
             self._refused_read_at = stamp
             try:
                 with open(self._refused_path, "rb") as file:
-                    found = json.load(file)[f"{self._kind}s"]
+                    found = json.load(file).get(f"{self._kind}s", {})  # an agent of the version before wrote no nodes
                     self._refused = {str(name): float(latest) for name, latest in found.items()}
             except FileNotFoundError:
                 self._refused = {}

@@ -154,8 +154,9 @@ class Dialler:
         try:
             plain = await _dial(holder)
         except (OSError, UnicodeError) as error:
-            words = getattr(error, "strerror", None) or error or "timeout"
-            raise PeerUnreached(f"it can't be reached: {words}") from error
+            words = getattr(error, "strerror", None) or str(error) or f"no connection within {CONNECT_SECONDS:.0f} s"
+            where = f"{holder.address}, port {holder.port}"
+            raise PeerUnreached(f"it can't be reached at {where}: {words}") from error
         connection = PeerConnection(plain, context, holder, self._stall_seconds)
         opened = OpenPeer(connection, self._threads)
         try:
