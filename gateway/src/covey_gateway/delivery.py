@@ -60,6 +60,7 @@ class Pace(Protocol):
 
 # What llama-server tells while it reads a prompt.
 _PROGRESS = b'"prompt_progress"'
+_ERROR = b'"error"'
 # Whose engine has told so many has read the prompt.
 _READ_EVENTS = 2
 
@@ -83,6 +84,8 @@ class Delivery:
         """When a slot was free for it; None: it waits behind others."""
         self._told_events = 0
         """But for how far the prompt is. The first may be the role alone, which is told before the prompt is read."""
+        self._has_ended = False
+        """The engine said itself that it failed: it reads no prompt any more."""
         self.first_byte_at: float | None = None
         self.last_byte_at: float | None = None
 
@@ -108,7 +111,7 @@ class Delivery:
             self._spare_unread()
         self._traffic.unfollow(self.target, self)  # while it is known what the engine owes it
         is_read_on = self._connection is not None and self._turn_at is not None
-        is_read_on = is_read_on and self._told_events < _READ_EVENTS
+        is_read_on = is_read_on and self._told_events < _READ_EVENTS and not self._has_ended
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
@@ -183,6 +186,7 @@ class Delivery:
             self.first_byte_at = self._heard_at
         if self._told_events < _READ_EVENTS and _PROGRESS not in piece:
             self._told_events += piece.count(b"data:")
+            self._has_ended = self._has_ended or _ERROR in piece
         taken = self._reply.take(piece)
         if isinstance(taken, Broken):
             if taken.told:

@@ -121,6 +121,7 @@ def test_who_leaves_before_a_byte_of_the_answer_pays_for_the_prompt() -> None:
         ((b": keepalive 1/9\n\n",), True),
         ((b'data: {"choices":[],"prompt_progress":{"total":9}}\n\n',), True),
         ((b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n',), True),
+        ((b'data: {"error":{"message":"full","code":500,"type":"server_error"}}\n\n',), False),
         ((b": keepalive 9/9\n\n", *[b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'] * 2), False),
     ],
 )
