@@ -74,6 +74,8 @@ class ListedObjects:
     def explain(self, key: ObjectKey) -> tuple[str, dict[str, Any]]:
         return f"{key} runs on a", {"node": "a"}
 
+    is_busy = False
+
     async def forecast(self, documents: tuple[Kind, ...]) -> tuple[str, dict[str, Any]]:
         return f"{len(documents)} documents", {"comes": []}
 

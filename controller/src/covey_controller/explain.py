@@ -15,6 +15,9 @@ from covey_controller.reconcile.forecast_text import render_forecast
 from covey_controller.reconcile.why import explain, observe_progress
 from covey_controller.reconcile.world import World
 
+# The one that is made, and those that wait for it.
+MAX_FORECASTS = 8
+
 
 class HistoryExplainer:
     """Reads `History` and the board; changes neither."""
@@ -24,6 +27,7 @@ class HistoryExplainer:
         self._board = board
         # One at a time: each costs as much as many turns of the loop.
         self._foreseeing = asyncio.Lock()
+        self._forecasts = 0
 
     def explain(self, key: ObjectKey) -> tuple[str, dict[str, Any]]:
         """Text for people and the same as data. KeyError if there is no such object."""
@@ -34,11 +38,20 @@ class HistoryExplainer:
 
     async def forecast(self, documents: tuple[Kind, ...]) -> tuple[str, dict[str, Any]]:
         """In a thread, because a large fleet takes seconds: the world is a value, so nothing is shared."""
-        world, now = self._history.world, self._history.now
-        if world is None:
-            return "the fleet has not been looked at yet\n", {}
-        async with self._foreseeing:
-            return await asyncio.to_thread(_foresee, world, now, documents)
+        self._forecasts += 1
+        try:
+            async with self._foreseeing:
+                world, now = self._history.world, self._history.now
+                if world is None:
+                    return "the fleet has not been looked at yet\n", {}
+                return await asyncio.to_thread(_foresee, world, now, documents)
+        finally:
+            self._forecasts -= 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether as many forecasts are asked for as may wait: who tries again and again would fill the line."""
+        return self._forecasts >= MAX_FORECASTS
 
     def objects(self) -> Mapping[ObjectKey, Kind]:
         """All objects as the loop saw them last, status included."""

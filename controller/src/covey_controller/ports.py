@@ -351,6 +351,11 @@ class Explainer(Protocol):
         """What these documents would come to; without any, what is about to happen. Nothing is written."""
         ...
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether as many forecasts are asked for as may wait."""
+        ...
+
     def objects(self) -> Mapping[ObjectKey, Kind]:
         """All objects as the loop saw them last, status included."""
         ...

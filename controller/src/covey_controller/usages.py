@@ -32,7 +32,11 @@ class Usages:
         boots = self._gateways.setdefault(gateway, _Gateway()).boots
         merged = dict(boots.pop(demand.boot, {}))
         for usage in demand.usage:
-            if usage.hash in merged or len(merged) < MAX_KEYS:
+            known = merged.get(usage.hash)
+            if known is None and len(merged) >= MAX_KEYS:
+                continue
+            # Two reports may come in the other order, as a process that stops sends a last one; counts only grow.
+            if known is None or usage.requests >= known.requests:
                 merged[usage.hash] = usage
         boots[demand.boot] = merged
         while len(boots) > MAX_BOOTS:

@@ -9,7 +9,7 @@ from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import Kind
 from covey_api.placement import ContextWish, Scaling
 from covey_controller.board import FleetBoard
-from covey_controller.explain import HistoryExplainer
+from covey_controller.explain import MAX_FORECASTS, HistoryExplainer
 from covey_controller.history import History
 from covey_controller.reconcile.forecast import Forecast, forecast
 from covey_controller.reconcile.forecast_text import render_forecast
@@ -94,6 +94,23 @@ def test_neither_plan_nor_its_words_are_made_on_the_loop_that_hears_reports() ->
     assert "placement/smollm2 would be created" in text
     assert documents.threads
     assert threading.get_ident() not in documents.threads
+
+
+def test_no_more_forecasts_wait_than_are_worth_waiting_for() -> None:
+    story, history = serving(), History()
+    world = story.observe()
+    history.observe({item.key: item for item in world.objects}, world, story.now)
+    explainer = HistoryExplainer(history, FleetBoard(lambda: story.now))
+
+    async def ask_all() -> list[bool]:
+        asked = [asyncio.create_task(explainer.forecast(())) for _ in range(MAX_FORECASTS)]
+        seen = [explainer.is_busy]
+        await asyncio.sleep(0)
+        seen.append(explainer.is_busy)
+        await asyncio.gather(*asked)
+        return [*seen, explainer.is_busy]
+
+    assert asyncio.run(ask_all()) == [False, True, False]
 
 
 def test_forecast_changes_nothing_in_the_world_that_it_was_asked_about() -> None:

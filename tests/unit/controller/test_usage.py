@@ -47,6 +47,13 @@ def test_a_report_that_is_lost_or_comes_again_changes_no_sum(steps: list[tuple[s
     assert status.total == status.today == counts(sum(true.values()))
 
 
+def test_a_report_that_comes_after_a_later_one_takes_nothing_away() -> None:
+    usages = Usages()
+    for count in (3, 5, 4):
+        usages.hear("g", Demand(gateway="g", address="", boot="1", usage=(usage(count),)))
+    assert usages.observe() == {"g/1": {HASH: usage(5)}}
+
+
 def test_a_gateway_that_began_anew_adds_to_what_was() -> None:
     status = add_reports(KeyUsageStatus(), HASH, {"g/1": {HASH: usage(3)}}, NOON)
     status = add_reports(status, HASH, {"g/2": {HASH: usage(1)}}, LATER)

@@ -61,6 +61,8 @@ class KnowledgeRoutes:
     async def plan(self, request: Request) -> Response:
         """What documents would come to; nothing is written."""
         self.require_ready()
+        if self.explainer.is_busy:
+            raise unavailable("plans are made one at a time, and as many as may wait do")
         text, data = await self.explainer.forecast(await _read_documents(request))
         return JSONResponse({"text": text, "data": data})
 
