@@ -8,21 +8,14 @@ from covey_api.instance import Costs
 from covey_planner.words import render_exactly
 
 
-def check_costs(
+def find_shortages(
     costs: Sequence[Costs], available: Mapping[str, int], promised: Mapping[str, int], shared: Collection[str]
-) -> str:
-    """Empty when the stamped bytes fit the fresh readings, less what is promised, in every pool; else the refusal.
+) -> list[tuple[str, str]]:
+    """Pools that are short, by name, in words; none: the stamped bytes fit the fresh readings, less what is promised.
 
     `shared`: devices that fill the host's memory. Stamps from when such a one was a pool of its own are of that.
     A pool without a reading refuses: unknown memory is not free memory.
     """
-    return "; ".join(text for _, text in find_shortages(costs, available, promised, shared))
-
-
-def find_shortages(
-    costs: Sequence[Costs], available: Mapping[str, int], promised: Mapping[str, int], shared: Collection[str]
-) -> list[tuple[str, str]]:
-    """Pools that are short, by name, each in words."""
     needed = _in_pools_of_now(((entry.pool, entry.total_bytes) for entry in costs), shared)
     taken = _in_pools_of_now(promised.items(), shared)
     short: list[tuple[str, str]] = []

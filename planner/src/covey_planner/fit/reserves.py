@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 from covey_api.engines import HOST_POOL, Compute, Lane
 
-# Of a device's own memory (reference constants: 0.90 of it are usable).
+# Of a device's own memory (0.90 of it are usable, by what others found).
 _DEVICE_PERCENT = 10
 # Of a small card a tenth is less than a desktop takes (580 MiB were seen of 24560).
 _DEVICE_LEAST_BYTES = 512 * 2**20
-# Metal gives one process at most three quarters of the machine's memory (measured: 0.74 of 16 GiB).
+# Metal gives one process at most three quarters of the machine's memory (0.74 of 16 GiB were measured elsewhere).
 _METAL_PERCENT = 25
 
 
