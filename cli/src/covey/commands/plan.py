@@ -81,7 +81,8 @@ def diff(filename: tuple[str, ...], namespace: str | None, where: Where) -> None
     Running instances of another revision are named too. So what was applied and never came to run shows: the instances
     that serve are of an older revision then.
 
-    Exit codes as kubectl's: 0 nothing, 1 something differs, above 1 it could not be told.
+    Exit codes as kubectl's: 0 nothing, 1 something differs (a rollout that is under way does), above 1 it could not be
+    told.
     """
     try:
         documents = read_documents(filename)
