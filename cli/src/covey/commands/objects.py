@@ -1,5 +1,6 @@
 """Commands on objects, with kubectl's nouns and flags: get, describe, why, apply, delete, wait."""
 
+import signal
 import time
 
 import click
@@ -122,6 +123,9 @@ def _print_source(source: JsonObject, output: str | None) -> None:
 def _watch_objects(
     objects: Objects, kinds: list[type[Kind]], names: set[str], namespace: str | None, *, wide: bool
 ) -> None:
+    # Ctrl-C ends the process as the kernel does it, and kubectl's proxy ends behind it. Python's own handler would run
+    # only after the next line of the stream when the signal comes just before the read: up to a minute later.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     headed = False
     seen: dict[tuple[str, str, str], JsonObject] = {}  # sets the widths, so that rows stay under their heads
     by_name = {kind.__name__: kind for kind in kinds}
