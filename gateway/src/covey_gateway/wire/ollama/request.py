@@ -20,6 +20,7 @@ from covey_gateway.wire.body import (
     read_value,
 )
 from covey_gateway.wire.errors import ApiError, invalid_request
+from covey_gateway.wire.media import place_image
 from covey_gateway.wire.ollama import catalog
 from covey_gateway.wire.ollama.answer import ChatLines, EmbedAnswer, GenerateLines, TextLines
 from covey_gateway.wire.ollama.fields import (
@@ -142,7 +143,7 @@ def _ask(
         lambda name: make_lines(name, wants_stream),
         wants_stream,
         options.max_tokens,
-        media,
+        place_image(messages, media),
         options.window_tokens,
     )
 
