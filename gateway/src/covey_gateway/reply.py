@@ -60,7 +60,7 @@ def choose_reply(
         return _Failed(_no_count(model))
     if status != 200:
         meter.has_begun = False
-        return _EngineRefusal(status, retry_after_seconds, model)
+        return _EngineRefusal(status, retry_after_seconds, model, request.prompt_field)
     if request.call not in STREAMED:
         return _Whole(model, teller, meter)
     if not content_type.lower().startswith(b"text/event-stream"):
@@ -153,7 +153,8 @@ class _Whole:
 class _EngineRefusal:
     is_stream = False
 
-    def __init__(self, status: int, retry_after_seconds: int | None, model: str) -> None:
+    def __init__(self, status: int, retry_after_seconds: int | None, model: str, prompt_field: str) -> None:
+        self._prompt_field = prompt_field
         self._status = status
         self._retry_after_seconds = retry_after_seconds
         self._model = model
@@ -165,7 +166,8 @@ class _EngineRefusal:
 
     def end(self) -> bytes | Refusal:
         body = bytes(self._body)
-        return Refusal(translate_refusal(self._status, body, self._retry_after_seconds, self._model))
+        seconds = self._retry_after_seconds
+        return Refusal(translate_refusal(self._status, body, seconds, self._model, self._prompt_field))
 
 
 class _Failed:

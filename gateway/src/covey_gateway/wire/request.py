@@ -90,6 +90,10 @@ class Request:
     """Answers to each prompt, where there may be several of both."""
     is_single: bool = True
     """Whether it has one prompt and one answer."""
+    prompt_field: str = "messages"
+    """What its format calls the prompt."""
+    limit_field: str = "max_tokens"
+    """What its format calls the most tokens of an answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from covey_gateway.wire.openai.tools import choose_tools
 from covey_gateway.wire.request import WITH_USAGE, Call, Parsed, Question, Request
 
 _STREAM_BY_DEFAULT = True
+_LIMIT_FIELD = "options.num_predict"
 
 
 class _Function(msgspec.Struct):
@@ -113,11 +114,16 @@ def parse_generate(body: bytes) -> Parsed:
         return _ask_raw(fields, model, prompt)
     message = _Message("user", prompt, images=images or None)
     rendered, media = _render_messages([*([_Message("system", system)] if system else []), message])
-    return _ask(fields, model, rendered, media, GenerateLines)
+    return _ask(fields, model, rendered, media, GenerateLines, "prompt")
 
 
 def _ask(
-    fields: Fields, model: str, messages: list[dict[str, Any]], media: str, make_lines: type[ChatLines]
+    fields: Fields,
+    model: str,
+    messages: list[dict[str, Any]],
+    media: str,
+    make_lines: type[ChatLines],
+    prompt_field: str = "messages",
 ) -> Request | ApiError:
     opened = _read_options(fields)
     if isinstance(opened, ApiError):
@@ -145,6 +151,8 @@ def _ask(
         options.max_tokens,
         place_image(messages, media),
         options.window_tokens,
+        prompt_field=prompt_field,
+        limit_field=_LIMIT_FIELD,
     )
 
 
@@ -163,6 +171,8 @@ def _ask_raw(fields: Fields, model: str, prompt: str) -> Request | ApiError:
         wants_stream,
         options.max_tokens,
         window_tokens=options.window_tokens,
+        prompt_field="prompt",
+        limit_field=_LIMIT_FIELD,
     )
 
 
@@ -229,7 +239,7 @@ def parse_embed(body: bytes) -> Parsed:
     if isinstance(texts, ApiError):
         return texts
     sent = {"input": fields["input"]} | ({"dimensions": fields["dimensions"]} if "dimensions" in fields else {})
-    return Request(Call.EMBEDDING, model, sent, lambda name: EmbedAnswer(name, is_list=True))
+    return Request(Call.EMBEDDING, model, sent, lambda name: EmbedAnswer(name, is_list=True), prompt_field="input")
 
 
 def parse_embeddings(body: bytes) -> Parsed:
@@ -241,7 +251,7 @@ def parse_embeddings(body: bytes) -> Parsed:
     if "prompt" not in fields:
         return invalid_request("`prompt` must be a string", "prompt")
     sent = {"input": fields["prompt"]}
-    return Request(Call.EMBEDDING, model, sent, lambda name: EmbedAnswer(name, is_list=False))
+    return Request(Call.EMBEDDING, model, sent, lambda name: EmbedAnswer(name, is_list=False), prompt_field="prompt")
 
 
 def parse_show(body: bytes) -> Parsed:

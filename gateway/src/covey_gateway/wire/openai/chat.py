@@ -115,6 +115,7 @@ def _parse_fields(fields: Fields, model: str, unknown: Unknown) -> Request | Api
         unknown=unknown.error,
         withholds_usage=withholds_usage,
         is_single="n" not in sent,
+        limit_field="max_tokens" if "max_tokens" in fields else "max_completion_tokens",
     )
 
 

@@ -52,7 +52,9 @@ class _Refusal(msgspec.Struct):
     message: Any = None
 
 
-def translate_refusal(status: int, body: bytes, retry_after_seconds: int | None, model: str) -> ApiError:
+def translate_refusal(
+    status: int, body: bytes, retry_after_seconds: int | None, model: str, prompt_field: str = "messages"
+) -> ApiError:
     """What an engine's answer other than 200 means for the client.
 
     1. Too long a prompt: 400 with both numbers.
@@ -64,7 +66,7 @@ def translate_refusal(status: int, body: bytes, retry_after_seconds: int | None,
     words = detail.message if isinstance(detail.message, str) and detail.message else f"HTTP status {status}"
     words = words[:_MAX_MESSAGE]
     if detail.type == "exceed_context_size_error":
-        return _context_exceeded(detail, words, model)
+        return _context_exceeded(detail, words, model, prompt_field)
     if status in (400, 413, 415, 422, 501) or (status == 500 and _REQUESTS_FAULT.search(words)):
         return invalid_request(words)
     if status in (429, 503):
@@ -102,11 +104,11 @@ def _parse_detail(body: bytes) -> _Detail:
     return _Detail(message=refusal.error if isinstance(refusal.error, str) else refusal.message)
 
 
-def _context_exceeded(detail: _Detail, words: str, model: str) -> ApiError:
+def _context_exceeded(detail: _Detail, words: str, model: str, prompt_field: str) -> ApiError:
     needed, window = detail.n_prompt_tokens, detail.n_ctx
     if isinstance(needed, int) and isinstance(window, int):
         words = (
             f"model '{model}' takes at most {window} tokens here; the request's messages have {needed}. "
             "Shorten them, or give the Placement a larger `spec.context.tokens`."
         )
-    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, words, "messages")
+    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, words, prompt_field)

@@ -71,6 +71,7 @@ def parse_completion(body: bytes) -> Request | ApiError:
         unknown=unknown.error,
         n=n,
         is_single=False,
+        prompt_field="prompt",
     )
 
 

@@ -80,7 +80,18 @@ def parse_response(body: bytes) -> Request | ApiError:
         return ResponseStream(name, asked) if wants_stream else WholeResponse(name, asked)
 
     passed = ensure(check_passed(unknown)) | sent
-    return Request(Call.CHAT, model, passed, make_teller, wants_stream, max_tokens, media, unknown=unknown.error)
+    return Request(
+        Call.CHAT,
+        model,
+        passed,
+        make_teller,
+        wants_stream,
+        max_tokens,
+        media,
+        unknown=unknown.error,
+        prompt_field="input",
+        limit_field="max_output_tokens",
+    )
 
 
 def _nothing(name: str) -> tuple[bytes, ...]:
