@@ -10,6 +10,7 @@ import pytest
 from covey_api.placement import RequestTimeouts
 from covey_gateway.limits import FAILURES_ASIDE, SILENT_ENDPOINT_SECONDS
 from integration.gateway_rig import (
+    LAST_CHUNK,
     STREAM_HEAD,
     Call,
     Script,
@@ -49,6 +50,18 @@ async def test_an_endpoint_that_fails_fast_does_not_draw_the_requests_of_all(scr
             assert statuses.count(502) == FAILURES_ASIDE
             # It takes connections: the controller, which looks for those that don't, hears nothing of it.
             assert not any(each.unreachable for each in gateway.traffic.observe_demand())
+
+
+async def test_an_error_that_an_engine_writes_into_its_stream_counts_as_well() -> None:
+    async def tell_error(call: Call) -> None:
+        error = b'data: {"error":{"code":500,"message":"CUDA error: out of memory"}}\n\n'
+        await call.write(STREAM_HEAD, chunk(token("a")), chunk(error), LAST_CHUNK)
+
+    async with ScriptedEngine() as good, ScriptedEngine(tell_error) as bad:
+        async with running_gateway(good.target("a"), bad.target("b")) as gateway:
+            answers = [await asked(gateway, stream=True) for _ in range(40)]
+        assert len(bad.calls) == FAILURES_ASIDE
+        assert sum("error" in answer.events[-1] for answer in answers) == FAILURES_ASIDE
 
 
 async def test_one_request_tries_it_when_its_time_is_over_and_an_answer_brings_it_back() -> None:

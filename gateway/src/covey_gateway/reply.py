@@ -1,8 +1,8 @@
 """What an engine's answer becomes for the client: a stream, one answer, or a refusal. No I/O.
 
 The request's teller has the words; here is when it speaks. Streams are cut at ends of events. One that ends without the
-format's own end, or with the engine's error in it, is never silence: the client gets an error event, unless the
-engine's own was just that.
+format's own end, or with the engine's error in it, is never silence: the client gets an error event, ours, in whichever
+spelling the engine wrote its own.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from covey_api.reasons import ErrorCode
 from covey_gateway.limits import MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_REFUSAL_BYTES
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.metering import Meter, drop_usage
-from covey_gateway.wire.openai.errors import engine_failed, translate_event_error, translate_refusal
+from covey_gateway.wire.openai.errors import engine_failed, find_event_error, translate_refusal
 from covey_gateway.wire.request import STREAMED, Call, Request, Teller, has_extra_usage
-from covey_gateway.wire.sse import DONE, EventBuffer, EventTooLong, split_data, split_events
+from covey_gateway.wire.sse import DONE, EventBuffer, EventTooLong, may_tell_error, split_data, split_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +104,18 @@ class _Events:
             self._has_begun = any(data != DONE for data in split_data(events))
             if self._events.is_done and not self._has_begun:
                 return engine_failed(self._model, "it ended its answer without a word of one")
+        return self._take_each(events) if may_tell_error(events) else self._tell(events)
+
+    def _tell(self, events: bytes) -> bytes | ApiError:
         if self._drops_usage and not (events := drop_usage(events)):
             return b""
-        return self._take_each(events) if self.is_stream and b'"error"' in events else self._teller.take(events)
+        return self._teller.take(events)
 
     def _take_each(self, events: bytes) -> bytes | ApiError | Broken:
         """One by one: what came before an error is told before it."""
         told = bytearray()
         for event in split_events(events):
-            found = self._teller.take(event)
+            found = find_event_error(event, self._model) or self._tell(event)
             if isinstance(found, ApiError):
                 return Broken(bytes(told), found)
             told += found
@@ -121,9 +124,6 @@ class _Events:
     def end(self) -> bytes | Refusal:
         if self._events.is_done:
             return self._teller.end()
-        errors = (translate_event_error(data, self._model) for data in split_data(self._events.last))
-        if self.is_stream and any(error is not None for error in errors):
-            return b""
         return Refusal(_ended_early(self._model))
 
 

@@ -7,6 +7,7 @@ import msgspec
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.wire.errors import ApiError, invalid_request
+from covey_gateway.wire.sse import ERROR_FIELD
 
 # An engine's message is passed on, but not a page of it.
 _MAX_MESSAGE = 1024
@@ -48,6 +49,7 @@ class _Detail(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
+    object: Any = None
     error: _Detail | str | int | float | bool | list[Any] | None = None
     message: Any = None
 
@@ -87,10 +89,24 @@ def translate_event_error(data: bytes, model: str) -> ApiError | None:
         refusal = msgspec.json.decode(data, type=_Refusal)
     except (msgspec.DecodeError, RecursionError):
         return None
-    if refusal.error is None:
+    if refusal.error is None and refusal.object != "error":
         return None
-    detail = _parse_detail(data)
-    return engine_failed(model, str(detail.message or "an error without words")[:_MAX_MESSAGE], quotes_engine=True)
+    return _event_failed(data, model)
+
+
+def find_event_error(event: bytes, model: str) -> ApiError | None:
+    """The same of a whole event, also where the error is a field of its own."""
+    for line in event.splitlines():
+        if line.startswith(ERROR_FIELD):
+            return _event_failed(line.removeprefix(ERROR_FIELD), model)
+        if line.startswith(b"data:") and (error := translate_event_error(line[5:], model)) is not None:
+            return error
+    return None
+
+
+def _event_failed(data: bytes, model: str) -> ApiError:
+    words = str(_parse_detail(data).message or "an error without words")[:_MAX_MESSAGE]
+    return engine_failed(model, words, quotes_engine=True)
 
 
 def _parse_detail(body: bytes) -> _Detail:
