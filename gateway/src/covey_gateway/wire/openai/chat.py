@@ -28,7 +28,7 @@ from covey_gateway.wire.body import (
 from covey_gateway.wire.errors import ApiError, invalid_request
 from covey_gateway.wire.openai.answer import ChatAnswer
 from covey_gateway.wire.openai.fields import CHAT_FIELDS, CHAT_KINDS, ENUMS, READ, REFUSED, SCHEMAS
-from covey_gateway.wire.openai.passed import PassedChat
+from covey_gateway.wire.openai.passed import PassedChat, PassedChoices
 from covey_gateway.wire.openai.patterns import find_wild_pattern
 from covey_gateway.wire.openai.tools import choose_tools
 from covey_gateway.wire.request import WITH_USAGE, Call, Request
@@ -108,7 +108,7 @@ def _parse_fields(fields: Fields, model: str, unknown: Unknown) -> Request | Api
         Call.CHAT,
         model,
         sent,
-        PassedChat if wants_stream else ChatAnswer,
+        (PassedChoices if "n" in sent else PassedChat) if wants_stream else ChatAnswer,
         wants_stream,
         max_tokens,
         media,
