@@ -204,7 +204,7 @@ def test_a_model_without_endpoints_is_refused_by_its_newest_state() -> None:
 
 def test_an_unknown_model_is_not_found() -> None:
     made, _ = traffic()
-    found = made.list_model(Caller(), "x")
+    found = made.resolve(Caller(), "x")
     assert isinstance(found, ApiError)
     assert found.status == 404
 

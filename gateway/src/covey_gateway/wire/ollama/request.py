@@ -2,7 +2,8 @@
 
 Settled here: `keep_alive` is accepted and means nothing (what is declared is loaded, as `/api/ps` says). `num_ctx` up
 to the window is accepted, above it refused: a prompt is never cut. A model's `:latest` is the model. No messages, or an
-empty prompt, ask for the model to be loaded: true when it is.
+empty prompt, ask for the model to be loaded: they wait for it as requests do, and that starts one that sleeps. With a
+`keep_alive` of 0 they ask for it to go, which is declared too: they wait for nothing, and are told how it is.
 """
 
 from typing import Any, Literal
@@ -90,7 +91,7 @@ def parse_chat(body: bytes) -> Parsed:
     if isinstance(messages, ApiError):
         return messages
     if not messages:
-        return Question(model, catalog.tell_loaded_chat, needs_ready=True)
+        return Question(model, catalog.tell_loaded_chat, needs_ready=not _unloads(fields))
     rendered, media = _render_messages(messages)
     return _ask(fields, model, rendered, media, ChatLines)
 
@@ -109,12 +110,17 @@ def parse_generate(body: bytes) -> Parsed:
     if read_value(fields, "suffix"):
         return invalid_request("`suffix` is not taken: no engine here fills in the middle by this call", "suffix")
     if not prompt and not images:
-        return Question(model, catalog.tell_loaded_text, needs_ready=True)
+        return Question(model, catalog.tell_loaded_text, needs_ready=not _unloads(fields))
     if is_raw:
         return _ask_raw(fields, model, prompt)
     message = _Message("user", prompt, images=images or None)
     rendered, media = _render_messages([*([_Message("system", system)] if system else []), message])
     return _ask(fields, model, rendered, media, GenerateLines, "prompt")
+
+
+def _unloads(fields: Fields) -> bool:
+    seconds = read_value(fields, "keep_alive")
+    return seconds == 0 or (isinstance(seconds, str) and seconds.rstrip("hmsuµn") == "0")
 
 
 def _ask(

@@ -31,8 +31,8 @@ class _Item:
         item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
             return item | {"call_id": self.call_id, "name": self.name, "arguments": text}
-        content = [self.render_part(text)] if status != "in_progress" else []
-        return item | ({"summary": []} if self.kind == "reasoning" else {"role": "assistant"}) | {"content": content}
+        item |= {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
+        return item | {"content": [self.render_part(text)] if status != "in_progress" else []}
 
     def render_part(self, text: str) -> dict[str, Any]:
         """The one part of its content."""
