@@ -36,7 +36,7 @@ from covey_gateway.routing.table import Caller, RoutingTable, Target
 from covey_gateway.waiting import Waiting
 from covey_gateway.wire.allowances import RenderAllowances
 from covey_gateway.wire.errors import ApiError
-from covey_gateway.wire.request import TASKS, Listing, Request
+from covey_gateway.wire.request import TAG, TASKS, Listing, Request
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +148,10 @@ class Traffic:
         return max((target.context_tokens or 0 for target in self.targets_of(model)), default=0) or None
 
     def resolve(self, caller: Caller, asked: str) -> ServedModel | ApiError:
+        """By the name as it is, for an alias may have a tag; else without `:latest`."""
         model = self.table.resolve(caller, asked)
+        if model is None and asked.endswith(TAG):
+            model = self.table.resolve(caller, asked.removesuffix(TAG))
         return refuse_unknown(asked, self.table.names_for(caller)) if model is None else model
 
     def take(

@@ -15,6 +15,8 @@ from covey_api.engines import EngineName
 
 from covey_gateway.wire.errors import ApiError
 
+TAG = ":latest"
+"""What Ollama's clients put behind a name that has no tag."""
 TRUE = msgspec.Raw(b"true")
 # An engine whose answer is put together or translated here is asked to count tokens.
 WITH_USAGE = msgspec.Raw(b'{"include_usage":true}')

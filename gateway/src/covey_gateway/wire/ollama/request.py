@@ -1,7 +1,7 @@
 """Ollama's requests: chat, generate and embed as an engine is asked, show and pull for the gateway itself.
 
 Settled here: `keep_alive` is accepted and means nothing (what is declared is loaded, as `/api/ps` says). `num_ctx` up
-to the window is accepted, above it refused: a prompt is never cut. A model's `:latest` is the model. No messages, or an
+to the window is accepted, above it refused: a prompt is never cut. No messages, or an
 empty prompt, ask for the model to be loaded: they wait for it as requests do, and that starts one that sleeps. With a
 `keep_alive` of 0 they ask for it to go, which is declared too: they wait for nothing, and are told how it is.
 """
@@ -37,7 +37,7 @@ from covey_gateway.wire.ollama.fields import (
 from covey_gateway.wire.ollama.options import Options, read_options
 from covey_gateway.wire.openai.chat import check_schemas
 from covey_gateway.wire.openai.tools import choose_tools
-from covey_gateway.wire.request import WITH_USAGE, Call, Parsed, Question, Request
+from covey_gateway.wire.request import TAG, WITH_USAGE, Call, Parsed, Question, Request
 
 _STREAM_BY_DEFAULT = True
 _LIMIT_FIELD = "options.num_predict"
@@ -76,7 +76,7 @@ def _open(body: bytes, known: frozenset[str], call: str) -> tuple[Fields, str] |
     if (error := check_fields(fields, known, REFUSED, call) or check_kinds(fields, KINDS)) is not None:
         return error
     name = read_value(fields, "model" if "model" in fields else "name")
-    if isinstance(name, str) and (name := name.removesuffix(":latest")):
+    if isinstance(name, str) and name.removesuffix(TAG):
         return fields, name
     return invalid_request("`model` must be a non-empty string; GET /api/tags lists what there is", "model")
 
