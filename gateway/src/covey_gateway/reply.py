@@ -56,11 +56,9 @@ def choose_reply(
     meter: Meter,
     engine: str = "",
 ) -> Reply:
-    if status in (404, 405) and request.call is Call.COUNT:
-        return _Failed(_no_count(model))
     if status != 200:
         meter.has_begun = False
-        return _EngineRefusal(status, retry_after_seconds, model, request.prompt_field)
+        return _EngineRefusal(status, retry_after_seconds, model, request)
     if request.call not in STREAMED:
         return _Whole(model, teller, meter)
     if not content_type.lower().startswith(b"text/event-stream"):
@@ -153,8 +151,9 @@ class _Whole:
 class _EngineRefusal:
     is_stream = False
 
-    def __init__(self, status: int, retry_after_seconds: int | None, model: str, prompt_field: str) -> None:
-        self._prompt_field = prompt_field
+    def __init__(self, status: int, retry_after_seconds: int | None, model: str, request: Request) -> None:
+        self._call = request.call
+        self._prompt_field = request.prompt_field
         self._status = status
         self._retry_after_seconds = retry_after_seconds
         self._model = model
@@ -166,6 +165,9 @@ class _EngineRefusal:
 
     def end(self) -> bytes | Refusal:
         body = bytes(self._body)
+        # All chat. Of other calls an engine that hasn't got one says 404, as it may of a model that it doesn't know.
+        if self._status in (404, 405) and self._call is not Call.CHAT and b"model" not in body.lower():
+            return Refusal(_no_call(self._call, self._model))
         seconds = self._retry_after_seconds
         return Refusal(translate_refusal(self._status, body, seconds, self._model, self._prompt_field))
 
@@ -190,9 +192,16 @@ def _no_stream(content_type: bytes, model: str) -> ApiError:
     return engine_failed(model, f"it was asked for 'text/event-stream' and answered with '{shown}'")
 
 
-def _no_count(model: str) -> ApiError:
-    message = f"the engine of model '{model}' doesn't count tokens; `usage` of each answer has them"
-    return ApiError(501, ErrorCode.TASK_NOT_SUPPORTED, message)
+_INSTEAD = {
+    Call.COUNT: "doesn't count tokens; `usage` of each answer has them",
+    Call.COMPLETION: "takes no prompt without a template; send `messages`, to /v1/chat/completions for instance",
+    Call.EMBEDDING: "makes no embeddings",
+    Call.RERANK: "ranks no documents",
+}
+
+
+def _no_call(call: Call, model: str) -> ApiError:
+    return ApiError(501, ErrorCode.TASK_NOT_SUPPORTED, f"the engine of model '{model}' {_INSTEAD[call]}")
 
 
 def _ended_early(model: str) -> ApiError:

@@ -103,7 +103,7 @@ def _parse_fields(fields: Fields, model: str, unknown: Unknown) -> Request | Api
     if options is not None:
         sent["stream_options"] = options
     sent |= unknown.fields
-    withholds_usage = wants_stream and not _asks_usage(options)
+    withholds_usage = wants_stream and not asks_usage(options)
     return Request(
         Call.CHAT,
         model,
@@ -119,7 +119,7 @@ def _parse_fields(fields: Fields, model: str, unknown: Unknown) -> Request | Api
     )
 
 
-def _asks_usage(options: msgspec.Raw | None) -> bool:
+def asks_usage(options: msgspec.Raw | None) -> bool:
     return options is not None and _ANY.decode(options).get("include_usage") is True
 
 

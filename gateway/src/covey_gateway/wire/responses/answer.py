@@ -160,8 +160,10 @@ class ResponseStream:
     def fail(self, error: ApiError) -> bytes:
         words: dict[str, Any] = msgspec.json.decode(render_envelope(error))["error"]
         told = {"code": words["code"], "message": words["message"], "param": words["param"]}
+        # A client may have a stream's head and nothing else by now; SDKs take no event before the first.
+        begin = b"" if self._has_begun else self._begin()
         failed = self._response.render("failed", error)
-        return self._event("error", **told) + self._event("response.failed", response=failed)
+        return begin + self._event("error", **told) + self._event("response.failed", response=failed)
 
     def _event(self, event: str, **content: Any) -> bytes:
         body: dict[str, Any] = {"type": event, "sequence_number": self._number} | content
