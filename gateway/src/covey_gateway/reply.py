@@ -153,7 +153,7 @@ class _EngineRefusal:
 
     def __init__(self, status: int, retry_after_seconds: int | None, model: str, request: Request) -> None:
         self._call = request.call
-        self._prompt_field = request.prompt_field
+        self._fields = (request.prompt_field, request.limit_field)
         self._status = status
         self._retry_after_seconds = retry_after_seconds
         self._model = model
@@ -169,7 +169,7 @@ class _EngineRefusal:
         if self._status in (404, 405) and self._call is not Call.CHAT and b"model" not in body.lower():
             return Refusal(_no_call(self._call, self._model))
         seconds = self._retry_after_seconds
-        return Refusal(translate_refusal(self._status, body, seconds, self._model, self._prompt_field))
+        return Refusal(translate_refusal(self._status, body, seconds, self._model, *self._fields))
 
 
 class _Failed:

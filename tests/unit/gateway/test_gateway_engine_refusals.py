@@ -29,6 +29,45 @@ def test_too_long_a_prompt_has_both_numbers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "window", "needed", "param"),
+    [
+        (
+            "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (4500 in the "
+            "messages, 500 in the completion). Please reduce the length of the messages or completion.",
+            "4096",
+            "4500",
+            "messages",
+        ),
+        (
+            "This model's maximum context length is 4096 tokens. However, you requested 4090 output tokens and your "
+            "prompt contains at least 7 input tokens, for a total of at least 4097 tokens.",
+            "4096",
+            "7",
+            "max_tokens",
+        ),
+        (
+            "You passed 99073 input tokens and requested 32000 output tokens. However, the model's context length is "
+            "only 131072 tokens, resulting in a maximum input length of 99072 tokens.",
+            "131072",
+            "99073",
+            "messages",
+        ),
+        (
+            "The decoder prompt (length 12324) is longer than the maximum model length of 8192. Make sure that",
+            "8192",
+            "12324",
+            "messages",
+        ),
+    ],
+)
+def test_too_long_a_prompt_is_read_out_of_vllms_words(words: str, window: str, needed: str, param: str) -> None:
+    error = translated(400, {"error": {"message": words, "type": "BadRequestError", "code": 400}})
+    assert (error.status, error.code, error.param) == (400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, param)
+    assert f"at most {window} tokens" in error.message
+    assert f"at least {needed}" in error.message
+
+
+@pytest.mark.parametrize(
     ("status", "expected", "code"),
     [
         (400, 400, ErrorCode.INVALID_REQUEST),

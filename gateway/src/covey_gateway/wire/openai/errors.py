@@ -41,6 +41,12 @@ _REQUESTS_FAULT = re.compile(
 )
 
 
+# vLLM has words alone, and others in each version. It tells no more of a long prompt than that it is longer.
+_WINDOW = re.compile(r"(?:context length is(?: only)?|maximum model length of) (\d{1,9})\b")
+_NEEDED = re.compile(r"\b(\d{1,9}) (?:input tokens|in the (?:messages|prompt))|\(length (\d{1,9})\)")
+_ASKED = re.compile(r"\b(\d{1,9}) (?:output tokens|in the completion)")
+
+
 class _Detail(msgspec.Struct):
     message: Any = None
     type: Any = None
@@ -55,7 +61,12 @@ class _Refusal(msgspec.Struct):
 
 
 def translate_refusal(
-    status: int, body: bytes, retry_after_seconds: int | None, model: str, prompt_field: str = "messages"
+    status: int,
+    body: bytes,
+    retry_after_seconds: int | None,
+    model: str,
+    prompt_field: str = "messages",
+    limit_field: str = "max_tokens",
 ) -> ApiError:
     """What an engine's answer other than 200 means for the client.
 
@@ -69,6 +80,9 @@ def translate_refusal(
     words = words[:_MAX_MESSAGE]
     if detail.type == "exceed_context_size_error":
         return _context_exceeded(detail, words, model, prompt_field)
+    if status == 400 and (window := _WINDOW.search(words)) and (needed := _NEEDED.search(words)):
+        found, wished = int(needed[1] or needed[2]), int(asked[1]) if (asked := _ASKED.search(words)) else 0
+        return _both_exceeded(int(window[1]), found, wished, model, prompt_field if found >= wished else limit_field)
     if status in (400, 413, 415, 422, 501) or (status == 500 and _REQUESTS_FAULT.search(words)):
         return invalid_request(words)
     if status in (429, 503):
@@ -118,6 +132,15 @@ def _parse_detail(body: bytes) -> _Detail:
     except (msgspec.DecodeError, RecursionError):
         return _Detail()
     return _Detail(message=refusal.error if isinstance(refusal.error, str) else refusal.message)
+
+
+def _both_exceeded(window: int, needed: int, wished: int, model: str, param: str) -> ApiError:
+    """`param`: the larger part, which is the one to make smaller."""
+    words = (
+        f"model '{model}' takes at most {window} tokens here, prompt and answer; the request's prompt has at least "
+        f"{needed}" + (f", and it asks for {wished}" if wished else "")
+    )
+    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, words, param)
 
 
 def _context_exceeded(detail: _Detail, words: str, model: str, prompt_field: str) -> ApiError:
