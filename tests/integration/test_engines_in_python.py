@@ -177,6 +177,19 @@ def test_the_engine_counts_tokens_and_is_healthy(fleet: RunningFleet) -> None:
         assert [model["id"] for model in engine.get("/v1/models").json()["data"]] == ["smollm2"]
 
 
+def test_count_tokens_counts_as_the_answer_does(fleet: RunningFleet) -> None:
+    messages = [{"role": "user", "content": "Say hello."}]
+    counted = httpx.post(
+        f"{fleet.url}/v1/messages/count_tokens",
+        json={"model": "smollm2", "system": "Be brief.", "messages": messages},
+        timeout=60,
+    )
+    assert counted.status_code == 200, counted.text
+    asked = [{"role": "developer", "content": "Be brief."}, *messages]
+    usage = fleet.ask(messages=asked, max_tokens=1).json()["usage"]
+    assert counted.json() == {"input_tokens": usage["prompt_tokens"]}
+
+
 def test_the_engine_counts_its_work_during_a_prompt_or_tells_the_stream(fleet: RunningFleet) -> None:
     """By one or the other an engine that reads a long prompt is known from one that is dead."""
     body = fleet.chat(stream=True, max_tokens=1, messages=[{"role": "user", "content": "word " * 900}])
@@ -217,7 +230,7 @@ def test_the_engine_refuses_what_would_load_or_fetch(
         assert again.status_code == 200, "what was loaded must be there still"
 
 
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 MLX_ENDERS: list[tuple[dict[str, Any], int]] = [
     ({"top_k": 200_000}, 200),
     ({"xtc_probability": 0.5, "xtc_threshold": 0.9}, 200),

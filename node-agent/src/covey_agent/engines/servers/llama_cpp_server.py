@@ -131,10 +131,12 @@ class LlamaCore:
     def tokenize(self, text: str) -> list[int]:
         return list(self._llama.tokenize(text.encode(), add_bos=False, special=True))
 
+    def count_prompt(self, body: Body) -> int:
+        _refuse_undone(body)
+        return len(self._render_prompt(body))
+
     def answer_chat(self, handler: EngineHandler, body: Body) -> None:
-        for field in _UNDONE:
-            if body.get(field):
-                raise invalid(f"`{field}` is not done by engine 'LlamaCpp'; 'LlamaServer' does it")
+        _refuse_undone(body)
         if body.get("n") not in (None, 1):
             raise invalid("`n` must be 1")
         prompt = self._render_prompt(body)
@@ -254,6 +256,12 @@ class Answer:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self._prompt_tokens + self.completion_tokens,
         }
+
+
+def _refuse_undone(body: Body) -> None:
+    for field in _UNDONE:
+        if body.get(field):
+            raise invalid(f"`{field}` is not done by engine 'LlamaCpp'; 'LlamaServer' does it")
 
 
 def parse_sampling(body: Body) -> dict[str, float]:
