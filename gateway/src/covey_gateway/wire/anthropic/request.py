@@ -36,6 +36,8 @@ COUNT_PATH = "/v1/messages/count_tokens"
 _SAYS_ERROR = 64
 # What the prompt is made of.
 _COUNTED = ("messages", "tools", "chat_template_kwargs", "reasoning_effort")
+# What templates add of their own, a default system prompt above all; a message's marks are fewer than its JSON's bytes.
+_TEMPLATE_TOKENS = 1024
 _BILLING = "x-anthropic-billing-header:"
 
 
@@ -105,7 +107,9 @@ def parse_messages(body: bytes) -> Request | ApiError:
     if max_tokens is None:
         return invalid_request("`max_tokens` must be given: a whole number from 1", "max_tokens")
     sent, media = _render(fields)
-    bound = sum(memoryview(fields[name]).nbytes for name in ("messages", "system", "tools") if name in fields)
+    bound = _TEMPLATE_TOKENS + sum(
+        memoryview(fields[name]).nbytes for name in ("messages", "system", "tools") if name in fields
+    )
 
     def make_teller(name: str) -> Teller:
         return StreamedMessage(name, bound) if wants_stream else WholeMessage(name)

@@ -205,7 +205,7 @@ class LlamaCore:
             if piece:
                 yield piece
             if stops.is_met:
-                answer.finish = "stop"
+                answer.finish, answer.stop = "stop", stops.met
                 return
             if answer.completion_tokens >= max_tokens:
                 break
@@ -226,12 +226,14 @@ class Answer:
         self._base = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self.completion_tokens = 0
         self.finish = "stop"
+        self.stop: str | None = None
+        """The stop text that ended it."""
 
     def give(self, pieces: Iterator[str]) -> None:
         if not self._is_stream:
             text = "".join(pieces)
             message = {"role": "assistant", "content": text}
-            choice = {"index": 0, "message": message, "finish_reason": self.finish}
+            choice = {"index": 0, "message": message, "finish_reason": self.finish, "stop_reason": self.stop}
             content = {**self._base, "object": "chat.completion", "choices": [choice], "usage": self._usage()}
             self._handler.send_json(200, content)
             return
@@ -247,7 +249,9 @@ class Answer:
         self._handler.end_events()
 
     def _send(self, delta: Body, finish: str | None) -> None:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        choice: Body = {"index": 0, "delta": delta, "finish_reason": finish}
+        if finish is not None and self.stop is not None:
+            choice["stop_reason"] = self.stop
         self._handler.send_event({**self._base, "object": "chat.completion.chunk", "choices": [choice]})
 
     def _usage(self) -> dict[str, int]:
