@@ -160,11 +160,11 @@ def test_followed_log_shows_what_comes_and_nothing_twice(fleet: RunningFleet) ->
         "smollm2-0",
     ]
     following = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert following.stdout is not None
+    seen: list[str] = []
+    reading = threading.Thread(target=seen.extend, args=(iter(following.stdout.readline, ""),))
+    reading.start()
     try:
-        assert following.stdout is not None
-        seen: list[str] = []
-        reading = threading.Thread(target=seen.extend, args=(iter(following.stdout.readline, ""),))
-        reading.start()
 
         def is_followed() -> bool:
             httpx.post(f"{fleet.url}/v1/chat/completions", json=fleet.chat(), timeout=600).raise_for_status()
@@ -174,10 +174,10 @@ def test_followed_log_shows_what_comes_and_nothing_twice(fleet: RunningFleet) ->
     finally:
         following.send_signal(signal.SIGINT)
         following.wait(60)
-    reading.join(60)
-    everything = seen
+        reading.join(60)
+        following.stdout.close()
     whole = fleet.covey("logs", "smollm2-0").stdout
-    assert "".join(everything) in whole
+    assert "".join(seen) in whole
 
 
 def test_capture_has_transitions_processes_metrics_and_output_and_no_key(fleet: RunningFleet) -> None:
