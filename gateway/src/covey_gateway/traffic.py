@@ -75,6 +75,8 @@ class Traffic:
         self._awaiting: dict[str, list[Awaiting]] = {}
         self._instances: dict[str, str] = {}
         self._departed: set[str] = set()
+        self._left: set[str] = set()
+        """Endpoints of which a client left a prompt that is perhaps read still."""
         self._turn = 0
         self._homes = Homes()
         self._body_bytes = 0
@@ -153,7 +155,7 @@ class Traffic:
 
     def window_of(self, model: ServedModel) -> int | None:
         """The widest window that an endpoint has."""
-        return max((target.context_tokens or 0 for target in self.targets_of(model)), default=0) or None
+        return self.table.windows.get((model.namespace, model.name))
 
     def _resolve(self, caller: Caller, asked: str) -> ServedModel | ApiError:
         model = self.table.resolve(caller, asked)
@@ -177,8 +179,9 @@ class Traffic:
         if not targets:
             return refuse_unready(model)
         now, conversation = self._clock(), None
-        for target in targets:
-            self._end_left(target.id, now)
+        if self._left:
+            for target in targets:
+                self._end_left(target.id, now)
         if request is not None and len(targets) > 1:
             conversation = digest_conversation(request, key, session, owner)
         chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
@@ -254,6 +257,8 @@ class Traffic:
         heard_at = _latest((load.heard_at, *(each.last_byte_at for each in self._awaiting.get(id_, ()))))
         since = now - LEFT_PROMPT_SECONDS if heard_at is None else max(heard_at, now - LEFT_PROMPT_SECONDS)
         load.left_at = [at for at in load.left_at if at >= since]
+        if not load.left_at:
+            self._left.discard(id_)
 
     def release(self, target: Target, *, refused: str | None = None, is_read_on: bool = False) -> None:
         """The request is no longer there; `refused` says how the endpoint failed before a byte; `is_read_on`: it was
@@ -262,6 +267,7 @@ class Traffic:
         load.in_flight -= 1
         if is_read_on:
             load.left_at = [*load.left_at, self._clock()][-target.slots :]
+            self._left.add(target.id)
         if refused is not None:
             load.failures, load.owed = 0, None
             was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock())
@@ -282,9 +288,12 @@ class Traffic:
 
     def follow(self, target: Target, request: Awaiting) -> None:
         """Its silence counts until `unfollow`."""
-        self._awaiting.setdefault(target.id, []).append(request)
+        awaiting = self._awaiting.setdefault(target.id, [])
+        awaiting.append(request)
         load = self._loads[target.id]
-        load.is_silent = load.is_silent or self._measure_silence(target.id, load) >= SILENT_ENDPOINT_SECONDS
+        if load.is_silent or (len(awaiting) == 1 and load.owed is None):
+            return  # nothing was owed before it
+        load.is_silent = self._measure_silence(target.id, load) >= SILENT_ENDPOINT_SECONDS
 
     def has_turn(self, target: Target, request: Awaiting) -> bool:
         """Whether a slot is free for it, as far as this gateway's own requests go: fewer are before it than slots."""
@@ -292,12 +301,14 @@ class Traffic:
 
     def unfollow(self, target: Target, request: Awaiting) -> None:
         load, awaiting = self._loads[target.id], self._awaiting[target.id]
-        silent_seconds = self._measure_silence(target.id, load)
+        # One that owes it nothing changes nothing of what is owed to the others.
+        is_owed = request.silent_since is not None or load.owed is not None
+        silent_seconds = self._measure_silence(target.id, load) if is_owed else 0.0
         load.heard_at, load.owed = _latest((load.heard_at, request.last_byte_at)), None
         awaiting.remove(request)
         if not awaiting:
             del self._awaiting[target.id]
-        if (owed_seconds := silent_seconds - self._measure_silence(target.id, load)) > 0:
+        if is_owed and (owed_seconds := silent_seconds - self._measure_silence(target.id, load)) > 0:
             load.owed = Owed(self._clock(), owed_seconds)
 
     def render_allowances(self, render: RenderAllowances, key: str) -> bytes:
@@ -367,6 +378,7 @@ class Traffic:
 
     def _forget(self, id_: str) -> None:
         self._loads.pop(id_, None)
+        self._left.discard(id_)
         self._departed.discard(id_)
         self._instances.pop(id_, None)
 

@@ -47,6 +47,8 @@ def choose_target(
     7. The lowest (in flight + 1) / (slots x weight).
     8. Ties in turns.
     """
+    if conversation is None and (plain := _choose_plainly(targets, loads, turn, excluded)) is not None:
+        return plain
     answering = [
         target
         for target in targets
@@ -70,6 +72,31 @@ def choose_target(
     lowest = min(scores)
     tied = [target for target, score in zip(preferred, scores, strict=True) if score == lowest]
     return tied[turn % len(tied)]
+
+
+def _choose_plainly(
+    targets: Sequence[Target], loads: Mapping[str, Load], turn: int, excluded: str | None
+) -> Target | None:
+    """The same in one walk, where every endpoint is as good as another but for its load, as nearly always; None: one
+    isn't."""
+    lowest, tied = math.inf, list[Target]()
+    for target in targets:
+        load = loads.get(target.id, IDLE)
+        if (
+            load.aside is not None
+            or load.is_silent
+            or load.in_flight >= target.slots * MAX_OUTSTANDING_PER_SLOT
+            or target.doubted
+            or not target.confirmed
+            or target.id == excluded
+        ):
+            return None
+        score = (load.in_flight + len(load.left_at) + 1) / (target.slots * target.weight)
+        if score < lowest:
+            lowest, tied = score, [target]
+        elif score == lowest:
+            tied.append(target)
+    return tied[turn % len(tied)] if tied else None
 
 
 def _seconds_until_open(targets: Sequence[Target], loads: Mapping[str, Load], now: float) -> int:

@@ -105,6 +105,8 @@ class RoutingTable:
     """By digest."""
     gateways: tuple[str, ...] = ()
     """Among whom limits of keys are shared."""
+    windows: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """The widest that an endpoint has, of models of which one says."""
 
     def resolve(self, caller: Caller, asked: str) -> ServedModel | None:
         name = self.aliases.get((caller.namespace, asked), asked)
@@ -151,7 +153,9 @@ def build_table(
     for key in sorted(keys, key=lambda key: (key.namespace, key.name)):
         by_digest.setdefault(key.digest, key)
     by_model = {model: tuple(list_) for model, list_ in at.items()}
-    return RoutingTable(order, by_name, aliases, by_model, by_digest, gateways)
+    windows = {model: max(target.context_tokens or 0 for target in list_) for model, list_ in at.items()}
+    windows = {model: window for model, window in windows.items() if window}
+    return RoutingTable(order, by_name, aliases, by_model, by_digest, gateways, windows)
 
 
 def parse_endpoints(snapshot: Endpoints, machine: str | None) -> RoutingTable:
