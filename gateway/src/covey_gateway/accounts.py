@@ -82,6 +82,10 @@ class Accounts:
         self._usage = {hash_: usage for hash_, usage in self._usage.items() if hash_ in known}
         self._told = {hash_: usage for hash_, usage in self._told.items() if hash_ in known}
 
+    def count_sharers(self, table: RoutingTable) -> int:
+        """Gateways that serve by this table, this one too."""
+        return len({*table.gateways, self._own_name})
+
     def name_gateway(self, name: str, table: RoutingTable) -> None:
         """How the controller calls this gateway: shares are by name. `table`: in force, perhaps of the last run."""
         self._own_name = name

@@ -20,6 +20,7 @@ from covey_gateway.delivery import Ask, Delivery
 from covey_gateway.images import Images
 from covey_gateway.limits import MAX_BODY_BYTES, SILENCE_SECONDS
 from covey_gateway.records import CLIENT_GONE, Record, blank
+from covey_gateway.routing.line import Ticket
 from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
@@ -225,7 +226,8 @@ class Exchange:
         self._wants_stream = request.wants_stream
         self._written_at = self._client.now()
         self._meter = Meter(request.call, request.n, is_single=request.is_single)
-        self._ask = Ask(model, request, request.make_teller(model.name), self._meter)
+        ticket = Ticket(caller.key or self._client.address, caller.priority)
+        self._ask = Ask(model, request, request.make_teller(model.name), self._meter, ticket)
         record = self._record
         record.namespace, record.model, record.is_stream = model.namespace, model.name, request.wants_stream
         if request.media:
@@ -250,6 +252,7 @@ class Exchange:
     def look_again(self) -> None:
         """Its model may have an endpoint now, or be gone, or never get one."""
         self._hold.end()
+        self._delivery = None
         ask = self._ask
         if ask is None or ask.request is None or isinstance(self._admitted, ApiError):
             return
@@ -267,17 +270,20 @@ class Exchange:
 
     def _deliver(self, ask: Ask, excluded: str | None = None) -> None:
         owner = "" if isinstance(self._admitted, ApiError) else self._admitted.key
-        target = self._traffic.take(ask.model, excluded, ask.request, self._session, owner)
+        target = self._traffic.take(ask.model, excluded, ask.request, self._session, owner, ask.ticket)
         if isinstance(target, ApiError):
             self.fail(target)
             return
         self._record.endpoint = target.instance_id
-        if self._record.sent_at is None:
-            self._record.sent_at = self._client.now()
         self._delivery = Delivery(self, self._client, self._traffic, target, ask, self._request_id)
         self._delivery.start(self._engines)
 
     # What its delivery tells.
+
+    def tell_sent(self) -> None:
+        """Its turn has come: until now it waited."""
+        if self._record.sent_at is None:
+            self._record.sent_at = self._client.now()
 
     def go_elsewhere(self, delivery: Delivery, reason: str) -> None:
         """The endpoint failed before a byte of an answer."""

@@ -19,10 +19,12 @@ from covey_gateway.cancels import Cancels
 from covey_gateway.figures import Present
 from covey_gateway.ledger import Ledger
 from covey_gateway.limits import FAILURES_ASIDE, LEFT_PROMPT_SECONDS, MAX_BODIES_BYTES, SILENT_ENDPOINT_SECONDS
+from covey_gateway.lines import Lines
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.affinity import Homes
 from covey_gateway.routing.choose import NoneFree, choose_target
 from covey_gateway.routing.conversation import digest_conversation
+from covey_gateway.routing.line import Ticket
 from covey_gateway.routing.load import Load, Owed, judge_failure, set_aside
 from covey_gateway.routing.refusals import (
     refuse_media,
@@ -67,6 +69,7 @@ class Traffic:
         self.date = b""
         """The HTTP date, kept by the sweep."""
         self.cancels = Cancels()
+        self.lines = Lines(clock)
         self.accounts = Accounts(clock, wall)
         self.ledger = Ledger(clock, self.accounts.charge)
         self._wall = wall
@@ -101,6 +104,11 @@ class Traffic:
         """
         self._on_news = on_news
 
+    def name_gateway(self, name: str) -> None:
+        """How the controller calls this gateway: shares are by name."""
+        self.accounts.name_gateway(name, self.table)
+        self.lines.sharers = self.accounts.count_sharers(self.table)
+
     def set_path_failures(self, failures: dict[str, str]) -> None:
         """By instance, why there is no way to it."""
         if failures != self._path_failures:
@@ -121,7 +129,11 @@ class Traffic:
             del self._instances[id_]
         self._homes.keep_only(now)
         self.accounts.apply_table(table)
+        self.lines.sharers = self.accounts.count_sharers(table)
         self.waiting.tell(self.table)
+        for id_ in before - now.keys():
+            self._move_line(id_)
+        self.lines.look_again()
         return frozenset(before - now.keys())
 
     def find_model(self, caller: Caller, request: Request) -> ServedModel | ApiError:
@@ -168,10 +180,12 @@ class Traffic:
         request: Request | None = None,
         session: bytes = b"",
         owner: str = "",
+        ticket: Ticket | None = None,
     ) -> Target | ApiError:
         """An endpoint for one request, counted as in flight there until `release`.
 
-        `request`, `session`, `owner` (its key): by what it is known which conversation it continues.
+        `request`, `session`, `owner` (its key): by what it is known which conversation it continues. `ticket`: whose
+        place it may take in line where all are full.
         """
         key = (model.namespace, model.name)
         model = self.table.models.get(key, model)
@@ -185,6 +199,11 @@ class Traffic:
         if request is not None and len(targets) > 1:
             conversation = digest_conversation(request, key, session, owner)
         chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
+        if isinstance(chosen, NoneFree) and chosen.is_full and ticket is not None:
+            displaced = self.lines.displace([each for each in targets if each.id != excluded], ticket)
+            if displaced is not None:
+                displaced.lose_place()
+                chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
         if isinstance(chosen, NoneFree):
             return refuse_none_free(model, chosen)
         if conversation is not None and not self._is_away(conversation, chosen):
@@ -230,6 +249,7 @@ class Traffic:
             self.ledger.figures.of_model(target.namespace, target.model).ejections += 1
             words = "endpoint %s of model '%s' is set aside for %.0f s, since it failed %d times in a row, %s: %s"
             _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.code, error.log_words)
+            self._move_line(target.id)
 
     def look_for_silent(self) -> None:
         """Mark endpoints that owe bytes and give nobody any. One that nobody waits for is asked by one: it may have
@@ -278,6 +298,8 @@ class Traffic:
             _log.warning(words, target.id, target.model, load.aside.seconds, refused)
         elif load.aside is not None and load.aside.is_probed:
             load.aside = replace(load.aside, is_probed=False)
+        if refused is not None:
+            self._move_line(target.id)
         if load.in_flight:
             return
         if target.id in self._departed:
@@ -285,6 +307,11 @@ class Traffic:
             self._on_news()
         elif self.waiting.has_any:  # it may make room for what they wait for
             self._on_news()
+
+    def _move_line(self, id_: str) -> None:
+        """Who waits for an endpoint that takes nothing now finds another one."""
+        for member in self.lines.take_waiting(id_):
+            member.change_line()
 
     def follow(self, target: Target, request: Awaiting) -> None:
         """Its silence counts until `unfollow`."""
@@ -318,14 +345,16 @@ class Traffic:
 
     def observe_figures(self, connections: int, log_lines_dropped: int) -> Present:
         """What is, for who asks for figures."""
-        in_flight = dict.fromkeys(self.table.models, 0)
+        in_flight, in_line = dict.fromkeys(self.table.models, 0), 0
         for targets in self.table.targets.values():
             for target in targets:
                 if (load := self._loads.get(target.id)) is not None:
                     name = (target.namespace, target.model)  # perhaps of a Model that is declared no more
-                    in_flight[name] = in_flight.get(name, 0) + load.in_flight
+                    waiting = self.lines.count_waiting(target.id)
+                    in_flight[name] = in_flight.get(name, 0) + load.in_flight - waiting
+                    in_line += waiting
         held = sum(each.held for each in self.waiting.observe_demand())
-        return Present(connections, in_flight, held, self.is_ready, log_lines_dropped)
+        return Present(connections, in_flight, held, in_line, self.is_ready, log_lines_dropped)
 
     def reserve_body(self, count: int) -> bool:
         """Room for that many bytes of a request's body, until they are given back."""

@@ -12,6 +12,7 @@ from covey_api.messages import ClientKey, Endpoint, Endpoints, Order, ServedMode
 from covey_api.meta import DEFAULT_NAMESPACE
 from covey_api.placement import RequestTimeouts
 
+from covey_gateway.limits import MAX_SENT, OUTPUT_TOKENS
 from covey_gateway.routing.quotas import NO_LIMITS, Limits
 
 NO_ORDER = Order(term=-1, serial=-1)
@@ -55,6 +56,12 @@ class Target:
     no_way: str = ""
     """Why there is none."""
     timeouts: RequestTimeouts = field(default_factory=RequestTimeouts)
+    most_sent: int = MAX_SENT
+    """Requests that a gateway sends at a time; more wait here."""
+    kv_tokens: int = 0
+    """What fits into the cache that all slots share; 0: each has its own window."""
+    output_tokens: int = OUTPUT_TOKENS
+    """How long an answer may be that its client set no bound, where the cache is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,8 @@ class Caller:
     """`namespace/name` of the key that was sent; empty: none, or one that isn't ours."""
     models: frozenset[str] | None = None
     """Names of Models that are theirs to ask for; None: all."""
+    priority: int = 0
+    """Of its requests in line before an endpoint."""
 
     def may_ask(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -189,6 +198,8 @@ def parse_endpoint(endpoint: Endpoint, machine: str | None) -> Target:
         front=front,
         no_way=no_way,
         timeouts=endpoint.timeouts,
+        most_sent=max(1, endpoint.slots),
+        kv_tokens=endpoint.kv_tokens,
     )
 
 
