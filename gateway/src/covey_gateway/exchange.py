@@ -11,7 +11,7 @@ model has no endpoint is held (`waiting`), understood and not delivered.
 
 import asyncio
 import logging
-import secrets
+import os
 from typing import Protocol
 
 from covey_api.reasons import ErrorCode
@@ -41,7 +41,7 @@ _EXPECTED = frozenset((ErrorCode.MODEL_LOADING, ErrorCode.MODEL_UNAVAILABLE, Err
 
 def choose_request_id(head: RequestHead | None) -> str:
     """The client's own, else a random one."""
-    return (head.request_id if head else None) or f"req-{secrets.token_hex(8)}"
+    return (head.request_id if head else None) or f"req-{os.urandom(8).hex()}"
 
 
 class Client(Protocol):
