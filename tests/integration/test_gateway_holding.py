@@ -71,7 +71,7 @@ async def test_it_is_given_up_when_its_time_is_over_and_counts_as_asked_for() ->
         gateway.route(models=(LOADING,))
         await client.ask()
         await eventually(lambda: held(gateway) == 1)
-        gateway.pass_time(59)
+        gateway.pass_time(30)
         assert held(gateway) == 1
         gateway.pass_time(61)
         answer = await client.read_answer()
