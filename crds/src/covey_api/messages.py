@@ -365,6 +365,9 @@ class Endpoint(Message):
     """Requests in flight per replica beyond which another one is wished; 0: as many as there are stay."""
     doubted: bool = False
     """True while requests on it get no byte and its node looks whether it still computes: others are used first."""
+    kv_tokens: int = 0
+    """What fits into the cache that all its slots share: gateways have a part of it each. 0: each slot has a window of
+    its own, and fills no other's."""
 
 
 class ClientKey(Message):

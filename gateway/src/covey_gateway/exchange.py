@@ -11,7 +11,7 @@ model has no endpoint is held (`waiting`), understood and not delivered.
 
 import asyncio
 import logging
-import secrets
+import os
 from typing import Protocol
 
 from covey_api.reasons import ErrorCode
@@ -20,6 +20,7 @@ from covey_gateway.delivery import Ask, Delivery
 from covey_gateway.images import Images
 from covey_gateway.limits import MAX_BODY_BYTES, SILENCE_SECONDS
 from covey_gateway.records import CLIENT_GONE, Record, blank
+from covey_gateway.routing.line import Ticket
 from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large, refuse_unready
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
@@ -40,7 +41,7 @@ _EXPECTED = frozenset((ErrorCode.MODEL_LOADING, ErrorCode.MODEL_UNAVAILABLE, Err
 
 def choose_request_id(head: RequestHead | None) -> str:
     """The client's own, else a random one."""
-    return (head.request_id if head else None) or f"req-{secrets.token_hex(8)}"
+    return (head.request_id if head else None) or f"req-{os.urandom(8).hex()}"
 
 
 class Client(Protocol):
@@ -234,7 +235,8 @@ class Exchange:
         self._wants_stream = request.wants_stream
         self._written_at = self._client.now()
         self._meter = Meter(request.call, request.n, is_single=request.is_single)
-        self._ask = Ask(model, request, request.make_teller(model.name), self._meter)
+        ticket = Ticket(caller.key or self._client.address, caller.priority)
+        self._ask = Ask(model, request, request.make_teller(model.name), self._meter, ticket)
         record = self._record
         record.namespace, record.model, record.is_stream = model.namespace, model.name, request.wants_stream
         if request.media:
@@ -259,6 +261,7 @@ class Exchange:
     def look_again(self) -> None:
         """Its model may have an endpoint now, or be gone, or never get one."""
         self._hold.end()
+        self._delivery = None
         ask = self._ask
         if self._question is not None and not isinstance(self._admitted, ApiError):
             self._tell(self._question, self._admitted)
@@ -279,17 +282,20 @@ class Exchange:
 
     def _deliver(self, ask: Ask, excluded: str | None = None) -> None:
         owner = "" if isinstance(self._admitted, ApiError) else self._admitted.key
-        target = self._traffic.take(ask.model, excluded, ask.request, self._session, owner)
+        target = self._traffic.take(ask.model, excluded, ask.request, self._session, owner, ask.ticket)
         if isinstance(target, ApiError):
             self.fail(target)
             return
         self._record.endpoint = target.instance_id
-        if self._record.sent_at is None:
-            self._record.sent_at = self._client.now()
         self._delivery = Delivery(self, self._client, self._traffic, target, ask, self._request_id)
         self._delivery.start(self._engines)
 
     # What its delivery tells.
+
+    def tell_sent(self) -> None:
+        """Its turn has come: until now it waited."""
+        if self._record.sent_at is None:
+            self._record.sent_at = self._client.now()
 
     def go_elsewhere(self, delivery: Delivery, reason: str) -> None:
         """The endpoint failed before a byte of an answer."""
