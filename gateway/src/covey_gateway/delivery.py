@@ -30,6 +30,8 @@ class Ask:
     """None once an engine answers."""
     teller: Teller
     meter: Meter
+    trace: str = ""
+    """Header lines that tell the engine which trace it is in."""
 
 
 class Sender(Protocol):
@@ -136,7 +138,9 @@ class Delivery:
         if request is None:
             raise AssertionError("a request that an engine answered is sent again")
         content = render_request(request, self.ask.model.name, target.engine)
-        head = render_engine_head(target.host, target.port, request.call, target.key, self._request_id, len(content))
+        head = render_engine_head(
+            target.host, target.port, request.call, target.key, self._request_id, len(content), self.ask.trace
+        )
         connection.send(self, head, content)
         self.ask.meter.begin(target.context_tokens)
         if self._pace.is_stalled():

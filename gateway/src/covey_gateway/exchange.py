@@ -31,6 +31,7 @@ from covey_gateway.wire.head import RequestHead
 from covey_gateway.wire.http import CONTINUE, LAST_CHUNK, render_answer, render_chunk, render_stream_head
 from covey_gateway.wire.metering import Meter
 from covey_gateway.wire.request import Parsed, Question, Request
+from covey_gateway.wire.tracing import render_trace
 
 _log = logging.getLogger(__name__)
 
@@ -127,6 +128,9 @@ class Exchange:
         if head is not None:
             self._format, self._parse = HOT_PATHS.get(head.path) or (choose_format(head.path), None)
         self._record.format = self._format.name
+        if head is not None and self._parse is not None:
+            tracer = traffic.ledger.tracer
+            self._record.trace = head.trace if tracer is None else tracer.begin(self._record, head.trace)
         if head is not None and head.content_length > MAX_BODY_BYTES:
             self._refuse_body(refuse_too_large(MAX_BODY_BYTES))
 
@@ -225,8 +229,9 @@ class Exchange:
         self._wants_stream = request.wants_stream
         self._written_at = self._client.now()
         self._meter = Meter(request.call, request.n, is_single=request.is_single)
-        self._ask = Ask(model, request, request.make_teller(model.name), self._meter)
         record = self._record
+        trace = "" if record.trace is None else render_trace(record.trace)
+        self._ask = Ask(model, request, request.make_teller(model.name), self._meter, trace)
         record.namespace, record.model, record.is_stream = model.namespace, model.name, request.wants_stream
         if request.media:
             self._gathering = self._images.gather(request, self)
