@@ -98,7 +98,8 @@ class Exchange:
         self._awaits_continue = head is not None and head.expects_continue
         self._request_id = choose_request_id(head)
         self._admitted = admitted
-        self._hold = Hold(traffic.waiting, self, head.hold_seconds if head else None)
+        priority = admitted.priority if isinstance(admitted, Caller) else 0
+        self._hold = Hold(traffic.waiting, self, head.hold_seconds if head else None, priority)
         self._session = head.session if head is not None else b""
         self._is_first = False
         self._is_whole = False
@@ -264,6 +265,12 @@ class Exchange:
         else:
             ask.model = model
             self._hold_or_deliver(ask)
+
+    def give_way(self) -> None:
+        """Its place among those that are held is another one's."""
+        if self._ask is not None:
+            self._hold.give_up()
+            self._deliver(self._ask)
 
     def reserve(self, count: int) -> bool:
         is_free = not self.is_over and self._traffic.reserve_body(count)
