@@ -286,6 +286,26 @@ def test_missing_library_is_named_and_not_tried_again(tmp_path: Path) -> None:
     run(tmp_path, story, die_at_load=words, exit_code="127")
 
 
+def test_engine_that_cannot_start_is_reported_of_the_node_and_no_more_once_it_can(tmp_path: Path) -> None:
+    def told(rig: AgentRig) -> list[str] | None:
+        """As the controller has it: what isn't said again stands."""
+        said = [report.unusable for _, report in rig.board.reports if report.unusable is not None]
+        return [f"{each.engine} {each.cause}" for each in said[-1]] if said else None
+
+    async def story(rig: AgentRig) -> None:
+        path = rig.board.spec.engines[0].path
+        assert path is not None
+        program = Path(path)
+        sound = await asyncio.to_thread(program.read_bytes)
+        await asyncio.to_thread(program.write_bytes, b"\x7fELF\x02\x01\x01" + bytes(64))
+        rig.start()
+        await rig.wait(lambda: told(rig) == ["LlamaServer NoUsableEngine"], "it is told", LANES_SECONDS)
+        await asyncio.to_thread(program.write_bytes, sound)
+        await rig.wait(lambda: told(rig) == [], "it starts now", 60)
+
+    run(tmp_path, story)
+
+
 def test_member_that_does_not_fit_is_refused_in_bytes_and_never_started(tmp_path: Path) -> None:
     async def story(rig: AgentRig) -> None:
         huge = (Member(node="a", costs=(Costs(weights_bytes=1 << 50),)),)

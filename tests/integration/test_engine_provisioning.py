@@ -375,6 +375,66 @@ def script(folder: Path, body: str) -> str:
     return str(path)
 
 
+MISSES = "echo 'error while loading shared libraries: libgomp.so.1: cannot open shared object file' >&2; exit 127"
+
+
+def test_a_program_that_cannot_start_is_told_before_anybody_wants_it_until_it_can(tmp_path: Path) -> None:
+    spec = spec_of(path=script(tmp_path, MISSES))
+
+    async def whole() -> None:
+        async with web_on(NOWHERE) as web:
+            engines = engines_on(web, Cache(tmp_path))
+            offered = await engines.observe_lanes(spec)
+            (told,) = engines.observe_unusable(spec)
+            assert (told.engine, told.cause) == (EngineName.LLAMA_SERVER, FailureCause.MISSING_LIBRARY)
+            assert "apt-get install libgomp1" in told.message
+            assert offered, "what runs there by it would count as lost"
+            script(tmp_path, "echo 'version: 1'")
+            await engines.observe_lanes(spec)
+            assert engines.observe_unusable(spec) == ()
+
+    asyncio.run(whole())
+
+
+def test_an_engine_that_could_not_be_had_is_told_until_the_nodes_spec_is_another(tmp_path: Path) -> None:
+    """A Python without the library: it is offered, and found out when it is wanted."""
+    override = EngineOverride(engine=EngineName.MLX, path=sys.executable)
+    spec = NodeSpec(engines=(override.model_copy(update={"path": script(tmp_path, "echo no mlx_lm here; exit 3")}),))
+
+    async def whole() -> None:
+        async with web_on(NOWHERE) as web:
+            engines = engines_on(web, Cache(tmp_path), COVEY_NO_ENGINE_PROVISIONING="1")
+            await engines.observe_lanes(spec)
+            assert [each.engine for each in engines.observe_unusable(spec)] == [], "nobody has tried it"
+            with pytest.raises(AgentError):
+                await engines.ensure(EngineName.MLX, spec, ignore)
+            (told,) = engines.observe_unusable(spec)
+            assert (told.engine, told.cause) == (EngineName.MLX, FailureCause.NO_USABLE_ENGINE)
+            assert "no mlx_lm here" in told.message
+            script(tmp_path, "echo 'version: 1'")
+            await engines.ensure(EngineName.MLX, spec, ignore)
+            assert engines.observe_unusable(spec) == ()
+
+    asyncio.run(whole())
+
+
+def test_a_machine_without_any_engine_says_so_and_one_that_has_another_doesnt_miss_it(tmp_path: Path) -> None:
+    off = spec_of(provisioning=Provisioning.OFF)
+    other = NodeSpec(engines=(EngineOverride(engine=EngineName.MLX, path=script(tmp_path, "echo 'version: 1'")),))
+
+    async def told(spec: NodeSpec) -> list[tuple[EngineName, FailureCause]]:
+        async with web_on(NOWHERE) as web:
+            engines = engines_on(web, Cache(tmp_path), COVEY_NO_ENGINE_PROVISIONING="1")
+            await engines.observe_lanes(spec)
+            return [(each.engine, each.cause) for each in engines.observe_unusable(spec)]
+
+    missing = [(EngineName.LLAMA_SERVER, FailureCause.NO_USABLE_ENGINE)]
+    assert asyncio.run(told(off)) == missing, "the Node's spec names it"
+    assert asyncio.run(told(NodeSpec())) == missing, "there is no other"
+    assert asyncio.run(told(spec_of(disabled=True))) == []
+    assert asyncio.run(told(other)) == []
+
+
 def test_a_program_that_fails_says_with_what(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match="it ended with 3: no such model"):
         ensure(tmp_path, NOWHERE, spec_of(path=script(tmp_path, "echo no such model; exit 3")))

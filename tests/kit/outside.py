@@ -16,7 +16,7 @@ from covey_agent.ports import (
     OnTransfer,
     Transfer,
 )
-from covey_api.engines import EngineName, Lane
+from covey_api.engines import EngineName, Lane, UnusableEngine
 from covey_api.instance import Instance
 from covey_api.messages import PoolReading, Report
 from covey_api.meta import Message
@@ -61,6 +61,9 @@ class FakeEngines:
     def __init__(self) -> None:
         self.is_prepared = True
         self.refreshes = 0
+
+    def observe_unusable(self, spec: NodeSpec) -> tuple[UnusableEngine, ...]:
+        return ()
 
     async def refresh_devices(self) -> None:
         self.refreshes += 1

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from covey_api.meta import Message
+from covey_api.reasons import FailureCause
 
 
 class EngineName(StrEnum):
@@ -115,3 +116,14 @@ class Lane(Message):
     companions: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=16)] = ()
     """What the agent starts this engine with beside the weights: `Projector`, `Draft`. Versions that know of none say
     nothing, and get no Instance that has any."""
+
+
+class UnusableEngine(Message):
+    """An engine that people count on at a node, and that can't be started there."""
+
+    engine: EngineName
+    """The program that would run weights."""
+    cause: FailureCause
+    """What kind of problem it is."""
+    message: Annotated[str, Field(max_length=1024)]
+    """What was found, and what to do."""

@@ -185,6 +185,9 @@ class NodeStatus(Status):
     """What it can run engines with."""
     lane_names: Annotated[str, Field(max_length=256)] = ""
     """The first of these lanes as one text, `LlamaServer/Cpu`, for the printer column."""
+    unusable_names: Annotated[str, Field(max_length=256)] = ""
+    """Engines that can't be started there though somebody counts on them, as one text, for the printer column; the
+    condition `UnusableEngines` says why."""
 
 
 class Node(Kind):
@@ -199,6 +202,7 @@ class Node(Kind):
         Column("OS", ".status.facts.os"),
         Column("Arch", ".status.facts.architecture"),
         Column("Lanes", ".status.laneNames"),
+        Column("Unusable", ".status.unusableNames"),
         Column("Version", ".status.version"),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Reason", ".status.conditions[?(@.type=='Ready')].reason", wide=True),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from covey_api.engines import EngineName, Lane
+from covey_api.engines import EngineName, Lane, UnusableEngine
 from covey_api.instance import Instance
 from covey_api.messages import PoolReading
 from covey_api.meta import Message
@@ -89,6 +89,10 @@ class Engines(Protocol):
 
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         """Lanes offered now. A probe that hangs is abandoned in two seconds."""
+        ...
+
+    def observe_unusable(self, spec: NodeSpec) -> tuple[UnusableEngine, ...]:
+        """Engines that can't be started though somebody counts on them, as of the last look and the last try."""
         ...
 
     async def refresh_devices(self) -> None:

@@ -186,6 +186,7 @@ def _explain_node(draft: Draft, node: Node) -> Explanation:
 def _conditions(item: Placement | Model | Instance | Node) -> Explanation:
     """The object's conditions, as `describe` shows them."""
     conditions = item.status.conditions
-    ready = [each for each in conditions if each.type in ("Ready", "StrayInstances", "UnsealedInstances")]
+    told = ("Ready", "StrayInstances", "UnsealedInstances", "NameContested", "UnusableEngines", "DataPathReachable")
+    ready = [each for each in conditions if each.type in told]
     text = "".join(f"{each.type} is {each.status}: {each.reason}: {each.message}\n" for each in ready)
     return text, {"conditions": [each.to_wire() for each in conditions]}

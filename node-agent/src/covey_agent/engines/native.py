@@ -24,7 +24,7 @@ from covey_api.reasons import FailureCause
 from covey_agent.engines.environments import Environment
 from covey_agent.engines.features import parse_features
 from covey_agent.engines.lanes import EngineDevice, parse_devices, plan_lanes
-from covey_agent.engines.probe import ask
+from covey_agent.engines.probe import Answer, ask
 from covey_agent.engines.recipes import is_llama_server_fit
 from covey_agent.engines.source import (
     PROVISIONING_OFF,
@@ -33,6 +33,7 @@ from covey_agent.engines.source import (
     given_path,
     identify,
     is_provisioning_on,
+    judge_version,
     parse_version,
     unusable,
 )
@@ -45,7 +46,7 @@ logger = logging.getLogger(__name__)
 _PROBE_SECONDS = 2.0
 # The first start after an installation reads 200 MB of libraries from the disk.
 _VERSION_SECONDS = 10.0
-# Devices are listed again for their free memory, and what hung is asked again.
+# Devices are listed again for their free memory; what can't start is tried again, and what hung is asked again.
 _DEVICES_SECONDS = 30.0
 _SILENCE_SECONDS = 300.0
 # One look waits this long for an installation: less than a look at the node may take.
@@ -65,8 +66,12 @@ class _Seen:
     devices: tuple[EngineDevice, ...]
     is_silent: bool
     at_seconds: float
+    problem: AgentError | None = None
+    """Why it can't start, if it said so."""
 
     def is_fresh(self, now: float) -> bool:
+        if self.problem is not None:
+            return now - self.at_seconds < _DEVICES_SECONDS
         if self.is_silent:
             return now - self.at_seconds < _SILENCE_SECONDS
         return not self.devices or now - self.at_seconds < _DEVICES_SECONDS
@@ -84,6 +89,10 @@ class LlamaServerSource:
         self._sound: dict[Identity, EngineProgram] = {}
         self.devices: tuple[EngineDevice, ...] = ()
         """Accelerators as the engine listed them last; `observe_lanes` refreshes them."""
+        self.problem: AgentError | None = None
+        """Why it can't be installed, or what is here can't start, as of the last look; its lanes are offered all the
+        same (ADR 51)."""
+        self._install_problem: AgentError | None = None
         self._listed: EngineProgram | None = None
         self._preparing_since: float | None = None
         self._no_card_until = float("-inf")
@@ -91,15 +100,15 @@ class LlamaServerSource:
         self._installing: asyncio.Task[AgentError | None] | None = None
 
     async def observe_lanes(self, override: EngineOverride | None) -> tuple[Lane, ...]:
-        self.devices, self._listed = (), None
+        self.devices, self._listed, self.problem = (), None, None
         program = self._find(override)
         if program is None and not self._can_install(override):
             raise unusable(_install_line(is_provisioning_on(override, self._environment)))
         if program is None:
-            recipe = self._managed.recipe
+            recipe, self.problem = self._managed.recipe, self._install_problem
             return plan_lanes(recipe.version, recipe.digest, LaneState.INSTALLABLE, ())
         seen = await self._look_at(program)
-        self.devices, self._listed = seen.devices, program
+        self.devices, self._listed, self.problem = seen.devices, program, seen.problem
         return plan_lanes(program.version or seen.version, program.digest, LaneState.INSTALLED, seen.devices)
 
     async def refresh_devices(self) -> None:
@@ -152,6 +161,7 @@ class LlamaServerSource:
 
     def _judge(self, problem: AgentError | None, seconds: float) -> None:
         """Whether it is waited for, and what failed is tried again, at the next look."""
+        self._install_problem = problem
         if problem is not None and problem.cause is not FailureCause.ARTIFACT_UNAVAILABLE:
             self._has_given_up = True
             logger.error("no accelerator can be offered before llama-server is installed: %s", problem.message)
@@ -215,6 +225,7 @@ class LlamaServerSource:
             devices=parse_devices(listed.text, set_aside) if listed and listed.status == 0 else (),
             is_silent=listed is None,
             at_seconds=now,
+            problem=_find_problem(program, said) if said else None,
         )
 
     async def _check(self, program: EngineProgram) -> EngineProgram:
@@ -228,6 +239,14 @@ class LlamaServerSource:
         sound = replace(program, version=program.version or version, features=features)
         self._sound = {identity: sound}
         return sound
+
+
+def _find_problem(program: EngineProgram, said: Answer) -> AgentError | None:
+    try:
+        judge_version(program, said)
+    except AgentError as error:
+        return error
+    return None
 
 
 def _ignore(transfer: Transfer) -> None:

@@ -16,7 +16,7 @@ from covey_api.node import EngineOverride, Provisioning
 from covey_api.reasons import FailureCause
 
 from covey_agent.engines.libraries import explain_missing_library
-from covey_agent.engines.probe import CANNOT_START, ask
+from covey_agent.engines.probe import CANNOT_START, Answer, ask
 from covey_agent.ports import AgentError, EngineProgram, OnTransfer
 
 PROVISIONING_OFF = "COVEY_NO_ENGINE_PROVISIONING"
@@ -76,11 +76,16 @@ def unusable(message: str) -> AgentError:
 
 async def ask_version(program: EngineProgram, seconds: float) -> str:
     """The version that it answers with. AgentError with its last words when it can't start or doesn't answer."""
-    name = " ".join(program.command)
     arguments = (*program.arguments, "--version")
     answer = await ask(program.path, *arguments, environment=program.environment, seconds=seconds)
     if answer is None:
-        raise unusable(f"{name} did not answer `--version` within {seconds:.0f} s.")
+        raise unusable(f"{' '.join(program.command)} did not answer `--version` within {seconds:.0f} s.")
+    return judge_version(program, answer)
+
+
+def judge_version(program: EngineProgram, answer: Answer) -> str:
+    """The version in what it answered to `--version`. AgentError when that says that it can't start."""
+    name = " ".join(program.command)
     if missing := explain_missing_library(str(program.path), answer.text):
         raise AgentError(FailureCause.MISSING_LIBRARY, missing)
     if answer.status == CANNOT_START and answer.text == os.strerror(errno.ENOEXEC):
