@@ -15,6 +15,7 @@ from agent_rig import A, AgentRig, B, assert_gone, environment_of, is_keeper, ru
 from covey_api.instance import Costs, Member, MemberPhase
 from covey_api.messages import Ask, AskKind, MemberGoal
 from covey_api.reasons import FailureCause
+from covey_api.text import TRANSITIONS, find_section
 from kit.processes import assert_none_left, is_running, processes_of
 from shared_rig import assign_model
 
@@ -266,6 +267,7 @@ def test_engine_whose_port_was_taken_gets_another(tmp_path: Path) -> None:
         rig.board.wish(rig.assign())
         rig.start()
         backoff = await rig.wait_phase(MemberPhase.BACKOFF)
+        assert backoff.cause is FailureCause.PORT_TAKEN
         assert "took the engine's port" in backoff.message
         await rig.wait_phase(MemberPhase.READY, restarts=1)
 
@@ -388,6 +390,21 @@ def test_asks_are_answered_once_each(tmp_path: Path) -> None:
         assert len(rig.board.answers) == 3
 
     run(tmp_path, story)
+
+
+def test_an_engine_that_hangs_is_captured_without_its_metrics(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        await rig.wait(lambda: any(each.pid for each in rig.board.members.values()), "the engine runs")
+        rig.board.ask(Ask(id="capture", kind=AskKind.CAPTURE, instance_id=A, expires_seconds=60))
+        await rig.wait(lambda: rig.board.answer("capture") is not None, "it is captured")
+        answer = rig.board.answer("capture")
+        assert answer is not None
+        assert "# metrics\n(no answer within 4 s)" in answer.text
+        assert "Starting, goal Serve" in find_section(answer.text, TRANSITIONS)
+
+    run(tmp_path, story, hang_health="yes")
 
 
 def test_reports_leave_out_what_did_not_change_and_are_full_when_asked(tmp_path: Path) -> None:

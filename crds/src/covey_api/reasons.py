@@ -200,6 +200,8 @@ class FailureCause(StrEnum):
     """The agent did not report the member within the deadline."""
     KEEPER_LOST = "KeeperLost"
     """The keeper ended without an exit record."""
+    PORT_TAKEN = "PortTaken"
+    """Another process had the engine's port before the engine did; it is started again on another one."""
     WEDGED = "Wedged"
     """The engine's process lives, and nothing of it generates any more."""
 
