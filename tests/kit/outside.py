@@ -74,7 +74,9 @@ class FakeEngines:
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         return (builders.lane(),)
 
-    async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
+    async def ensure(
+        self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
         return EngineProgram(Path("/bin/engine"), {}, "1", "")
 
 

@@ -99,8 +99,10 @@ class Engines(Protocol):
         """List accelerators anew, for their free memory; where they can't be listed now, the last list stands."""
         ...
 
-    async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
-        """The engine, provisioned if needed."""
+    async def ensure(
+        self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
+        """The engine, provisioned if needed. `version`: of what is installed for it; None: the agent's own choice."""
         ...
 
 

@@ -125,7 +125,9 @@ class Engines:
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         return self._machine.ground.lanes
 
-    async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
+    async def ensure(
+        self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
         await asyncio.sleep(0.01)
         return EngineProgram(Path("/bin/engine"), {}, "1", "")
 

@@ -35,6 +35,7 @@ from covey_agent.engines.source import (
     is_provisioning_on,
     judge_version,
     parse_version,
+    refuse_version,
     unusable,
 )
 from covey_agent.facts.devices import is_any_seen, observe_set_aside
@@ -56,6 +57,8 @@ _NO_CARD_SECONDS = 60.0
 # Its 68 MB take this long at 400 kB/s.
 _PREPARE_SECONDS = 180.0
 _ROOT = Path("/")
+# Programs that are known to work: as many as there are versions, and what a person puts in the place of one.
+_MAX_SOUND = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,14 @@ class _Seen:
 
 
 class LlamaServerSource:
-    """`environment`: the agent's own variables."""
+    """`versions`: those that can be installed; the first where nothing is pinned. `environment`: the agent's own
+    variables."""
 
     engine = EngineName.LLAMA_SERVER
 
-    def __init__(self, managed: Environment, environment: Mapping[str, str]) -> None:
-        self._managed = managed
+    def __init__(self, versions: tuple[Environment, ...], environment: Mapping[str, str]) -> None:
+        self._managed = versions[0]
+        self._versions = {each.recipe.version: each for each in versions}
         self._environment = dict(environment)
         self._seen: dict[Identity, _Seen] = {}
         self._sound: dict[Identity, EngineProgram] = {}
@@ -106,10 +111,11 @@ class LlamaServerSource:
             raise unusable(_install_line(is_provisioning_on(override, self._environment)))
         if program is None:
             recipe, self.problem = self._managed.recipe, self._install_problem
-            return plan_lanes(recipe.version, recipe.digest, LaneState.INSTALLABLE, ())
+            return plan_lanes(recipe.version, recipe.digest, LaneState.INSTALLABLE, (), tuple(self._versions))
         seen = await self._look_at(program)
         self.devices, self._listed, self.problem = seen.devices, program, seen.problem
-        return plan_lanes(program.version or seen.version, program.digest, LaneState.INSTALLED, seen.devices)
+        versions = tuple(self._versions) if program.digest else ()
+        return plan_lanes(program.version or seen.version, program.digest, LaneState.INSTALLED, seen.devices, versions)
 
     async def refresh_devices(self) -> None:
         """Of the program that listed them last. A driver that hangs now hung not when lanes were looked at."""
@@ -170,29 +176,40 @@ class LlamaServerSource:
             why = problem.message if problem else "it is still on its way"
             logger.error("llama-server is not here after %.0f s, so the CPU lane is offered only: %s", seconds, why)
 
-    async def ensure(self, override: EngineOverride | None, on_transfer: OnTransfer) -> EngineProgram:
-        program = self._find(override)
+    async def ensure(
+        self, override: EngineOverride | None, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
+        program = self._find(override, version)
         if program is None:
             if not self._can_install(override):
                 raise unusable(_install_line(is_provisioning_on(override, self._environment)))
-            program = self._program(await self._managed.ensure(on_transfer))
+            managed = self._environment_of(version)
+            program = self._program(managed, await managed.ensure(on_transfer))
         return await self._check(program)
 
-    def _find(self, override: EngineOverride | None) -> EngineProgram | None:
+    def _environment_of(self, version: str | None) -> Environment:
+        if version is None:
+            return self._managed
+        if version not in self._versions:
+            raise refuse_version(self.engine, version, tuple(self._versions))
+        return self._versions[version]
+
+    def _find(self, override: EngineOverride | None, version: str | None = None) -> EngineProgram | None:
         """The program that is on the machine and would be used; None when there is none, or it must be installed."""
         if override is not None and override.path is not None:
             return EngineProgram(given_path(override.path), {}, "", "")
-        installed = self._managed.find()
         if not self._can_install(override) and (found := shutil.which("llama-server", path=self._search_path)):
             return EngineProgram(Path(found).resolve(), {}, "", "")
-        return self._program(installed) if installed else None
+        managed = self._environment_of(version)
+        installed = managed.find()
+        return self._program(managed, installed) if installed else None
 
     @property
     def _search_path(self) -> str | None:
         return self._environment.get("PATH")
 
-    def _program(self, packages: Path) -> EngineProgram:
-        recipe = self._managed.recipe
+    def _program(self, managed: Environment, packages: Path) -> EngineProgram:
+        recipe = managed.recipe
         path = packages / recipe.program
         # Its libraries are found by `$ORIGIN`; the Vulkan loader beside them must win over an older one.
         return EngineProgram(path, {"LD_LIBRARY_PATH": str(path.parent)}, recipe.version, recipe.digest)
@@ -237,7 +254,9 @@ class LlamaServerSource:
         help_text = await ask(program.path, "--help", environment=program.environment, seconds=_VERSION_SECONDS)
         features = parse_features(help_text.text) if help_text and help_text.status == 0 else None
         sound = replace(program, version=program.version or version, features=features)
-        self._sound = {identity: sound}
+        if len(self._sound) >= _MAX_SOUND:
+            self._sound.clear()
+        self._sound[identity] = sound
         return sound
 
 

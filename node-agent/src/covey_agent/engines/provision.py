@@ -22,7 +22,7 @@ from covey_agent.engines.failed import FailedEngines
 from covey_agent.engines.lanes import EngineDevice
 from covey_agent.engines.native import LlamaServerSource
 from covey_agent.engines.packages import PythonSource
-from covey_agent.engines.recipes import LLAMA_SERVER, llama_cpp_recipe, mlx_recipe
+from covey_agent.engines.recipes import LLAMA_SERVERS, llama_cpp_recipe, mlx_recipe
 from covey_agent.engines.source import EngineSource, unusable
 from covey_agent.ports import AgentError, EngineProgram, OnTransfer, Transfer
 
@@ -107,7 +107,9 @@ class NodeEngines:
     async def refresh_devices(self) -> None:
         await self._llama_server.refresh_devices()
 
-    async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
+    async def ensure(
+        self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
         override = find_override(spec, engine)
         if override is not None and override.disabled:
             raise unusable(
@@ -117,11 +119,11 @@ class NodeEngines:
         if source is None:
             raise unusable(f"this agent knows no engine '{engine}'. Upgrade it, or exclude the node.")
         try:
-            program = await source.ensure(override, on_transfer)
+            program = await source.ensure(override, on_transfer, version)
         except AgentError as error:
-            self._failed.fail(engine, override, error)
+            self._failed.fail(engine, version, override, error)
             raise
-        self._failed.succeed(engine)
+        self._failed.succeed(engine, version)
         return program
 
 
@@ -150,7 +152,7 @@ def open_engines(web: Web, cache: Cache, downloader: Downloader, environment: Ma
     is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
     computes = (Compute.METAL,) if is_apple else (Compute.CPU,)
     return NodeEngines(
-        LlamaServerSource(Environment(LLAMA_SERVER, web, cache, downloader), environment),
+        LlamaServerSource(tuple(Environment(each, web, cache, downloader) for each in LLAMA_SERVERS), environment),
         PythonSource(EngineName.LLAMA_CPP, prepare(llama_cpp_recipe), computes, environment, is_at_home=False),
         PythonSource(EngineName.MLX, prepare(mlx_recipe), computes, environment, is_at_home=is_apple),
         VllmSource(environment),

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -35,8 +36,11 @@ class EngineSource(Protocol):
         """Lanes offered now. AgentError says why there is none, where a person may want to know."""
         ...
 
-    async def ensure(self, override: EngineOverride | None, on_transfer: OnTransfer) -> EngineProgram:
-        """The engine, provisioned if needed; it answered."""
+    async def ensure(
+        self, override: EngineOverride | None, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
+        """The engine, provisioned if needed; it answered. `version`: of what is installed; a program that the operator
+        gave is what it is."""
         ...
 
 
@@ -68,6 +72,19 @@ def identify(path: Path) -> Identity:
 def parse_version(text: str) -> str:
     match = _VERSION.search(text)
     return match.group(1).strip() if match else ""
+
+
+class UnknownVersion(AgentError):
+    """Whoever pinned it is to blame, and not the engine."""
+
+
+def refuse_version(engine: EngineName, version: str, known: Sequence[str]) -> UnknownVersion:
+    return UnknownVersion(
+        FailureCause.NO_USABLE_ENGINE,
+        f"this agent can't install version '{version}' of engine '{engine}'; it can install "
+        f"{', '.join(known) or 'none'}. Correct `spec.engines[].version` of the Node or the Fleet, which counts for "
+        "the next Instance, or upgrade the agent.",
+    )
 
 
 def unusable(message: str) -> AgentError:
