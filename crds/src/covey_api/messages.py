@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from covey_api.access_key import KeyCounts
-from covey_api.engines import Lane
+from covey_api.engines import Lane, UnusableEngine
 from covey_api.instance import Instance, MemberPhase
 from covey_api.meta import Message, Sha256
 from covey_api.model import Geometry, ResolvedArtifact
@@ -260,6 +260,8 @@ class Report(Message):
     members: tuple[MemberReport, ...] | None = None
     blobs_port: Port = 0
     """At `address`, where other nodes get blobs; 0: it gives none."""
+    unusable: Annotated[tuple[UnusableEngine, ...], Field(max_length=16)] | None = None
+    """Engines that can't be started there though somebody counts on them, by name."""
 
 
 class ReportAnswer(Message):

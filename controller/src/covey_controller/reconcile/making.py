@@ -58,6 +58,7 @@ class InstanceMaker:
             term=self.draft.world.term,
             engine=chosen.lane.engine,
             compute=chosen.lane.compute,
+            engine_version=find_pin(self.draft, chosen),
             artifact=chosen.artifact,
             companions=chosen.companions,
             task=self.model.spec.tasks[0],
@@ -67,6 +68,16 @@ class InstanceMaker:
             startup_seconds=wish.timeouts.startup_seconds,
             drain_seconds=wish.rollout.drain_seconds,
         )
+
+
+def find_pin(draft: Draft, chosen: Chosen) -> str:
+    """The Node's, or else the Fleet's; empty also where the lane's program is the operator's."""
+    if not chosen.lane.versions:
+        return ""
+    sight = draft.nodes.get(chosen.node)
+    overrides = sight.node.spec.engines if sight is not None and sight.node is not None else ()
+    pins = (*overrides, *(draft.fleet.spec.engines if draft.fleet is not None else ()))
+    return next((each.version for each in pins if each.engine is chosen.lane.engine and each.version), "")
 
 
 def running_instances(draft: Draft, key: ObjectKey) -> list[Instance]:

@@ -91,7 +91,13 @@ def _is_of_host(compute: Compute, description: str, architecture: str) -> bool:
             return False
 
 
-def plan_lanes(version: str, digest: str, state: LaneState, devices: tuple[EngineDevice, ...]) -> tuple[Lane, ...]:
+def plan_lanes(
+    version: str,
+    digest: str,
+    state: LaneState,
+    devices: tuple[EngineDevice, ...],
+    versions: tuple[str, ...] = (),
+) -> tuple[Lane, ...]:
     """One lane per device, then the CPU."""
     pools = [*((device.compute, device.pool) for device in devices), (Compute.CPU, HOST_POOL)]
     return tuple(
@@ -102,6 +108,7 @@ def plan_lanes(version: str, digest: str, state: LaneState, devices: tuple[Engin
             version=version,
             digest=digest,
             pool=pool,
+            versions=versions,
             companions=tuple(CompanionRole),
         )
         for compute, pool in dict.fromkeys(pools)

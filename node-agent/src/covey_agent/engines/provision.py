@@ -8,8 +8,9 @@ import logging
 import platform
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 
-from covey_api.engines import Compute, EngineName, Lane
+from covey_api.engines import Compute, EngineName, Lane, LaneState, UnusableEngine
 from covey_api.node import EngineOverride, NodeSpec
 
 from covey_agent.artifacts.cache import Cache
@@ -17,14 +18,18 @@ from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.web import Web
 from covey_agent.engines.commands import VllmSource
 from covey_agent.engines.environments import Environment, Recipe
+from covey_agent.engines.failed import FailedEngines
 from covey_agent.engines.lanes import EngineDevice
 from covey_agent.engines.native import LlamaServerSource
 from covey_agent.engines.packages import PythonSource
-from covey_agent.engines.recipes import LLAMA_SERVER, llama_cpp_recipe, mlx_recipe
+from covey_agent.engines.recipes import LLAMA_SERVERS, llama_cpp_recipe, mlx_recipe
 from covey_agent.engines.source import EngineSource, unusable
-from covey_agent.ports import AgentError, EngineProgram, OnTransfer
+from covey_agent.ports import AgentError, EngineProgram, OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
+
+# Of the message that a report carries.
+_MAX_MESSAGE = 1024
 
 
 class NodeEngines:
@@ -34,6 +39,8 @@ class NodeEngines:
         self._llama_server = llama_server
         self._sources: dict[EngineName, EngineSource] = {each.engine: each for each in (llama_server, *others)}
         self._complaints: dict[EngineName, str] = {}
+        self._failed = FailedEngines()
+        self._offers_any = True
 
     @property
     def devices(self) -> tuple[EngineDevice, ...]:
@@ -54,14 +61,38 @@ class NodeEngines:
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         async with asyncio.TaskGroup() as group:
             looks = [group.create_task(self._observe(source, spec)) for source in self._sources.values()]
-        return tuple(lane for look in looks for lane in look.result())
+        lanes = tuple(lane for look in looks for lane in look.result())
+        self._offers_any = bool(lanes)
+        for engine in {lane.engine for lane in lanes if lane.state is LaneState.INSTALLED}:
+            self._failed.try_again(engine, partial(self.ensure, engine, spec, _ignore))
+        return lanes
+
+    def observe_unusable(self, spec: NodeSpec) -> tuple[UnusableEngine, ...]:
+        """Of each engine the first that holds:
+
+        1. disabled: nothing; 2. it couldn't be started when it was wanted; 3. what is here said that it can't start;
+        4. it isn't offered, and the Node's spec names it, or there is no other engine: somebody counts on it.
+        """
+        found: list[UnusableEngine] = []
+        for engine in sorted(self._sources):
+            override = find_override(spec, engine)
+            if override is not None and override.disabled:
+                continue
+            problem = self._failed.find(engine, override)
+            if problem is None and engine is EngineName.LLAMA_SERVER:
+                problem = self._llama_server.problem
+            if problem is None and (override is not None or not self._offers_any) and engine in self._complaints:
+                problem = unusable(self._complaints[engine])
+            if problem is not None:
+                found.append(UnusableEngine(engine=engine, cause=problem.cause, message=problem.message[:_MAX_MESSAGE]))
+        return tuple(found)
 
     async def _observe(self, source: EngineSource, spec: NodeSpec) -> tuple[Lane, ...]:
         override = find_override(spec, source.engine)
         if override is not None and override.disabled:
             self._complaints.pop(source.engine, None)
             if source is self._llama_server:
-                self._llama_server.devices = ()
+                self._llama_server.devices, self._llama_server.problem = (), None
             return ()
         try:
             lanes = await source.observe_lanes(override)
@@ -76,7 +107,9 @@ class NodeEngines:
     async def refresh_devices(self) -> None:
         await self._llama_server.refresh_devices()
 
-    async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
+    async def ensure(
+        self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
         override = find_override(spec, engine)
         if override is not None and override.disabled:
             raise unusable(
@@ -85,7 +118,17 @@ class NodeEngines:
         source = self._sources.get(engine)
         if source is None:
             raise unusable(f"this agent knows no engine '{engine}'. Upgrade it, or exclude the node.")
-        return await source.ensure(override, on_transfer)
+        try:
+            program = await source.ensure(override, on_transfer, version)
+        except AgentError as error:
+            self._failed.fail(engine, version, override, error)
+            raise
+        self._failed.succeed(engine, version)
+        return program
+
+
+def _ignore(transfer: Transfer) -> None:
+    """What is tried again is here."""
 
 
 def find_override(spec: NodeSpec, engine: EngineName) -> EngineOverride | None:
@@ -109,7 +152,7 @@ def open_engines(web: Web, cache: Cache, downloader: Downloader, environment: Ma
     is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
     computes = (Compute.METAL,) if is_apple else (Compute.CPU,)
     return NodeEngines(
-        LlamaServerSource(Environment(LLAMA_SERVER, web, cache, downloader), environment),
+        LlamaServerSource(tuple(Environment(each, web, cache, downloader) for each in LLAMA_SERVERS), environment),
         PythonSource(EngineName.LLAMA_CPP, prepare(llama_cpp_recipe), computes, environment, is_at_home=False),
         PythonSource(EngineName.MLX, prepare(mlx_recipe), computes, environment, is_at_home=is_apple),
         VllmSource(environment),

@@ -45,6 +45,7 @@ class EnsureEngine:
     instance_id: str
     engine: EngineName
     spec: NodeSpec
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
