@@ -190,6 +190,8 @@ class FailureCause(StrEnum):
     """A source can't be reached or doesn't have the file."""
     ARTIFACT_CORRUPT = "ArtifactCorrupt"
     """A digest, size or checksum differs; nothing was installed."""
+    SIGNATURE_REFUSED = "SignatureRefused"
+    """The file has not the signature that its Model demands; no engine got it."""
     NO_USABLE_ENGINE = "NoUsableEngine"
     """The engine can't be provisioned here; the message has the install line."""
     MISSING_LIBRARY = "MissingLibrary"

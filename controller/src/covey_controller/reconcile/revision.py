@@ -14,6 +14,7 @@ import json
 from covey_api.engines import Task
 from covey_api.model import Model
 from covey_api.placement import Placement
+from covey_api.trust import Proof
 
 RECIPE = "r1"
 _MODEL_FIELDS = {"context_tokens", "variants", "geometry", "memory"}
@@ -30,5 +31,7 @@ def revision_of(placement: Placement, model: Model) -> str:
     }
     if model.spec.tasks[0] is not Task.CHAT:  # what its engine is started for
         recipe["task"] = {"name": model.spec.tasks[0].value}
+    if model.spec.trust.requires is Proof.SIGNATURE:  # what its files must be signed by, before an engine gets them
+        recipe["trust"] = model.spec.trust.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     canonical = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return f"{RECIPE}-{hashlib.sha256(canonical.encode()).hexdigest()[:12]}"

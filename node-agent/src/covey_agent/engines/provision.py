@@ -17,7 +17,7 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.web import Web
 from covey_agent.engines.commands import VllmSource
-from covey_agent.engines.environments import Environment, Recipe
+from covey_agent.engines.environments import Environment, Provenances, Recipe
 from covey_agent.engines.failed import FailedEngines
 from covey_agent.engines.lanes import EngineDevice
 from covey_agent.engines.native import LlamaServerSource
@@ -135,7 +135,13 @@ def find_override(spec: NodeSpec, engine: EngineName) -> EngineOverride | None:
     return next((override for override in spec.engines if override.engine is engine), None)
 
 
-def open_engines(web: Web, cache: Cache, downloader: Downloader, environment: Mapping[str, str]) -> NodeEngines:
+def open_engines(
+    web: Web,
+    cache: Cache,
+    downloader: Downloader,
+    environment: Mapping[str, str],
+    provenances: Provenances | None = None,
+) -> NodeEngines:
     """Every engine that this version knows."""
 
     def prepare(find_recipe: Callable[[], Recipe | None]) -> Callable[[], Environment | None]:
@@ -144,7 +150,7 @@ def open_engines(web: Web, cache: Cache, downloader: Downloader, environment: Ma
         def find() -> Environment | None:
             if not made:
                 recipe = find_recipe()
-                made.append(Environment(recipe, web, cache, downloader) if recipe else None)
+                made.append(Environment(recipe, web, cache, downloader, provenances) if recipe else None)
             return made[0]
 
         return find
@@ -152,7 +158,9 @@ def open_engines(web: Web, cache: Cache, downloader: Downloader, environment: Ma
     is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
     computes = (Compute.METAL,) if is_apple else (Compute.CPU,)
     return NodeEngines(
-        LlamaServerSource(tuple(Environment(each, web, cache, downloader) for each in LLAMA_SERVERS), environment),
+        LlamaServerSource(
+            tuple(Environment(each, web, cache, downloader, provenances) for each in LLAMA_SERVERS), environment
+        ),
         PythonSource(EngineName.LLAMA_CPP, prepare(llama_cpp_recipe), computes, environment, is_at_home=False),
         PythonSource(EngineName.MLX, prepare(mlx_recipe), computes, environment, is_at_home=is_apple),
         VllmSource(environment),
