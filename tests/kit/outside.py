@@ -74,6 +74,9 @@ class FakeEngines:
     async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
         return EngineProgram(Path("/bin/engine"), {}, "1", "")
 
+    async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
+        """Knows them all."""
+
 
 class FakeFacts:
     def __init__(self) -> None:

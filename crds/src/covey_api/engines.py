@@ -97,6 +97,9 @@ class LaneState(StrEnum):
     """The agent can provision it when a member needs it."""
 
 
+MAX_LACKS = 32
+
+
 class Lane(Message):
     """Engine and compute, as one node offers it."""
 
@@ -112,6 +115,8 @@ class Lane(Message):
     """sha256 of the wheel it comes from, or of the list of its wheels; empty for a program that the operator gave."""
     pool: Annotated[str, Field(max_length=63)] = HOST_POOL
     """The memory pool that this lane's engine fills."""
+    lacks: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_LACKS)] = ()
+    """Architectures that were asked of it and that this build has no code for, sorted. Others may be there or not."""
     companions: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=16)] = ()
     """What the agent starts this engine with beside the weights: `Projector`, `Draft`. Versions that know of none say
     nothing, and get no Instance that has any."""

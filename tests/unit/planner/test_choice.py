@@ -69,6 +69,12 @@ def test_nothing_is_chosen_when_nothing_is_asked_for() -> None:
             "it offers no lane; the model needs LlamaServer",
         ),
         (
+            node(lanes=(lane(lacks=("gemma", "llama")),)),
+            wish(),
+            RefusalReason.NO_USABLE_ENGINE,
+            "its LlamaServer 10434 has no code for architecture 'llama'; give it a newer build",
+        ),
+        (
             node(),
             wish(failed=frozenset({Barred("a", EngineName.LLAMA_SERVER)})),
             RefusalReason.RECENT_FAILURE,
@@ -115,6 +121,16 @@ def test_every_filter_refuses_with_its_reason(
     assert decision.counts == ((reason, 1),)
     assert (closest(decision).reason, closest(decision).message) == (reason, words)
     assert explain_nodes(asked, [refused]) == (decision.closest,)
+
+
+def test_a_build_that_lacks_another_architecture_or_tells_nothing_is_taken() -> None:
+    for lacks in ((), ("gemma",)):
+        assert len(choose(wish(), [node(lanes=(lane(lacks=lacks),))], 1).chosen) == 1
+
+
+def test_a_node_whose_build_lacks_the_architecture_is_told_apart_from_its_like() -> None:
+    older = node("a", lanes=(lane(lacks=("llama",)),))
+    assert [each.node for each in choose(wish(), [older, node("b")], 1).chosen] == ["b"]
 
 
 def test_refusal_for_want_of_memory_bars_lanes_of_one_pool_and_another_failure_the_engine() -> None:

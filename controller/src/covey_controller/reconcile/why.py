@@ -178,6 +178,8 @@ def _explain_node(draft: Draft, node: Node) -> Explanation:
         )
         pools.append({"name": pool.name, "totalBytes": pool.total_bytes, "reservedBytes": pool.reserved_bytes})
     lines += [f"lane {lane.engine}/{lane.compute}: {lane.state} {lane.version}".rstrip() for lane in view.lanes]
+    lacks = {f"{lane.engine} {lane.version}".rstrip(): lane.lacks for lane in view.lanes if lane.lacks}
+    lines += [f"{build} has no code for models of architecture {', '.join(names)}" for build, names in lacks.items()]
     names = sorted(instance.metadata.name for instance in here)
     lines.append(f"runs: {', '.join(names) or 'nothing'}")
     return "\n".join(line for line in lines if line) + "\n", data | {"pools": pools, "instances": names}

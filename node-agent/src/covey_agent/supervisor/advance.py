@@ -134,7 +134,7 @@ def _advance_towards_start(state: State, member: MemberState) -> tuple[MemberSta
             effects.append(FetchArtifact(key, spec.artifact, tuple(each.artifact for each in spec.companions)))
             work |= {Work.FETCH}
         if member.program is None and Work.ENGINE not in work:
-            effects.append(EnsureEngine(key, spec.engine, state.spec))
+            effects.append(EnsureEngine(key, spec.engine, state.spec, member.assignment.architecture))
             work |= {Work.ENGINE}
         return replace(member, phase=MemberPhase.FETCHING, work=work), tuple(effects)
     if not member.fits:  # 8

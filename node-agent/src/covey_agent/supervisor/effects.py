@@ -45,6 +45,8 @@ class EnsureEngine:
     instance_id: str
     engine: EngineName
     spec: NodeSpec
+    architecture: str = ""
+    """What it must have code for; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,12 +82,25 @@ def _not_selected(question: Question, miss: Miss) -> str:
 
 def _no_engine(question: Question, miss: Miss) -> str:
     engines = {lane.engine for lane in miss.node.lanes}
+    if lacking := _lacking(question, miss):
+        return lacking
     if way := next((way for way in question.ways if way.engine in engines), None):
         beside = " and a ".join(each.role.lower() for each in way.companions)
         return f"its agent is of a version that starts no {way.engine} with a {beside}; upgrade it"
     more = f" ({question.unfit})" if question.unfit else ""
     offered = sorted(f"{lane.engine}/{lane.compute}" for lane in miss.node.lanes)
     return f"it offers {', '.join(offered) or 'no lane'}; the model needs {' or '.join(question.engines)}{more}"
+
+
+def _lacking(question: Question, miss: Miss) -> str:
+    """Of builds that were asked for the model's architecture and have no code for it."""
+    builds = {
+        f"{lane.engine} {lane.version}".rstrip() + f" has no code for architecture '{way.architecture}'"
+        for lane in miss.node.lanes
+        for way in question.ways
+        if lane.engine is way.engine and way.architecture in lane.lacks
+    }
+    return f"its {' and '.join(sorted(builds))}; give it a newer build" if builds else ""
 
 
 def _memory(question: Question, miss: Miss) -> str:

@@ -178,7 +178,8 @@ class Roster:
     def _key(self, view: NodeView) -> tuple[object, ...]:
         """All that filters and costs depend on."""
         lanes = tuple(
-            (each.engine, each.compute, each.state, each.digest, each.pool, each.companions) for each in view.lanes
+            (each.engine, each.compute, each.state, each.digest, each.pool, each.companions, each.lacks)
+            for each in view.lanes
         )
         labels = tuple(view.labels.get(key) for key in self._label_keys)
         taints = tuple((each.key, each.value, each.effect) for each in view.taints)

@@ -7,7 +7,7 @@ from itertools import product
 from covey_api.companion import CompanionRole
 from covey_api.engines import KV_CACHE_TYPES, TASKS, Compute, EngineName, Lane
 from covey_api.instance import EngineOptions
-from covey_api.model import Geometry, ResolvedArtifact
+from covey_api.model import Geometry, ResolvedArtifact, architecture_for
 from covey_api.reasons import ReadyReason, RefusalReason
 
 from covey_planner.choice.expected import brings_forward, order_variants
@@ -36,9 +36,16 @@ class Way:
     is_off_processor: bool = False
     """Whether it is looked at on accelerators alone: the same on every lane comes later."""
 
+    @property
+    def architecture(self) -> str:
+        """The model's kind, as its engine calls it."""
+        return architecture_for(self.engine, self.geometry)
+
     def runs_on(self, lane: Lane) -> bool:
         """Whether the lane has its engine, under an agent that starts it with all that is loaded beside the model."""
         if lane.engine is not self.engine or (self.is_off_processor and lane.compute is Compute.CPU):
+            return False
+        if lane.lacks and self.architecture in lane.lacks:
             return False
         return not self.companions or all(each.role in lane.companions for each in self.companions)
 
