@@ -69,6 +69,12 @@ def test_nothing_is_chosen_when_nothing_is_asked_for() -> None:
             "it offers no lane; the model needs LlamaServer",
         ),
         (
+            node(is_offline=True),
+            wish(variants=(variant(is_held=False),)),
+            RefusalReason.OFFLINE,
+            "`spec.offline` of the Node is true, and no node has the files of variant 'gguf-q4-1'",
+        ),
+        (
             node(lanes=(lane(lacks=("gemma", "llama")),)),
             wish(),
             RefusalReason.NO_USABLE_ENGINE,
@@ -126,6 +132,14 @@ def test_every_filter_refuses_with_its_reason(
 def test_a_build_that_lacks_another_architecture_or_tells_nothing_is_taken() -> None:
     for lacks in ((), ("gemma",)):
         assert len(choose(wish(), [node(lanes=(lane(lacks=lacks),))], 1).chosen) == 1
+
+
+def test_an_offline_node_takes_what_some_node_has_and_leaves_the_rest_to_others() -> None:
+    here, there = variant("here"), variant("there", is_held=False)
+    offline = node("a", is_offline=True)
+    assert [each.variant for each in choose(wish(variants=(there, here)), [offline], 1).chosen] == ["here"]
+    (chosen,) = choose(wish(variants=(there, here)), [offline, node("b", memory=8 * GIB)], 1).chosen
+    assert (chosen.node, chosen.variant) == ("b", "there")
 
 
 def test_a_node_whose_build_lacks_the_architecture_is_told_apart_from_its_like() -> None:

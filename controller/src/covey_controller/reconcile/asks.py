@@ -185,7 +185,7 @@ def _open_ask(draft: Draft, key: ArtifactKey, variants: Sequence[Variant]) -> No
         draft.wake_at(draft.now + wait)
         return
     open_on = {node.name: sum(each.node == node.name for each in draft.asks.values()) for node in untried}
-    node = min(untried, key=lambda each: (open_on[each.name], each.name))
+    node = min(untried, key=lambda each: (_is_offline(each), open_on[each.name], each.name))
     if open_on[node.name] >= MAX_OPEN_PER_NODE:
         return
     ask = Ask(
@@ -196,6 +196,11 @@ def _open_ask(draft: Draft, key: ArtifactKey, variants: Sequence[Variant]) -> No
         sha256=key.sha256,
     )
     draft.asks[ask.id] = OpenAsk(ask, node.name, draft.now)
+
+
+def _is_offline(node: NodeSight) -> bool:
+    """Whether it knows by its cache alone what a source means."""
+    return node.node is not None and node.node.spec.offline
 
 
 def _ask_id(draft: Draft, key: ArtifactKey, node: str) -> str:

@@ -20,7 +20,7 @@ from covey_api.node import Node
 from covey_api.placement import Failure, Placement
 from covey_api.reasons import EventReason
 from covey_planner.choice import Roster
-from covey_planner.types import Chosen, Decision, NodeView
+from covey_planner.types import Chosen, Decision, NodeState, NodeView
 
 from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance, reservations, view_node
 from covey_controller.reconcile.holding import held_bytes
@@ -127,6 +127,8 @@ class Draft:
     _creations: dict[ObjectKey, int] = field(default_factory=dict[ObjectKey, int])
     """Where in `actions` each Instance is created."""
     _offered: frozenset[EngineName] | None = None
+    _held: frozenset[str] | None = None
+    _is_held_known: bool = False
     _of_placement: dict[ObjectKey, list[ObjectKey]] | None = None
 
     def note(self, key: ObjectKey, reason: EventReason, message: str, *, warning: bool = False) -> None:
@@ -164,6 +166,15 @@ class Draft:
             reports = (node.report for node in self.nodes.values() if node.report is not None)
             self._offered = frozenset(lane.engine for report in reports for lane in report.lanes or ())
         return self._offered
+
+    def held_digests(self) -> frozenset[str] | None:
+        """Of files that some node has. None while no node is offline: nobody asks then."""
+        if not self._is_held_known:
+            self._is_held_known = True
+            if any(node.node is not None and node.node.spec.offline for node in self.nodes.values()):
+                here = (node.report for node in self.nodes.values() if node.state is NodeState.READY)
+                self._held = frozenset(digest for report in here if report for digest in report.blobs or ())
+        return self._held
 
     def roster(self) -> Roster:
         """Nodes for the planner, with what has been reserved up to now."""

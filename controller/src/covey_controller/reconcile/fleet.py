@@ -217,6 +217,7 @@ def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
         cpu_cores=facts.cpu_cores if facts else 1,
         cached=frozenset(report.blobs or ()) if report else frozenset(),
         taints=sight.node.spec.taints if sight.node else (),
+        is_offline=sight.node is not None and sight.node.spec.offline,
     )
     held: dict[str, int] = {}
     for holder in holders:

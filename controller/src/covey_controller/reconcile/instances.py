@@ -56,7 +56,15 @@ def plan_placement(draft: Draft, key: ObjectKey, placement: Placement) -> None:
     if count_missing(replicas, progressing.wanted) == 0 and all(r.standing is not Standing.FAILED for r in replicas):
         return
     failed = failed_lanes(progressing.failures)
-    wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key), draft.offered_engines())
+    wish = render_wish(
+        placement,
+        model,
+        draft.fleet,
+        failed,
+        running_instances(draft, key),
+        draft.offered_engines(),
+        draft.held_digests(),
+    )
     maker = InstanceMaker(draft, key, placement, model, revision)
     retry_failed(maker, wish, [replica.name for replica in replicas if replica.standing is Standing.FAILED])
     _place_missing(maker, wish, observe_replicas(draft, key, revision), progressing)

@@ -73,7 +73,15 @@ def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Ex
         text, data = _conditions(placement)
         return f"{key}: no Model '{placement.spec.model_ref.name}' in namespace '{key.namespace}'\n{text}", data
     failed = failed_lanes(placement.status.failures)
-    wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key), draft.offered_engines())
+    wish = render_wish(
+        placement,
+        model,
+        draft.fleet,
+        failed,
+        running_instances(draft, key),
+        draft.offered_engines(),
+        draft.held_digests(),
+    )
     decision = choose(wish, draft.roster(), 1)
     pending = decision.pending
     why = WhyPlacement(

@@ -21,6 +21,7 @@ _NEARNESS = {
             RefusalReason.CONTEXT_TOO_SMALL,
             RefusalReason.INSUFFICIENT_MEMORY,
             RefusalReason.RECENT_FAILURE,
+            RefusalReason.OFFLINE,
             RefusalReason.NO_USABLE_ENGINE,
             RefusalReason.FACTS_PENDING,
             RefusalReason.NODE_UNKNOWN,
@@ -62,6 +63,9 @@ def _message(question: Question, miss: Miss) -> str:
             return question.blocked[1] if question.blocked else _no_engine(question, miss)
         case RefusalReason.RECENT_FAILURE:
             return _failed(question, miss)
+        case RefusalReason.OFFLINE:
+            variants = " or ".join(dict.fromkeys(f"'{way.variant}'" for way in question.ways if not way.is_held))
+            return f"`spec.offline` of the Node is true, and no node has the files of variant {variants}"
         case RefusalReason.INSUFFICIENT_MEMORY | RefusalReason.CONTEXT_TOO_SMALL:
             return _memory(question, miss)
 

@@ -183,4 +183,4 @@ class Roster:
         )
         labels = tuple(view.labels.get(key) for key in self._label_keys)
         taints = tuple((each.key, each.value, each.effect) for each in view.taints)
-        return (view.state, view.schedulable, lanes, labels, taints)
+        return (view.state, view.schedulable, view.is_offline, lanes, labels, taints)

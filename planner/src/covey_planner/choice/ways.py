@@ -15,7 +15,7 @@ from covey_planner.choice.window import Span, window_span
 from covey_planner.fit.companions import with_companions
 from covey_planner.fit.estimate import CostFormula, cost_formulas
 from covey_planner.fit.options import stamp_options
-from covey_planner.types import KnownCompanion, Pending, VariantView, Wish
+from covey_planner.types import KnownCompanion, NodeView, Pending, VariantView, Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,14 @@ class Way:
         default_factory=dict[tuple[EngineName, Compute], int]
     )
     companions: tuple[KnownCompanion, ...] = ()
+    is_held: bool = True
+    """Whether nodes that are offline can get its files."""
     is_off_processor: bool = False
     """Whether it is looked at on accelerators alone: the same on every lane comes later."""
+
+    def comes_to(self, node: NodeView) -> bool:
+        """Whether the node can get its files at all."""
+        return self.is_held or not node.is_offline
 
     @property
     def architecture(self) -> str:
@@ -131,7 +137,13 @@ def list_ways(wish: Wish) -> tuple[Way, ...]:
         digest = variant.artifact.digest
         way = Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span)
         ways.append(
-            replace(way, calibrations=variant.calibrations, companions=beside, is_off_processor=is_off_processor)
+            replace(
+                way,
+                calibrations=variant.calibrations,
+                companions=beside,
+                is_held=variant.is_held,
+                is_off_processor=is_off_processor,
+            )
         )
     return tuple(ways)
 
