@@ -158,6 +158,8 @@ class Wish:
     """At a time, of one replica."""
     task: Task = Task.CHAT
     """What the engine is started for."""
+    computes: tuple[Compute, ...] = ()
+    """Only lanes of these, if any are named."""
 
     def is_barred(self, node: str, lane: Lane) -> bool:
         """Whether this revision failed on this lane of this node."""

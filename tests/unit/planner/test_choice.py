@@ -69,6 +69,12 @@ def test_nothing_is_chosen_when_nothing_is_asked_for() -> None:
             "it offers no lane; the model needs LlamaServer",
         ),
         (
+            node(),
+            wish(computes=(Compute.CUDA, Compute.METAL)),
+            RefusalReason.NO_USABLE_ENGINE,
+            "it offers LlamaServer/Cpu; the model needs LlamaServer on Cuda or Metal (`spec.nodes.computes`)",
+        ),
+        (
             node(is_offline=True),
             wish(variants=(variant(is_held=False),)),
             RefusalReason.OFFLINE,
@@ -320,6 +326,17 @@ def test_accelerator_without_room_falls_back_to_the_cpu() -> None:
     full = node(lanes=lanes, pools=(Pool("Host", 16 * GIB, GIB, 0), Pool("Cuda0", GIB, 0, GIB)))
     (chosen,) = choose(wish(), [full], 1).chosen
     assert chosen.lane.compute == Compute.CPU
+
+
+def test_what_must_not_run_on_a_processor_waits_for_room_on_a_device() -> None:
+    full = node(
+        lanes=(lane(compute=Compute.CUDA, pool="Cuda0"), lane()),
+        pools=(Pool("Host", 64 * GIB, 0, 0), replace(GPU, reserved_bytes=GPU.total_bytes)),
+    )
+    assert choose(wish(), [full], 1).chosen[0].lane.compute is Compute.CPU
+    found = closest(choose(wish(computes=(Compute.CUDA,)), [full], 1))
+    assert found.reason is RefusalReason.INSUFFICIENT_MEMORY
+    assert "in pool 'Cuda0'" in found.message
 
 
 def test_pools_are_never_summed() -> None:

@@ -111,6 +111,7 @@ def wishes(draw: st.DrawFn) -> Wish:
     return wish(
         variants=draw(variants()),
         engines=draw(st.sampled_from([(), (EngineName.LLAMA_SERVER,), (EngineName.MLX, EngineName.LLAMA_SERVER)])),
+        computes=draw(st.sampled_from([(), (), (Compute.VULKAN,), (Compute.CPU, Compute.CUDA)])),
         tolerations=draw(st.sampled_from([(), (Toleration(key="owner", value="ann"),)])),
         selector=draw(st.sampled_from([{}, {}, {"zone": "z1"}])),
         exclude=frozenset(draw(st.sets(st.sampled_from(NAMES), max_size=2))),

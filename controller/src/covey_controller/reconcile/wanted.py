@@ -118,6 +118,7 @@ def render_wish(
         tolerations=spec.nodes.tolerations,
         expected_requests=max(spec.concurrency, spec.scaling.target if spec.scaling else 0),
         task=model.spec.tasks[0],
+        computes=spec.nodes.computes,
     )
 
 

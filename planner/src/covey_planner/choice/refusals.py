@@ -85,7 +85,9 @@ def _not_selected(question: Question, miss: Miss) -> str:
 
 
 def _no_engine(question: Question, miss: Miss) -> str:
-    engines = {lane.engine for lane in miss.node.lanes}
+    computes = question.wish.computes
+    lanes = [lane for lane in miss.node.lanes if not computes or lane.compute in computes]
+    engines = {lane.engine for lane in lanes}
     if lacking := _lacking(question, miss):
         return lacking
     if way := next((way for way in question.ways if way.engine in engines), None):
@@ -93,7 +95,8 @@ def _no_engine(question: Question, miss: Miss) -> str:
         return f"its agent is of a version that starts no {way.engine} with a {beside}; upgrade it"
     more = f" ({question.unfit})" if question.unfit else ""
     offered = sorted(f"{lane.engine}/{lane.compute}" for lane in miss.node.lanes)
-    return f"it offers {', '.join(offered) or 'no lane'}; the model needs {' or '.join(question.engines)}{more}"
+    only = f" on {' or '.join(computes)} (`spec.nodes.computes`)" if computes else ""
+    return f"it offers {', '.join(offered) or 'no lane'}; the model needs {' or '.join(question.engines)}{only}{more}"
 
 
 def _lacking(question: Question, miss: Miss) -> str:

@@ -35,6 +35,8 @@ class Way:
     companions: tuple[KnownCompanion, ...] = ()
     is_held: bool = True
     """Whether nodes that are offline can get its files."""
+    computes: tuple[Compute, ...] = ()
+    """Only lanes of these, if any are named."""
     is_off_processor: bool = False
     """Whether it is looked at on accelerators alone: the same on every lane comes later."""
 
@@ -50,6 +52,8 @@ class Way:
     def runs_on(self, lane: Lane) -> bool:
         """Whether the lane has its engine, under an agent that starts it with all that is loaded beside the model."""
         if lane.engine is not self.engine or (self.is_off_processor and lane.compute is Compute.CPU):
+            return False
+        if self.computes and lane.compute not in self.computes:
             return False
         if lane.lacks and self.architecture in lane.lacks:
             return False
@@ -142,6 +146,7 @@ def list_ways(wish: Wish) -> tuple[Way, ...]:
                 calibrations=variant.calibrations,
                 companions=beside,
                 is_held=variant.is_held,
+                computes=wish.computes,
                 is_off_processor=is_off_processor,
             )
         )
