@@ -115,6 +115,9 @@ class Lane(Message):
     """sha256 of the wheel it comes from, or of the list of its wheels; empty for a program that the operator gave."""
     pool: Annotated[str, Field(max_length=63)] = HOST_POOL
     """The memory pool that this lane's engine fills."""
+    limit_bytes: Annotated[int, Field(ge=0)] = 0
+    """The most that all engines on this compute can fill of that pool, where it is the host's and the device's driver
+    allows it a part alone (AMD's GTT); 0: all of it."""
     lacks: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_LACKS)] = ()
     """Architectures that were asked of it and that this build has no code for, sorted. Others may be there or not."""
     companions: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=16)] = ()

@@ -8,6 +8,7 @@ from covey_api.node import Taint
 from covey_api.placement import Toleration, TolerationOperator
 from covey_api.reasons import RefusalReason
 from covey_planner.choice import choose, explain_nodes
+from covey_planner.fit.limits import limit_pools
 from covey_planner.text import render_refusals
 from covey_planner.types import Barred, Chosen, Decision, NodeState, NodeView, Pool, Refusal, Wish
 from kit.builders import artifact, geometry, lane
@@ -337,6 +338,22 @@ def test_what_must_not_run_on_a_processor_waits_for_room_on_a_device() -> None:
     found = closest(choose(wish(computes=(Compute.CUDA,)), [full], 1))
     assert found.reason is RefusalReason.INSUFFICIENT_MEMORY
     assert "in pool 'Cuda0'" in found.message
+
+
+def test_a_device_fills_no_more_of_the_host_than_its_driver_allows() -> None:
+    """Beside another lane of the same node, and with the window that is left."""
+    halo = lane(compute=Compute.ROCM, limit_bytes=7 * GIB)
+    asked = wish(variants=(large_variant(),), computes=(Compute.ROCM,))
+    pools = (Pool("Host", 64 * GIB, 0, 0), *limit_pools((halo,)))
+    found = closest(choose(asked, [node(lanes=(halo,), pools=(pools[0], replace(pools[1], total_bytes=GIB)))], 1))
+    assert found.reason is RefusalReason.INSUFFICIENT_MEMORY
+    assert "in what Rocm can fill of pool 'Host' (weights" in found.message
+    (narrow,) = choose(asked, [node(lanes=(halo,), pools=pools)], 1).chosen
+    (wide,) = choose(asked, [node(lanes=(halo.changed(limit_bytes=0),), pools=pools[:1])], 1).chosen
+    assert narrow.options.context_tokens < wide.options.context_tokens
+    assert [each.pool for each in narrow.costs] == ["Host"]
+    on_device = narrow.costs[0].total_bytes - narrow.costs[0].floor_bytes
+    assert 6 * GIB < on_device <= 7 * GIB + large_geometry().token_embedding_bytes
 
 
 def test_pools_are_never_summed() -> None:

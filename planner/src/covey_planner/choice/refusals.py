@@ -122,9 +122,10 @@ def _memory(question: Question, miss: Miss) -> str:
     taken = (miss.taken or {}).get(miss.pool, 0)
     free = pool.unreserved_bytes - taken
     costs = formula.costs(way.span.least)
+    where = f"what {lane.compute} can fill of pool '{lane.pool}'" if formula.is_limit else f"pool '{pool.name}'"
     text = (
         f"a window of {way.span.least} tokens x {question.wish.slots} slots needs {render_exactly(costs.total_bytes)}"
-        f" in pool '{pool.name}' ({_parts(costs)}); {render_exactly(max(free, 0))} of"
+        f" in {where} ({_parts(costs)}); {render_exactly(max(free, 0))} of"
         f" {render_exactly(pool.total_bytes)} are unreserved ({format_bytes(pool.reserve_bytes)} reserve,"
         f" {format_bytes(pool.reserved_bytes + taken)} reserved): {render_exactly(miss.short_bytes)} short"
     )

@@ -178,7 +178,16 @@ class Roster:
     def _key(self, view: NodeView) -> tuple[object, ...]:
         """All that filters and costs depend on."""
         lanes = tuple(
-            (each.engine, each.compute, each.state, each.digest, each.pool, each.companions, each.lacks)
+            (
+                each.engine,
+                each.compute,
+                each.state,
+                each.digest,
+                each.pool,
+                each.companions,
+                each.lacks,
+                each.limit_bytes > 0,
+            )
             for each in view.lanes
         )
         labels = tuple(view.labels.get(key) for key in self._label_keys)

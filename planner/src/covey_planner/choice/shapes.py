@@ -180,6 +180,7 @@ def _has_host_room(question: Question, way: Way, seat: _Seat, window: int) -> bo
     return all(
         formula.total_bytes(window) <= sum(p.unreserved_bytes for p in seat.view.pools if p.name == formula.pool)
         for formula in question.price(way, seat.lane).formulas[1:]
+        if not formula.is_limit
     )
 
 

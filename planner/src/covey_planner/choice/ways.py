@@ -14,6 +14,7 @@ from covey_planner.choice.expected import brings_forward, order_variants
 from covey_planner.choice.window import Span, window_span
 from covey_planner.fit.companions import with_companions
 from covey_planner.fit.estimate import CostFormula, cost_formulas
+from covey_planner.fit.limits import limit_formula
 from covey_planner.fit.options import stamp_options
 from covey_planner.types import KnownCompanion, NodeView, Pending, VariantView, Wish
 
@@ -86,10 +87,10 @@ class Question:
         """Why engines of its variants are not asked at all; empty: all are."""
         self.engines = tuple(dict.fromkeys(way.engine for way in self.ways))
         self.blocked = None if self.ways else blocked_reason(wish)
-        self._prices: dict[tuple[int, Compute, str, bool], Price] = {}
+        self._prices: dict[tuple[int, Compute, str, bool, bool], Price] = {}
 
     def price(self, way: Way, lane: Lane) -> Price:
-        key = (way.rank, lane.compute, lane.pool, bool(lane.digest))
+        key = (way.rank, lane.compute, lane.pool, bool(lane.digest), bool(lane.limit_bytes))
         found = self._prices.get(key)
         if found is None:
             options = self.options(way, cpu_cores=1, window=way.span.least)
@@ -98,6 +99,8 @@ class Question:
             if way.companions:
                 beside = [(each.role, each.geometry) for each in way.companions]
                 formulas = with_companions(formulas, beside, lane, options, percent)
+            if lane.limit_bytes:
+                formulas = (*formulas, limit_formula(lane, formulas[0], way.geometry.token_embedding_bytes))
             least = tuple((formula.pool, formula.total_bytes(way.span.least)) for formula in formulas)
             most = tuple((formula.pool, formula.total_bytes(way.span.most)) for formula in formulas)
             found = self._prices[key] = Price(formulas, least, most)
