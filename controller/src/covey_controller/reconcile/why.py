@@ -16,6 +16,7 @@ from covey_planner.fit.calibration import explain_factor, formula_of
 from covey_planner.text import WhyPlacement, render_why, why_data
 
 from covey_controller.reconcile.begin import begin_draft
+from covey_controller.reconcile.better import list_better, render_better
 from covey_controller.reconcile.companions import find_companion
 from covey_controller.reconcile.draft import Draft, index_objects
 from covey_controller.reconcile.drains import why_quiet
@@ -100,7 +101,9 @@ def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Ex
         f"{each.message}\n"
         for each in placement.status.failures
     )
-    return text + failures + render_why(why), data | why_data(why)
+    better = list_better(draft, key, wish)
+    text += failures + render_why(why) + "".join(f"\n{line}\n" for line in render_better(better))
+    return text, data | why_data(why) | {"better": better}
 
 
 def _priority(placement: Placement) -> str:

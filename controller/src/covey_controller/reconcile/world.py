@@ -160,6 +160,7 @@ class Revised:
     """A revision with what it was made from: while both are the same objects still, so is it."""
 
     placement: PlacementSpec
+    annotations: Mapping[str, str]
     model: ModelSpec
     revision: str
 
