@@ -19,7 +19,7 @@ NODES = ("a", "b", "c")
 
 def comparable(made: Plan) -> tuple[object, ...]:
     """All of a plan but what it remembers of rest."""
-    memory = replace(made.memory, resting_nodes={}, resting_placements={})
+    memory = replace(made.memory, resting_nodes={}, resting_placements={}, resting_models={}, indexed=None)
     return (
         made.actions,
         made.assignments,
@@ -41,7 +41,10 @@ class TwiceLooked(Worldlet):
 
     def observe(self) -> World:
         world = Worldlet.observe(self)
-        forgotten = replace(world, memory=replace(world.memory, resting_nodes={}, resting_placements={}))
+        forgotten = replace(
+            world,
+            memory=replace(world.memory, resting_nodes={}, resting_placements={}, resting_models={}, indexed=None),
+        )
         assert comparable(plan(world, self.now)) == comparable(plan(forgotten, self.now))
         self.rested += len(world.memory.resting_placements)
         return world

@@ -150,7 +150,10 @@ def _is_known(model: Model, part: Part) -> bool:
 def _unknown_parts(draft: Draft) -> Iterator[tuple[ArtifactKey, list[Variant]]]:
     """With all variants that name it: whoever can run any of them can be asked."""
     found: dict[ArtifactKey, list[Variant]] = {}
-    for model in draft.models.values():
+    at_rest = draft.world.memory.resting_models
+    for key, model in draft.models.items():
+        if at_rest.get(key) is model:
+            continue
         for part in _parts_of(model):
             if not _is_known(model, part):
                 found.setdefault(part.key, []).append(part.variant)

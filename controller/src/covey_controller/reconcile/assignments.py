@@ -6,6 +6,7 @@ doesn't know what is there never lets it be stopped by leaving it out.
 """
 
 from collections.abc import Mapping
+from operator import is_
 
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import ObjectKey
@@ -69,7 +70,7 @@ def _assign(
         and node.node is not None
         and before.spec is node.node.spec
         and len(before.members) == len(members)
-        and all(old is new for old, new in zip(before.members, members, strict=True))
+        and all(map(is_, before.members, members))
         and before.asks == asks
         and before.kept == kept
     ):

@@ -8,6 +8,7 @@ from bisect import insort
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from operator import is_
 
 from covey_api.access_key import AccessKey
 from covey_api.engines import EngineName
@@ -31,6 +32,7 @@ from covey_controller.reconcile.world import (
     Backoff,
     Doubt,
     Drain,
+    Indexed,
     Load,
     LoadKey,
     OpenAsk,
@@ -103,6 +105,8 @@ class Draft:
     revisions: dict[ObjectKey, Revised] = field(default_factory=dict[ObjectKey, Revised])
     """As `Memory`'s, of this plan."""
     resting_nodes: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
+    """As `Memory`'s, of this plan."""
+    resting_models: dict[ObjectKey, Model] = field(default_factory=dict[ObjectKey, Model])
     """As `Memory`'s, of this plan."""
     resting_placements: dict[ObjectKey, RestingPlacement] = field(default_factory=dict[ObjectKey, RestingPlacement])
     """As `Memory`'s, of this plan."""
@@ -282,6 +286,13 @@ def _hold(roster: Roster, view: NodeView, taken: Mapping[str, int]) -> None:
 def _owner(instance: Instance) -> ObjectKey:
     key = instance.key
     return ObjectKey("Placement", key.namespace, instance.spec.placement)
+
+
+def index_again(objects: tuple[Kind, ...], known: Indexed | None) -> Indexed:
+    """As the last plan had them, while they are the very same: most plans come of a report."""
+    if known is not None and len(known.objects) == len(objects) and all(map(is_, known.objects, objects)):
+        return known
+    return Indexed(objects, index_objects(objects))
 
 
 def index_objects(objects: Iterable[Kind]) -> dict[ObjectKey, Kind]:
