@@ -115,6 +115,9 @@ class MemberAssignment(Message):
     """The engine's key for this Instance (HMAC of the fleet secret and the instanceId). On disk in 0600 files only."""
     seal: Seal = ""
     """Kept with the Instance, and reported with it."""
+    architecture: Annotated[str, Field(max_length=64)] = ""
+    """As its artifact's header names the model's kind to this engine; a build without code for it is refused before
+    anything is fetched for it. Empty: not known."""
     suspect_since: Annotated[str, Field(max_length=64)] = ""
     """Since when gateways doubt that its engine generates, RFC 3339; empty: they don't. Another one asks for another
     look; nobody compares it with a clock."""

@@ -165,6 +165,8 @@ class RefusalReason(StrEnum):
     """It has not reported its facts yet."""
     NO_USABLE_ENGINE = "NoUsableEngine"
     """It offers no lane that can run a variant of the Model."""
+    OFFLINE = "Offline"
+    """It fetches nothing from outside the fleet, and no node has the files."""
     INSUFFICIENT_MEMORY = "InsufficientMemory"
     """Weights and fixed costs do not fit beside what is reserved."""
     CONTEXT_TOO_SMALL = "ContextTooSmall"

@@ -72,6 +72,8 @@ class EngineProgram:
     """What comes before an adapter's own: for engines in Python the interpreter's flags and where its packages are."""
     features: frozenset[str] | None = None
     """What this build can do of what not every build can, as its own help says (`engines.features`). None: unknown."""
+    packages: Path | None = None
+    """Of a managed engine in Python: the folder of its packages."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -103,6 +105,10 @@ class Engines(Protocol):
         self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer, version: str | None = None
     ) -> EngineProgram:
         """The engine, provisioned if needed. `version`: of what is installed for it; None: the agent's own choice."""
+        ...
+
+    async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
+        """AgentError where this build is known to have no code for such models; its lanes say so from then on."""
         ...
 
 

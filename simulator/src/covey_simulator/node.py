@@ -131,6 +131,9 @@ class Engines:
         await asyncio.sleep(0.01)
         return EngineProgram(Path("/bin/engine"), {}, "1", "")
 
+    async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
+        """Knows them all."""
+
 
 class Facts:
     def __init__(self, machine: Machine) -> None:

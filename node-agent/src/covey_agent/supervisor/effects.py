@@ -46,6 +46,8 @@ class EnsureEngine:
     engine: EngineName
     spec: NodeSpec
     version: str | None = None
+    architecture: str = ""
+    """What it must have code for; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
