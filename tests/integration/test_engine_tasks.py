@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from covey_api.engines import Task
 from covey_api.instance import EngineOptions, Instance
 from covey_api.runtime import LlamaServerRuntime, Runtime, Speculation
 from kit import builders
+from kit.ports import free_port
 from kit.real import provide_real_parts
 from kit.real_models import provide_minilm
 
@@ -25,12 +25,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 START_SECONDS = 120.0
 KEY = "key-of-the-engine"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def closeness(one: list[float], other: list[float]) -> float:

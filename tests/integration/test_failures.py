@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from kit.fleet import EXAMPLE, RunningFleet, free_port, running_fleet, wait_until
+from kit.fleet import EXAMPLE, RunningFleet, running_fleet, wait_until
+from kit.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
