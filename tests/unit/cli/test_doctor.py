@@ -109,7 +109,7 @@ def test_a_check_that_hangs_is_told_and_keeps_nobody_waiting(place: Place) -> No
 
     began = time.monotonic()
     found = examine([Check("gpu", hang, 0.3), Check("disk", lambda _: [ok("disk", "fine")])], place)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert [(each.check, each.level) for each in found] == [("gpu", Level.BROKEN), ("disk", Level.OK)]
     assert "no answer within" in found[0].found
     for_ever.set()
