@@ -21,6 +21,7 @@ from covey_agent.keeper.memory import AHEAD
 from covey_agent.keeper.observed import observe_start_time
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
 from covey_fleet_client.files import write_private
+from kit.ports import free_port
 from kit.processes import (
     assert_none_left,
     engine_double,
@@ -31,12 +32,6 @@ from kit.processes import (
 )
 
 ID = "00000000000000aa"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import httpx
 import pytest
 from covey_agent.engines.architectures import find_code, is_lacking
 from covey_api.engines import EngineName
-from kit.fleet import EXAMPLE, RunningFleet, free_port, running_fleet, wait_until
+from kit.fleet import EXAMPLE, RunningFleet, running_fleet, wait_until
+from kit.ports import free_port
 from kit.real import provide_real_parts
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]

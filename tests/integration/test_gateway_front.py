@@ -27,12 +27,13 @@ from integration.gateway_rig import (
     running_gateway,
     token,
 )
+from kit.ports import own_address
 from kit.vaults import authority_in
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
 ID = "00000000000000aa"
-ADDRESS = "127.0.0.2"
+ADDRESS = own_address()
 
 
 @pytest.fixture(params=[True, False], ids=["uvloop", "asyncio"])
