@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from covey_api.placement import RequestTimeouts
 from covey_gateway.limits import FAILURES_ASIDE, SILENT_ENDPOINT_SECONDS
+from covey_gateway.routing import load as load_module
 from integration.gateway_rig import (
     LAST_CHUNK,
     STREAM_HEAD,
     Call,
+    Gateway,
     Script,
     ScriptedEngine,
     asked,
@@ -42,7 +44,10 @@ async def hang(call: Call) -> None:
 
 
 @pytest.mark.parametrize("script", [fail, break_off])
-async def test_an_endpoint_that_fails_fast_does_not_draw_the_requests_of_all(script: object) -> None:
+async def test_an_endpoint_that_fails_fast_does_not_draw_the_requests_of_all(
+    script: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_module, "ASIDE_FIRST_SECONDS", 300.0)
     async with ScriptedEngine() as good, ScriptedEngine() as bad:
         bad.script = script  # pyright: ignore[reportAttributeAccessIssue]
         async with running_gateway(good.target("a"), bad.target("b")) as gateway:
@@ -82,7 +87,18 @@ async def test_an_error_that_an_engine_writes_into_its_stream_counts_as_well() -
         assert sum("error" in answer.events[-1] for answer in answers) == FAILURES_ASIDE
 
 
-async def test_one_request_tries_it_when_its_time_is_over_and_an_answer_brings_it_back() -> None:
+def end_times_aside(gateway: Gateway) -> None:
+    """As if they had passed."""
+    for load in gateway.traffic._loads.values():  # pyright: ignore[reportPrivateUsage]
+        if load.aside is not None:
+            load.aside = replace(load.aside, until=0.0)
+
+
+async def test_one_request_tries_it_when_its_time_is_over_and_an_answer_brings_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load_module, "ASIDE_FIRST_SECONDS", 300.0)
+    monkeypatch.setattr(load_module, "ASIDE_LONGEST_SECONDS", 600.0)
     async with (
         ScriptedEngine() as good,
         ScriptedEngine(fail) as bad,
@@ -91,12 +107,12 @@ async def test_one_request_tries_it_when_its_time_is_over_and_an_answer_brings_i
         for _ in range(20):
             await asked(gateway)
         assert len(bad.calls) == FAILURES_ASIDE
-        await asyncio.sleep(1.05)
+        end_times_aside(gateway)
         for _ in range(8):
             await asked(gateway)
         assert len(bad.calls) == FAILURES_ASIDE + 1
         bad.script = say_hello
-        await asyncio.sleep(2.05)
+        end_times_aside(gateway)
         assert {(await asked(gateway)).status for _ in range(8)} == {200}
         assert len(bad.calls) >= FAILURES_ASIDE + 4
 

@@ -86,6 +86,21 @@ def refuse_none_free(model: ServedModel, found: NoneFree) -> ApiError:
     return ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=found.retry_after_seconds)
 
 
+def refuse_pool(model: str, tokens: int, pool_tokens: int) -> ApiError:
+    """What is more than the whole of a cache that slots share, as far as its bytes tell."""
+    message = (
+        f"the request may come to {tokens} tokens, by its bytes and `max_tokens`; model '{model}' has room for "
+        f"{pool_tokens} at a time here. Shorten it, or ask for fewer"
+    )
+    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, "max_tokens")
+
+
+def refuse_displaced(model: str) -> ApiError:
+    """One of many of its key, for one of a key that has fewer."""
+    words = f"as many requests wait for model '{model}' as may, and most are this key's; try again"
+    return ApiError(503, ErrorCode.OVERLOADED, words, retry_after_seconds=1)
+
+
 def refuse_spent(key: str, spent: Spent) -> ApiError:
     """A limit of its key was hit."""
     words, what = _LIMITS[spent.limit]

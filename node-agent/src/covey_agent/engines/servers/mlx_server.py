@@ -154,6 +154,10 @@ class MlxCore:
     def count_work(self) -> None:
         """mlx-lm tells a stream of each step of a prompt, so that a long one is never silent."""
 
+    def count_asked(self) -> int:
+        """Told by no page: threads that take requests live on when the one that generates is dead."""
+        return 0
+
     def tokenize(self, text: str) -> list[int]:
         return list(self._provider.tokenizer.encode(text, add_special_tokens=False))
 
