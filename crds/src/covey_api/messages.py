@@ -61,6 +61,20 @@ def render_front_name(instance_id: str, attempt: int) -> str:
     return f"a{attempt}.{instance_id}.covey.invalid"
 
 
+class MemberDoor(StrEnum):
+    """What one member of an attempt wants of another's front."""
+
+    STREAM = "stream"
+    """Its engine."""
+    LINK = "link"
+    """Its keeper: each hears of the other's end."""
+
+
+def render_member_name(instance_id: str, attempt: int, member: str, door: MemberDoor) -> str:
+    """What another member of the same attempt asks a keeper's TLS front for (SNI). It never resolves."""
+    return f"{door}.{member}.{render_front_name(instance_id, attempt)}"
+
+
 class CertificateRole(StrEnum):
     AGENT = "agent"
     GATEWAY = "gateway"

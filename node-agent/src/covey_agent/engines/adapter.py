@@ -8,7 +8,6 @@ three methods, of which one would forget to leave a client's words out.
 
 import asyncio
 import re
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from covey_api.reasons import FailureCause
 
 from covey_agent.engines.libraries import explain_missing_library
 from covey_agent.engines.proof import MAX_ANSWER_BYTES, explain_unproven, read_answer
+from covey_agent.keeper.observed import explain_status
 from covey_agent.keeper.output import EXIT_TAIL_BYTES, drop_cut_line
 from covey_agent.ports import AgentError, EngineProgram, Launch
 
@@ -154,21 +154,11 @@ class Adapter:
         tail = self.blank(drop_cut_line(tail, EXIT_TAIL_BYTES))
         if missing := explain_missing_library("the engine", tail):
             return FailureCause.MISSING_LIBRARY, missing
-        words = f"{render_status(status)}{quote_last_error(tail)}"
+        words = f"{explain_status(status)}{quote_last_error(tail)}"
         for sign in self._description.signs:
             if sign.pattern.search(tail) and not (sign.is_only_of_exits and status < 0):
                 return sign.cause, f"{sign.prefix}{words}"
         return (FailureCause.KILLED if status < 0 else FailureCause.EXITED), words
-
-
-def render_status(status: int) -> str:
-    """`ended by SIGKILL`, `exited with code 1`."""
-    if status >= 0:
-        return f"exited with code {status}"
-    try:
-        return f"ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"ended by signal {-status}"
 
 
 def quote_last_error(tail: str) -> str:
