@@ -378,7 +378,7 @@ def test_a_member_whose_engine_dies_ends_all_and_each_says_whose_end_it_was(tmp_
                 else:
                     assert end.ended_by == "Neighbour", end
                     words = f"member '{members[who]}' on node '{who}' lost its engine: it ended by SIGKILL"
-                    assert words in end.why
+                    assert end.why == words
 
     run(story)
 

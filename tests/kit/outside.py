@@ -168,6 +168,7 @@ class FakeAdapter:
         port: int,
         key: str,
         companions: tuple[Path, ...] = (),
+        donors: tuple[int, ...] = (),
     ) -> Launch:
         if self.failure:
             raise self.failure

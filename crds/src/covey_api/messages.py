@@ -119,6 +119,15 @@ class MemberGoal(StrEnum):
     STOP = "Stop"
 
 
+class MemberFront(Message):
+    """Where another member of the same attempt is reached."""
+
+    member: Annotated[str, Field(max_length=63)]
+    address: Annotated[str, Field(max_length=253)]
+    port: Port
+    """Of its keeper's TLS front."""
+
+
 class MemberAssignment(Message):
     """One member for this node, with its whole Instance: no other object is needed to run it."""
 
@@ -129,6 +138,8 @@ class MemberAssignment(Message):
     """The engine's key for this Instance (HMAC of the fleet secret and the instanceId). On disk in 0600 files only."""
     seal: Seal = ""
     """Kept with the Instance, and reported with it."""
+    fronts: Annotated[tuple[MemberFront, ...], Field(max_length=64)] = ()
+    """Of a driver: its donors that are ready in this attempt. It is not started before all are."""
     suspect_since: Annotated[str, Field(max_length=64)] = ""
     """Since when gateways doubt that its engine generates, RFC 3339; empty: they don't. Another one asks for another
     look; nobody compares it with a clock."""

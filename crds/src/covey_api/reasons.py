@@ -198,6 +198,8 @@ class FailureCause(StrEnum):
     """The keeper ended without an exit record."""
     WEDGED = "Wedged"
     """The engine's process lives, and nothing of it generates any more."""
+    NEIGHBOUR_ENDED = "NeighbourEnded"
+    """Another member of the same attempt ended, or could not be reached: the message names it."""
 
 
 class ErrorCode(StrEnum):

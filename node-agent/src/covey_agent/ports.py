@@ -154,8 +154,8 @@ class Group:
 
     member: str
     """This one's name."""
-    form_seconds: float
-    """Until every neighbour must be linked."""
+    form_seconds: float | None
+    """Until every neighbour must be linked; None: it may take as long as the agent is there."""
     dials: tuple[Neighbour, ...] = ()
     """A driver's donors."""
     admits: tuple[Neighbour, ...] = ()
@@ -190,10 +190,12 @@ class EngineAdapter(Protocol):
         port: int,
         key: str,
         companions: tuple[Path, ...] = (),
+        donors: tuple[int, ...] = (),
     ) -> Launch:
         """Pure. Every option that costs memory or context is rendered from the stamp (`instance.spec.options`).
 
-        `companions`: files of `instance.spec.companions`, in their order."""
+        `companions`: files of `instance.spec.companions`, in their order. `donors`: ports of loopback at which a driver
+        finds its donors, in the order of the members."""
         ...
 
     async def explain_unready(self, instance: Instance, port: int, key: str) -> str:

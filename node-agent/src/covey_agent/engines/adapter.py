@@ -43,6 +43,8 @@ class Start:
     port: int
     key: str
     companions: Mapping[CompanionRole, Path] = field(default_factory=dict[CompanionRole, Path])
+    donors: tuple[int, ...] = ()
+    """Ports of loopback at which a driver finds its donors."""
 
     @property
     def key_file(self) -> Path:
@@ -89,6 +91,8 @@ class Description:
     counters: Counters | None = None
     loads_companions: bool = False
     """Whether it can be given a projector and a draft model."""
+    takes_donors: bool = False
+    """Whether it can compute layers on other nodes (`engines.donors`)."""
 
 
 class Adapter:
@@ -108,7 +112,10 @@ class Adapter:
         port: int,
         key: str,
         companions: tuple[Path, ...] = (),
+        donors: tuple[int, ...] = (),
     ) -> Launch:
+        if donors and not self._description.takes_donors:
+            raise AgentError(FailureCause.NO_USABLE_ENGINE, f"engine '{self.engine}' takes no donors")
         stamped = instance.spec.companions
         if stamped and not self._description.loads_companions:
             names = " and ".join(f"a {each.role.lower()}" for each in stamped)
@@ -118,7 +125,7 @@ class Adapter:
                 "variant of its own, without.",
             )
         beside = {each.role: path for each, path in zip(stamped, companions, strict=True)}
-        return self._description.render(Start(program, instance, weights, folder, port, key, beside))
+        return self._description.render(Start(program, instance, weights, folder, port, key, beside, donors))
 
     async def explain_unready(self, instance: Instance, port: int, key: str) -> str:
         return await explain_unproven(self._http, instance, port, key)

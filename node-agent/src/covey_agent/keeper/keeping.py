@@ -144,6 +144,8 @@ class Keeper:
     def _hear_neighbours_end(self, words: str) -> None:
         if not self.stop_reason:
             self.why = words
+            if self.neighbours is not None:
+                self.neighbours.tell_end(words, is_own=False)
         self.stop("Neighbour", NEIGHBOUR_STOP_GRACE_SECONDS)
 
     def _open_front(self) -> "Front | None":
@@ -274,8 +276,9 @@ class Keeper:
             return True
         if self.record_at is None:
             self.record_at = now + LAST_WORD_SECONDS
-            words = f"was stopped ({self.why or self.stop_reason})" if self.stop_reason else "lost its engine"
-            self.neighbours.tell_end(f"{words}: it {explain_status(self.engine.returncode)}")
+            words = f"was stopped ({self.stop_reason})" if self.stop_reason else "lost its engine"
+            own = f"{words}: it {explain_status(self.engine.returncode)}"
+            self.neighbours.tell_end(self.why or own, is_own=not self.why)
         return bool(self.stop_reason) or now >= self.record_at
 
     def _record_exit(self) -> None:

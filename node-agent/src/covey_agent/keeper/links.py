@@ -1,7 +1,8 @@
 """The link between the keepers of two members of one attempt: each hears at once when the other ends.
 
-An open TLS connection on which both say a line a second: an empty one, or `end WORDS` as the last. What ends it ends
-the attempt: those words, a connection that closes (somebody killed that keeper, or its machine went down), silence.
+An open TLS connection on which both say a line a second: an empty one, or as the last `end WORDS`, of its own end, or
+`for WORDS`, when it ends for another member's, whose the words are. What ends it ends the attempt: those words, a
+connection that closes (somebody killed that keeper, or its machine went down), silence.
 Nothing here asks the agent or the controller: they may be away.
 """
 
@@ -21,9 +22,12 @@ CLOSED = "closed its link without a word: its keeper or its machine ended"
 
 
 class MembersLink:
-    """`on_end` hears once, why the other member counts as ended."""
+    """With the member that `words` names. `on_end` hears once, in a sentence, whose end ends this one."""
 
-    def __init__(self, selector: selectors.BaseSelector, peer: PeerSide, on_end: Callable[[str], None]) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, peer: PeerSide, words: str, on_end: Callable[[str], None]
+    ) -> None:
+        self._words = words
         self.has_heard = False
         """Whether the other keeper has said anything, so took this connection for a link."""
         self._peer = peer
@@ -70,14 +74,14 @@ class MembersLink:
             except OSError:
                 self._end(CLOSED)
 
-    def tell_end(self, words: str) -> None:
+    def tell_end(self, words: str, *, is_own: bool) -> None:
         """This member ends. The socket stays until the other end closes: to close over unread bytes would take the
         last line back."""
         if self._is_over:
             return
         self._is_over = True
         try:
-            self._say(f"end {words}".encode()[: MAX_LINE_BYTES - 1] + b"\n")
+            self._say(f"{'end' if is_own else 'for'} {words}".encode()[: MAX_LINE_BYTES - 1] + b"\n")
             self._peer.end()
         except OSError:
             self.close()
@@ -99,16 +103,17 @@ class MembersLink:
             self.has_heard, self._heard = True, time.monotonic()
         *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
-            if line.startswith(b"end "):
+            if line.startswith((b"end ", b"for ")):
                 words = line[4:MAX_LINE_BYTES].decode(errors="replace")
-                self._end("".join(letter if letter.isprintable() else "?" for letter in words))
+                plain = "".join(letter if letter.isprintable() else "?" for letter in words)
+                self._end(plain, is_own=line.startswith(b"end"))
         if len(self._unread) > MAX_LINE_BYTES:
             self._end("said what is no word of a link")
         if self._peer.has_ended:
             self._end(CLOSED)
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, *, is_own: bool = True) -> None:
         was_over = self._is_over
         self.close()
         if not was_over:
-            self._on_end(why)
+            self._on_end(f"{self._words} {why}" if is_own else why)

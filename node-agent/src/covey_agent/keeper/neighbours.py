@@ -53,11 +53,11 @@ class Reach:
         is_formed = self._link is not None and self._link.has_heard
         if not is_formed and now >= self._form_until:
             self.close()
-            self._on_end(f"could not be reached in time ({self.met})")
+            self._on_end(f"{self.target.words} could not be reached in time ({self.met})")
 
-    def tell_end(self, words: str) -> None:
+    def tell_end(self, words: str, *, is_own: bool) -> None:
         if self._link is not None:
-            self._link.tell_end(words)
+            self._link.tell_end(words, is_own=is_own)
         else:
             self.close()
 
@@ -90,7 +90,7 @@ class Reach:
         self._watch.set(dial.peer.socket)
         self._dial = None
         self.certificate = dial.certificate
-        self._link = MembersLink(self._selector, dial.peer, self._hear_end)
+        self._link = MembersLink(self._selector, dial.peer, self.target.words, self._hear_end)
         self._link.begin()
 
     def _hear_end(self, why: str) -> None:
@@ -99,7 +99,7 @@ class Reach:
             self._on_end(why)
         else:
             self._link = None
-            self._miss(f"it took no link: {why}")
+            self._miss(f"it took no link: {why.removeprefix(self.target.words).strip()}")
 
     def _miss(self, why: str) -> None:
         self.met = why
@@ -131,7 +131,8 @@ class Neighbours:
         """When `check` is to be called next, monotonic."""
         self._selector = selector
         self._on_end = on_end
-        self._form_until = time.monotonic() + group["formSeconds"]
+        form_seconds = group["formSeconds"]
+        self._form_until = float("inf") if form_seconds is None else time.monotonic() + form_seconds
         self._taken: dict[str, tuple[dict[str, Any], MembersLink]] = {}
         self._is_over = False
         self._admission = Credentials(
@@ -139,10 +140,7 @@ class Neighbours:
         )
         targets = [self._target(group["identity"], each) for each in group["dials"]]
         self._tunnels = [Tunnel(selector, target, self._complain) for target in targets]
-        self._reaches = [
-            Reach(selector, target, self._form_until, lambda why, words=target.words: self._hear_end(f"{words} {why}"))
-            for target in targets
-        ]
+        self._reaches = [Reach(selector, target, self._form_until, self._hear_end) for target in targets]
 
     def _target(self, identity: str, each: dict[str, Any]) -> Target:
         credentials = Credentials(identity, None, self.log.write, "agent", "node", frozenset({each["node"]}))
@@ -159,7 +157,7 @@ class Neighbours:
 
     def take(self, node: str, certificate: dict[str, Any], peer: PeerSide) -> None:
         """A link that a neighbour dialled; who it is has been proven."""
-        link = MembersLink(self._selector, peer, lambda why: self._hear_taken_end(node, why))
+        link = MembersLink(self._selector, peer, self._words(node), lambda why: self._hear_taken_end(node, why))
         self._taken[node] = certificate, link
         link.begin()
 
@@ -167,7 +165,7 @@ class Neighbours:
         """Whoever dialled and said nothing didn't mean this member: it may come again."""
         _, link = self._taken[node]
         if link.has_heard:
-            self._hear_end(f"{self._words(node)} {why}")
+            self._hear_end(why)
         else:
             del self._taken[node]
 
@@ -194,13 +192,13 @@ class Neighbours:
             for node in sorted(self.admitted.keys() - self._taken.keys()):
                 self._hear_end(f"{self._words(node)} did not come in time")
 
-    def tell_end(self, words: str) -> None:
-        """This member ends: every neighbour is told at once."""
+    def tell_end(self, words: str, *, is_own: bool) -> None:
+        """This member ends: every neighbour is told at once. Not `is_own`: it does for another's, which is named."""
         self._is_over = True
         for reach in self._reaches:
-            reach.tell_end(words)
+            reach.tell_end(words, is_own=is_own)
         for _, link in self._taken.values():
-            link.tell_end(words)
+            link.tell_end(words, is_own=is_own)
 
     def close(self) -> None:
         """The engine has ended: nothing is carried any more. What was said to neighbours stays said."""
