@@ -268,7 +268,9 @@ def test_the_engine_refuses_what_would_load_or_fetch(
         assert again.status_code == 200, "what was loaded must be there still"
 
 
-TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+]
 MLX_ENDERS: list[tuple[dict[str, Any], int]] = [
     ({"top_k": 200_000}, 200),
     ({"xtc_probability": 0.5, "xtc_threshold": 0.9}, 200),

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from contract.test_front import write_identity
-from covey_agent.keeper.keepers import FrontSettings, ProcessKeepers
+from covey_agent.keeper.joining import FrontSettings
+from covey_agent.keeper.keepers import ProcessKeepers
 from covey_agent.ports import Launch
 from covey_api.messages import CertificateRole, render_front_name
 from covey_gateway.fronts import Fronts

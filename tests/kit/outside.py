@@ -176,6 +176,7 @@ class FakeAdapter:
         port: int,
         key: str,
         companions: tuple[Path, ...] = (),
+        donors: tuple[int, ...] = (),
     ) -> Launch:
         if self.failure:
             raise self.failure

@@ -208,6 +208,8 @@ class FailureCause(StrEnum):
     """Another process had the engine's port before the engine did; it is started again on another one."""
     WEDGED = "Wedged"
     """The engine's process lives, and nothing of it generates any more."""
+    NEIGHBOUR_ENDED = "NeighbourEnded"
+    """Another member of the same attempt ended, or could not be reached: the message names it."""
 
 
 class ErrorCode(StrEnum):

@@ -53,6 +53,7 @@ class Adapter:
         port: int,
         key: str,
         companions: tuple[Path, ...] = (),
+        donors: tuple[int, ...] = (),
     ) -> Launch:
         return Launch((str(program.path),), {}, ())
 

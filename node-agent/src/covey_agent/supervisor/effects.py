@@ -76,7 +76,8 @@ class StartKeeper:
 
     instance_id: str
     assignment: MemberAssignment
-    weights: Path
+    weights: Path | None
+    """None: of a donor, which loads no file."""
     program: EngineProgram
     companions: tuple[Path, ...] = ()
 
