@@ -503,6 +503,44 @@ async def test_an_access_key_is_shown_once_and_written_as_its_hash(tmp_path: Pat
         assert rig.source.deleted == [ObjectKey("AccessKey", "default", "true")]
 
 
+def audit_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    texts = [record.getMessage() for record in caplog.records if record.name == "covey.controller.audit"]
+    return [json.loads(text.removeprefix("audit ")) for text in texts]
+
+
+async def test_each_administrative_act_leaves_a_line_and_no_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    by = "this machine's user"
+    async with running_control(tmp_path) as rig:
+        text = "kind: Model\nmetadata: {name: m}\n"
+        await rig.http.post("/api/v1/apply", json={"text": text, "name": "m.yaml", "author": "Ann <ann@example.org>"})
+        await rig.http.post("/api/v1/delete", json={"keys": [{"kind": "plc", "namespace": "default", "name": "m"}]})
+        key = (await rig.http.post("/api/v1/keys", json={"name": "ann"})).json()["key"]
+        await rig.http.delete("/api/v1/keys/default/ann")
+        token = (await rig.http.post("/api/v1/tokens", json={"role": "agent", "uses": 2})).json()["token"]
+        await rig.http.delete("/api/v1/gateways/g%0Aaudit")
+        await rig.http.post("/api/v1/authority/rotate")
+        for path in ("objects/models", "gateways", "source"):
+            await rig.http.get(f"/api/v1/{path}")
+        rig.source.failure = PermissionError(13, "Permission denied", "/fleet/a.yaml")
+        await rig.http.post("/api/v1/apply", json={"text": "x", "name": "secret.yaml"})
+    assert audit_lines(caplog) == [
+        {"act": "Apply", "what": ["model/default/m"], "by": "Ann <ann@example.org>", "outcome": "Done"},
+        {"act": "Delete", "what": ["placement/default/m"], "by": by, "outcome": "Done"},
+        {"act": "CreateKey", "what": ["accesskey/default/ann"], "by": by, "outcome": "Done"},
+        {"act": "DeleteKey", "what": ["accesskey/default/ann"], "by": by, "outcome": "Done"},
+        {"act": "CreateToken", "what": ["token/agent", "uses/2", "ttlSeconds/3600"], "by": by, "outcome": "Done"},
+        {"act": "RemoveGateway", "what": ["gateway/g\naudit"], "by": by, "outcome": "NotFound"},
+        {"act": "RotateAuthority", "what": [], "by": by, "outcome": "Done"},
+        {"act": "Apply", "what": ["secret.yaml"], "by": by, "outcome": "SourceNotWritable"},
+    ]
+    assert key not in caplog.text
+    assert token not in caplog.text
+    assert "\n" not in "".join(record.getMessage() for record in caplog.records if "audit " in record.getMessage())
+
+
 # The socket
 
 

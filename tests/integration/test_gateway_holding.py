@@ -1,12 +1,14 @@
 """Requests for models that are not ready: held, told of, delivered in order, and given up in time."""
 
 import asyncio
+import hashlib
 
 import pytest
-from covey_api.messages import ModelDemand, ModelState, ServedModel
+from covey_api.messages import ClientKey, ModelDemand, ModelState, ServedModel
 from covey_gateway.limits import MAX_HELD_PER_MODEL, SILENCE_SECONDS
 from integration.gateway_rig import (
     MODEL,
+    Answer,
     Call,
     Gateway,
     ScriptedEngine,
@@ -64,6 +66,60 @@ async def test_who_came_first_is_delivered_first() -> None:
         gateway.route(engine.target())
         await asyncio.gather(*answers)
         assert order == ["0", "1", "2", "3"]
+
+
+def key_of(name: str, priority: int) -> ClientKey:
+    digest = "sha256:" + hashlib.sha256(f"sk-covey-{name}".encode()).hexdigest()
+    return ClientKey(namespace="default", name=name, hash=digest, priority=priority)
+
+
+KEYS = (key_of("low", -1), key_of("plain", 0), key_of("high", 5))
+
+
+async def ask_as(gateway: Gateway, name: str, text: str = "") -> Answer:
+    named = () if name == "nobody" else (f"authorization: Bearer sk-covey-{name}",)
+    return await asked(gateway, *named, messages=[{"role": "user", "content": text or name}])
+
+
+async def test_who_has_a_higher_priority_is_delivered_first_and_equal_ones_as_they_came() -> None:
+    order: list[str] = []
+
+    async def note(call: Call) -> None:
+        order.append(call.content["messages"][0]["content"])
+        await call.stream("x")
+
+    async with ScriptedEngine(note) as engine, running_gateway() as gateway:
+        gateway.route(models=(ASLEEP,), keys=KEYS)
+        answers: list[asyncio.Task[Answer]] = []
+        for number, name in enumerate(("low", "plain", "high", "nobody", "low", "high")):
+            answers.append(asyncio.create_task(ask_as(gateway, name, f"{name} {number}")))
+            await eventually(lambda number=number: held(gateway) == number + 1)
+        gateway.route(engine.target(), keys=KEYS)
+        assert {(await each).status for each in answers} == {200}
+        assert order == ["high 2", "high 5", "plain 1", "nobody 3", "low 0", "low 4"]
+
+
+async def test_who_has_a_higher_priority_takes_the_place_of_the_lowest_that_came_last() -> None:
+    async with running_gateway() as gateway:
+        gateway.route(models=(LOADING,), keys=KEYS)
+        first = asyncio.create_task(ask_as(gateway, "low"))
+        await eventually(lambda: held(gateway) == 1)
+        others = [asyncio.create_task(ask_as(gateway, "plain")) for _ in range(MAX_HELD_PER_MODEL - 2)]
+        await eventually(lambda: held(gateway) == MAX_HELD_PER_MODEL - 1)
+        last = asyncio.create_task(ask_as(gateway, "low"))
+        await eventually(lambda: held(gateway) == MAX_HELD_PER_MODEL)
+        assert (await ask_as(gateway, "low")).status == 503, "it displaces none of its own priority"
+        assert held(gateway) == MAX_HELD_PER_MODEL
+        high = [asyncio.create_task(ask_as(gateway, "high"))]
+        answer = await last
+        assert (answer.status, answer.error["code"]) == (503, "model_loading")
+        assert not first.done()
+        high.append(asyncio.create_task(ask_as(gateway, "high")))
+        assert (await first).status == 503
+        assert not any(each.done() for each in (*others, *high))
+        assert held(gateway) == MAX_HELD_PER_MODEL
+        gateway.route(models=(), keys=KEYS)
+        assert {(await each).status for each in (*others, *high)} == {404}
 
 
 async def test_it_is_given_up_when_its_time_is_over_and_counts_as_asked_for() -> None:

@@ -382,6 +382,7 @@ class ClientKey(Message):
     tokens_per_minute: int | None = None
     tokens_per_day: int | None = None
     concurrency: int | None = None
+    priority: int = 0
 
 
 MAX_REQUEST_ID = 128

@@ -34,6 +34,8 @@ class Ask:
     teller: Teller
     meter: Meter
     ticket: Ticket = NO_TICKET
+    trace: str = ""
+    """Header lines that tell the engine which trace it is in."""
 
 
 class Sender(Protocol):
@@ -182,7 +184,9 @@ class Delivery:
         if request is None:
             raise AssertionError("a request that an engine answered is sent again")
         content = render_request(request, self.ask.model.name, target.engine)
-        head = render_engine_head(target.host, target.port, request.call, target.key, self._request_id, len(content))
+        head = render_engine_head(
+            target.host, target.port, request.call, target.key, self._request_id, len(content), self.ask.trace
+        )
         connection.send(self, head, content)
         self.ask.meter.begin(target.context_tokens)
         if self._pace.is_stalled():

@@ -32,6 +32,7 @@ from covey_gateway.wire.head import RequestHead
 from covey_gateway.wire.http import CONTINUE, LAST_CHUNK, render_answer, render_chunk, render_stream_head
 from covey_gateway.wire.metering import Meter
 from covey_gateway.wire.request import Parsed, Question, Request
+from covey_gateway.wire.tracing import render_trace
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +99,8 @@ class Exchange:
         self._awaits_continue = head is not None and head.expects_continue
         self._request_id = choose_request_id(head)
         self._admitted = admitted
-        self._hold = Hold(traffic.waiting, self, head.hold_seconds if head else None)
+        priority = admitted.priority if isinstance(admitted, Caller) else 0
+        self._hold = Hold(traffic.waiting, self, head.hold_seconds if head else None, priority)
         self._session = head.session if head is not None else b""
         self._is_first = False
         self._is_whole = False
@@ -128,6 +130,9 @@ class Exchange:
         if head is not None:
             self._format, self._parse = HOT_PATHS.get(head.path) or (choose_format(head.path), None)
         self._record.format = self._format.name
+        if head is not None and self._parse is not None:
+            tracer = traffic.ledger.tracer
+            self._record.trace = head.trace if tracer is None else tracer.begin(self._record, head.trace)
         if head is not None and head.content_length > MAX_BODY_BYTES:
             self._refuse_body(refuse_too_large(MAX_BODY_BYTES))
 
@@ -227,8 +232,9 @@ class Exchange:
         self._written_at = self._client.now()
         self._meter = Meter(request.call, request.n, is_single=request.is_single)
         ticket = Ticket(caller.key or self._client.address, caller.priority)
-        self._ask = Ask(model, request, request.make_teller(model.name), self._meter, ticket)
         record = self._record
+        trace = "" if record.trace is None else render_trace(record.trace)
+        self._ask = Ask(model, request, request.make_teller(model.name), self._meter, ticket, trace)
         record.namespace, record.model, record.is_stream = model.namespace, model.name, request.wants_stream
         if request.media:
             self._gathering = self._images.gather(request, self)
@@ -262,6 +268,12 @@ class Exchange:
         else:
             ask.model = model
             self._hold_or_deliver(ask)
+
+    def give_way(self) -> None:
+        """Its place among those that are held is another one's."""
+        if self._ask is not None:
+            self._hold.give_up()
+            self._deliver(self._ask)
 
     def reserve(self, count: int) -> bool:
         is_free = not self.is_over and self._traffic.reserve_body(count)

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from covey_api.access_key import KEY_HASH_PATTERN, Concurrency, RequestsPerMinute, TokensPerDay, TokensPerMinute
+from covey_api.access_key import (
+    KEY_HASH_PATTERN,
+    Concurrency,
+    KeyPriority,
+    RequestsPerMinute,
+    TokensPerDay,
+    TokensPerMinute,
+)
 from covey_api.messages import ClientKey, ModelState, Order, ServedModel
 from covey_api.meta import DEFAULT_NAMESPACE, Document
 from pydantic import Field, ValidationError, model_validator
@@ -73,6 +80,8 @@ class TableKey(Document):
     tokens_per_day: TokensPerDay | None = None
     """Counted anew when the gateway starts: without a controller nobody keeps it."""
     concurrency: Concurrency | None = None
+    priority: KeyPriority = 0
+    """Of its requests where they wait; higher goes first."""
 
 
 class TableDocument(Document):

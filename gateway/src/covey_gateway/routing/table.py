@@ -77,6 +77,7 @@ class Key:
     """Names of Models that it may ask for; None: all of its namespace."""
     limits: Limits = NO_LIMITS
     """Of the whole fleet."""
+    priority: int = 0
 
     @property
     def full_name(self) -> str:
@@ -237,7 +238,7 @@ def parse_key(key: ClientKey) -> Key:
             expires_at = 0.0
     limits = Limits(key.requests_per_minute, key.tokens_per_minute, key.tokens_per_day, key.concurrency)
     models = None if key.models is None else frozenset(key.models)
-    return Key(key.namespace, key.name, parse_hash(key.hash), expires_at, models, limits)
+    return Key(key.namespace, key.name, parse_hash(key.hash), expires_at, models, limits, key.priority)
 
 
 def parse_hash(text: str) -> bytes:
