@@ -21,6 +21,7 @@ from covey_agent.keeper.memory import AHEAD
 from covey_agent.keeper.observed import observe_start_time
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
 from covey_fleet_client.files import write_private
+from kit.ports import free_port
 from kit.processes import (
     assert_none_left,
     engine_double,
@@ -31,12 +32,6 @@ from kit.processes import (
 )
 
 ID = "00000000000000aa"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -172,6 +167,50 @@ def test_stop_kills_an_engine_that_ignores_sigterm_and_what_it_started(folder: P
         ended = await keepers.wait_exit(ID)
         assert (ended.ended_by, ended.status) == ("Stop", -signal.SIGKILL)
         await keepers.release(ID)
+
+    run(story)
+    assert_none_left(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives a keeper what its engine left")
+@pytest.mark.parametrize("how", ["stop", "crash"])
+def test_what_an_engine_started_ends_with_it_also_in_a_session_of_its_own(folder: Path, how: str) -> None:
+    left = folder.parent / "left"
+
+    def left_behind() -> list[int]:
+        return [int(line) for line in left.read_text().splitlines()] if left.exists() else []
+
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        process = await keepers.start(ID, 1, port, launch(folder, port, daemon=str(left)))
+        await asyncio.to_thread(wait_for, lambda: is_open(port) and len(left_behind()) == 2, "all of it runs")
+        assert all(is_running(pid) for pid in left_behind())
+        if how == "stop":
+            await keepers.stop(ID, 0.5)
+        else:
+            os.kill(process.pid, signal.SIGKILL)
+        ended = await keepers.wait_exit(ID)
+        assert not [pid for pid in left_behind() if is_running(pid)], "they are gone before the end is told"
+        assert ended.status == (-signal.SIGTERM if how == "stop" else -signal.SIGKILL)
+        await keepers.release(ID)
+
+    run(story)
+    assert_none_left(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives a keeper what its engine left")
+def test_a_keeper_lets_go_what_ended_while_its_engine_runs(folder: Path) -> None:
+    left = folder.parent / "left"
+
+    async def story() -> None:
+        keepers, port = ProcessKeepers(folder, 60), free_port()
+        process = await keepers.start(ID, 1, port, launch(folder, port, daemon=str(left)))
+        await asyncio.to_thread(wait_for, lambda: is_open(port) and len(left.read_text().split()) == 2, "all runs")
+        orphan = next(int(pid) for pid in left.read_text().split() if psutil.Process(int(pid)).ppid() != process.pid)
+        os.kill(orphan, signal.SIGKILL)
+        await asyncio.to_thread(wait_for, lambda: not psutil.pid_exists(orphan), "no zombie is left")
+        assert is_running(process.pid)
+        await end(keepers)
 
     run(story)
     assert_none_left(folder)

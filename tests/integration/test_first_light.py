@@ -137,6 +137,11 @@ def test_what_an_engine_prints_is_shown_by_instance_and_by_placement(fleet: Runn
     prefixed = fleet.covey("logs", "placement/smollm2").stdout.splitlines()
     assert [line.removeprefix("[smollm2-0] ") for line in prefixed] == shown
     assert all(line.startswith("[smollm2-0] ") for line in prefixed)
+    became = fleet.covey("logs", "--transitions", "smollm2-0").stdout
+    assert became.index("Starting, goal Serve") < became.index("Ready, goal Serve")
+    assert "listening" not in became
+    assert fleet.covey("logs", "--transitions", "--tail", "1", "smollm2-0").stdout == became.splitlines()[-1] + "\n"
+    assert fleet.covey("logs", "--transitions", "-f", "smollm2-0", check=False).returncode == 1
     missing = fleet.covey("logs", "smollm2-7", check=False)
     assert missing.returncode == 3
     assert "smollm2-7" in missing.stderr

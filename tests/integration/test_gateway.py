@@ -748,14 +748,27 @@ async def test_a_stream_without_its_end_mark_gets_an_error_event() -> None:
         assert (await asked(gateway)).error["code"] == "upstream_ended"
 
 
-async def test_an_error_event_of_the_engine_passes_and_gets_no_second_one() -> None:
-    event = b'data: {"error":{"code":500,"message":"Context size has been exceeded.","type":"server_error"}}\n\n'
-
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"error":{"code":500,"message":"Context size has been exceeded.","type":"server_error"}}\n\n',
+        b'error: {"code":500,"message":"Context size has been exceeded.","type":"server_error"}\n\n',
+        b'data: {"object":"error","message":"Context size has been exceeded.","code":500}\n\n',
+        b'data: {"error":{"message":"Context size has been exceeded."}}\n\ndata: [DONE]\n\n',
+    ],
+)
+async def test_an_error_event_of_the_engine_is_told_once_in_our_envelope_and_ends_the_stream(event: bytes) -> None:
     async def fail(call: Call) -> None:
         await call.write(STREAM_HEAD, chunk(token("a")), chunk(event), LAST_CHUNK)
 
     async with ScriptedEngine(fail) as engine, running_gateway(engine.target()) as gateway:
-        assert (await asked(gateway, stream=True)).body == token("a") + event
+        answer = await asked(gateway, stream=True)
+        assert answer.body.startswith(token("a"))
+        (error,) = (told["error"] for told in answer.events if "error" in told)
+        assert answer.events[-1] == {"error": error}
+        assert (error["code"], error["type"], error["param"]) == ("upstream_error", "server_error", None)
+        assert "Context size" in error["message"]
+        assert DONE not in answer.body
         single = await asked(gateway)
         assert (single.status, single.error["code"]) == (502, "upstream_error")
         assert "Context size" in single.error["message"]

@@ -124,6 +124,11 @@ async def test_choices_logprobs_and_a_schema_pass(engine: RealEngine) -> None:
             assert len(choice.logprobs.content[0].top_logprobs) == 2
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 6
+        chunks = await stream(client, max_tokens=3, n=2, stream_options={"include_usage": True})
+        (told,) = (each.usage for each in chunks if each.usage is not None)
+        assert chunks[-1].choices == []
+        assert (told.prompt_tokens, told.completion_tokens) == (answer.usage.prompt_tokens, 6)
+        assert told.total_tokens == told.prompt_tokens + 6
         schema: Any = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
         answer = await complete(
             client,

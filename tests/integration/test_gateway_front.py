@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from contract.test_front import write_identity
-from covey_agent.keeper.keepers import FrontSettings, ProcessKeepers
+from covey_agent.keeper.joining import FrontSettings
+from covey_agent.keeper.keepers import ProcessKeepers
 from covey_agent.ports import Launch
 from covey_api.messages import CertificateRole, render_front_name
 from covey_gateway.fronts import Fronts
@@ -27,12 +28,13 @@ from integration.gateway_rig import (
     running_gateway,
     token,
 )
+from kit.ports import own_address
 from kit.vaults import authority_in
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
 ID = "00000000000000aa"
-ADDRESS = "127.0.0.2"
+ADDRESS = own_address()
 
 
 @pytest.fixture(params=[True, False], ids=["uvloop", "asyncio"])

@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from integration.gateway_rig import Call, ScriptedEngine, eventually
 from integration.test_gateway_process import refusal, start, write_table
-from kit.fleet import free_port, running_fleet
+from kit.fleet import running_fleet
+from kit.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration, pytest.mark.timeout(120)]
 

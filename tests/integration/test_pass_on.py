@@ -18,6 +18,7 @@ from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import load_identity
 from covey_fleet_client.join import ensure_joined
 from integration.fleet_rig import Rig, SteeredBoard, eventually, report, running_fleet
+from kit.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -89,9 +90,7 @@ async def test_without_a_leader_the_answer_is_503_and_the_connection_ends(tmp_pa
         assert answer.json()["error"]["reason"] == "NotReady"
         assert answer.headers["retry-after"] == "1"
         assert answer.headers["connection"] == "close"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            lead.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        lead.address = f"127.0.0.1:{free_port()}"
         async with httpx.AsyncClient(verify=context, base_url=standby.url) as client:
             assert (await client.get("/fleet/v1/authority")).status_code == 503, "a leader that is gone is nobody"
 

@@ -21,7 +21,7 @@ from covey_gateway.images import Images
 from covey_gateway.limits import MAX_BODY_BYTES, SILENCE_SECONDS
 from covey_gateway.records import CLIENT_GONE, Record, blank
 from covey_gateway.routing.line import Ticket
-from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large
+from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large, refuse_unready
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
@@ -111,6 +111,8 @@ class Exchange:
         self._body = bytearray()
         self._body_bytes = 0
         self._reserved_bytes = 0
+        self._question: Question | None = None
+        """What waits for its model to be ready."""
         self._ask: Ask | None = None
         self._delivery: Delivery | None = None
         self._was_elsewhere = False
@@ -213,14 +215,21 @@ class Exchange:
         body, self._body = self._body, bytearray()
         return self._parse(bytes(body))
 
-    def _tell(self, question: Question, caller: Caller) -> None:
+    def _tell(self, question: Question, caller: Caller, *, may_wait: bool = True) -> None:
         """What the gateway knows itself."""
-        listing = self._traffic.list_model(caller, question.model, needs_ready=question.needs_ready)
-        if isinstance(listing, ApiError):
-            self.fail(listing)
-        else:
+        model = self._traffic.resolve(caller, question.model)
+        if isinstance(model, ApiError):
+            self.fail(model)
+        elif not question.needs_ready or self._traffic.targets_of(model):
+            listing = self._traffic.render_listing(question.model, model)
             content_type = self._format.stream_type if question.is_stream else b"application/json"
             self._write_answer(200, question.answer(listing), content_type=content_type)
+        elif may_wait and self._hold.begin(model, self._client.now()):
+            if self._question is None:
+                self._question = question
+                self._traffic.cancels.follow(self._request_id, caller, self)
+        else:
+            self.fail(refuse_unready(model))
 
     def _begin_asking(self, request: Request, caller: Caller) -> None:
         model = self._traffic.find_model(caller, request)
@@ -260,6 +269,9 @@ class Exchange:
         self._hold.end()
         self._delivery = None
         ask = self._ask
+        if self._question is not None and not isinstance(self._admitted, ApiError):
+            self._tell(self._question, self._admitted)
+            return
         if ask is None or ask.request is None or isinstance(self._admitted, ApiError):
             return
         model = self._traffic.find_model(self._admitted, ask.request)
@@ -431,11 +443,14 @@ class Exchange:
         """1. The engine's, or how long it is held. 2. A stream that was silent too long says that it lives."""
         if self._delivery is not None:
             self._delivery.check_deadlines(now)
-        elif self._ask is None or not self._hold.is_held:
+        elif not self._hold.is_held:
             return
         elif self._hold.is_over(now):
             self._hold.give_up()
-            self._deliver(self._ask)
+            if self._ask is not None:
+                self._deliver(self._ask)
+            elif self._question is not None and not isinstance(self._admitted, ApiError):
+                self._tell(self._question, self._admitted, may_wait=False)
         silent_seconds = now - self._written_at
         if self.is_over or not self._wants_stream or silent_seconds < SILENCE_SECONDS or self._client.is_stalled():
             return

@@ -39,7 +39,7 @@ from covey_gateway.routing.table import Caller, RoutingTable, Target
 from covey_gateway.waiting import Waiting
 from covey_gateway.wire.allowances import RenderAllowances
 from covey_gateway.wire.errors import ApiError
-from covey_gateway.wire.request import TASKS, Listing, Request
+from covey_gateway.wire.request import TAG, TASKS, Listing, Request
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Traffic:
 
     def find_model(self, caller: Caller, request: Request) -> ServedModel | ApiError:
         """The model that a request is for, if it does what is asked and has the window for it."""
-        model = self._resolve(caller, request.model)
+        model = self.resolve(caller, request.model)
         if isinstance(model, ApiError):
             return model
         if (error := refuse_task(model, TASKS[request.call]) or refuse_media(model, request.media)) is not None:
@@ -147,14 +147,6 @@ class Traffic:
         if request.unknown is not None and not model.passes_unknown_fields:
             return request.unknown
         return refuse_window(model, request, self.window_of(model)) or model
-
-    def list_model(self, caller: Caller, asked: str, *, needs_ready: bool = False) -> Listing | ApiError:
-        model = self._resolve(caller, asked)
-        if isinstance(model, ApiError):
-            return model
-        if needs_ready and not self.targets_of(model):
-            return refuse_unready(model)
-        return self.render_listing(asked, model)
 
     def list_models(self, caller: Caller) -> list[Listing]:
         """What this caller may ask for."""
@@ -170,8 +162,11 @@ class Traffic:
         """The widest window that an endpoint has."""
         return self.table.windows.get((model.namespace, model.name))
 
-    def _resolve(self, caller: Caller, asked: str) -> ServedModel | ApiError:
+    def resolve(self, caller: Caller, asked: str) -> ServedModel | ApiError:
+        """By the name as it is, for an alias may have a tag; else without `:latest`."""
         model = self.table.resolve(caller, asked)
+        if model is None and asked.endswith(TAG):
+            model = self.table.resolve(caller, asked.removesuffix(TAG))
         return refuse_unknown(asked, self.table.names_for(caller)) if model is None else model
 
     def take(

@@ -45,14 +45,13 @@ def refuse_window(model: ServedModel, request: Request, window: int | None) -> A
     if window is None:
         return None
     if request.max_tokens is not None and request.max_tokens >= window:
-        found, what = request.max_tokens, "`max_tokens`"
+        field, must = request.limit_field, f"below that; got {request.max_tokens}"
     elif request.window_tokens > window:
-        found, what = request.window_tokens, "`num_ctx`"
+        field, must = "options.num_ctx", f"at most that; got {request.window_tokens}"
     else:
         return None
     takes = f"model '{model.name}' takes at most {window} tokens here, prompt and answer"
-    message = f"{takes}; {what} must be below that; got {found}"
-    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, "max_tokens")
+    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"{takes}; `{field}` must be {must}", field)
 
 
 def refuse_unready(model: ServedModel) -> ApiError:
