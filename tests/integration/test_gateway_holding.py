@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 
 import pytest
 from covey_api.messages import ClientKey, ModelDemand, ModelState, ServedModel
@@ -18,6 +19,8 @@ from integration.gateway_rig import (
     running_gateway,
     target,
 )
+from integration.test_gateway_bad_input import post
+from integration.test_gateway_streams import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -47,6 +50,38 @@ async def test_a_request_is_held_until_an_endpoint_is_there(model: ServedModel, 
         gateway.route(engine.target())
         assert (await answer).status == 200
         assert demand(gateway) is None
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+async def test_ollamas_call_that_loads_a_model_starts_it_and_waits(path: str) -> None:
+    load, unload = b'{"model":"m"}', b'{"model":"m","keep_alive":0}'
+    async with running_gateway() as gateway:
+        gateway.route(models=(ASLEEP,))
+        answer = await post(gateway, path, unload)
+        assert (answer.status, json.loads(answer.body)["done_reason"]) == (200, "unload")
+        assert demand(gateway) is None, "it asked for the opposite"
+        loading = asyncio.create_task(post(gateway, path, load))
+        await eventually(lambda: held(gateway) == 1)
+        gateway.route(models=(LOADING,))
+        await asyncio.sleep(0.05)
+        assert not loading.done()
+        gateway.route(target(1))
+        answer = await loading
+        assert (answer.status, json.loads(answer.body)["done_reason"]) == (200, "load")
+        assert demand(gateway) is None
+
+
+async def test_a_load_that_takes_too_long_is_told_so_and_counts_as_asked_for() -> None:
+    async with running_gateway() as gateway, connected(gateway) as client:
+        gateway.route(models=(LOADING,))
+        await ask(client, "/api/generate", {})
+        await eventually(lambda: held(gateway) == 1)
+        gateway.pass_time(61)
+        answer = await client.read_answer()
+        assert (answer.status, json.loads(answer.body)["code"]) == (503, "model_loading")
+        found = demand(gateway)
+        assert found is not None
+        assert (found.held, found.refused_seconds is not None) == (0, True)
 
 
 async def test_who_came_first_is_delivered_first() -> None:
@@ -127,7 +162,7 @@ async def test_it_is_given_up_when_its_time_is_over_and_counts_as_asked_for() ->
         gateway.route(models=(LOADING,))
         await client.ask()
         await eventually(lambda: held(gateway) == 1)
-        gateway.pass_time(59)
+        gateway.pass_time(30)
         assert held(gateway) == 1
         gateway.pass_time(61)
         answer = await client.read_answer()

@@ -14,7 +14,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from integration.gateway_rig import Call, ScriptedEngine, asked, eventually, running_gateway
-from kit.fleet import free_port
+from kit.ports import free_port
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import yaml
 from integration.gateway_rig import DONE, LAST_CHUNK, STREAM_HEAD, Call, ScriptedEngine, chunk, token
-from kit.fleet import free_port
+from kit.ports import free_port
 from testbed.prometheus import NoPrometheus, find_program
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]

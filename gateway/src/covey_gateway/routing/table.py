@@ -12,6 +12,7 @@ from covey_api.messages import ClientKey, Endpoint, Endpoints, Order, ServedMode
 from covey_api.meta import DEFAULT_NAMESPACE
 from covey_api.placement import RequestTimeouts
 
+from covey_gateway.limits import MAX_SENT, OUTPUT_TOKENS
 from covey_gateway.routing.quotas import NO_LIMITS, Limits
 
 NO_ORDER = Order(term=-1, serial=-1)
@@ -55,6 +56,12 @@ class Target:
     no_way: str = ""
     """Why there is none."""
     timeouts: RequestTimeouts = field(default_factory=RequestTimeouts)
+    most_sent: int = MAX_SENT
+    """Requests that a gateway sends at a time; more wait here."""
+    kv_tokens: int = 0
+    """What fits into the cache that all slots share; 0: each has its own window."""
+    output_tokens: int = OUTPUT_TOKENS
+    """How long an answer may be that its client set no bound, where the cache is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,10 @@ class RoutingTable:
     """By digest."""
     gateways: tuple[str, ...] = ()
     """Among whom limits of keys are shared."""
+    windows: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """The widest that an endpoint has, of models of which one says."""
+    alike: frozenset[tuple[str, str]] = frozenset()
+    """Models whose endpoints are all of one size."""
 
     def resolve(self, caller: Caller, asked: str) -> ServedModel | None:
         name = self.aliases.get((caller.namespace, asked), asked)
@@ -154,7 +165,12 @@ def build_table(
     for key in sorted(keys, key=lambda key: (key.namespace, key.name)):
         by_digest.setdefault(key.digest, key)
     by_model = {model: tuple(list_) for model, list_ in at.items()}
-    return RoutingTable(order, by_name, aliases, by_model, by_digest, gateways)
+    windows = {model: max(target.context_tokens or 0 for target in list_) for model, list_ in at.items()}
+    windows = {model: window for model, window in windows.items() if window}
+    alike = frozenset(
+        name for name, list_ in at.items() if len({target.slots * target.weight for target in list_}) == 1
+    )
+    return RoutingTable(order, by_name, aliases, by_model, by_digest, gateways, windows, alike)
 
 
 def parse_endpoints(snapshot: Endpoints, machine: str | None) -> RoutingTable:
@@ -188,6 +204,8 @@ def parse_endpoint(endpoint: Endpoint, machine: str | None) -> Target:
         front=front,
         no_way=no_way,
         timeouts=endpoint.timeouts,
+        most_sent=max(1, endpoint.slots),
+        kv_tokens=endpoint.kv_tokens,
     )
 
 
