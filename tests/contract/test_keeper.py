@@ -21,6 +21,7 @@ from covey_agent.keeper.memory import AHEAD
 from covey_agent.keeper.observed import observe_start_time
 from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
 from covey_fleet_client.files import write_private
+from kit.ports import free_port
 from kit.processes import (
     assert_none_left,
     engine_double,
@@ -31,12 +32,6 @@ from kit.processes import (
 )
 
 ID = "00000000000000aa"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -249,9 +244,13 @@ def test_engine_that_prints_a_lot_costs_two_mebibytes_of_disk(folder: Path) -> N
         assert sum(sizes) <= 2 * 1024 * 1024
         pid = json.loads((folder / ID / "keeper.json").read_text())["pid"]
         assert observe_pss_bytes(pid) < 15_000_000
-        tail = await keepers.read_tail(ID, 200_000)
-        assert len(tail) == 200_000
-        assert tail.rstrip().endswith("bytes")
+        tail = ""
+        for _ in range(1200):
+            tail = await keepers.read_tail(ID, 200_000)
+            if tail.rstrip().endswith("bytes"):
+                break
+            await asyncio.sleep(0.1)
+        assert (len(tail), tail.rstrip()[-5:]) == (200_000, "bytes")
         await end(keepers)
 
     run(story)
@@ -259,9 +258,9 @@ def test_engine_that_prints_a_lot_costs_two_mebibytes_of_disk(folder: Path) -> N
 
 def test_unclaimed_keeper_stops_its_engine_and_says_why(folder: Path) -> None:
     async def story() -> None:
-        keepers, port = ProcessKeepers(folder, 1), free_port()
+        keepers, port = ProcessKeepers(folder, 5), free_port()
         process = await keepers.start(ID, 1, port, launch(folder, port))
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(6)
         assert is_running(process.pid), "a claimed engine runs on whatever the grace is"
         keepers.close()  # as an agent's death does
 
@@ -333,12 +332,11 @@ def test_exit_is_told_by_a_keeper_without_a_record(folder: Path) -> None:
 def test_frozen_keeper_without_a_record_is_killed_with_its_engine(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(keepers_module, "FIND_SECONDS", 0.5)
-
     async def story() -> None:
         dead, keepers, port = ProcessKeepers(folder, 60), ProcessKeepers(folder, 60), free_port()
         process = await dead.start(ID, 1, port, launch(folder, port))
+        monkeypatch.setattr(link, "ANSWER_SECONDS", 0.2)
+        monkeypatch.setattr(keepers_module, "FIND_SECONDS", 0.5)
         os.kill(json.loads((folder / ID / "keeper.json").read_text())["pid"], signal.SIGSTOP)
         (folder / ID / "keeper.json").unlink()
         dead.close()
@@ -431,7 +429,7 @@ def test_start_claims_what_runs_instead_of_starting_a_second(folder: Path) -> No
 def test_two_launchers_at_once_make_one_engine(folder: Path) -> None:
     async def story() -> None:
         port = free_port()
-        both = ProcessKeepers(folder, 5), ProcessKeepers(folder, 5)
+        both = ProcessKeepers(folder, 60), ProcessKeepers(folder, 60)
         starts = (keepers.start(ID, 1, port, launch(folder, port)) for keepers in both)
         started = await asyncio.gather(*starts, return_exceptions=True)
         processes = {one.pid for one in started if isinstance(one, EngineProcess)}
@@ -476,11 +474,10 @@ def test_lock_of_a_process_that_is_no_keeper_is_refused_and_left_alone(
 
 
 def test_keeper_that_was_frozen_is_killed_with_its_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "ANSWER_SECONDS", 0.2)
-
     async def story() -> None:
         keepers, port = ProcessKeepers(folder, 60), free_port()
         process = await keepers.start(ID, 1, port, launch(folder, port))
+        monkeypatch.setattr(link, "ANSWER_SECONDS", 0.2)
         os.kill(json.loads((folder / ID / "keeper.json").read_text())["pid"], signal.SIGSTOP)
         await keepers.stop(ID, 1)
         assert (await keepers.wait_exit(ID)).status is None

@@ -20,7 +20,7 @@ from kit.processes import assert_none_left, is_running, processes_of
 from shared_rig import assign_model
 
 # A probe that hangs is abandoned in two seconds; the rest is a busy machine's.
-LANES_SECONDS = 10.0
+LANES_SECONDS = 30.0
 Story = Callable[[AgentRig], Awaitable[None]]
 
 
@@ -63,7 +63,7 @@ def test_agent_serves_what_is_assigned_while_a_driver_hangs_and_interrupt_ends_i
         assert first.members is not None
         began = time.monotonic()
         assert await asyncio.to_thread(rig.kill, signal.SIGINT) == 0
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
         assert_gone(member.pid)
         asked_of = [int(pid) for pid in asked.read_text().split()]
         assert asked_of
@@ -102,7 +102,7 @@ def test_killed_agent_finds_its_engine_serving_when_it_is_back(tmp_path: Path) -
         began = time.monotonic()
         rig.start()
         after = [await rig.wait_phase(MemberPhase.READY, key) for key in (A, B)]
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
         assert [(member.pid, member.port) for member in after] == [(member.pid, member.port) for member in before]
         assert "Starting" not in rig.log.read_text().split("agent of node")[-1]
 
@@ -136,7 +136,7 @@ def test_terminated_agent_leaves_engines_running_and_a_closed_lifeline_too(tmp_p
         os.close(reader)
         await rig.wait_phase(MemberPhase.READY, pid=pid)
         os.close(writer)
-        assert await asyncio.to_thread(agent.wait, 5) == 0
+        assert await asyncio.to_thread(agent.wait, 30) == 0
         rig.board.forget_agent()
         assert is_running(pid)
         rig.start()
@@ -352,7 +352,7 @@ def test_stop_all_ends_every_keeper_when_the_agent_is_gone(tmp_path: Path) -> No
 
 def test_agent_that_stays_away_loses_its_engines_to_their_keepers_and_starts_them_again(tmp_path: Path) -> None:
     async def story(rig: AgentRig) -> None:
-        rig.grace_seconds = 1
+        rig.grace_seconds = 5
         rig.board.wish(rig.assign())
         rig.start()
         first = await rig.wait_phase(MemberPhase.READY)
@@ -434,7 +434,7 @@ def test_agent_that_is_killed_takes_every_member_up_where_it_stood(tmp_path: Pat
     """Loading, draining, stopping, crashing again and again: one of each, and a kill in the midst of all."""
     loading, draining, stopping, crashing = (f"00000000000000c{number}" for number in range(4))
     knobs: dict[str, dict[str, str]] = {
-        loading: {"slow_start": "5"},
+        loading: {"slow_start": "20"},
         draining: {},
         stopping: {"ignore_term": "yes", "fork": "yes"},
         crashing: {"die_at": "1"},

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import socket
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from covey_api.engines import KvLayout, Task
 from covey_api.instance import EngineOptions, Instance
 from covey_api.runtime import LlamaServerRuntime, Runtime, Speculation
 from kit import builders
+from kit.ports import free_port
 from kit.real import provide_real_parts
 from kit.real_models import provide_minilm
 
@@ -26,12 +26,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 START_SECONDS = 120.0
 KEY = "key-of-the-engine"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def closeness(one: list[float], other: list[float]) -> float:

@@ -243,6 +243,7 @@ def test_the_engine_refuses_what_would_load_or_fetch(
         assert again.status_code == 200, "what was loaded must be there still"
 
 
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 MLX_ENDERS: list[tuple[dict[str, Any], int]] = [
     ({"top_k": 200_000}, 200),
     ({"xtc_probability": 0.5, "xtc_threshold": 0.9}, 200),
@@ -262,6 +263,9 @@ MLX_ENDERS: list[tuple[dict[str, Any], int]] = [
     ({"messages": [{"role": "user", "content": 5}]}, 400),
     ({"messages": [{"role": "\ud800", "content": "\ud800"}]}, 400),
     ({"n": None}, 200),
+    ({"n": 2}, 400),
+    ({"tools": TOOLS, "tool_choice": "required"}, 400),
+    ({"tools": TOOLS, "tool_choice": "none"}, 200),
 ]
 
 

@@ -79,6 +79,9 @@ class FakeEngines:
     ) -> EngineProgram:
         return EngineProgram(Path("/bin/engine"), {}, "1", "")
 
+    async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
+        """Knows them all."""
+
 
 class FakeFacts:
     def __init__(self) -> None:
@@ -173,6 +176,7 @@ class FakeAdapter:
         port: int,
         key: str,
         companions: tuple[Path, ...] = (),
+        donors: tuple[int, ...] = (),
     ) -> Launch:
         if self.failure:
             raise self.failure

@@ -125,6 +125,9 @@ class NodeSpec(Message):
     reserve: NodeReserve = NodeReserve()
     engines: Annotated[tuple[EngineOverride, ...], Field(max_length=8)] = ()
     """Overrides, at most one per engine."""
+    offline: bool = False
+    """True: nothing is fetched from outside the fleet, neither models nor engines: what isn't in the node's cache comes
+    from another node's. What no node has is not placed here."""
     downloads: NodeDownloads = NodeDownloads()
     sharing: NodeSharing = NodeSharing()
     store: NodeStore = NodeStore()

@@ -165,6 +165,8 @@ class RefusalReason(StrEnum):
     """It has not reported its facts yet."""
     NO_USABLE_ENGINE = "NoUsableEngine"
     """It offers no lane that can run a variant of the Model."""
+    OFFLINE = "Offline"
+    """It fetches nothing from outside the fleet, and no node has the files."""
     INSUFFICIENT_MEMORY = "InsufficientMemory"
     """Weights and fixed costs do not fit beside what is reserved."""
     CONTEXT_TOO_SMALL = "ContextTooSmall"
@@ -190,6 +192,8 @@ class FailureCause(StrEnum):
     """A source can't be reached or doesn't have the file."""
     ARTIFACT_CORRUPT = "ArtifactCorrupt"
     """A digest, size or checksum differs; nothing was installed."""
+    SIGNATURE_REFUSED = "SignatureRefused"
+    """The file has not the signature that its Model demands; no engine got it."""
     NO_USABLE_ENGINE = "NoUsableEngine"
     """The engine can't be provisioned here; the message has the install line."""
     MISSING_LIBRARY = "MissingLibrary"
@@ -204,6 +208,8 @@ class FailureCause(StrEnum):
     """Another process had the engine's port before the engine did; it is started again on another one."""
     WEDGED = "Wedged"
     """The engine's process lives, and nothing of it generates any more."""
+    NEIGHBOUR_ENDED = "NeighbourEnded"
+    """Another member of the same attempt ended, or could not be reached: the message names it."""
 
 
 class ErrorCode(StrEnum):

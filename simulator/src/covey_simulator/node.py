@@ -53,6 +53,7 @@ class Adapter:
         port: int,
         key: str,
         companions: tuple[Path, ...] = (),
+        donors: tuple[int, ...] = (),
     ) -> Launch:
         return Launch((str(program.path),), {}, ())
 
@@ -130,6 +131,9 @@ class Engines:
     ) -> EngineProgram:
         await asyncio.sleep(0.01)
         return EngineProgram(Path("/bin/engine"), {}, "1", "")
+
+    async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
+        """Knows them all."""
 
 
 class Facts:

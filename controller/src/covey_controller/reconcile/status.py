@@ -49,9 +49,14 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
     """Write what differs; note each change of `Ready`."""
     refused = refused_aliases(draft.models)
     for key, model in draft.models.items():
-        before = stored.get(key)
-        if isinstance(before, Model):
-            _write(draft, before, before.status, model.status, judge_model(draft, model, refused.get(key, {})))
+        before, aliases = stored.get(key), refused.get(key, {})
+        if not aliases and draft.world.memory.resting_models.get(key) is model:
+            draft.resting_models[key] = model
+        elif isinstance(before, Model):
+            said, outcome = len(draft.statuses) + len(draft.notes), judge_model(draft, model, aliases)
+            _write(draft, before, before.status, model.status, outcome)
+            if isinstance(outcome, Done) and len(draft.statuses) + len(draft.notes) == said:
+                draft.resting_models[key] = model
     failures = observe_path_failures(draft)
     for node in draft.nodes.values():
         seen = observe_node_rest(draft, node, failures)

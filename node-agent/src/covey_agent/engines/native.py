@@ -38,7 +38,7 @@ from covey_agent.engines.source import (
     refuse_version,
     unusable,
 )
-from covey_agent.facts.devices import is_any_seen, observe_set_aside
+from covey_agent.facts.devices import is_any_seen, observe_reach, observe_set_aside
 from covey_agent.ports import AgentError, EngineProgram, OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
@@ -235,11 +235,12 @@ class LlamaServerSource:
             )
         listed, said = devices.result(), version.result()
         set_aside = await asyncio.to_thread(observe_set_aside, _ROOT)
+        reach = await asyncio.to_thread(observe_reach, _ROOT)
         if listed is None:
             logger.warning("%s did not list its devices within %.0f s: the CPU lane only", program.path, _PROBE_SECONDS)
         return _Seen(
             version=parse_version(said.text) if said else "",
-            devices=parse_devices(listed.text, set_aside) if listed and listed.status == 0 else (),
+            devices=parse_devices(listed.text, set_aside, reach) if listed and listed.status == 0 else (),
             is_silent=listed is None,
             at_seconds=now,
             problem=_find_problem(program, said) if said else None,

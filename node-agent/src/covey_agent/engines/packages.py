@@ -73,7 +73,9 @@ class PythonSource:
             packages = await managed.ensure(on_transfer)
             flags = ("-I", "-S", str(SERVE), self.engine.value, "--packages", str(packages))
             recipe = managed.recipe
-            program = EngineProgram(Path(sys.executable), self._extras(), recipe.version, recipe.digest, flags)
+            program = EngineProgram(
+                Path(sys.executable), self._extras(), recipe.version, recipe.digest, flags, packages=packages
+            )
         identity = (program.digest, *identify(program.path)[1:])
         if sound := self._sound.get(identity):
             return sound

@@ -106,6 +106,23 @@ def llama_cpp_recipe() -> Recipe | None:
     )
 
 
+@cache
+def signatures_recipe() -> Recipe | None:
+    """What looks at signatures, which is no engine. None where its libraries aren't for this machine and Python."""
+    found = _choose_files("signatures", "run")
+    if not found:
+        return None
+    return Recipe(
+        name="signatures",
+        version=_version_of(found, "model-signing"),
+        files=found,
+        installed_bytes=60_000_000,
+        program="model_signing/verifying.py",
+        cure="Give the node an index of packages, or another node that has it.",
+        python=_python_tag(),
+    )
+
+
 def _version_of(found: tuple[PinnedFile, ...], project: str) -> str:
     return next(file.version for file in found if file.project == project)
 

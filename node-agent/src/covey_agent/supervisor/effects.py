@@ -46,6 +46,8 @@ class EnsureEngine:
     engine: EngineName
     spec: NodeSpec
     version: str | None = None
+    architecture: str = ""
+    """What it must have code for; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class StartKeeper:
 
     instance_id: str
     assignment: MemberAssignment
-    weights: Path
+    weights: Path | None
+    """None: of a donor, which loads no file."""
     program: EngineProgram
     companions: tuple[Path, ...] = ()
 

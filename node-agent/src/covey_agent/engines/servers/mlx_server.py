@@ -22,7 +22,7 @@ from http.client import HTTPMessage
 from importlib import metadata
 from typing import Any
 
-from covey_agent.engines.servers.sampling import choose_mlx_fields, refuse_variables
+from covey_agent.engines.servers.sampling import choose_mlx_fields, refuse_variables, settle_mlx_choices
 from covey_agent.engines.servers.settings import Settings
 from covey_agent.engines.servers.web import (
     Body,
@@ -164,6 +164,7 @@ class MlxCore:
     def answer_chat(self, handler: EngineHandler, body: Body) -> None:
         if read_object(body, "response_format").get("type", "text") != "text":
             raise invalid("`response_format` is not done by engine 'Mlx'; 'LlamaServer' does it")
+        settle_mlx_choices(body)
         prompt_tokens = self._count_prompt(body)
         window = self._settings.window
         if prompt_tokens >= window:
