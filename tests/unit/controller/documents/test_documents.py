@@ -269,12 +269,12 @@ UNSIGNED = (
             "`spec.tasks[0]` must be a string; got null",
         ),
         (
-            MODEL.replace("file:///models/a.gguf", "oci://org/model"),
+            MODEL.replace("file:///models/a.gguf", "store://org/model"),
             10,
             "spec.variants[0].source",
             "`spec.variants[0].source` must be 'hf://OWNER/REPO@REVISION#FILE', "
             "'pypi://NAME==VERSION#PATH-IN-WHEEL', 'https://HOST/PATH' or 'file:///ABSOLUTE/PATH'; "
-            "got 'oci://org/model'",
+            "got 'store://org/model'",
         ),
         (
             MODEL.replace("file:///models/a.gguf", "https://example.com/a.gguf"),
