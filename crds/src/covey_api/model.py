@@ -26,7 +26,9 @@ class Geometry(Message):
     """
 
     architecture: Annotated[str, Field(max_length=64)]
-    """`general.architecture` of the GGUF header."""
+    """`general.architecture` of the GGUF header; of a checkpoint the text model's `model_type`."""
+    model_type: Annotated[str, Field(max_length=64)] = ""
+    """`model_type` of a checkpoint's `config.json`, by which engines choose their code; empty: not told."""
     parameter_count: Annotated[int, Field(ge=0)] = 0
     """Parameters, for people; nothing is computed from it."""
     weights_bytes: Annotated[int, Field(ge=1)]
@@ -169,6 +171,12 @@ class ModelSpec(Message):
     """Given only when the artifact's header lies or is missing."""
     memory: ModelMemory = ModelMemory()
     trust: ModelTrust = ModelTrust()
+
+
+def architecture_for(engine: EngineName, geometry: Geometry) -> str:
+    """What the engine calls the model's kind when it looks for its code; empty: not known."""
+    is_gguf = ArtifactFormat.GGUF in FORMATS[engine]
+    return geometry.architecture if is_gguf else geometry.model_type
 
 
 class Archive(Message):

@@ -123,6 +123,7 @@ async def run_agent(options: Options, folder: Path) -> int:
         def record(before: State, after: State, now: float) -> None:
             recorder.observe(before, after, now)
             web.pace.limit(limit_of(after.spec.downloads))
+            web.is_offline = after.spec.offline
             blobs.pace.limit(limit_of(after.spec.sharing))
             hold_needed(after)
 

@@ -2,7 +2,7 @@
 
 import pytest
 from covey_api.engines import ArtifactFormat, EngineName, KvCacheType
-from covey_api.meta import ObjectMeta
+from covey_api.meta import RESTART_ANNOTATION, ObjectMeta
 from covey_api.model import Model, ModelMemory, Variant
 from covey_api.placement import ContextWish, KvCacheWish, NodeChoice, Placement, Rollout, Timeouts
 from covey_api.trust import ModelTrust, Proof, Signer, SigstoreIdentity
@@ -24,6 +24,16 @@ def variant(**changes: object) -> Variant:
 
 def test_golden_revision_of_the_smallest_example() -> None:
     assert revision_of(builders.placement(), builders.model()) == FIRST
+
+
+def test_a_restart_is_another_revision_and_no_other_annotation_is() -> None:
+    def annotated(**annotations: str) -> str:
+        plain = builders.placement()
+        metadata = plain.metadata.model_copy(update={"annotations": annotations})
+        return revision_of(plain.model_copy(update={"metadata": metadata}), builders.model())
+
+    assert annotated() == annotated(**{"covey.dev/retry": "1"}) == annotated(**{RESTART_ANNOTATION: ""}) == FIRST
+    assert len({FIRST, *(annotated(**{RESTART_ANNOTATION: value}) for value in ("1", "2"))}) == 3
 
 
 def test_golden_revision_of_a_placement_with_every_field() -> None:

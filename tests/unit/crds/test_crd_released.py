@@ -26,6 +26,8 @@ REASONS: dict[str, str] = {
     f"instances.covey.dev: .spec: rule {_STAMPED_ONCE} is new": "only controllers write Instances, and none did",
     "cnodes.covey.dev: .spec: rule !has(self.taints) || self.taints.all(t, self.taints.exists_one(u, u.key == t.key))"
     " is new": "it is about a new field alone",
+    "fleets.covey.dev: .spec: rule !has(self.engines) || self.engines.all(e, self.engines.exists_one(f, f.engine == "
+    "e.engine)) is new": "it is about a new field alone",
     f"models.covey.dev: .spec.variants[]: rule {VARIANT_RULE[0]} is new": "it is about new fields alone",
     **{
         f"models.covey.dev: .spec: rule {rule} is new": "it is about new fields and a new task"

@@ -60,6 +60,7 @@ class InstanceMaker:
             term=self.draft.world.term,
             engine=chosen.lane.engine,
             compute=chosen.lane.compute,
+            engine_version=find_pin(self.draft, chosen),
             artifact=demand_proof(self.model, variant.signature, chosen.artifact),
             companions=tuple(
                 StampedCompanion(
@@ -75,6 +76,16 @@ class InstanceMaker:
             startup_seconds=wish.timeouts.startup_seconds,
             drain_seconds=wish.rollout.drain_seconds,
         )
+
+
+def find_pin(draft: Draft, chosen: Chosen) -> str:
+    """The Node's, or else the Fleet's; empty also where the lane's program is the operator's."""
+    if not chosen.lane.versions:
+        return ""
+    sight = draft.nodes.get(chosen.node)
+    overrides = sight.node.spec.engines if sight is not None and sight.node is not None else ()
+    pins = (*overrides, *(draft.fleet.spec.engines if draft.fleet is not None else ()))
+    return next((each.version for each in pins if each.engine is chosen.lane.engine and each.version), "")
 
 
 def demand_proof(model: Model, signature: str | None, artifact: ResolvedArtifact) -> ResolvedArtifact:
