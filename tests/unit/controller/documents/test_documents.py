@@ -272,7 +272,7 @@ UNSIGNED = (
             MODEL.replace("file:///models/a.gguf", "store://org/model"),
             10,
             "spec.variants[0].source",
-            "`spec.variants[0].source` must be 'hf://OWNER/REPO@REVISION#FILE', "
+            "`spec.variants[0].source` must be 'hf://OWNER/REPO@REVISION#FILE', 'oci://REGISTRY/REPOSITORY:TAG#FILE', "
             "'pypi://NAME==VERSION#PATH-IN-WHEEL', 'https://HOST/PATH' or 'file:///ABSOLUTE/PATH'; "
             "got 'store://org/model'",
         ),
