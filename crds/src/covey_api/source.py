@@ -23,6 +23,7 @@ SOURCE_WORDS = (
 )
 # A signature is one small file, and needs nobody's word: who made it is what is looked at.
 SIGNATURE_PATTERN = f"^({_HF.removesuffix('?')}|{_WEB}|{_FILE})$"
+SIGNATURE_WORDS = "must be 'hf://OWNER/REPO@REVISION#FILE', 'https://HOST/PATH' or 'file:///ABSOLUTE/PATH'"
 # What nobody vouches for but the Model: `sha256` must be beside it.
 UNVOUCHED_PATTERN = "^https?://"
 DEFAULT_REVISION = "main"

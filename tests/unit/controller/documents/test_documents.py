@@ -240,6 +240,13 @@ UNSIGNED = (
             UNSIGNED,
         ),
         (
+            MODEL.replace("[LlamaServer]", "[LlamaServer]\n    signature: pypi://a==1#b"),
+            12,
+            "spec.variants[0].signature",
+            "`spec.variants[0].signature` must be 'hf://OWNER/REPO@REVISION#FILE', 'https://HOST/PATH' or "
+            "'file:///ABSOLUTE/PATH'; got 'pypi://a==1#b'",
+        ),
+        (
             MODEL + "  trust: {signers: [{}]}\n",
             12,
             "spec.trust.signers[0]",
