@@ -121,6 +121,8 @@ class People:
             wish = self.make_wish()
             if self.scaling:  # several models on few machines
                 wish = replace(wish, model=MODELS[index % len(MODELS)])
+            if self.ranks:  # all is full before anybody is more important
+                wish = replace(wish, replicas=3, priority=0)
             self.wish(f"p{index}", wish, 0.0)
 
     def wish(self, name: str, wish: Wish | None, now: float) -> None:
@@ -151,7 +153,7 @@ class People:
         wish, kind = self.wishes.get(name), self.random.randrange(10)
         if wish is None:
             self.wish(name, self.make_wish(), now)
-        elif self.ranks is not None and self.ranks.random() < 0.4:
+        elif self.ranks is not None and self.ranks.random() < 0.7:
             displaces = self.ranks.random() < 0.6
             self.wish(name, replace(wish, priority=self.ranks.choice((0, 1, 2)), is_displacing=displaces), now)
         elif kind < 3:

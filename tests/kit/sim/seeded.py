@@ -66,7 +66,9 @@ class SeededWorld(World):
         self.people.has_large = self.mixed is not None
         self.gateway_names += [f"g{index}" for index in range(self.random.choice((1, 2)))]
         count = self.random.choice((2, 3, 3, 4, 5))
-        for index in range(count if self.people.scaling is None else self.people.scaling.choice((1, 2))):
+        if (few := self.people.scaling or self.people.ranks) is not None:
+            count = few.choice((1, 2))
+        for index in range(count):
             self.add_machine("abcde"[index], self._draw_ground())
 
     def _draw_ground(self) -> Ground:
@@ -100,7 +102,7 @@ class SeededWorld(World):
 
     def begin(self) -> None:
         count = self.random.choice((1, 2, 2, 3))
-        self.people.begin(count if self.people.scaling is None else 3)
+        self.people.begin(3 if self.people.scaling or self.people.ranks else count)
         super().begin()
 
     def choose_model(self) -> str:
