@@ -14,7 +14,8 @@ import httpx
 import pytest
 from covey_agent.engines.architectures import find_code, is_lacking
 from covey_api.engines import EngineName
-from kit.fleet import EXAMPLE, RunningFleet, free_port, running_fleet, wait_until
+from kit.fleet import EXAMPLE, RunningFleet, running_fleet, wait_until
+from kit.ports import free_port
 from kit.real import provide_real_parts
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -136,7 +137,7 @@ def test_interrupt_while_the_model_arrives_leaves_nothing() -> None:
                 time.sleep(0.05)
         assert answer is not None, "a model on its way is answered with 503"
         assert answer.json()["error"]["code"] == "model_loading"
-        assert fleet.stop() < 15
+        assert fleet.stop() < 40
         assert not fleet.processes()
     finally:
         for process in fleet.processes():

@@ -59,6 +59,9 @@ from covey_agent.single import AlreadyRunning, take_folder
 from covey_agent.stop_all import stop_all
 from covey_agent.supervisor.state import State
 from covey_agent.surveys import Survey
+from covey_agent.trust.provenance import IndexProvenances
+from covey_agent.trust.signatures import SignatureFiles, SignedArtifacts
+from covey_agent.trust.verifier import open_verifier
 from covey_agent.whereabouts import Whereabouts
 
 logger = logging.getLogger(__name__)
@@ -200,9 +203,12 @@ async def open_outside(
     whereabouts: Whereabouts,
 ) -> tuple[Outside, NodeEngines]:
     """The adapters of the agent's ports, closed with the stack."""
-    artifacts = NodeArtifacts(web, cache, downloader, observe_hub_settings(os.environ, Path.home()))
-    stack.push_async_callback(artifacts.close)
-    engines = open_engines(web, cache, downloader, os.environ)
+    hub = observe_hub_settings(os.environ, Path.home())
+    fetched = NodeArtifacts(web, cache, downloader, hub)
+    stack.push_async_callback(fetched.close)
+    verifier = open_verifier(web, cache, downloader)
+    artifacts = SignedArtifacts(fetched, SignatureFiles(web, cache, hub), verifier)
+    engines = open_engines(web, cache, downloader, os.environ, IndexProvenances(web, verifier))
     keepers = ProcessKeepers(folder / "members", options.orphan_grace_seconds, lambda: whereabouts.front)
     stack.callback(keepers.close)
     loopback = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, limits=ANEW))

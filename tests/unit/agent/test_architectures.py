@@ -77,7 +77,9 @@ class _Source(LlamaServerSource):
     async def observe_lanes(self, override: EngineOverride | None) -> tuple[Lane, ...]:
         return (builders.lane(version=self.version), builders.lane(version=self.version, compute="Vulkan", pool="Gpu"))
 
-    async def ensure(self, override: EngineOverride | None, on_transfer: OnTransfer) -> EngineProgram:
+    async def ensure(
+        self, override: EngineOverride | None, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
         raise NotImplementedError
 
 

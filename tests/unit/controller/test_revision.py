@@ -5,6 +5,7 @@ from covey_api.engines import ArtifactFormat, EngineName, KvCacheType
 from covey_api.meta import RESTART_ANNOTATION, ObjectMeta
 from covey_api.model import Model, ModelMemory, Variant
 from covey_api.placement import ContextWish, KvCacheWish, NodeChoice, Placement, Rollout, Timeouts
+from covey_api.trust import ModelTrust, Proof, Signer, SigstoreIdentity
 from covey_controller.reconcile.revision import revision_of
 from kit import builders
 
@@ -96,3 +97,14 @@ def test_explicit_f16_is_another_wish_than_none() -> None:
     """The Fleet's default may change; a type that the Placement names may not."""
     named = builders.placement(kv_cache=KvCacheWish(type=KvCacheType.F16))
     assert revision_of(named, builders.model()) != FIRST
+
+
+def test_who_must_have_signed_rolls_and_what_is_not_demanded_rolls_nothing() -> None:
+    signer = Signer(sigstore=SigstoreIdentity(identity="a@example.com", issuer="https://example.com"))
+    by_digest = builders.model(trust=ModelTrust(requires=Proof.DIGEST, signers=(signer,)))
+    assert revision_of(builders.placement(), by_digest) == FIRST
+    signed = {
+        revision_of(builders.placement(), builders.model(trust=ModelTrust(requires=Proof.SIGNATURE, signers=signers)))
+        for signers in ((), (signer,), (signer, Signer(public_key="-----BEGIN PUBLIC KEY-----\n")))
+    }
+    assert len(signed | {FIRST}) == 4

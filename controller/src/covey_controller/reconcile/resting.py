@@ -36,7 +36,7 @@ def observe_node_rest(draft: Draft, sight: NodeSight, failing: Collection[str]) 
         return None
     if agent.rival is not None and draft.now < agent.rival + NODE_SILENCE_SECONDS:
         return None
-    return (report.version, sight.node, sight.state, report.facts, report.lanes, report.members)
+    return (report.version, sight.node, sight.state, report.facts, report.lanes, report.members, report.unusable)
 
 
 def keep_resting(draft: Draft, key: ObjectKey, placement: Placement) -> bool:

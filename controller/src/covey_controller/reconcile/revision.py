@@ -16,6 +16,7 @@ from covey_api.engines import Task
 from covey_api.meta import RESTART_ANNOTATION
 from covey_api.model import Model
 from covey_api.placement import Placement
+from covey_api.trust import Proof
 
 RECIPE = "r1"
 _MODEL_FIELDS = {"context_tokens", "variants", "geometry", "memory"}
@@ -32,6 +33,8 @@ def revision_of(placement: Placement, model: Model) -> str:
     }
     if model.spec.tasks[0] is not Task.CHAT:  # what its engine is started for
         recipe["task"] = {"name": model.spec.tasks[0].value}
+    if model.spec.trust.requires is Proof.SIGNATURE:  # what its files must be signed by, before an engine gets them
+        recipe["trust"] = model.spec.trust.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     if restart := placement.metadata.annotations.get(RESTART_ANNOTATION):
         recipe["restart"] = {"value": restart}
     canonical = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

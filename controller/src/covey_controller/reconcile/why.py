@@ -165,6 +165,8 @@ def _explain_instance(draft: Draft, sight: Sight) -> Explanation:
         f"goal {spec.goal}, attempt {spec.attempt}, revision {spec.revision}, {spec.options.slots} slots of "
         f"{spec.options.context_tokens} tokens",
     ]
+    if spec.engine_version:
+        lines.append(f"engine {spec.engine}, pinned to version {spec.engine_version} when it was made")
     for member, stamped in zip(sight.members, spec.members, strict=True):
         costs = ", ".join(f"{format_bytes(each.total_bytes)} of pool '{each.pool}'" for each in stamped.costs)
         lines.append(f"member {member.name} on node '{stamped.node}': {member.phase}, holds {costs}")
@@ -199,6 +201,7 @@ def _explain_node(draft: Draft, node: Node) -> Explanation:
 def _conditions(item: Placement | Model | Instance | Node) -> Explanation:
     """The object's conditions, as `describe` shows them."""
     conditions = item.status.conditions
-    ready = [each for each in conditions if each.type in ("Ready", "StrayInstances", "UnsealedInstances")]
+    told = ("Ready", "StrayInstances", "UnsealedInstances", "NameContested", "UnusableEngines", "DataPathReachable")
+    ready = [each for each in conditions if each.type in told]
     text = "".join(f"{each.type} is {each.status}: {each.reason}: {each.message}\n" for each in ready)
     return text, {"conditions": [each.to_wire() for each in conditions]}

@@ -95,7 +95,13 @@ def _is_of_host(compute: Compute, description: str, architecture: str) -> bool:
             return False
 
 
-def plan_lanes(version: str, digest: str, state: LaneState, devices: tuple[EngineDevice, ...]) -> tuple[Lane, ...]:
+def plan_lanes(
+    version: str,
+    digest: str,
+    state: LaneState,
+    devices: tuple[EngineDevice, ...],
+    versions: tuple[str, ...] = (),
+) -> tuple[Lane, ...]:
     """One lane per device, then the CPU."""
     pools = [(device.compute, device.pool, device.limit_bytes) for device in devices]
     return tuple(
@@ -106,6 +112,7 @@ def plan_lanes(version: str, digest: str, state: LaneState, devices: tuple[Engin
             version=version,
             digest=digest,
             pool=pool,
+            versions=versions,
             limit_bytes=limit,
             companions=tuple(CompanionRole),
         )
