@@ -49,7 +49,8 @@ class Counted:
 
 
 def read_counters(port: int) -> Counted:
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics", headers={"authorization": f"Bearer {ENGINE_KEY}"}).text
+    headers = {"authorization": f"Bearer {ENGINE_KEY}"}
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", headers=headers, timeout=30).text
     lines = (line.partition(" ") for line in text.splitlines() if not line.startswith("#"))
     found = {name: float(value) for name, _, value in lines}
     prompt = found["llamacpp:prompt_tokens_total"] + found.get("llamacpp:prompt_tokens_cached_total", 0.0)
@@ -188,7 +189,7 @@ async def test_a_gateway_that_is_stopped_tells_what_it_served_last(tmp_path: Pat
                 url = line.decode().split()[-1]
             await eventually(lambda: has_applied(board, "gw-a"), 20)
             await asyncio.sleep(0.3)  # the report of the table and the one that follows it are over
-            async with httpx.AsyncClient(headers={"authorization": f"Bearer {SECRET}"}) as client:
+            async with httpx.AsyncClient(headers={"authorization": f"Bearer {SECRET}"}, timeout=30) as client:
                 body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
                 assert (await client.post(f"{url}/v1/chat/completions", json=body)).status_code == 200
             process.terminate()
