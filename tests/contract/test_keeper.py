@@ -254,7 +254,8 @@ def test_restarted_agent_finds_the_same_engine_without_what_was_lost(folder: Pat
         assert await keepers.find(ID, "") == process
         # And whoever looks at the folder later finds it whole.
         keepers.close()
-        await asyncio.to_thread(wait_for, lambda: (folder / ID / "keeper.json").exists(), "the record is written anew")
+        made = (folder / ID / "keeper.json", folder / ID / "k.sock")
+        await asyncio.to_thread(wait_for, lambda: all(each.exists() for each in made), "both are made anew")
         assert json.loads((folder / ID / "keeper.json").read_text()) == record
         assert (folder / ID / "k.sock").is_socket()
         assert await keepers.find(ID, "") == process

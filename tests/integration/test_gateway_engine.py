@@ -115,7 +115,8 @@ async def test_the_answers_model_is_the_models_name_whatever_was_asked(engine: R
 
 async def test_choices_logprobs_and_a_schema_pass(engine: RealEngine) -> None:
     async with sdk(engine) as (client, _):
-        answer = await complete(client, max_completion_tokens=3, n=2, logprobs=True, top_logprobs=2)
+        whole = {"extra_body": {"ignore_eos": True}}  # however soon a sample would end
+        answer = await complete(client, max_completion_tokens=3, n=2, logprobs=True, top_logprobs=2, **whole)
         assert [choice.index for choice in answer.choices] == [0, 1]
         for choice in answer.choices:
             assert choice.logprobs is not None

@@ -19,7 +19,7 @@ from kit.cache import shared_cache
 from kit.fleet import EXAMPLE, is_leading, wait_until
 from kit.ports import free_port
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 @dataclass(slots=True)
