@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from covey_api.companion import CompanionRole
 from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
+from covey_api.instance import MemberRole
 from covey_api.node import MemoryPool
 
 # `  Vulkan0: AMD Radeon RX 7900 XTX (RADV NAVI31) (24560 MiB, 23980 MiB free)`
@@ -91,8 +92,10 @@ def _is_of_host(compute: Compute, description: str, architecture: str) -> bool:
             return False
 
 
-def plan_lanes(version: str, digest: str, state: LaneState, devices: tuple[EngineDevice, ...]) -> tuple[Lane, ...]:
-    """One lane per device, then the CPU."""
+def plan_lanes(
+    version: str, digest: str, state: LaneState, devices: tuple[EngineDevice, ...], *, donates: bool = False
+) -> tuple[Lane, ...]:
+    """One lane per device, then the CPU. `donates`: the donors' program is there too."""
     pools = [*((device.compute, device.pool) for device in devices), (Compute.CPU, HOST_POOL)]
     return tuple(
         Lane(
@@ -103,6 +106,7 @@ def plan_lanes(version: str, digest: str, state: LaneState, devices: tuple[Engin
             digest=digest,
             pool=pool,
             companions=tuple(CompanionRole),
+            roles=(MemberRole.DRIVER.value, MemberRole.DONOR.value) if donates else (),
         )
         for compute, pool in dict.fromkeys(pools)
     )
