@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ from testbed.kube.programs import NoPrograms, tool_command
 
 GOLDEN_FILES = Path(__file__).parent / "golden" / "files"
 # Children that were told to end get this long; a busy machine needs it.
-CHILDREN_END_SECONDS = 5.0
+CHILDREN_END_SECONDS = 30.0
 
 # How long an example takes says how busy the machine is, and nothing of the code. A commit passes in CI or it doesn't.
 settings.register_profile(
@@ -86,9 +87,10 @@ def children_end_with_their_test(request: pytest.FixtureRequest) -> Iterator[Non
     deadline = time.monotonic() + CHILDREN_END_SECONDS
     while left := _observe_children() - before:
         if time.monotonic() > deadline:
-            found = ", ".join(f"{child.pid} ({' '.join(child.cmdline())[:80]})" for child in left)
+            found = ", ".join(_describe(child) for child in left)
             for child in left:
-                child.kill()
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
             pytest.fail(f"a test must end every process that it starts; still running: {found}")
         time.sleep(0.05)
 
@@ -101,6 +103,13 @@ def _observe_children() -> set[psutil.Process]:
         except ChildProcessError:
             return set()
     return {child for child in psutil.Process().children() if _is_running(child)}
+
+
+def _describe(child: psutil.Process) -> str:
+    try:
+        return f"{child.pid} ({' '.join(child.cmdline())[:80]})"
+    except psutil.Error:
+        return f"{child.pid} (has ended since)"
 
 
 def _is_running(child: psutil.Process) -> bool:

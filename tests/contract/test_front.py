@@ -22,19 +22,14 @@ from covey_controller.authority import Authority
 from covey_fleet_client.files import ensure_private_folder, write_private
 from covey_fleet_client.identity import load_identity
 from kit import echo_engine
+from kit.ports import free_port, own_address
 from kit.processes import observe_pss_bytes, processes_of, wait_for
 from kit.vaults import authority_in
 
 ID = "00000000000000aa"
 OTHER = "00000000000000bb"
-ADDRESS = "127.0.0.2"
+ADDRESS = own_address()
 SECONDS = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:

@@ -181,7 +181,7 @@ class AgentRig:
 
     def engines(self) -> list[psutil.Process]:
         """Living engine processes of this rig's members."""
-        return [process for process in processes_of(self.members) if not is_keeper(process)]
+        return [process for process in processes_of(self.members) if is_engine(process)]
 
     def end(self) -> None:
         if self.agent is not None and self.agent.poll() is None:
@@ -193,10 +193,19 @@ class AgentRig:
 
 
 def is_keeper(process: psutil.Process) -> bool:
+    return any(word.endswith("keeper.py") for word in _words(process))
+
+
+def is_engine(process: psutil.Process) -> bool:
+    """What has just ended is neither."""
+    return bool(_words(process)) and not is_keeper(process)
+
+
+def _words(process: psutil.Process) -> list[str]:
     try:
-        return any(word.endswith("keeper.py") for word in process.cmdline())
+        return process.cmdline()
     except psutil.NoSuchProcess:
-        return False
+        return []
 
 
 @asynccontextmanager

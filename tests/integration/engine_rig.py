@@ -1,7 +1,6 @@
 """llama-server with a real model, started once for the tests of a module."""
 
 import os
-import socket
 import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 import httpx
 from covey_gateway.routing.table import Target
 from integration.gateway_rig import target
+from kit.ports import free_port
 from kit.real import provide_real_parts
 
 KEY = "engine-key-of-this-test"
@@ -19,9 +19,7 @@ KEY = "engine-key-of-this-test"
 def started_engine(folder: Path, *arguments: str, slots: int = 2) -> Generator[Target]:
     parts = provide_real_parts()
     (folder / "key").write_text(KEY)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     argv = [str(parts.program.path), "-m", str(parts.model), "--alias", "m", "--host", "127.0.0.1"]
     argv += ["--port", str(port), "-np", str(slots), "-ngl", "0", "-t", "1", "--cache-ram", "0", "--no-webui"]
     argv += ["--no-context-shift", "--slots", "--api-key-file", str(folder / "key"), *arguments]

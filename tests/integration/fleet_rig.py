@@ -163,7 +163,7 @@ async def running_fleet(
         server.cancel()
 
 
-async def eventually(is_so: Callable[[], bool], timeout_seconds: float = 10) -> None:
+async def eventually(is_so: Callable[[], bool], timeout_seconds: float = 60) -> None:
     """Return once it is so; TimeoutError otherwise."""
     async with asyncio.timeout(timeout_seconds):
         while not is_so():  # noqa: ASYNC110 - what is waited for is seen from outside only

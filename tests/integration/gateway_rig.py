@@ -247,19 +247,19 @@ class RawClient:
         await self.send(request(*headers, **fields))
 
     async def read_head(self) -> tuple[int, dict[str, str]]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             head = await self.reader.readuntil(b"\r\n\r\n")
         status, *lines = head.decode().split("\r\n")[:-2]
         return int(status.split()[1]), dict(line.split(": ", 1) for line in lines)
 
     async def read_chunk(self) -> bytes:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             size = int(await self.reader.readuntil(b"\r\n"), 16)
             return (await self.reader.readexactly(size + 2))[:-2]
 
     async def read_answer(self) -> Answer:
         status, headers = await self.read_head()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             if status == 204:
                 body = b""
             elif "content-length" in headers:
@@ -272,7 +272,7 @@ class RawClient:
                 body = await self.reader.read()
         return Answer(status, headers, body)
 
-    async def is_closed(self, timeout_seconds: float = 5) -> bool:
+    async def is_closed(self, timeout_seconds: float = 30) -> bool:
         """Whether the gateway has closed the connection without another byte."""
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -311,7 +311,7 @@ async def asked(gateway: Gateway, *headers: str, **fields: Any) -> Answer:
         return await client.read_answer()
 
 
-async def eventually(is_so: Callable[[], bool], timeout_seconds: float = 10) -> None:
+async def eventually(is_so: Callable[[], bool], timeout_seconds: float = 60) -> None:
     for _ in range(int(timeout_seconds / 0.01)):
         if is_so():
             return

@@ -1,4 +1,4 @@
-"""A real agent whose address is 127.0.0.2, and a gateway that goes to its engine by the front."""
+"""A real agent whose address isn't 127.0.0.1, and a gateway that goes to its engine by the front."""
 
 import asyncio
 import time
@@ -18,11 +18,12 @@ from covey_gateway.fronts import Fronts
 from covey_gateway.routing.table import Front, Target
 from integration.agent_rig import NODE, A, AgentRig, running_rig
 from integration.gateway_rig import Gateway, asked, connected, running_gateway, target
+from kit.ports import own_address
 from kit.processes import assert_none_left
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration, pytest.mark.timeout(180)]
 
-ADDRESS = "127.0.0.2"
+ADDRESS = own_address()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from covey_agent.artifacts.web import Patience
 from covey_agent.ports import AgentError, Transfer, UnmeasuredHeader
 from covey_api.model import ResolvedArtifact
 from covey_api.reasons import FailureCause
-from kit.artifact_rig import QUICK, Rig, ignore, rig_on
+from kit.artifact_rig import IMPATIENT, QUICK, Rig, ignore, rig_on
 from kit.checkpoints import build_checkpoint
 from kit.gguf import Shape, build_model, build_set, u32
 from kit.index import PackageIndex, build_wheel, running_index
@@ -176,7 +176,7 @@ def test_silence_in_mid_body_is_reconnected(tmp_path: Path, index: PackageIndex,
     async def scenario(rig: Rig) -> None:
         assert (await rig.downloader.download(remote_of(index, wheel), ignore)).read_bytes() == wheel
 
-    run(tmp_path, index, scenario)
+    run(tmp_path, index, scenario, IMPATIENT)
     assert ranges_of(index)[1].startswith("bytes=")
 
 
@@ -188,7 +188,7 @@ def test_a_trickle_is_given_up_with_words(tmp_path: Path, index: PackageIndex, w
             await rig.downloader.download(remote_of(index, wheel), ignore)
         assert raised.value.cause is FailureCause.ARTIFACT_UNAVAILABLE
 
-    run(tmp_path, index, scenario)
+    run(tmp_path, index, scenario, IMPATIENT)
     # What came stays for the next time.
     assert (tmp_path / "partial" / remote_of(index, wheel).sha256).stat().st_size > 0
 

@@ -1,5 +1,5 @@
-"""Processes as on several machines: a controller, an agent at 127.0.0.2 with the real engine, and a gateway that takes
-nothing to be on its own machine.
+"""Processes as on several machines: a controller, an agent at an address of its own with the real engine, and a gateway
+that takes nothing to be on its own machine.
 """
 
 import json
@@ -13,11 +13,12 @@ from covey.control import Control
 from covey_agent.keeper.front import PORTS
 from kit.apart import Apart, running_apart
 from kit.fleet import EXAMPLE, START_SECONDS, wait_until
+from kit.ports import own_address
 from kit.processes import processes_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-ADDRESS = "127.0.0.2"
+ADDRESS, NOWHERE = own_address(), own_address(9)
 
 
 @pytest.fixture  # not shared: the second test starts parts of its own, which must end with it
@@ -74,29 +75,23 @@ def test_a_stream_of_tokens_comes_by_the_front(fleet: Apart) -> None:
     # The engine's own port is never dialled by the gateway.
     assert (ADDRESS, int(found[1])) in remote
     assert ("127.0.0.1", int(status["endpoint"].rpartition(":")[2])) not in remote
-    wait_until(
-        lambda: fleet.condition("DataPathReachable").get("status") == "True", "the node's fronts are reached", 30
-    )
+    wait_until(lambda: fleet.condition("DataPathReachable").get("status") == "True", "the node's fronts are reached")
 
 
 def test_a_closed_way_is_a_condition_of_the_node_and_is_taken_back_without_a_restart(fleet: Apart) -> None:
-    wait_until(
-        lambda: fleet.condition("DataPathReachable").get("status") == "True", "the node's fronts are reached", 30
-    )
+    wait_until(lambda: fleet.condition("DataPathReachable").get("status") == "True", "the node's fronts are reached")
     engine = engine_of(fleet)
     fleet.end("agent")
-    fleet.start_agent("127.0.0.9")  # nobody listens there, as behind a firewall
-    wait_until(lambda: fleet.condition("DataPathReachable").get("status") == "False", "the gateway misses the way", 60)
+    fleet.start_agent(NOWHERE)  # nobody listens there, as behind a firewall
+    wait_until(lambda: fleet.condition("DataPathReachable").get("status") == "False", "the gateway misses the way")
     found = fleet.condition("DataPathReachable")
     assert found["reason"] == "DataPathClosed"
-    assert re.search(r"gateway '\S+' can't reach 'smollm2-0' at address 127\.0\.0\.9, port 52\d{3}", found["message"])
+    assert re.search(rf"gateway '\S+' can't reach 'smollm2-0' at address {NOWHERE}, port 52\d{{3}}", found["message"])
     assert "it took no connection: Connection refused" in found["message"]
     assert "open TCP ports 52500-52599 of node 'a'" in found["message"]
     fleet.end("agent")
     fleet.start_agent(ADDRESS)
-    wait_until(
-        lambda: fleet.condition("DataPathReachable").get("status") == "True", "the gateway has its way again", 60
-    )
+    wait_until(lambda: fleet.condition("DataPathReachable").get("status") == "True", "the gateway has its way again")
     assert engine_of(fleet) == engine
     assert len(chat(fleet)) > 8
     with Control(fleet.state) as control:

@@ -20,8 +20,8 @@ from covey_agent.supervisor.events import Finding
 from covey_api.instance import EngineOptions
 from covey_api.messages import MemberAssignment, MemberGoal
 from kit import builders
-from kit.fleet import free_port
 from kit.freezing import freeze_thread
+from kit.ports import free_port
 from kit.real import provide_real_parts
 
 pytestmark = [

@@ -55,7 +55,7 @@ def running(
             raise AssertionError("the gateway ended before it listened")
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(30)
         process.stderr.close()
 
 
@@ -71,7 +71,7 @@ def test_a_gateway_serves_its_table_and_ends_on_a_signal(tmp_path: Path, number:
         assert httpx.get(f"{url}/readyz").status_code == 200
         assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["m"]
         process.send_signal(number)
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
 
 
 def test_a_gateway_ends_when_its_parents_pipe_ends(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_a_gateway_ends_when_its_parents_pipe_ends(tmp_path: Path) -> None:
         os.close(read_end)
         start_time = time.monotonic()
         os.close(write_end)
-        assert process.wait(10) == 0
-        assert time.monotonic() - start_time < 5
+        assert process.wait(30) == 0
+        assert time.monotonic() - start_time < 20
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

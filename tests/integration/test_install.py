@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import uv
 from kit.cache import shared_cache
-from kit.fleet import EXAMPLE, free_port
+from kit.fleet import EXAMPLE
+from kit.ports import free_port
 
 # The first run on a machine fetches forty wheels.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]

@@ -16,7 +16,8 @@ import psutil
 import pytest
 from covey.control import Control
 from kit.cache import shared_cache
-from kit.fleet import EXAMPLE, free_port, wait_until
+from kit.fleet import EXAMPLE, wait_until
+from kit.ports import free_port
 
 pytestmark = [pytest.mark.integration]
 

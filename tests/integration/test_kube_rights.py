@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 from covey_api.meta import API_VERSION
-from kit.fleet import free_port
 from kit.kube_fleet import (
     AGENTS,
     CLI,
@@ -27,6 +26,7 @@ from kit.kube_fleet import (
     running_kube_fleet,
 )
 from kit.metrics import OPENMETRICS, parse_metrics
+from kit.ports import free_port
 from testbed.kube.controlplane import ControlPlane
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

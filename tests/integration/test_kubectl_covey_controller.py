@@ -16,7 +16,8 @@ import httpx
 import pytest
 from covey.control import Control
 from kit.cluster import FLEET_NAMESPACE, ControlFront, Shell, binding, expose, role, serving_front
-from kit.fleet import EXAMPLE, free_port, wait_until
+from kit.fleet import EXAMPLE, wait_until
+from kit.ports import free_port
 from testbed.kube.controlplane import ControlPlane, local_address
 
 pytestmark = [pytest.mark.integration]

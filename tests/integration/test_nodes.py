@@ -28,7 +28,8 @@ from gateway_rig import LOOPBACK, running_gateway
 from integration.test_https_clients import serving, write_pair
 from kit.apart import Apart, running_apart
 from kit.cache import shared_cache
-from kit.fleet import free_port, wait_until
+from kit.fleet import wait_until
+from kit.ports import free_port
 from kit.wrong_clock import can_be_wrong, wrong_clock
 
 pytestmark = [pytest.mark.integration]

@@ -22,6 +22,7 @@ from kit import builders
 from kit.loading import KEY, call, read_geometry, wait_ready
 from kit.measured import MIB
 from kit.planning import wish
+from kit.ports import free_port
 from kit.real import RealParts, provide_real_parts
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -44,9 +45,7 @@ def donors(parts: RealParts) -> Generator[list[int]]:
     environment = os.environ | parts.program.environment
     try:
         for _ in SHARES:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                ports.append(probe.getsockname()[1])
+            ports.append(free_port())
             argv = [str(server), "-H", "127.0.0.1", "-p", str(ports[-1])]
             processes.append(
                 subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
@@ -74,10 +73,8 @@ def test_each_device_takes_what_is_estimated_and_little_less(parts: RealParts, t
     formulas = split_formulas(geometry, cost_formulas(geometry, lane, options, 0), ["RPC0", "RPC1"], SHARES)
     costs = tuple(formula.costs(WINDOW) for formula in formulas)
     instance = builders.instance(compute=Compute.CUDA, options=options, members=(Member(node="a", costs=costs),))
-    with donors(parts) as ports, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with donors(parts) as ports:
+        port = free_port()
         adapter = Adapter(LLAMA_SERVER, httpx.AsyncClient(trust_env=False))
         launch = adapter.render(parts.program, instance, parts.model, tmp_path, port, KEY)
         for name, content in launch.files:

@@ -22,7 +22,7 @@ import httpx
 import pytest
 from covey.up.parent import is_taken
 from kit.chaos import TEARDOWN_SECONDS
-from kit.fleet import EXAMPLE, JsonObject, RunningFleet, Traffic, free_port, running_fleet, wait_until
+from kit.fleet import EXAMPLE, JsonObject, RunningFleet, Traffic, running_fleet, wait_until
 from kit.parts import (
     AGENT,
     CONTROLLER,
@@ -43,6 +43,7 @@ from kit.parts import (
     wait_part_again,
     write_wish,
 )
+from kit.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

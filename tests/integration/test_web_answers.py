@@ -12,10 +12,10 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.remote import RemoteFile
-from covey_agent.artifacts.web import Web, persist
+from covey_agent.artifacts.web import Patience, Web, persist
 from covey_agent.ports import AgentError
 from covey_api.reasons import FailureCause
-from kit.artifact_rig import QUICK, ignore, rig_on
+from kit.artifact_rig import IMPATIENT, QUICK, ignore, rig_on
 from kit.checkpoints import build_checkpoint
 from kit.gguf import Shape
 from kit.servers import stop_accepting
@@ -26,11 +26,11 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def asked(answer: Answer) -> AsyncGenerator[tuple[Web, str]]:
+async def asked(answer: Answer, patience: Patience = QUICK) -> AsyncGenerator[tuple[Web, str]]:
     """A client, and the address of a server that answers so."""
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/file"
-    web = Web(IndexSettings(url=url), QUICK)
+    web = Web(IndexSettings(url=url), patience)
     try:
         yield web, url
     finally:
@@ -55,7 +55,7 @@ def test_bodies_that_take_hours_hold_up_no_header(tmp_path: Path) -> None:
         writer.close()
 
     async def scenario() -> None:
-        async with asyncio.timeout(30), asked(answer) as (web, url):
+        async with asyncio.timeout(60), asked(answer, IMPATIENT) as (web, url):
 
             async def take() -> bytes:
                 async with web.open_body(url, {}) as response:
@@ -69,7 +69,7 @@ def test_bodies_that_take_hours_hold_up_no_header(tmp_path: Path) -> None:
                 _, page = await web.read(f"{url}/page", {}, 100)
                 assert page == b"head"
                 # Longer than a connection of a full pool is waited for.
-                await asyncio.sleep(QUICK.stall_seconds * 1.5)
+                await asyncio.sleep(IMPATIENT.stall_seconds * 1.5)
                 assert not ninth.done()
                 may_end.set()
                 assert await eight[0].aread() == b"head"

@@ -8,17 +8,18 @@ import random
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from covey_agent.artifacts.download import Remote
 from covey_agent.artifacts.hub import HubSettings, observe_hub_settings
 from covey_agent.artifacts.index import IndexSettings
+from covey_agent.artifacts.web import Patience
 from covey_agent.ports import AgentError
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
-from kit.artifact_rig import Rig, ignore, rig_on
+from kit.artifact_rig import IMPATIENT, QUICK, Rig, ignore, rig_on
 from kit.checkpoints import build_checkpoint
 from kit.gguf import Shape, build_model, build_set
 from kit.hub import Hub, running_hub
@@ -56,10 +57,13 @@ class Site:
 
     folder: Path
     settings: HubSettings
+    patience: Patience = QUICK
 
     def run(self, scenario: Callable[[Rig], Awaitable[None]]) -> None:
         async def whole() -> None:
-            async with rig_on(self.folder, IndexSettings(url="http://127.0.0.1:1"), hub=self.settings) as rig:
+            async with rig_on(
+                self.folder, IndexSettings(url="http://127.0.0.1:1"), self.patience, self.settings
+            ) as rig:
                 await scenario(rig)
 
         asyncio.run(whole())
@@ -149,7 +153,7 @@ def test_a_broken_connection_a_busy_server_and_silence_are_survived(
     faults = server.faults
     faults.reset_after_bytes, faults.resets, faults.busy, faults.retry_after = 1500 * 1024, 1, 1, "1"
     faults.stall_after_bytes, faults.stalls = 1200 * 1024, 1
-    assert site.pull(url, digest).read_bytes() == weights
+    assert replace(site, patience=IMPATIENT).pull(url, digest).read_bytes() == weights
     resumed = [seen.headers["Range"] for seen in server.requests_for(NAME) if "If-Range" in seen.headers]
     first, second = (int(span.removeprefix("bytes=").rstrip("-")) for span in resumed)
     # A reset throws away what the kernel still held.

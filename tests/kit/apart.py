@@ -18,7 +18,8 @@ from covey.control import Control
 from covey.errors import CommandError
 
 from kit.cache import shared_cache
-from kit.fleet import free_port, wait_until
+from kit.fleet import wait_until
+from kit.ports import free_port
 from kit.processes import processes_of
 
 

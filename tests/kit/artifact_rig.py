@@ -1,8 +1,8 @@
-"""One agent's artifacts on a cache folder of their own, with little patience."""
+"""One agent's artifacts on a cache folder of their own, with little patience with what refuses."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from covey_agent.artifacts.cache import Cache
@@ -13,7 +13,9 @@ from covey_agent.artifacts.node import NodeArtifacts
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.ports import Transfer
 
-QUICK = Patience(connect_seconds=5, stall_seconds=0.6, tries=4, backoff_seconds=0.05, longest_pause_seconds=3)
+# A busy machine is silent for a second or two by itself: that costs no try where silence isn't what is tested.
+QUICK = Patience(connect_seconds=20, stall_seconds=20, tries=4, backoff_seconds=0.05, longest_pause_seconds=3)
+IMPATIENT = replace(QUICK, stall_seconds=2)
 
 
 @dataclass(frozen=True, slots=True)

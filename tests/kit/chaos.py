@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import signal
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from kit.parts import GATEWAY, PARTS, find_part, kill_process, members
 LONGEST_PAUSE_SECONDS = 3.0
 # A request whose connection was torn down is seen to fail this much later, on a busy machine: 1.4 s were seen. How many
 # a fault may cost is counted, whenever they are seen.
-NOTICE_SECONDS = 5.0
+NOTICE_SECONDS = 20.0
 # A killed process's socket takes connections until its last thread has ended.
 TEARDOWN_SECONDS = 0.2
 ENGINE, KEEPER = "engine", "keeper"
@@ -134,8 +135,16 @@ def observe_footprint(fleet: RunningFleet) -> Footprint:
         processes=len(processes),
         listening_ports=_total(processes, lambda each: sum(c.status == "LISTEN" for c in each.net_connections())),
         open_files=_total(processes, lambda each: each.num_fds()),
-        state_bytes=sum(path.lstat().st_size for path in Path(fleet.state).rglob("*") if path.is_file()),
+        state_bytes=sum(_size_bytes(Path(at, name)) for at, _, names in os.walk(fleet.state) for name in names),
     )
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:  # since it was listed
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _total(processes: list[psutil.Process], count: Callable[[psutil.Process], int]) -> int:

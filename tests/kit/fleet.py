@@ -6,7 +6,6 @@ The artifact cache is the tests' shared one, so that model and engine are fetche
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import psutil
 from covey.control import Control
 
 from kit.cache import shared_cache
+from kit.ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "01-one-model"
 # Generous: the first start in a fresh cache fetches 170 MB.
@@ -31,13 +31,6 @@ START_SECONDS = 600.0
 SETTLE_SECONDS = 120.0
 
 JsonObject = dict[str, Any]
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until(holds: Callable[[], object], what: str, seconds: float = SETTLE_SECONDS) -> None:

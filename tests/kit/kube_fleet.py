@@ -24,8 +24,9 @@ import yaml
 from testbed.kube.controlplane import ControlPlane
 
 from kit.balancer import Balancer
-from kit.fleet import free_port, wait_until
+from kit.fleet import wait_until
 from kit.gguf import Shape, build_model
+from kit.ports import free_port
 from kit.processes import assert_none_left, engine_double, is_running
 
 JsonObject = dict[str, Any]

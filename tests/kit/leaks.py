@@ -1,7 +1,8 @@
 """What an agent holds: processes, ports, descriptors, files, memory. The same before and after, or something leaked."""
 
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from kit.processes import is_running, processes_of
 # An interpreter keeps some of what it took for a while; a leak of an engine's output or of its model is far beyond.
 MEMORY_BYTES = 12 * 2**20
 # A member's end is told first, and its files and connections go within milliseconds.
-SETTLE_SECONDS = 10.0
+SETTLE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,28 @@ def observe_held(agent: int, folder: Path, ignored: Iterable[str] = ()) -> Held:
         processes=frozenset(process.pid for process in found),
         ports=frozenset(port for process in found for port in _listening(process)),
         descriptors=psutil.Process(agent).num_fds() - len(psutil.Process(agent).net_connections("inet")),
-        files=frozenset(
-            str(path.relative_to(folder))
-            for path in folder.rglob("*")
-            if not any(name in path.parts for name in ignored)
-        ),
+        files=frozenset(_files(folder, tuple(ignored))),
     )
+
+
+def _files(folder: Path, ignored: tuple[str, ...]) -> Iterator[str]:
+    for at, folders, names in os.walk(folder):  # which passes over a folder that goes meanwhile
+        for name in (*folders, *names):
+            path = Path(at, name).relative_to(folder)
+            if not any(each in path.parts for each in ignored):
+                yield str(path)
+
+
+def _settled(agent: int, folder: Path, ignored: tuple[str, ...]) -> Held:
+    """What is there for a moment only isn't held: a program that is asked for its devices, a file before its rename."""
+    deadline, before = time.monotonic() + SETTLE_SECONDS, observe_held(agent, folder, ignored)
+    while True:
+        time.sleep(0.5)
+        held = observe_held(agent, folder, ignored)
+        if held == before:
+            return held
+        assert time.monotonic() < deadline, f"the agent comes to no rest: {before}, then {held}"
+        before = held
 
 
 def _listening(process: psutil.Process) -> list[int]:
@@ -58,7 +75,7 @@ class Leaks:
 
     def __init__(self, agent: int, folder: Path, ignored: Iterable[str] = ()) -> None:
         self._agent, self._folder, self._ignored = agent, folder, tuple(ignored)
-        self._before, self._memory_bytes = observe_held(agent, folder, self._ignored), memory_bytes(agent)
+        self._before, self._memory_bytes = _settled(agent, folder, self._ignored), memory_bytes(agent)
 
     def assert_none(self) -> None:
         deadline = time.monotonic() + SETTLE_SECONDS

@@ -8,7 +8,6 @@ import http.client
 import json
 import os
 import re
-import socket
 import struct
 import subprocess
 import tempfile
@@ -31,6 +30,7 @@ from covey_planner.geometry.gguf import HeaderIncomplete, parse_gguf_geometry
 
 from kit import builders
 from kit.measured import MIB, Load
+from kit.ports import free_port
 
 READY_SECONDS = 300
 PROMPT_SECONDS = 900
@@ -102,9 +102,7 @@ def running(
     program: EngineProgram, model: Loadable, options: EngineOptions, folder: Path
 ) -> Generator[tuple[subprocess.Popen[bytes], int]]:
     """The engine, ready on a port of its own; ended whatever happens. Its words are in `folder`/output."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     launch = render(program, model.path, options, folder, port, model.companions)
     for name, content in launch.files:
         (folder / name).write_text(content)

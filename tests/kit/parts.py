@@ -70,13 +70,13 @@ def kill_part(fleet: RunningFleet, name: str) -> int:
 def kill_process(pid: int) -> None:
     """SIGKILL, and until the kernel has torn it down: its sockets take connections until then."""
     os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
 def wait_part_again(fleet: RunningFleet, name: str, before: int) -> int:
-    wait_until(lambda: find_part(fleet, name) not in (None, before), f"the {name} is started again", 30)
+    wait_until(lambda: find_part(fleet, name) not in (None, before), f"the {name} is started again", 120)
     return part_pid(fleet, name)
 
 
@@ -166,7 +166,7 @@ def has_condition(item: JsonObject, kind: str) -> bool:
     return any(condition["type"] == kind and condition["status"] == "True" for condition in conditions)
 
 
-def wait_converged(fleet: RunningFleet, replicas: int, seconds: float = 60.0) -> float:
+def wait_converged(fleet: RunningFleet, replicas: int, seconds: float = 120.0) -> float:
     """Seconds until the fleet is as wished."""
     began = time.monotonic()
     try:
@@ -216,7 +216,7 @@ def write_wish(fleet: RunningFleet, text: str) -> None:
         return
     before = applied_set(fleet)
     path.write_text(text)
-    wait_until(lambda: applied_set(fleet) not in ("", before), "the controller reads the wish", 30)
+    wait_until(lambda: applied_set(fleet) not in ("", before), "the controller reads the wish", 120)
 
 
 def applied_set(fleet: RunningFleet) -> str:
@@ -233,7 +233,7 @@ def assert_no_engine_doubled(engines: dict[int, list[str]]) -> None:
     for option in ("--port", "--api-key-file"):  # the file is in the member's own folder
         values = [command[command.index(option) + 1] for command in engines.values()]
         assert len(values) == len(set(values)), f"two engines with one {option}: {engines}"
-    wait_until(lambda: all(map(is_kept, engines)), f"engines without a keeper end: {engines}", 5)
+    wait_until(lambda: all(map(is_kept, engines)), f"engines without a keeper end: {engines}", 30)
 
 
 def events(fleet: RunningFleet, plural: str) -> dict[str, list[str]]:

@@ -33,7 +33,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_for(is_so: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+def wait_for(is_so: Callable[[], object], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

@@ -7,7 +7,6 @@ that leaves little of its window, since MLX's cache grows with what is in it.
 import asyncio
 import concurrent.futures
 import os
-import socket
 import subprocess
 import tempfile
 import time
@@ -35,6 +34,7 @@ from pydantic import BaseModel, TypeAdapter
 from kit import builders
 from kit.loading import KEY, peak_bytes, read_geometry
 from kit.measured import MIB, ROOT
+from kit.ports import free_port
 from kit.real import provide_real_parts
 from kit.real_engines import environment_of, mlx_model
 
@@ -143,9 +143,7 @@ def _provide_weights(engine: EngineName) -> Path:
 def _running(
     description: Description, program: EngineProgram, weights: Path, options: EngineOptions, folder: str
 ) -> Generator[tuple[subprocess.Popen[bytes], int]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     instance = builders.instance(options=options, engine=description.engine)
     adapter = Adapter(description, httpx.AsyncClient(trust_env=False))
     launch = adapter.render(program, instance, weights, Path(folder), port, KEY)

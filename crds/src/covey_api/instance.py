@@ -143,6 +143,7 @@ STAMPED = (
     "revision",
     "engine",
     "compute",
+    "engineVersion",
     "artifact",
     "companions",
     "task",
@@ -190,6 +191,8 @@ class InstanceSpec(Message):
     """The engine that runs it."""
     compute: Compute
     """What the engine runs on."""
+    engine_version: Annotated[str, Field(pattern=r"^([0-9A-Za-z][0-9A-Za-z.+_-]{0,63})?$", max_length=64)] = ""
+    """Which version of it was pinned when the Instance was made; empty: none was, and its agent chooses."""
     artifact: ResolvedArtifact
     """The file or folder of weights, by digest."""
     companions: Annotated[tuple[StampedCompanion, ...], Field(max_length=2)] = ()

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from covey_api.access_key import KeyCounts
-from covey_api.engines import Lane
+from covey_api.engines import Lane, UnusableEngine
 from covey_api.instance import Instance, MemberPhase
 from covey_api.meta import Message, Sha256
 from covey_api.model import Geometry, ResolvedArtifact
@@ -138,6 +138,9 @@ class MemberAssignment(Message):
     """The engine's key for this Instance (HMAC of the fleet secret and the instanceId). On disk in 0600 files only."""
     seal: Seal = ""
     """Kept with the Instance, and reported with it."""
+    architecture: Annotated[str, Field(max_length=64)] = ""
+    """As its artifact's header names the model's kind to this engine; a build without code for it is refused before
+    anything is fetched for it. Empty: not known."""
     fronts: Annotated[tuple[MemberFront, ...], Field(max_length=64)] = ()
     """Of a driver: its donors that are ready in this attempt. It is not started before all are."""
     suspect_since: Annotated[str, Field(max_length=64)] = ""
@@ -285,6 +288,8 @@ class Report(Message):
     members: tuple[MemberReport, ...] | None = None
     blobs_port: Port = 0
     """At `address`, where other nodes get blobs; 0: it gives none."""
+    unusable: Annotated[tuple[UnusableEngine, ...], Field(max_length=16)] | None = None
+    """Engines that can't be started there though somebody counts on them, by name."""
 
 
 class ReportAnswer(Message):
@@ -390,6 +395,9 @@ class Endpoint(Message):
     """Requests in flight per replica beyond which another one is wished; 0: as many as there are stay."""
     doubted: bool = False
     """True while requests on it get no byte and its node looks whether it still computes: others are used first."""
+    kv_tokens: int = 0
+    """What fits into the cache that all its slots share: gateways have a part of it each. 0: each slot has a window of
+    its own, and fills no other's."""
 
 
 class ClientKey(Message):
@@ -404,6 +412,7 @@ class ClientKey(Message):
     tokens_per_minute: int | None = None
     tokens_per_day: int | None = None
     concurrency: int | None = None
+    priority: int = 0
 
 
 MAX_REQUEST_ID = 128

@@ -132,8 +132,11 @@ class Performer:
                 return self._explain_found(key, await outside.keepers.find(key, engine))
             case FetchArtifact(key, artifact, companions):
                 return await self._fetch(key, artifact, companions)
-            case EnsureEngine(key, engine, spec):
-                return EngineReady(key, await outside.engines.ensure(engine, spec, self._follow(key, "engine")))
+            case EnsureEngine(key, engine, spec, version, architecture):
+                program = await outside.engines.ensure(engine, spec, self._follow(key, "engine"), version)
+                if architecture:
+                    await outside.engines.require_architecture(engine, program, architecture)
+                return EngineReady(key, program)
             case CheckFit(key, costs, loading):
                 return await self._check_fit(key, costs, loading)
             case StartKeeper(key, assignment):

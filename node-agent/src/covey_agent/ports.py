@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from covey_api.engines import EngineName, Lane
+from covey_api.engines import EngineName, Lane, UnusableEngine
 from covey_api.instance import Instance
 from covey_api.messages import PoolReading
 from covey_api.meta import Message
@@ -72,6 +72,8 @@ class EngineProgram:
     """What comes before an adapter's own: for engines in Python the interpreter's flags and where its packages are."""
     features: frozenset[str] | None = None
     """What this build can do of what not every build can, as its own help says (`engines.features`). None: unknown."""
+    packages: Path | None = None
+    """Of a managed engine in Python: the folder of its packages."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -91,12 +93,22 @@ class Engines(Protocol):
         """Lanes offered now. A probe that hangs is abandoned in two seconds."""
         ...
 
+    def observe_unusable(self, spec: NodeSpec) -> tuple[UnusableEngine, ...]:
+        """Engines that can't be started though somebody counts on them, as of the last look and the last try."""
+        ...
+
     async def refresh_devices(self) -> None:
         """List accelerators anew, for their free memory; where they can't be listed now, the last list stands."""
         ...
 
-    async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
-        """The engine, provisioned if needed."""
+    async def ensure(
+        self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
+        """The engine, provisioned if needed. `version`: of what is installed for it; None: the agent's own choice."""
+        ...
+
+    async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
+        """AgentError where this build is known to have no code for such models; its lanes say so from then on."""
         ...
 
 

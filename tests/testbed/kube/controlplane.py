@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from kit.ports import free_port
 
 from testbed.kube.programs import component_command
 
@@ -281,7 +282,7 @@ def running_control_plane(*, has_kinds: bool = True) -> Generator[ControlPlane]:
     """
     component_command("etcd")
     folder = Path(tempfile.mkdtemp(prefix="covey-kube-"))
-    plane = ControlPlane(folder, _free_port(), _free_port(), _free_port(), secrets.token_hex(16))
+    plane = ControlPlane(folder, free_port(), free_port(), free_port(), secrets.token_hex(16))
     _write_files(plane)
     try:
         plane.start()
@@ -421,12 +422,6 @@ def _wait(holds: Callable[[], bool], what: str) -> None:
 def _context(authority: Path) -> ssl.SSLContext:
 
     return ssl.create_default_context(cafile=str(authority))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _die_with_parent() -> None:

@@ -162,6 +162,7 @@ def test_effort_of_a_process_counts_its_children_and_rests_when_it_does() -> Non
     with child(busy) as pid:
         before = observe_effort(pid)
         assert before is not None
+        wait_for(lambda: psutil.Process(pid).children(), "its child is there")
         wait_for(lambda: (now := observe_effort(pid)) and now.cpu_seconds > before.cpu_seconds + 0.2, "it works")
         (grandchild,) = psutil.Process(pid).children()
         grandchild.kill()

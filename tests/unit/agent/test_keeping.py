@@ -20,6 +20,7 @@ class FakeArtifacts:
         self.here: set[str] = set()
         self.fetched: list[str] = []
         self.away: set[str] = set()
+        self.refused = 0
         self.error: Exception = AgentError(FailureCause.ARTIFACT_UNAVAILABLE, "it is away")
 
     async def read_header(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Geometry]:
@@ -27,6 +28,7 @@ class FakeArtifacts:
 
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         if artifact.source in self.away:
+            self.refused += 1
             raise self.error
         self.fetched.append(artifact.name)
         self.here.add(artifact.digest)
@@ -97,13 +99,15 @@ async def test_what_cant_be_had_holds_up_nothing_else_and_is_tried_again(
     site.artifacts.error = error
     running = asyncio.create_task(site.keeping.run())
     site.keeping.receive((artifact("a"), artifact("b")))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while site.artifacts.refused < 2:  # noqa: ASYNC110 - only polling sees it
+            await asyncio.sleep(0.01)
     assert site.artifacts.here == {artifact("b").digest}
     assert [line for line in caplog.messages if words in line] == [
         f"'hf://org/a' is not kept for the fleet yet: {words}"
     ], "said once"
     site.artifacts.away.clear()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while artifact("a").digest not in site.artifacts.here:  # noqa: ASYNC110 - only polling sees it
             await asyncio.sleep(0.01)
     running.cancel()

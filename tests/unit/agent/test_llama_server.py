@@ -193,7 +193,7 @@ def test_key_is_in_a_file_and_nowhere_else(adapter: Adapter) -> None:
         (
             1,
             "0.00.004.062 E srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18999\n",
-            FailureCause.EXITED,
+            FailureCause.PORT_TAKEN,
             "another process took the engine's port",
         ),
         (

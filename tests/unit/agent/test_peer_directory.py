@@ -1,6 +1,6 @@
 """Asking the leader who has what: bounded, whatever the leader does."""
 
-import time
+from types import SimpleNamespace
 
 import pytest
 from covey_agent.peers import directory as module
@@ -19,20 +19,21 @@ class FailingFleet(FakeFleet):
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds
+        self.now = 0.0
         self.calls = 0
 
     async def post(self, path: str, message: Message, answer: type[Answer]) -> Answer:
         self.calls += 1
-        time.sleep(self.seconds)  # noqa: ASYNC251 - nothing else runs
+        self.now += self.seconds
         raise FleetError(FleetErrorKind.UNREACHABLE, "no answer")
 
 
-@pytest.mark.parametrize(("seconds", "posts"), [(0.02, 1), (0.0, 3)], ids=["silent", "refused at once"])
+@pytest.mark.parametrize(("seconds", "posts"), [(module.SLOW_SECONDS, 1), (0.0, 3)], ids=["silent", "refused at once"])
 async def test_a_controller_that_does_not_answer_is_let_rest(
     monkeypatch: pytest.MonkeyPatch, seconds: float, posts: int
 ) -> None:
-    monkeypatch.setattr(module, "SLOW_SECONDS", 0.02)
     directory, fleet = FleetDirectory("a"), FailingFleet(seconds)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: fleet.now))
     with directory.reached_by(fleet):
         for _ in range(3):
             assert await directory.ask(WANTED) is None

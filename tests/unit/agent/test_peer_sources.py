@@ -28,13 +28,28 @@ FAR = 10**9
 
 
 @dataclass
+class Clock:
+    """In the place of the module's `time`: moved by who gives bytes, and by each look at it."""
+
+    now: float = 0.0
+    seconds_a_look: float = 0.0
+
+    def monotonic(self) -> float:
+        self.now += self.seconds_a_look
+        return self.now
+
+
+@dataclass
 class Node:
-    """`breaks_after`: so many bytes of a connection. `seconds`: for each piece of `piece_bytes`."""
+    """`breaks_after`: so many bytes of a connection. `seconds`: for each piece of `piece_bytes`. `gate`: it gives
+    nothing before.
+    """
 
     content: bytes = CONTENT
     breaks_after: int = FAR
     seconds: float = 0.0
     piece_bytes: int = 256 * 1024
+    gate: asyncio.Event | None = None
     is_busy: bool = False
     is_far: bool = False
     asked: int = 0
@@ -44,12 +59,16 @@ class Node:
 class Peer:
     node: Node
     at: int
+    clock: Clock
     given: int = 0
 
     async def read(self, view: memoryview) -> int:
         if self.given >= self.node.breaks_after:
             raise PeerFailed("it broke off")
-        await asyncio.sleep(self.node.seconds)
+        if self.node.gate is not None:
+            await self.node.gate.wait()
+        await asyncio.sleep(0)
+        self.clock.now += self.node.seconds
         piece = self.node.content[self.at :][: min(len(view), self.node.piece_bytes)]
         view[: len(piece)] = piece
         self.at, self.given = self.at + len(piece), self.given + len(piece)
@@ -65,6 +84,7 @@ class Site:
     asks: list[Wanted] = field(default_factory=list[Wanted])
     answer: Callable[[Wanted], WantedAnswer | None] | None = None
     jitter: Callable[[], float] = lambda: 0.0
+    clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
         self.peers = Peers(self, ssl.create_default_context, Pace(), 60.0, self.jitter)
@@ -85,7 +105,7 @@ class Site:
             raise PeerUnreached("it can't be reached: timeout")
         if node.is_busy:
             raise PeerBusy
-        yield Peer(node, at)
+        yield Peer(node, at, self.clock)
 
     async def fill(self, name: str = "w", content: bytes = CONTENT) -> bytes:
         """What is in the partial file when the origin's turn has come, or all is there."""
@@ -94,7 +114,7 @@ class Site:
         try:
             partial = PartialFile(descriptor, path)
             partial.open(len(content))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await self.peers.fill(name, sha256, len(content), partial, ignore)
         finally:
             os.close(descriptor)
@@ -110,8 +130,10 @@ def ignore(transfer: Transfer) -> None:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    monkeypatch.setattr(module, "time", made.clock)
+    return made
 
 
 # Nodes behind a firewall
@@ -164,12 +186,17 @@ async def test_slow_large_ones_hold_up_no_small_one(site: Site) -> None:
     site.nodes = {"a": slow()}
     with pytest.raises(RuntimeError), site.peers.at_origin(DIGEST, ignore):
         raise RuntimeError
+    node = site.nodes["a"]
+    node.gate = asyncio.Event()
     large = [asyncio.create_task(site.fill(f"large{number}")) for number in range(module.AT_ONCE)]
-    await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while node.asked < module.AT_ONCE:  # noqa: ASYNC110 - only polling sees it
+            await asyncio.sleep(0.01)
     small = b"small"
     site.nodes = {"b": Node(small)}
     assert await site.fill("small", small) == small
     assert not any(task.done() for task in large)
+    node.gate.set()
     await asyncio.gather(*large)
 
 
@@ -209,7 +236,8 @@ async def test_what_was_here_before_bars_nobody(site: Site) -> None:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.clock.seconds_a_look = 0.01
     monkeypatch.setattr(search, "AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(search, "LONGEST_AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(search, "PATIENCE_SECONDS", 0.1)
@@ -275,9 +303,9 @@ async def test_another_process_sees_that_who_holds_the_file_only_waits(site: Sit
             path.write_bytes(other)
 
     async with hold_partial(path, 1) as descriptor:
-        waiting = asyncio.create_task(hold_it(0.6))
+        waiting = asyncio.create_task(hold_it(3))
         partial = PartialFile(descriptor, path)
-        until = asyncio.get_running_loop().time() + 1.5
+        until = asyncio.get_running_loop().time() + 4
         while asyncio.get_running_loop().time() < until:
             await site.peers.fill("w", DIGEST, len(CONTENT), partial, ignore)
         assert not waiting.done()

@@ -1,7 +1,7 @@
 """What a machine with an accelerator does before its lanes are told: llama-server is installed, once and bounded."""
 
 import asyncio
-import time
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 class Looks:
     def __init__(self, card: dict[str, str], managed: FakeEnvironment) -> None:
         self.managed = managed
-        self.source = LlamaServerSource(managed, card)
+        self.source = LlamaServerSource((managed,), card)
 
     async def look(
         self, override: EngineOverride | None = None, *, is_wished: bool = True, has_members: bool = False
@@ -154,14 +154,15 @@ def test_nothing_is_installed_beside_a_path_that_leads_nowhere(card: dict[str, s
 
 
 class SlowDisk(Environment):
-    """On which the last step takes a while; it is written down when it ends."""
+    """On which the last step takes until it may end; it is written down when it does."""
 
     is_marking = False
     marked = False
+    may_end = threading.Event()
 
     def _complete(self, staging: Path) -> None:
         self.is_marking = True
-        time.sleep(0.2)
+        self.may_end.wait(60)
         super()._complete(staging)
         self.marked = True
 
@@ -184,6 +185,7 @@ def test_an_installation_that_is_broken_off_has_ended_when_the_next_one_begins(
         while not environment.is_marking:  # noqa: ASYNC110 seen from outside only
             await asyncio.sleep(0.005)
         installing.cancel()
+        asyncio.get_running_loop().call_later(0.2, environment.may_end.set)
         await asyncio.wait({installing})
         assert installing.cancelled()
         assert environment.marked

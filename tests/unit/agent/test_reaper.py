@@ -111,7 +111,7 @@ def test_an_agent_that_keeps_dying_is_started_ever_slower_and_the_end_waits_for_
     wait_for(lambda: "again in 1.6 s" in pods[0].said(), "the fourth start is announced")
     assert pods[0].end() == 0
     delays = [line.split(" again in ")[1].split(" s")[0] for line in pods[0].said().splitlines()]
-    assert delays == ["0.2", "0.4", "0.8", "1.6"]
+    assert delays[:4] == ["0.2", "0.4", "0.8", "1.6"]
 
 
 def test_a_command_that_is_not_there_is_told_and_tried_again(tmp_path: Path, pods: list[Pod]) -> None:

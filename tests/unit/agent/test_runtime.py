@@ -404,7 +404,7 @@ def test_asks_expire_are_delivered_when_the_controller_is_back_and_answered_once
     world, fleet = World(), FakeFleet()
 
     async def story(running: Running) -> None:
-        header = Ask(id="h", kind=AskKind.HEADER, source=builders.SOURCE, expires_seconds=5)
+        header = Ask(id="h", kind=AskKind.HEADER, source=builders.SOURCE, expires_seconds=60)
         short = Ask(id="short", kind=AskKind.HEADER, source=builders.SOURCE, expires_seconds=0.05)
         fleet.is_down = True
         running.asks.receive((header, header, short))

@@ -291,15 +291,18 @@ def test_a_holder_that_writes_nothing_is_not_waited_for_for_ever(tmp_path: Path)
 
 def test_a_cancelled_caller_waits_for_its_thread(tmp_path: Path) -> None:
     done: list[bool] = []
+    may_end = threading.Event()
 
     def slow() -> None:
-        time.sleep(0.3)
+        may_end.wait(60)
+        time.sleep(0.05)
         done.append(True)
 
     async def scenario() -> None:
         task = asyncio.ensure_future(run_to_end(slow))
         await asyncio.sleep(0.05)
         task.cancel()
+        asyncio.get_running_loop().call_later(0.2, may_end.set)
         with pytest.raises(asyncio.CancelledError):
             await task
         assert done == [True]

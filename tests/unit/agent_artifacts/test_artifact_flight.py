@@ -41,7 +41,8 @@ def test_another_takes_over_when_the_first_is_cancelled() -> None:
 
         async def work(tell: OnTransfer) -> str:
             started.append("again")
-            await asyncio.sleep(0.1)
+            if len(started) == 1:
+                await asyncio.Event().wait()
             return "done"
 
         first = asyncio.ensure_future(flights.run("key", ignore, work))

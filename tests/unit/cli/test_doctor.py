@@ -22,6 +22,7 @@ from covey.doctor.network import look_at_controller, look_at_indexes
 from covey.doctor.place import Place
 from covey.doctor.ports import count_free, look_at_ports
 from covey.doctor.programs import Said
+from kit.ports import free_port
 
 IS_ROOT = os.geteuid() == 0
 
@@ -108,7 +109,7 @@ def test_a_check_that_hangs_is_told_and_keeps_nobody_waiting(place: Place) -> No
 
     began = time.monotonic()
     found = examine([Check("gpu", hang, 0.3), Check("disk", lambda _: [ok("disk", "fine")])], place)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert [(each.check, each.level) for each in found] == [("gpu", Level.BROKEN), ("disk", Level.OK)]
     assert "no answer within" in found[0].found
     for_ever.set()
@@ -169,10 +170,8 @@ def test_skew_is_told_in_words(ahead: float, level: Level, words: str) -> None:
 
 
 def test_ports_that_others_hold_are_told(place: Place) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = holder.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         assert count_free("127.0.0.1", [port]) == 0
     assert count_free("127.0.0.1", [port]) == 1
     assert {each.check for each in look_at_ports(place)} == {"ports"}
@@ -276,23 +275,17 @@ def test_a_gateway_that_starts_is_waited_for_and_none_that_should_long_be_there(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ports, "_WAIT_SECONDS", 0.5)
-    with socket.socket() as gateway:
-        gateway.bind(("127.0.0.1", 0))
-        port = gateway.getsockname()[1]
-        gateway.close()
-        with hold(place, port):
-            found = look_at_ports(place)[0]
-            assert (found.level, "starts, and doesn't listen" in found.found) == (Level.WARNING, True)
-            long_ago = time.time() - 600
-            os.utime(place.state / "up.json", (long_ago, long_ago))
-            found = look_at_ports(place)[0]
-            assert (found.level, "nobody listens" in found.found) == (Level.BROKEN, True)
+    with hold(place, free_port()):
+        found = look_at_ports(place)[0]
+        assert (found.level, "starts, and doesn't listen" in found.found) == (Level.WARNING, True)
+        long_ago = time.time() - 600
+        os.utime(place.state / "up.json", (long_ago, long_ago))
+        found = look_at_ports(place)[0]
+        assert (found.level, "nobody listens" in found.found) == (Level.BROKEN, True)
 
 
 def test_a_gateway_that_listens_a_moment_later_is_fine(place: Place) -> None:
-    with socket.socket() as gateway:
-        gateway.bind(("127.0.0.1", 0))
-        port = gateway.getsockname()[1]
+    port = free_port()
     late: list[socket.socket] = []
     with hold(place, port):
         timer = threading.Timer(0.5, lambda: late.append(socket.create_server(("127.0.0.1", port))))

@@ -11,6 +11,7 @@ import pytest
 from covey.errors import CommandError
 from covey.up import part as part_module
 from covey.up.part import Part
+from kit.processes import wait_for
 
 # Its first life is long where it is told so; of the others it ends at once, until it lives on.
 PART = """
@@ -94,6 +95,7 @@ def test_part_that_has_run_is_started_again_for_ever(
 ) -> None:
     """The end of `covey up` would be the end of the gateway."""
     monkeypatch.setattr(part_module, "LONGEST_DELAY_SECONDS", 0.2)
+    monkeypatch.setattr(part_module, "SETTLED_SECONDS", 1.0)  # far below its first life
 
     async def scenario() -> None:
         ends: list[str] = []
@@ -123,12 +125,12 @@ def test_part_that_can_not_be_started_for_a_moment_is_started_then(
     async def scenario() -> None:
         part = flaky(lives, lifeline, 60, 0, lambda _, line: lines.append(line))
         monkeypatch.setattr(sys, "executable", str(lives))
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
             group.create_task(part.run())
-            await asyncio.sleep(0.1)
+            await asyncio.to_thread(wait_for, lambda: lines, "it could not be started")
             monkeypatch.undo()
             monkeypatch.setenv("PYTHONPATH", str(lives.parent))
-            await asyncio.sleep(3)
+            await asyncio.to_thread(wait_for, lambda: lives.exists() and lives.read_text(), "it lives")
             part.stop(signal.SIGKILL)
 
     asyncio.run(scenario())

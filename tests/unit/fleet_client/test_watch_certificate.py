@@ -10,7 +10,7 @@ from covey_api.messages import CertificateRole, JoinAnswer
 from covey_controller.authority import parse_signing_request
 from covey_fleet_client.client import FleetClient
 from covey_fleet_client.identity import Identity, load_identity
-from kit.fleet import free_port
+from kit.ports import free_port
 from kit.vaults import authority_in
 
 

@@ -4,6 +4,8 @@ import asyncio
 import errno
 import json
 import os
+import select
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,10 +31,11 @@ def opened(path: Path) -> AccessLog:
     return log
 
 
-async def written(log: AccessLog) -> None:
-    """Its writer runs until nothing is pending, and is ended."""
+async def written(log: AccessLog, dropped: int = 0) -> None:
+    """Its writer runs until nothing is pending and so many lines have been dropped in all, and is ended."""
     task = asyncio.create_task(log.run())
     await asyncio.sleep(access_log.WRITE_SECONDS + 0.1)
+    await lost(log, dropped)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -109,7 +112,7 @@ async def test_a_file_that_is_full_and_cannot_be_renamed_says_so_once(
     log = opened(path)
     for number in range(3):
         log.write(record(status=number))
-        await written(log)
+        await written(log, dropped=number)
     assert [one["status"] for one in lines(path)] == [0]
     assert log.dropped == 2
     words = f"the access log '{path}' can't be written, its lines are dropped until it can: it is full, and can't be"
@@ -163,9 +166,9 @@ async def test_a_disk_that_refuses_costs_lines_and_nothing_else(
 ) -> None:
     log = AccessLog(Path("/dev/full"))
     log.open()
-    for _ in range(2):
+    for number in range(2):
         log.write(record())
-        await written(log)
+        await written(log, dropped=number + 1)
     assert log.dropped == 2
     assert caplog.text.count("the access log '/dev/full' can't be written") == 1
 
@@ -179,10 +182,9 @@ async def test_a_reader_that_stopped_holds_up_nobody(monkeypatch: pytest.MonkeyP
         log.open()
         for _ in range(2000):  # more than a pipe takes
             log.write(record())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             task = asyncio.create_task(log.run())
-            await asyncio.sleep(access_log.WRITE_SECONDS + access_log.STUCK_SECONDS + 0.5)
-            assert log.dropped
+            await lost(log, 1)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     finally:
@@ -214,7 +216,7 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> Generator[tuple[AccessLog, int]]:
 
 
 async def lost(log: AccessLog, count: int) -> None:
-    for _ in range(1000):
+    for _ in range(6000):
         if log.dropped >= count:
             return
         await asyncio.sleep(0.01)
@@ -244,20 +246,28 @@ async def test_a_line_that_was_cut_is_no_part_of_the_next_one(monkeypatch: pytes
 
 
 async def test_one_writes_at_a_time_also_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = b""
+    monkeypatch.setattr(access_log, "STUCK_SECONDS", 60)
+    monkeypatch.setattr(access_log, "END_SECONDS", 60)
+    has_ended = threading.Event()
+
+    def read() -> bytes:
+        """On a thread: the writer's last line is written on the event loop's."""
+        taken = b""
+        while not has_ended.wait(0.01):
+            taken += read_some(pipe)
+        return taken + read_some(pipe)
+
     with piped(monkeypatch) as (log, pipe):
         for _ in range(1000):
             log.write(record(status=1))
         task = asyncio.create_task(log.run())
-        await asyncio.sleep(access_log.WRITE_SECONDS + 0.2)  # its thread waits for the reader
+        await asyncio.to_thread(select.select, [pipe], [], [], 60)  # its thread writes, and waits for the reader
         log.write(record(status=2))
         task.cancel()
-        for _ in range(500):
-            await asyncio.sleep(0.01)
-            found += read_some(pipe)
-            if task.done():
-                break
-        found += read_some(pipe)
+        reading = asyncio.create_task(asyncio.to_thread(read))
+        await asyncio.wait((task,), timeout=60)
+        has_ended.set()
+        found = await reading
     assert [json.loads(line)["status"] for line in found.splitlines()] == [1] * 1000 + [2]
 
 
@@ -269,7 +279,7 @@ async def test_a_reader_that_is_slow_doesnt_keep_the_gateway_from_ending(monkeyp
         task = asyncio.create_task(log.run())
         await asyncio.sleep(access_log.WRITE_SECONDS + 0.2)
         task.cancel()
-        for _ in range(50):  # at this pace all of it takes a minute
+        for _ in range(200):  # at this pace all of it takes a minute
             await asyncio.sleep(0.1)
             read_some(pipe, 4096)
             if task.done():

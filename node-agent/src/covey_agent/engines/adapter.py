@@ -74,7 +74,8 @@ class Counters:
     path: str
     pattern: re.Pattern[str]
     asked: re.Pattern[str] | None = None
-    """Finds how many requests are under way or wait. Only of a page that the thread which generates answers itself."""
+    """Finds how many requests are under way or wait. Only of a page that the thread which generates answers itself, or
+    where each request has a thread of its own that does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ LLAMA_SERVER = Description(
         Sign(OUT_OF_MEMORY, FailureCause.OUT_OF_MEMORY),
         Sign(
             re.compile(r"couldn't bind HTTP server socket"),
-            FailureCause.EXITED,
+            FailureCause.PORT_TAKEN,
             "another process took the engine's port before it did: ",
             is_only_of_exits=True,
         ),

@@ -28,6 +28,7 @@ from covey_agent.keeper.group import open_group
 from covey_agent.keeper.memory import stand_in_front
 from covey_agent.keeper.observed import explain_status, observe_oom_kills, observe_start_time, write_record
 from covey_agent.keeper.output import OUTPUT_FILE_BYTES, Ring
+from covey_agent.keeper.strays import end_all, reap, take_in
 
 if TYPE_CHECKING:
     from covey_agent.keeper.front import Front
@@ -68,6 +69,7 @@ class Keeper:
         self.started_at, self.started = time.time(), time.monotonic()
         self.asking = Asking(self.selector, self)
         self._watch_signals()
+        take_in()
         self.neighbours = self._meet_neighbours()
         try:
             self.engine = self._start_engine()
@@ -217,6 +219,7 @@ class Keeper:
             self.neighbours.check(now)
         if self.exit is None and self.engine.poll() is not None and self._has_last_word(now):
             self._record_exit()
+        reap(self.engine.pid)
         if self.exit is None and self.kill_at is not None and now >= self.kill_at:
             self._signal_group(signal.SIGKILL)
             self.kill_at = None
@@ -283,6 +286,7 @@ class Keeper:
 
     def _record_exit(self) -> None:
         self._signal_group(signal.SIGKILL)  # whatever the engine started ends with it
+        end_all()
         if self.front is not None:
             self.front.close()
         if self.neighbours is not None:

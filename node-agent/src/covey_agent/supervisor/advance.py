@@ -135,7 +135,8 @@ def _advance_towards_start(state: State, member: MemberState) -> tuple[MemberSta
             effects.append(FetchArtifact(key, spec.artifact, tuple(each.artifact for each in spec.companions)))
             work |= {Work.FETCH}
         if member.program is None and Work.ENGINE not in work:
-            effects.append(EnsureEngine(key, spec.engine, state.spec))
+            version, architecture = spec.engine_version or None, member.assignment.architecture
+            effects.append(EnsureEngine(key, spec.engine, state.spec, version, architecture))
             work |= {Work.ENGINE}
         return replace(member, phase=MemberPhase.FETCHING, work=work), tuple(effects)
     if member.missing_donors:  # 8

@@ -45,6 +45,9 @@ class EnsureEngine:
     instance_id: str
     engine: EngineName
     spec: NodeSpec
+    version: str | None = None
+    architecture: str = ""
+    """What it must have code for; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,14 @@ LONGEST_FETCH_BACKOFF_SECONDS = 60.0
 # Trying again may help without anybody doing anything.
 _PASSING = frozenset({FailureCause.ARTIFACT_UNAVAILABLE, FailureCause.DISK_FULL})
 # A restart would end the same way.
-_RECURRING = frozenset({FailureCause.MISSING_LIBRARY, FailureCause.ARTIFACT_CORRUPT, FailureCause.NO_USABLE_ENGINE})
+_RECURRING = frozenset(
+    {
+        FailureCause.MISSING_LIBRARY,
+        FailureCause.ARTIFACT_CORRUPT,
+        FailureCause.SIGNATURE_REFUSED,
+        FailureCause.NO_USABLE_ENGINE,
+    }
+)
 
 Change = Callable[[MemberState], MemberState]
 _Event = TypeVar("_Event")
