@@ -7,7 +7,7 @@ RUN := $(UV) run --frozen --no-sync
 PARTS := crds planner fleet-client controller node-agent gateway simulator cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check golden manifests verify sim fuzz kube engines bench clean
+.PHONY: help setup up test check golden manifests verify sim fuzz kube engines prometheus bench clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -61,6 +61,9 @@ kube: setup ## build the Kubernetes control plane and the tools that tests use, 
 engines: setup ## build llama-cpp-python for the tests of `LlamaCpp`, once, into the tests' cache (needs a C++ compiler)
 	@echo "Building llama-cpp-python unless it is cached (once, five minutes)"
 	@PYTHONPATH=tests $(RUN) python -m kit.real_engines
+
+prometheus: setup ## unpack Debian's Prometheus for the test of dashboard and alerts, once, into the tests' cache
+	@PYTHONPATH=tests $(RUN) python -m testbed.prometheus
 
 bench: setup ## run the benchmarks; one JSON line a figure
 	@for bench in bench/*.py; do $(RUN) python $$bench || exit 1; done

@@ -16,7 +16,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import uvloop
-from covey_agent.keeper.keepers import FrontSettings, ProcessKeepers
+from covey_agent.keeper.joining import FrontSettings
+from covey_agent.keeper.keepers import ProcessKeepers
 from covey_agent.ports import Launch
 from covey_api.messages import CertificateRole, ModelState, Order, ServedModel, render_front_name
 from covey_controller.authority import Authority

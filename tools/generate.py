@@ -1,6 +1,6 @@
 """Writes everything that is made from the types: the CRDs in `manifests/crds/`, the copies of them in the chart and in
-the kustomize base (neither may name a file outside itself), the pages in `docs/spec/`, `docs/reference/cli.md` and
-`docs/reference/metrics.md`.
+the kustomize base (neither may name a file outside itself), the pages in `docs/spec/`, `docs/reference/cli.md`,
+`docs/reference/metrics.md` and Grafana's dashboard.
 
 Run by `make verify`, which fails when the files in git differ. The output depends on nothing but the types.
 """
@@ -14,6 +14,7 @@ import yaml
 from covey.reference import render_cli
 from covey_api.registry import KINDS
 from covey_api.schema import render_crd
+from render_dashboard import DASHBOARD, render_dashboard
 from render_metrics import PAGE as METRICS
 from render_metrics import render_metrics
 from render_spec import SPEC, render_pages
@@ -44,7 +45,7 @@ def render_files() -> dict[Path, str]:
         files
         | {BASE_CRDS: render_base_crds(crds)}
         | render_pages()
-        | {COMMAND: render_cli(), METRICS: render_metrics()}
+        | {COMMAND: render_cli(), METRICS: render_metrics(), DASHBOARD: render_dashboard()}
     )
 
 

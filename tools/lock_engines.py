@@ -42,6 +42,8 @@ WANTED: dict[str, tuple[list[str], list[str], set[str]]] = {
         ["scikit-build-core==0.11.6", "cmake==4.1.2", "ninja==1.13.0"],
         {"llama-cpp-python"},
     ),
+    # Not an engine: what looks at signatures, in an environment of its own.
+    "signatures": (["model-signing==1.1.1", "pyopenssl==26.4.0", "pypi-attestations==0.0.30"], [], set()),
 }
 _PYTHONS = {"cp311", "cp312", "cp313", "cp314", "py3", "py2.py3"}
 _PLATFORMS = re.compile(r"^(any|manylinux\w*_(x86_64|aarch64)|macosx_\w+_(arm64|universal2))$")

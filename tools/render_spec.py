@@ -53,6 +53,7 @@ _CONDITIONS: dict[str, dict[str, str]] = {
         "StrayInstances": "Only while it runs Instances that no Placement asks for.",
         "UnsealedInstances": "Only while it reports Instances that this controller did not seal.",
         "NameContested": "Only while another machine reports under the same name.",
+        "UnusableEngines": "Only while an engine that somebody counts on there can't be started.",
     },
     "Instance": _KSTATUS,
 }

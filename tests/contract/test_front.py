@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 from covey_agent.keeper import front
-from covey_agent.keeper.keepers import FrontSettings, ProcessKeepers
+from covey_agent.keeper.joining import FrontSettings
+from covey_agent.keeper.keepers import ProcessKeepers
 from covey_agent.ports import EngineProcess, Launch
 from covey_api.messages import CertificateRole, render_front_name
 from covey_controller.authority import Authority

@@ -45,6 +45,9 @@ VALUES: dict[str, dict[str, Any]] = {
     "metrics": {
         "metrics": {"enabled": True, "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
     },
+    "https": {
+        "gateway": {"tlsSecretName": "covey-front", "corsOrigins": ["https://app.example", "*"]},
+    },
     "small": {
         "controller": {"replicas": 1, "resources": {}},
         "gateway": {"replicas": 1, "insecure": True},
@@ -57,6 +60,9 @@ REFUSED = [
     ("controller.replicas=0", "at '/controller/replicas': minimum: got 0, want 1"),
     ("controller.replcas=2", "at '/controller': additional properties 'replcas' not allowed"),
     ("gateway.insecure=maybe", "at '/gateway/insecure': got string, want boolean"),
+    ("gateway.tlsSecretName=A_B", "at '/gateway/tlsSecretName': 'A_B' does not match pattern"),
+    ("gateway.corsOrigins[0]=app.example", "at '/gateway/corsOrigins/0': 'app.example' does not match pattern"),
+    ("gateway.insecure=true,gateway.corsOrigins[0]=*", "at '/gateway/corsOrigins/0': 'not' failed"),
     ("image.pullPolicy=Sometimes", "at '/image/pullPolicy': value must be one of 'Always', 'IfNotPresent', 'Never'"),
     ("image.repository=", "at '/image/repository': minLength: got 0, want 1"),
     ("agent.hostPath=data", "at '/agent/hostPath': 'data' does not match pattern"),

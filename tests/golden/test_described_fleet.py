@@ -125,6 +125,18 @@ def test_a_model_is_shared_among_the_devices_of_one_machine_where_it_fits_on_non
     golden("plan/described-fleet-two-devices.txt", text)
 
 
+def test_graphics_on_the_chip_fill_no_more_than_their_driver_allows(tmp_path: Path) -> None:
+    lanes: dict[str, str] = {}
+    for limit in ("16Gi", "256Mi"):
+        fleet = HEAD.format(kind="Node", name="halo") + (
+            f"machine: {{memory: 32Gi, devices: [{{compute: Rocm, limit: {limit}}}]}}\n"
+        )
+        code, answer = run(tmp_path, fleet, KNOWN, placement("context: {tokens: 8192}"), output="json")
+        assert code == 0
+        lanes[limit] = json.loads(answer)["comes"][0]["compute"]
+    assert lanes == {"16Gi": "Rocm", "256Mi": "Cpu"}
+
+
 def test_geometry_is_read_from_the_header(tmp_path: Path) -> None:
     path = build_model(Shape(context=4096)).write(tmp_path / "m.gguf")
     code, answer = run(tmp_path, FLEET, model(source=path.as_uri()), placement("replicas: 1"), output="json")
@@ -157,6 +169,17 @@ def test_header_that_can_not_be_read_refuses_the_placement(tmp_path: Path) -> No
             HEAD.format(kind="Node", name="a") + "machine: {memory: 1Gi, devices: [{compute: Metal, memory: 1Gi}]}\n",
             1,
             "`memory` of a device with compute 'Metal' must be absent",
+        ),
+        (
+            HEAD.format(kind="Node", name="a") + "machine: {memory: 1Gi, devices: [{compute: Vulkan, limit: 1Gi}]}\n",
+            1,
+            "`limit` of a device with compute 'Vulkan' must be absent",
+        ),
+        (
+            HEAD.format(kind="Node", name="a")
+            + "machine: {memory: 1Gi, devices: [{compute: Rocm, memory: 1Gi, limit: 1Gi}]}\n",
+            1,
+            "`memory` of a device with compute 'Rocm' must be absent",
         ),
         (HEAD.format(kind="Nod", name="a"), 1, "`kind` must be one of"),
         ("- a\n", 1, "a document must be a mapping"),

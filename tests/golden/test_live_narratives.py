@@ -1,8 +1,11 @@
 """What `covey plan` tells of a fleet that serves, and `covey why` of one that leaves for another: whole texts."""
 
 from conftest import Golden
+from covey_api.engines import Compute
 from covey_api.kinds import Kind, ObjectKey
+from covey_api.meta import RESTART_ANNOTATION
 from covey_api.placement import ContextWish, Placement, Preemption
+from covey_controller.reconcile.fleet import routed_ids
 from covey_controller.reconcile.forecast import forecast
 from covey_controller.reconcile.forecast_text import render_forecast
 from covey_controller.reconcile.why import explain
@@ -44,6 +47,29 @@ def test_plan_of_a_smaller_wish_tells_who_drains(golden: Golden) -> None:
 def test_plan_of_a_more_important_wish_tells_who_leaves_for_it(golden: Golden) -> None:
     more = wish("more", 10, preemption=Preemption.LOWER_PRIORITY)
     golden("plan/live-preempts.txt", foresee(serving(wish("chat"), nodes=("a",)), more))
+
+
+def test_a_better_place_is_told_and_a_restart_takes_it(golden: Golden) -> None:
+    """A card is added to a fleet that serves on a processor."""
+    story = serving(wish("chat"), nodes=("a",))
+    story.add_agents("b", total_bytes=ONE_BYTES)
+    card = builders.lane(compute=Compute.CUDA, pool="CUDA0")
+    story.agents["b"].lanes, story.agents["b"].cards = (card, builders.lane()), {"CUDA0": 24 * builders.GIB}
+    story.run(25)
+    assert [each.spec.compute for each in story.instances()] == [Compute.CPU], "nothing is moved by itself"
+    told = _tell(story, "a card has come", "chat") + "\n== covey plan\n" + foresee(story)
+    again = wish("chat")
+    restarted = again.metadata.model_copy(update={"annotations": {RESTART_ANNOTATION: "2026-12-01"}})
+    again = again.model_copy(update={"metadata": restarted})
+    told += "\n== covey plan of a restart\n" + foresee(story, again)
+    story.put(again)
+    served = 1
+    for _ in range(40):
+        story.run(1)
+        served = min(served, len(routed_ids(story.published.endpoints)))
+    assert [each.spec.compute for each in story.instances()] == [Compute.CUDA]
+    assert served == 1, "the old one serves until the new one does"
+    golden("why/better-place.txt", told + "\n" + _tell(story, "it was rolled", "chat"))
 
 
 def test_preemption_is_told_from_both_sides(golden: Golden) -> None:

@@ -10,8 +10,10 @@ import signal
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
-from agent_rig import A, AgentRig, given, running_with
+from agent_rig import A, AgentRig, B, given, running_with
+from covey_agent.engines.recipes import LLAMA_SERVERS, is_llama_server_fit
 from covey_api.instance import Costs, Member, MemberPhase
 from covey_api.messages import Ask, AskKind, MemberGoal
 from covey_api.model import ResolvedArtifact
@@ -51,6 +53,45 @@ async def generate(port: int, key: str) -> httpx.Response:
         return await client.post(
             f"http://127.0.0.1:{port}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
         )
+
+
+@pytest.mark.skipif(bool(PROGRAM) or not is_llama_server_fit(), reason="versions are of the managed engine")
+@pytest.mark.timeout(600)
+def test_two_versions_serve_beside_each_other_and_an_upgrade_touches_nothing_that_runs(tmp_path: Path) -> None:
+    newest, older = (recipe.digest for recipe in LLAMA_SERVERS)
+
+    async def story() -> str:
+        async with running_with(tmp_path, NodeSpec(), Path(MODEL), shared_cache()) as rig:
+            rig.start()
+            artifact = await read_header(rig)
+            if isinstance(artifact, str):
+                return artifact
+            pinned = rig.assign(A, artifact=artifact, members=MEMBERS, engine_version=LLAMA_SERVERS[1].version)
+            free = rig.assign(B, artifact=artifact, members=MEMBERS)
+
+            async def wait_ready(key: str) -> int:
+                def is_ready() -> bool:
+                    return key in rig.board.members and rig.board.members[key].phase is MemberPhase.READY
+
+                await rig.wait(is_ready, "the real engine generates a token", FIRST_SECONDS)
+                return rig.board.members[key].pid
+
+            rig.board.wish(pinned)
+            first = await wait_ready(A)
+            rig.board.wish(pinned, free)
+            second = await wait_ready(B)
+            assert rig.board.members[A].pid == first
+            assert older in psutil.Process(first).exe()
+            assert newest in psutil.Process(second).exe()
+            # Its next start is the pinned version's too.
+            os.kill(first, signal.SIGKILL)
+            await rig.wait(lambda: rig.board.members[A].restarts == 1, "its end is seen")
+            assert older in psutil.Process(await wait_ready(A)).exe()
+            return ""
+
+    if words := asyncio.run(story()):
+        pytest.skip(words)
+    assert_none_left(tmp_path / "state")
 
 
 @pytest.mark.timeout(600)

@@ -15,11 +15,12 @@ from agent_rig import A, AgentRig, B, assert_gone, environment_of, is_keeper, ru
 from covey_api.instance import Costs, Member, MemberPhase
 from covey_api.messages import Ask, AskKind, MemberGoal
 from covey_api.reasons import FailureCause
+from covey_api.text import TRANSITIONS, find_section
 from kit.processes import assert_none_left, is_running, processes_of
 from shared_rig import assign_model
 
 # A probe that hangs is abandoned in two seconds; the rest is a busy machine's.
-LANES_SECONDS = 10.0
+LANES_SECONDS = 30.0
 Story = Callable[[AgentRig], Awaitable[None]]
 
 
@@ -62,7 +63,7 @@ def test_agent_serves_what_is_assigned_while_a_driver_hangs_and_interrupt_ends_i
         assert first.members is not None
         began = time.monotonic()
         assert await asyncio.to_thread(rig.kill, signal.SIGINT) == 0
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
         assert_gone(member.pid)
         asked_of = [int(pid) for pid in asked.read_text().split()]
         assert asked_of
@@ -101,7 +102,7 @@ def test_killed_agent_finds_its_engine_serving_when_it_is_back(tmp_path: Path) -
         began = time.monotonic()
         rig.start()
         after = [await rig.wait_phase(MemberPhase.READY, key) for key in (A, B)]
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
         assert [(member.pid, member.port) for member in after] == [(member.pid, member.port) for member in before]
         assert "Starting" not in rig.log.read_text().split("agent of node")[-1]
 
@@ -135,7 +136,7 @@ def test_terminated_agent_leaves_engines_running_and_a_closed_lifeline_too(tmp_p
         os.close(reader)
         await rig.wait_phase(MemberPhase.READY, pid=pid)
         os.close(writer)
-        assert await asyncio.to_thread(agent.wait, 5) == 0
+        assert await asyncio.to_thread(agent.wait, 30) == 0
         rig.board.forget_agent()
         assert is_running(pid)
         rig.start()
@@ -266,6 +267,7 @@ def test_engine_whose_port_was_taken_gets_another(tmp_path: Path) -> None:
         rig.board.wish(rig.assign())
         rig.start()
         backoff = await rig.wait_phase(MemberPhase.BACKOFF)
+        assert backoff.cause is FailureCause.PORT_TAKEN
         assert "took the engine's port" in backoff.message
         await rig.wait_phase(MemberPhase.READY, restarts=1)
 
@@ -284,6 +286,26 @@ def test_missing_library_is_named_and_not_tried_again(tmp_path: Path) -> None:
 
     words = "error while loading shared libraries: libgomp.so.1: cannot open shared object file: No such file"
     run(tmp_path, story, die_at_load=words, exit_code="127")
+
+
+def test_engine_that_cannot_start_is_reported_of_the_node_and_no_more_once_it_can(tmp_path: Path) -> None:
+    def told(rig: AgentRig) -> list[str] | None:
+        """As the controller has it: what isn't said again stands."""
+        said = [report.unusable for _, report in rig.board.reports if report.unusable is not None]
+        return [f"{each.engine} {each.cause}" for each in said[-1]] if said else None
+
+    async def story(rig: AgentRig) -> None:
+        path = rig.board.spec.engines[0].path
+        assert path is not None
+        program = Path(path)
+        sound = await asyncio.to_thread(program.read_bytes)
+        await asyncio.to_thread(program.write_bytes, b"\x7fELF\x02\x01\x01" + bytes(64))
+        rig.start()
+        await rig.wait(lambda: told(rig) == ["LlamaServer NoUsableEngine"], "it is told", LANES_SECONDS)
+        await asyncio.to_thread(program.write_bytes, sound)
+        await rig.wait(lambda: told(rig) == [], "it starts now", 60)
+
+    run(tmp_path, story)
 
 
 def test_member_that_does_not_fit_is_refused_in_bytes_and_never_started(tmp_path: Path) -> None:
@@ -330,7 +352,7 @@ def test_stop_all_ends_every_keeper_when_the_agent_is_gone(tmp_path: Path) -> No
 
 def test_agent_that_stays_away_loses_its_engines_to_their_keepers_and_starts_them_again(tmp_path: Path) -> None:
     async def story(rig: AgentRig) -> None:
-        rig.grace_seconds = 1
+        rig.grace_seconds = 5
         rig.board.wish(rig.assign())
         rig.start()
         first = await rig.wait_phase(MemberPhase.READY)
@@ -370,6 +392,21 @@ def test_asks_are_answered_once_each(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_an_engine_that_hangs_is_captured_without_its_metrics(tmp_path: Path) -> None:
+    async def story(rig: AgentRig) -> None:
+        rig.board.wish(rig.assign())
+        rig.start()
+        await rig.wait(lambda: any(each.pid for each in rig.board.members.values()), "the engine runs")
+        rig.board.ask(Ask(id="capture", kind=AskKind.CAPTURE, instance_id=A, expires_seconds=60))
+        await rig.wait(lambda: rig.board.answer("capture") is not None, "it is captured")
+        answer = rig.board.answer("capture")
+        assert answer is not None
+        assert "# metrics\n(no answer within 4 s)" in answer.text
+        assert "Starting, goal Serve" in find_section(answer.text, TRANSITIONS)
+
+    run(tmp_path, story, hang_health="yes")
+
+
 def test_reports_leave_out_what_did_not_change_and_are_full_when_asked(tmp_path: Path) -> None:
     async def story(rig: AgentRig) -> None:
         rig.board.wish(rig.assign())
@@ -397,7 +434,7 @@ def test_agent_that_is_killed_takes_every_member_up_where_it_stood(tmp_path: Pat
     """Loading, draining, stopping, crashing again and again: one of each, and a kill in the midst of all."""
     loading, draining, stopping, crashing = (f"00000000000000c{number}" for number in range(4))
     knobs: dict[str, dict[str, str]] = {
-        loading: {"slow_start": "5"},
+        loading: {"slow_start": "20"},
         draining: {},
         stopping: {"ignore_term": "yes", "fork": "yes"},
         crashing: {"die_at": "1"},

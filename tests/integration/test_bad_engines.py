@@ -124,16 +124,16 @@ BAD = (
     Bad(
         {"garbage": "yes"},
         FailureCause.NOT_READY_IN_TIME,
-        ("no token within `startupSeconds` (2 s)", "has status 200 and isn't what was asked for"),
-        startup_seconds=2,
+        ("no token within `startupSeconds` (10 s)", "has status 200 and isn't what was asked for"),
+        startup_seconds=10,
     ),
     Bad(
         {"slow_start": "3600"},
         FailureCause.NOT_READY_IN_TIME,
-        ("(2 s)", "nothing listens on its port"),
-        startup_seconds=2,
+        ("(10 s)", "nothing listens on its port"),
+        startup_seconds=10,
     ),
-    Bad({"hang_health": "yes"}, FailureCause.NOT_READY_IN_TIME, ("(2 s)", "has given no answer"), startup_seconds=2),
+    Bad({"hang_health": "yes"}, FailureCause.NOT_READY_IN_TIME, ("(10 s)", "has given no answer"), startup_seconds=10),
     Bad(
         {"die_at_load": "error: out of luck", "exit_code": "3"}, FailureCause.EXITED, ("code 3: error: out of luck",), 3
     ),

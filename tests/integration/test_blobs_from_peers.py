@@ -122,6 +122,20 @@ async def test_what_a_node_has_is_fetched_from_there_with_the_origin_away(tmp_pa
     assert origin.requests_for(NAME) == []
 
 
+async def test_a_node_that_is_offline_gets_from_others_and_asks_no_origin(tmp_path: Path, origin: PackageIndex) -> None:
+    async with running_peers(tmp_path) as fleet:
+        a, b = [await fleet.add(name) for name in "ab"]
+        b.web.is_offline = True
+        with pytest.raises(
+            AgentError, match=r"isn't asked, since this Node is offline \(`spec\.offline`\)\. Let another"
+        ):
+            await b.download(weights(origin))
+        have(a)
+        await a.report()
+        assert (await b.download(weights(origin))).read_bytes() == CONTENT
+    assert origin.requests_for(NAME) == []
+
+
 async def test_without_a_controller_the_origin_is_asked(tmp_path: Path, origin: PackageIndex) -> None:
     async with running_peers(tmp_path) as fleet:
         a, b = await fleet.add("a"), await fleet.add("b")

@@ -27,7 +27,7 @@ from covey_agent.engines import native
 from covey_agent.engines.environments import Environment, PinnedFile, Recipe
 from covey_agent.engines.features import WATCHED
 from covey_agent.engines.provision import NodeEngines, open_engines
-from covey_agent.engines.recipes import LLAMA_SERVER, is_llama_server_fit, mlx_recipe
+from covey_agent.engines.recipes import LLAMA_SERVER, LLAMA_SERVERS, is_llama_server_fit, mlx_recipe
 from covey_agent.ports import AgentError, EngineProgram, Transfer
 from covey_api.engines import Compute, EngineName, LaneState
 from covey_api.node import EngineOverride, NodeSpec, Provisioning
@@ -375,6 +375,105 @@ def script(folder: Path, body: str) -> str:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return str(path)
+
+
+MISSES = "echo 'error while loading shared libraries: libgomp.so.1: cannot open shared object file' >&2; exit 127"
+
+
+def test_a_program_that_cannot_start_is_told_before_anybody_wants_it_until_it_can(tmp_path: Path) -> None:
+    spec = spec_of(path=script(tmp_path, MISSES))
+
+    async def whole() -> None:
+        async with web_on(NOWHERE) as web:
+            engines = engines_on(web, Cache(tmp_path))
+            offered = await engines.observe_lanes(spec)
+            (told,) = engines.observe_unusable(spec)
+            assert (told.engine, told.cause) == (EngineName.LLAMA_SERVER, FailureCause.MISSING_LIBRARY)
+            assert "apt-get install libgomp1" in told.message
+            assert offered, "what runs there by it would count as lost"
+            script(tmp_path, "echo 'version: 1'")
+            await engines.observe_lanes(spec)
+            assert engines.observe_unusable(spec) == ()
+
+    asyncio.run(whole())
+
+
+def test_an_engine_that_could_not_be_had_is_told_until_the_nodes_spec_is_another(tmp_path: Path) -> None:
+    """A Python without the library: it is offered, and found out when it is wanted."""
+    override = EngineOverride(engine=EngineName.MLX, path=sys.executable)
+    spec = NodeSpec(engines=(override.model_copy(update={"path": script(tmp_path, "echo no mlx_lm here; exit 3")}),))
+
+    async def whole() -> None:
+        async with web_on(NOWHERE) as web:
+            engines = engines_on(web, Cache(tmp_path), COVEY_NO_ENGINE_PROVISIONING="1")
+            await engines.observe_lanes(spec)
+            assert [each.engine for each in engines.observe_unusable(spec)] == [], "nobody has tried it"
+            with pytest.raises(AgentError):
+                await engines.ensure(EngineName.MLX, spec, ignore)
+            (told,) = engines.observe_unusable(spec)
+            assert (told.engine, told.cause) == (EngineName.MLX, FailureCause.NO_USABLE_ENGINE)
+            assert "no mlx_lm here" in told.message
+            script(tmp_path, "echo 'version: 1'")
+            await engines.ensure(EngineName.MLX, spec, ignore)
+            assert engines.observe_unusable(spec) == ()
+
+    asyncio.run(whole())
+
+
+def test_a_machine_without_any_engine_says_so_and_one_that_has_another_doesnt_miss_it(tmp_path: Path) -> None:
+    off = spec_of(provisioning=Provisioning.OFF)
+    other = NodeSpec(engines=(EngineOverride(engine=EngineName.MLX, path=script(tmp_path, "echo 'version: 1'")),))
+
+    async def told(spec: NodeSpec) -> list[tuple[EngineName, FailureCause]]:
+        async with web_on(NOWHERE) as web:
+            engines = engines_on(web, Cache(tmp_path), COVEY_NO_ENGINE_PROVISIONING="1")
+            await engines.observe_lanes(spec)
+            return [(each.engine, each.cause) for each in engines.observe_unusable(spec)]
+
+    missing = [(EngineName.LLAMA_SERVER, FailureCause.NO_USABLE_ENGINE)]
+    assert asyncio.run(told(off)) == missing, "the Node's spec names it"
+    assert asyncio.run(told(NodeSpec())) == missing, "there is no other"
+    assert asyncio.run(told(spec_of(disabled=True))) == []
+    assert asyncio.run(told(other)) == []
+
+
+@needs_managed
+def test_two_versions_are_on_one_node_and_each_is_what_it_says() -> None:
+    async def whole() -> list[EngineProgram]:
+        async with web_on(real_index()) as web:
+            engines = engines_on(web, Cache(shared_cache()))
+            (lane,) = await engines.observe_lanes(NodeSpec())
+            assert lane.versions == tuple(recipe.version for recipe in LLAMA_SERVERS)
+            ensured = [
+                await engines.ensure(EngineName.LLAMA_SERVER, NodeSpec(), ignore, version)
+                for version in (*lane.versions, None)
+            ]
+            with pytest.raises(
+                AgentError, match=r"can't install version '9\.9' .*; it can install 0\.10434\.0, 0\.10092\.0"
+            ):
+                await engines.ensure(EngineName.LLAMA_SERVER, NodeSpec(), ignore, "9.9")
+            assert engines.observe_unusable(NodeSpec()) == (), "a wrong pin is no fault of the engine"
+            return ensured
+
+    newest, older, chosen = asyncio.run(whole())
+    assert newest == chosen
+    assert [newest.version, older.version] == [recipe.version for recipe in LLAMA_SERVERS]
+    assert newest.path != older.path
+    built = [
+        subprocess.run([each.path, "--version"], env=each.environment, capture_output=True, text=True, timeout=60)
+        for each in (newest, older)
+    ]
+    assert len({done.stderr + done.stdout for done in built}) == 2, "two builds"
+
+
+@needs_managed
+def test_a_given_program_is_used_whatever_is_pinned(tmp_path: Path) -> None:
+    async def whole() -> EngineProgram:
+        async with web_on(NOWHERE) as web:
+            spec = spec_of(path=script(tmp_path, "echo 'version: 7'"))
+            return await engines_on(web, Cache(tmp_path)).ensure(EngineName.LLAMA_SERVER, spec, ignore, "0.10092.0")
+
+    assert asyncio.run(whole()).version == "7"
 
 
 def test_a_program_that_fails_says_with_what(tmp_path: Path) -> None:

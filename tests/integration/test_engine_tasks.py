@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import pytest
 from covey_agent.engines.adapter import Adapter
 from covey_agent.engines.llama_server import LLAMA_SERVER
 from covey_agent.ports import EngineProgram
-from covey_api.engines import Task
+from covey_api.engines import KvLayout, Task
 from covey_api.instance import EngineOptions, Instance
 from covey_api.runtime import LlamaServerRuntime, Runtime, Speculation
 from kit import builders
@@ -78,6 +79,35 @@ def test_an_encoder_is_ready_when_it_made_a_vector_and_generates_no_token(tmp_pa
             cat, kitten, market = (each["embedding"] for each in answer["data"])
             assert len(cat) == 384
             assert closeness(cat, kitten) > closeness(cat, market)
+
+    asyncio.run(whole())
+
+
+def test_slots_of_one_window_share_it_and_one_alone_may_have_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--kv-unified`: no slot's window would hold such a prompt if the cells were divided among them."""
+    monkeypatch.setenv("LLAMA_ARG_LOG_VERBOSITY", "4")
+    instance = builders.instance(options=EngineOptions(context_tokens=1024, slots=2, kv_layout=KvLayout.UNIFIED))
+    parts = provide_real_parts()
+
+    async def whole() -> None:
+        async with running_engine(tmp_path, parts.program, instance, parts.model) as (
+            _,
+            port,
+        ):
+
+            async def answer(words: int) -> int:
+                asked = {"messages": [{"role": "user", "content": "word " * words}], "max_tokens": 4, "temperature": 0}
+                said = await asyncio.to_thread(ask, port, "/v1/chat/completions", **asked)
+                return int(said["usage"]["prompt_tokens"])
+
+            assert await answer(800) > 1024 // 2
+            counts = await asyncio.gather(answer(300), answer(310))
+            assert all(count > 300 for count in counts)
+        said = (tmp_path / "log").read_text()
+        assert re.search(r"kv_unified += true", said)
+        assert re.search(r"llama_kv_cache: size = .*\( +1024 cells", said), "one window, whatever the number of slots"
 
     asyncio.run(whole())
 

@@ -1,5 +1,6 @@
 """`LlamaCpp` and `Mlx` from a Model to tokens through the gateway: one fleet each, started as a user starts it."""
 
+import asyncio
 import concurrent.futures
 import itertools
 import json
@@ -11,6 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+from covey_agent.engines.adapter import Adapter
+from covey_agent.engines.llama_cpp import LLAMA_CPP
 from covey_agent.engines.recipes import llama_cpp_recipe, mlx_recipe
 from covey_fleet_client.identity import render_name
 from integration.captured import Capture, check_capture
@@ -133,6 +136,29 @@ def test_two_requests_at_a_time_are_both_answered(fleet: RunningFleet) -> None:
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [4, 5]
 
 
+def test_llama_cpp_says_itself_that_nothing_is_asked_of_it_so_a_look_costs_no_kept_prompt(fleet: RunningFleet) -> None:
+    if engine_of(fleet) != "LlamaCpp":
+        pytest.skip("mlx-lm keeps several prompts, and none as short as a look's")
+
+    async def look(client: httpx.Client) -> tuple[bool, str | None]:
+        key = client.headers["authorization"].removeprefix("Bearer ")
+        async with httpx.AsyncClient(trust_env=False) as http:
+            adapter = Adapter(LLAMA_CPP, http)
+            port = client.base_url.port or 0
+            return await adapter.is_at_rest(port, key), await adapter.observe_progress(port, key)
+
+    asked = {"messages": [{"role": "user", "content": "Count to fifty."}], "max_tokens": 200, "stream": True}
+    with direct(fleet) as client:
+        with client.stream("POST", "/v1/chat/completions", json=asked) as response:
+            next(response.iter_lines())
+            assert not asyncio.run(look(client))[0]
+        wait_until(lambda: asyncio.run(look(client))[0], "the client left, and nothing is asked any more")
+        before = asyncio.run(look(client))
+        assert before == asyncio.run(look(client))
+        assert before[0]
+        assert before[1]
+
+
 def test_mlx_generates_for_two_at_a_time(fleet: RunningFleet) -> None:
     """In one batch: each goes on while the other does."""
     if engine_of(fleet) != "Mlx":
@@ -217,6 +243,9 @@ def test_the_engine_refuses_what_would_load_or_fetch(
         assert again.status_code == 200, "what was loaded must be there still"
 
 
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+]
 MLX_ENDERS: list[tuple[dict[str, Any], int]] = [
     ({"top_k": 200_000}, 200),
     ({"xtc_probability": 0.5, "xtc_threshold": 0.9}, 200),
@@ -236,6 +265,9 @@ MLX_ENDERS: list[tuple[dict[str, Any], int]] = [
     ({"messages": [{"role": "user", "content": 5}]}, 400),
     ({"messages": [{"role": "\ud800", "content": "\ud800"}]}, 400),
     ({"n": None}, 200),
+    ({"n": 2}, 400),
+    ({"tools": TOOLS, "tool_choice": "required"}, 400),
+    ({"tools": TOOLS, "tool_choice": "none"}, 200),
 ]
 
 

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from covey_agent.engines.architectures import find_code, is_lacking
+from covey_api.engines import EngineName
 from kit.fleet import EXAMPLE, RunningFleet, running_fleet, wait_until
 from kit.ports import free_port
+from kit.real import provide_real_parts
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -82,6 +85,41 @@ def test_apply_and_delete_write_the_source(fleet: RunningFleet) -> None:
     wait_until(lambda: fleet.covey("get", "model", "another", check=False).returncode == 3, "it is gone")
 
 
+def test_a_model_that_the_engine_has_no_code_for_is_said_and_not_loaded(fleet: RunningFleet) -> None:
+    """The same model under another name of its kind: all that its header says is sound."""
+    code = find_code(EngineName.LLAMA_SERVER, provide_real_parts().program)
+    assert code is not None
+    assert [name for name in ("llama", "bert", "qwen2", "gemma", "t5", "mamba", "llamq") if is_lacking(code, name)] == [
+        "llamq"
+    ]
+    strange = fleet.folder.parent / "strange.gguf"
+    content = bytearray(provide_real_parts().model.read_bytes())
+    content[: 64 * 1024] = content[: 64 * 1024].replace(b"llama", b"llamq")
+    strange.write_bytes(content)
+    model = f"""apiVersion: covey.dev/v1alpha1
+kind: Model
+metadata: {{name: strange}}
+spec:
+  tasks: [Chat]
+  variants: [{{name: one, format: Gguf, source: "file://{strange}", engines: [LlamaServer]}}]
+---
+apiVersion: covey.dev/v1alpha1
+kind: Placement
+metadata: {{name: strange}}
+spec: {{modelRef: {{name: strange}}}}
+"""
+    fleet.covey("apply", "-f", "-", text=model)
+    words = "has no code for architecture 'llamq'; give it a newer build"
+    wait_until(lambda: words in fleet.covey("why", "placement/strange").stdout, "the planner says so")
+    (node,) = fleet.objects("cnodes")
+    assert all(lane.get("lacks") == ["llamq"] for lane in node["status"]["lanes"] if lane["engine"] == "LlamaServer")
+    assert (
+        "has no code for models of architecture llamq" in fleet.covey("why", f"node/{node['metadata']['name']}").stdout
+    )
+    assert fleet.ask().status_code == 200, "the other model is served on"
+    fleet.covey("delete", "placement/strange", "model/strange")
+
+
 def test_interrupt_while_the_model_arrives_leaves_nothing() -> None:
     base = Path(tempfile.mkdtemp(prefix="cv"))
     fleet = RunningFleet(base / "fleet", base / "state", free_port())
@@ -99,7 +137,7 @@ def test_interrupt_while_the_model_arrives_leaves_nothing() -> None:
                 time.sleep(0.05)
         assert answer is not None, "a model on its way is answered with 503"
         assert answer.json()["error"]["code"] == "model_loading"
-        assert fleet.stop() < 15
+        assert fleet.stop() < 40
         assert not fleet.processes()
     finally:
         for process in fleet.processes():

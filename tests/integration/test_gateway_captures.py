@@ -242,3 +242,16 @@ async def test_a_captured_error_in_the_stream_is_an_error_in_every_format() -> N
                 await stream.get_final_message()
         with pytest.raises(ollama.ResponseError, match=words):
             _ = [one async for one in await sdk.ollama.chat(**asked, stream=True)]
+
+
+async def test_a_stream_with_a_captured_error_is_as_published_to_its_end() -> None:
+    """SDKs hang up at the error, and what breaks off is held against no document: these are read whole."""
+    asked = {"model": "m", "stream": True, "max_tokens": 9}
+    async with replaying("llama-server-exceeded") as (_, sdk), httpx.AsyncClient(base_url=sdk.base) as client:
+        chat = await client.post("/v1/chat/completions", json=asked | {"messages": say("Hi")})
+        assert chat.content.endswith(b"}\n\n")
+        response = {"model": "m", "stream": True, "input": "Hi"}
+        assert b"event: response.failed" in (await client.post("/v1/responses", json=response)).content
+        heads = {"anthropic-version": "2023-06-01"}
+        message = await client.post("/v1/messages", json=asked | {"messages": say("Hi")}, headers=heads)
+        assert b"event: error" in message.content

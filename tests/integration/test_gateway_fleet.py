@@ -222,7 +222,8 @@ async def test_a_lower_table_is_ignored(tmp_path: Path) -> None:
         await eventually(lambda: board.applied is not None and board.applied.term == 5)
 
 
-async def test_a_departed_endpoint_is_reported_idle_at_once(tmp_path: Path) -> None:
+async def test_a_departed_endpoint_is_reported_idle_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "REPORT_SECONDS", 300.0)
     board = TableBoard()
     go_on = asyncio.Event()
 
@@ -245,9 +246,7 @@ async def test_a_departed_endpoint_is_reported_idle_at_once(tmp_path: Path) -> N
             await eventually(lambda: board.applied == board.order)
             assert [one.in_flight for one in board.demands[-1][1].endpoints] == [1]
             go_on.set()
-            start = asyncio.get_running_loop().time()
             await eventually(lambda: board.demands[-1][1].endpoints == ())
-            assert asyncio.get_running_loop().time() - start < 1.5
 
 
 async def test_the_link_comes_back_after_the_controller_does(tmp_path: Path) -> None:

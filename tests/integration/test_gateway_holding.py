@@ -1,12 +1,15 @@
 """Requests for models that are not ready: held, told of, delivered in order, and given up in time."""
 
 import asyncio
+import hashlib
+import json
 
 import pytest
-from covey_api.messages import ModelDemand, ModelState, ServedModel
+from covey_api.messages import ClientKey, ModelDemand, ModelState, ServedModel
 from covey_gateway.limits import MAX_HELD_PER_MODEL, SILENCE_SECONDS
 from integration.gateway_rig import (
     MODEL,
+    Answer,
     Call,
     Gateway,
     ScriptedEngine,
@@ -16,6 +19,8 @@ from integration.gateway_rig import (
     running_gateway,
     target,
 )
+from integration.test_gateway_bad_input import post
+from integration.test_gateway_streams import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -47,6 +52,38 @@ async def test_a_request_is_held_until_an_endpoint_is_there(model: ServedModel, 
         assert demand(gateway) is None
 
 
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+async def test_ollamas_call_that_loads_a_model_starts_it_and_waits(path: str) -> None:
+    load, unload = b'{"model":"m"}', b'{"model":"m","keep_alive":0}'
+    async with running_gateway() as gateway:
+        gateway.route(models=(ASLEEP,))
+        answer = await post(gateway, path, unload)
+        assert (answer.status, json.loads(answer.body)["done_reason"]) == (200, "unload")
+        assert demand(gateway) is None, "it asked for the opposite"
+        loading = asyncio.create_task(post(gateway, path, load))
+        await eventually(lambda: held(gateway) == 1)
+        gateway.route(models=(LOADING,))
+        await asyncio.sleep(0.05)
+        assert not loading.done()
+        gateway.route(target(1))
+        answer = await loading
+        assert (answer.status, json.loads(answer.body)["done_reason"]) == (200, "load")
+        assert demand(gateway) is None
+
+
+async def test_a_load_that_takes_too_long_is_told_so_and_counts_as_asked_for() -> None:
+    async with running_gateway() as gateway, connected(gateway) as client:
+        gateway.route(models=(LOADING,))
+        await ask(client, "/api/generate", {})
+        await eventually(lambda: held(gateway) == 1)
+        gateway.pass_time(61)
+        answer = await client.read_answer()
+        assert (answer.status, json.loads(answer.body)["code"]) == (503, "model_loading")
+        found = demand(gateway)
+        assert found is not None
+        assert (found.held, found.refused_seconds is not None) == (0, True)
+
+
 async def test_who_came_first_is_delivered_first() -> None:
     order: list[str] = []
 
@@ -66,12 +103,66 @@ async def test_who_came_first_is_delivered_first() -> None:
         assert order == ["0", "1", "2", "3"]
 
 
+def key_of(name: str, priority: int) -> ClientKey:
+    digest = "sha256:" + hashlib.sha256(f"sk-covey-{name}".encode()).hexdigest()
+    return ClientKey(namespace="default", name=name, hash=digest, priority=priority)
+
+
+KEYS = (key_of("low", -1), key_of("plain", 0), key_of("high", 5))
+
+
+async def ask_as(gateway: Gateway, name: str, text: str = "") -> Answer:
+    named = () if name == "nobody" else (f"authorization: Bearer sk-covey-{name}",)
+    return await asked(gateway, *named, messages=[{"role": "user", "content": text or name}])
+
+
+async def test_who_has_a_higher_priority_is_delivered_first_and_equal_ones_as_they_came() -> None:
+    order: list[str] = []
+
+    async def note(call: Call) -> None:
+        order.append(call.content["messages"][0]["content"])
+        await call.stream("x")
+
+    async with ScriptedEngine(note) as engine, running_gateway() as gateway:
+        gateway.route(models=(ASLEEP,), keys=KEYS)
+        answers: list[asyncio.Task[Answer]] = []
+        for number, name in enumerate(("low", "plain", "high", "nobody", "low", "high")):
+            answers.append(asyncio.create_task(ask_as(gateway, name, f"{name} {number}")))
+            await eventually(lambda number=number: held(gateway) == number + 1)
+        gateway.route(engine.target(), keys=KEYS)
+        assert {(await each).status for each in answers} == {200}
+        assert order == ["high 2", "high 5", "plain 1", "nobody 3", "low 0", "low 4"]
+
+
+async def test_who_has_a_higher_priority_takes_the_place_of_the_lowest_that_came_last() -> None:
+    async with running_gateway() as gateway:
+        gateway.route(models=(LOADING,), keys=KEYS)
+        first = asyncio.create_task(ask_as(gateway, "low"))
+        await eventually(lambda: held(gateway) == 1)
+        others = [asyncio.create_task(ask_as(gateway, "plain")) for _ in range(MAX_HELD_PER_MODEL - 2)]
+        await eventually(lambda: held(gateway) == MAX_HELD_PER_MODEL - 1)
+        last = asyncio.create_task(ask_as(gateway, "low"))
+        await eventually(lambda: held(gateway) == MAX_HELD_PER_MODEL)
+        assert (await ask_as(gateway, "low")).status == 503, "it displaces none of its own priority"
+        assert held(gateway) == MAX_HELD_PER_MODEL
+        high = [asyncio.create_task(ask_as(gateway, "high"))]
+        answer = await last
+        assert (answer.status, answer.error["code"]) == (503, "model_loading")
+        assert not first.done()
+        high.append(asyncio.create_task(ask_as(gateway, "high")))
+        assert (await first).status == 503
+        assert not any(each.done() for each in (*others, *high))
+        assert held(gateway) == MAX_HELD_PER_MODEL
+        gateway.route(models=(), keys=KEYS)
+        assert {(await each).status for each in (*others, *high)} == {404}
+
+
 async def test_it_is_given_up_when_its_time_is_over_and_counts_as_asked_for() -> None:
     async with running_gateway() as gateway, connected(gateway) as client:
         gateway.route(models=(LOADING,))
         await client.ask()
         await eventually(lambda: held(gateway) == 1)
-        gateway.pass_time(59)
+        gateway.pass_time(30)
         assert held(gateway) == 1
         gateway.pass_time(61)
         answer = await client.read_answer()

@@ -129,6 +129,18 @@ FORMATS = {
         "/v1/responses",
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "U"}]}]},
     ),
+    "a call's output in responses": (
+        "/v1/responses",
+        {
+            "input": [
+                {
+                    "type": "function_call_output",
+                    "call_id": "c",
+                    "output": [{"type": "input_image", "image_url": "U"}],
+                }
+            ]
+        },
+    ),
     "messages": (
         "/v1/messages",
         {
@@ -146,7 +158,7 @@ async def test_an_image_is_fetched_and_the_engine_gets_its_bytes(name: str) -> N
         url = f"http://127.0.0.1:{site.port}/cat?size=2"
         answer = await post(gateway, path, json.dumps({"model": "m"} | fields).replace('"U"', json.dumps(url)).encode())
         assert answer.status == 200, answer
-        (part,) = engine.calls[0].content["messages"][0]["content"]
+        (part,) = engine.calls[0].content["messages"][-1]["content"]
         assert part["image_url"]["url"] == DATA_URL
         assert url.encode() not in engine.calls[0].body
         assert site.heads[0].startswith(b"GET /cat?size=2 HTTP/1.1\r\n")

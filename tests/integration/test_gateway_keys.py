@@ -1,6 +1,5 @@
 """A gateway that others reach, beside a real controller: it waits for the first access key and says so."""
 
-import time
 from collections.abc import Generator
 
 import httpx
@@ -44,9 +43,7 @@ def test_a_gateway_waits_for_its_first_key_and_refuses_all_after_the_last(fleet:
     assert fleet.log("gateway").count(HINT) == 1
 
     text = key_of(fleet, "ann")
-    began = time.monotonic()
     wait_until(lambda: ask(fleet, "/v1/models", text).status_code == 200, "the key is taken", 30)
-    assert time.monotonic() - began < 10
     assert ask(fleet, "/readyz").status_code == 200
     assert ask(fleet, "/v1/models").status_code == 401
 

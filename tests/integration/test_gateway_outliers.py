@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from covey_api.placement import RequestTimeouts
 from covey_gateway.limits import FAILURES_ASIDE, SILENT_ENDPOINT_SECONDS
+from covey_gateway.routing import load as load_module
 from integration.gateway_rig import (
+    LAST_CHUNK,
     STREAM_HEAD,
     Call,
+    Gateway,
     Script,
     ScriptedEngine,
     asked,
@@ -22,6 +25,7 @@ from integration.gateway_rig import (
     say_hello,
     token,
 )
+from integration.test_gateway_bad_input import post
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -40,7 +44,10 @@ async def hang(call: Call) -> None:
 
 
 @pytest.mark.parametrize("script", [fail, break_off])
-async def test_an_endpoint_that_fails_fast_does_not_draw_the_requests_of_all(script: object) -> None:
+async def test_an_endpoint_that_fails_fast_does_not_draw_the_requests_of_all(
+    script: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_module, "ASIDE_FIRST_SECONDS", 300.0)
     async with ScriptedEngine() as good, ScriptedEngine() as bad:
         bad.script = script  # pyright: ignore[reportAttributeAccessIssue]
         async with running_gateway(good.target("a"), bad.target("b")) as gateway:
@@ -51,7 +58,47 @@ async def test_an_endpoint_that_fails_fast_does_not_draw_the_requests_of_all(scr
             assert not any(each.unreachable for each in gateway.traffic.observe_demand())
 
 
-async def test_one_request_tries_it_when_its_time_is_over_and_an_answer_brings_it_back() -> None:
+async def test_a_call_that_an_engine_has_not_got_sets_nothing_aside() -> None:
+    async def know_no_such_path(call: Call) -> None:
+        await call.refuse(404, b'{"error":{"code":404,"type":"not_found_error","message":"nothing at this path"}}')
+
+    async with (
+        ScriptedEngine(know_no_such_path) as one,
+        ScriptedEngine(know_no_such_path) as two,
+        running_gateway(one.target("a"), two.target("b")) as gateway,
+    ):
+        for _ in range(2 * FAILURES_ASIDE):
+            answer = await post(gateway, "/v1/completions", b'{"model":"m","prompt":"Hi"}')
+            assert (answer.status, answer.error["code"]) == (501, "task_not_supported")
+        one.script = two.script = say_hello
+        assert {(await asked(gateway)).status for _ in range(6)} == {200}
+        assert min(len(one.calls), len(two.calls)) > FAILURES_ASIDE
+
+
+async def test_an_error_that_an_engine_writes_into_its_stream_counts_as_well() -> None:
+    async def tell_error(call: Call) -> None:
+        error = b'data: {"error":{"code":500,"message":"CUDA error: out of memory"}}\n\n'
+        await call.write(STREAM_HEAD, chunk(token("a")), chunk(error), LAST_CHUNK)
+
+    async with ScriptedEngine() as good, ScriptedEngine(tell_error) as bad:
+        async with running_gateway(good.target("a"), bad.target("b")) as gateway:
+            answers = [await asked(gateway, stream=True) for _ in range(40)]
+        assert len(bad.calls) == FAILURES_ASIDE
+        assert sum("error" in answer.events[-1] for answer in answers) == FAILURES_ASIDE
+
+
+def end_times_aside(gateway: Gateway) -> None:
+    """As if they had passed."""
+    for load in gateway.traffic._loads.values():  # pyright: ignore[reportPrivateUsage]
+        if load.aside is not None:
+            load.aside = replace(load.aside, until=0.0)
+
+
+async def test_one_request_tries_it_when_its_time_is_over_and_an_answer_brings_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load_module, "ASIDE_FIRST_SECONDS", 300.0)
+    monkeypatch.setattr(load_module, "ASIDE_LONGEST_SECONDS", 600.0)
     async with (
         ScriptedEngine() as good,
         ScriptedEngine(fail) as bad,
@@ -60,12 +107,12 @@ async def test_one_request_tries_it_when_its_time_is_over_and_an_answer_brings_i
         for _ in range(20):
             await asked(gateway)
         assert len(bad.calls) == FAILURES_ASIDE
-        await asyncio.sleep(1.05)
+        end_times_aside(gateway)
         for _ in range(8):
             await asked(gateway)
         assert len(bad.calls) == FAILURES_ASIDE + 1
         bad.script = say_hello
-        await asyncio.sleep(2.05)
+        end_times_aside(gateway)
         assert {(await asked(gateway)).status for _ in range(8)} == {200}
         assert len(bad.calls) >= FAILURES_ASIDE + 4
 

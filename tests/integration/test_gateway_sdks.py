@@ -81,7 +81,7 @@ class Clients:
 
     def __init__(self, gateway: Gateway, port: int) -> None:
         self.gateway = gateway
-        base = f"http://127.0.0.1:{port}"
+        self.base = base = f"http://127.0.0.1:{port}"
         self.openai: Any = openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="any", max_retries=0)
         self.anthropic: Any = anthropic.AsyncAnthropic(base_url=base, api_key="any", max_retries=0)
         self.ollama: Any = ollama.AsyncClient(host=base)

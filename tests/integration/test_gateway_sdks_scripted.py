@@ -88,7 +88,7 @@ async def test_the_sdks_in_javascript_read_calls_thoughts_errors_and_vectors(nod
         found = await run_script("node_scripted.mjs", node_folder, url)
         await eventually(lambda: engine.open_connections == 0 or gateway.in_flight == 0)
     assert found["tools"] == dict.fromkeys(("chat", "chatStream", "responses", "messages", "ollama"), EXPECTED)
-    assert found["thinking"] == dict.fromkeys(("chat", "responses", "messages", "ollama"), THOUGHT)
+    assert found["thinking"] == dict.fromkeys(("chat", "responses", "responseStream", "messages", "ollama"), THOUGHT)
     assert len(found["broken"]) == 4
     assert [words for words in found["broken"].values() if "ended the answer early" not in words] == []
     assert found["embeddings"] == found["embed"] == [[0, 0.5], [1, 0.5]]
@@ -106,6 +106,8 @@ async def test_the_sdks_in_python_read_thoughts_apart_from_the_text() -> None:
     async with ScriptedEngine(play) as engine, clients(engine.target()) as sdk:
         chat = (await sdk.openai.chat.completions.create(model="m", messages=say("think"))).choices[0].message
         response = await sdk.openai.responses.create(model="m", input=say("think"))
+        async with sdk.openai.responses.stream(model="m", input=say("think")) as stream:
+            gathered = await stream.get_final_response()
         async with sdk.anthropic.messages.stream(model="m", max_tokens=9, messages=say("think")) as stream:
             thinking, text = (await stream.get_final_message()).content
         parts = [part async for part in await sdk.ollama.chat("m", say("think"), stream=True)]
@@ -113,10 +115,11 @@ async def test_the_sdks_in_python_read_thoughts_apart_from_the_text() -> None:
     found = [
         (chat.reasoning_content, chat.content),
         (response.output[0].content[0].text, response.output_text),
+        (gathered.output[0].content[0].text, gathered.output_text),
         (thinking.thinking, text.text),
         told,
     ]
-    assert found == [tuple(THOUGHT)] * 4
+    assert found == [tuple(THOUGHT)] * 5
 
 
 async def test_the_sdks_in_python_raise_where_a_stream_breaks() -> None:

@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from integration.gateway_rig import Call, ScriptedEngine, eventually
 from integration.test_gateway_process import refusal, start, write_table
+from kit.fleet import running_fleet
+from kit.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -125,7 +127,7 @@ async def test_calls_hot_and_cold_are_answered_over_tls_and_a_client_that_leaves
             await asyncio.to_thread(raw.request, "POST", "/v1/chat/completions", body)
             await eventually(lambda: len(engine.calls) > asked)
             raw.close()
-            await eventually(lambda: not engine.open_connections, 1.5)
+            await eventually(lambda: not engine.open_connections, 20)
 
 
 def test_a_new_certificate_is_shown_without_a_restart_and_a_broken_one_never(tmp_path: Path) -> None:
@@ -205,10 +207,28 @@ async def test_handshakes_that_do_not_end_take_no_more_than_their_share_and_end(
         for _ in range(3):
             answer = await client.post("/v1/chat/completions", json=BODY)
             assert answer.status_code == 200, answer.text
-        async with asyncio.timeout(HANDSHAKE_SECONDS + 5):
+        async with asyncio.timeout(HANDSHAKE_SECONDS + 30):
             for each in silent:
                 with suppress(ConnectionError):
                     while await loop.sock_recv(each, 1024):
                         pass
         assert served.subject(certificate) == "one"
         assert not any("Traceback" in line or "could not be taken" in line for line in served.lines)
+
+
+def test_covey_up_serves_https_to_pages_that_it_was_told_of(tmp_path: Path) -> None:
+    """All parts run; nothing is asked for, so no engine does."""
+    certificate, key = write_pair(tmp_path, "one")
+    source, metrics = tmp_path / "nothing", free_port()
+    source.mkdir()
+    flags = ["--allow-empty", "--metrics-listen", f"127.0.0.1:{metrics}", "--cors-origin", "https://app.example"]
+    with running_fleet(source, *flags, "--tls-cert", str(certificate), "--tls-key", str(key)) as fleet:
+        url = f"https://localhost:{fleet.port}"
+        assert f"https://127.0.0.1:{fleet.port}" in fleet.output_path.read_text()
+        context = ssl.create_default_context(cafile=str(certificate))
+        with httpx.Client(base_url=url, verify=context, timeout=20, trust_env=False) as client:
+            answer = client.get("/v1/models", headers={"origin": "https://app.example"})
+            assert (answer.status_code, answer.json()["data"]) == (200, [])
+            assert answer.headers["access-control-allow-origin"] == "https://app.example"
+            assert client.get("/v1/models", headers={"origin": "https://other.example"}).status_code == 403
+        assert "covey_controller_leader 1.0" in httpx.get(f"http://127.0.0.1:{metrics}/metrics", timeout=20).text

@@ -59,6 +59,13 @@ def fleet(control_plane: ControlPlane) -> Generator[KubeFleet]:
         yield running
 
 
+def audited(fleet: KubeFleet, act: str) -> list[dict[str, Any]]:
+    """Lines of this act in the controllers' logs."""
+    lines = [line for log in fleet.folder.glob("*.log") for line in log.read_text().splitlines()]
+    found = [json.loads(line.partition(" audit ")[2]) for line in lines if " audit {" in line]
+    return [each for each in found if each["act"] == act]
+
+
 def admit(fleet: KubeFleet, folder: Path, account: str, namespace: str, **bound: str) -> Admission:
     """A mounted token of this account, and the mounted certificates."""
     folder.mkdir(exist_ok=True)
@@ -215,7 +222,11 @@ async def test_join_token_made_at_the_control_api_lets_a_machine_outside_in(
         token = (await client.post("/api/v1/tokens", json=body)).json()["token"]
     token_file = tmp_path / "token"
     token_file.write_text(token)
+    assert audited(fleet, "CreateToken")[-1]["by"] == f"system:serviceaccount:{NAMESPACE}:{CLI}"
     identity = await join(fleet, tmp_path / "mac", CertificateRole.AGENT, "mac", Admission(token_file))
+    joined = audited(fleet, "Join")[-1]
+    assert (joined["what"], joined["by"], joined["outcome"]) == (["agent/mac"], "a join token", "Done")
+    assert not any(token in log.read_text() for log in fleet.folder.glob("*.log"))
     assert identity.name == "mac"
     error = await refusal(fleet, tmp_path / "two", CertificateRole.AGENT, "mac-2", Admission(token_file))
     assert "is used up" in error.message
@@ -233,6 +244,8 @@ async def test_right_in_one_namespace_is_a_right_there_alone(fleet: KubeFleet) -
             assert "must be allowed to 'get' 'placements.covey.dev'" in answer.json()["error"]["message"]
         answer = await client.post("/api/v1/tokens", json={"role": "agent"})
         assert error_of(answer) == (403, "Forbidden")
+        refused = audited(fleet, "CreateToken")[-1]
+        assert (refused["by"], refused["outcome"]) == (f"system:serviceaccount:{NAMESPACE}:narrow", "Forbidden")
         assert "'create' 'jointokens.covey.dev' in all namespaces" in answer.json()["error"]["message"]
         assert error_of(await client.post("/api/v1/authority/rotate")) == (403, "Forbidden")
 

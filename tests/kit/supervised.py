@@ -140,7 +140,7 @@ class World:
         match effect:
             case FetchArtifact(key, _):
                 self.send(ArtifactReady(key, Path("/w")) if well else ArtifactFailed(key, cause, "no"))
-            case EnsureEngine(key, _, _):
+            case EnsureEngine(key, _, _, _):
                 self.send(EngineReady(key, PROGRAM))
             case CheckFit(key, _, _):
                 self.send(FitChecked(key, "" if well else "too little"))

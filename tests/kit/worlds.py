@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 
-from covey_api.engines import Lane
+from covey_api.engines import Lane, UnusableEngine
 from covey_api.instance import Instance, MemberPhase
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import (
@@ -135,6 +135,7 @@ class FakeAgent:
     cards: dict[str, int] = field(default_factory=dict[str, int])
     """Bytes by pool of what has memory of its own."""
     blobs: tuple[str, ...] = ()
+    unusable: tuple[UnusableEngine, ...] | None = ()
     used: Callable[[Instance], int] = lambda _: 0
     """Host memory that an engine takes, in bytes."""
     headers: dict[str, Geometry] = field(default_factory=dict[str, Geometry])
@@ -184,10 +185,15 @@ class FakeAgent:
             )
             for each in sorted(self.members.values(), key=lambda each: each.instance_id)
         ]
-        where = {"address": self.address, "machine": f"machine-{self.name}", "blobs": self.blobs}
+        where = {
+            "address": self.address,
+            "machine": f"machine-{self.name}",
+            "blobs": self.blobs,
+            "unusable": self.unusable,
+        }
         return report(
             members, version=self.version, applied=self.applied, facts=self._facts(), lanes=self.lanes, **where
-        )
+        ).model_copy(update={"unusable": self.unusable})
 
     def _facts(self) -> NodeFacts:
         known = facts(self.total_bytes)

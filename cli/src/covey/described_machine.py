@@ -20,6 +20,8 @@ from pydantic import Field
 _MANAGED = "0" * 64
 # What the engine calls a device; the pool has the same name.
 _DEVICE_NAMES = {Compute.CUDA: "CUDA", Compute.ROCM: "ROCm", Compute.VULKAN: "Vulkan"}
+# Of these there are devices without memory of their own, whose driver may allow them a part of the machine's.
+_ON_CHIP = frozenset({Compute.CUDA, Compute.ROCM})
 
 
 class MachineDevice(Document):
@@ -28,6 +30,8 @@ class MachineDevice(Document):
     compute: Compute
     memory: Quantity | None = None
     """Its own memory; absent for `Metal`, which fills the machine's."""
+    limit: Quantity | None = None
+    """In place of `memory`, for `Cuda` and `Rocm` on the processor's chip: what they can fill of the machine's."""
 
 
 class Machine(Document):
@@ -43,7 +47,8 @@ def render_status(machine: Machine, spec: NodeSpec) -> NodeStatus:
     lanes: list[Lane] = []
     counts = Counter[Compute]()
     for device in machine.devices:
-        pool = _DEVICE_NAMES.get(device.compute)
+        limit = _read_limit(device)
+        pool = None if limit else _DEVICE_NAMES.get(device.compute)
         if (pool is None) != (device.memory is None):
             must = "must be given" if pool else "must be absent"
             raise ValueError(f"`memory` of a device with compute '{device.compute}' {must}")
@@ -51,7 +56,7 @@ def render_status(machine: Machine, spec: NodeSpec) -> NodeStatus:
             pool = f"{pool}{counts[device.compute]}"
             counts[device.compute] += 1
             pools.append(MemoryPool(name=pool, total_bytes=parse_quantity(device.memory)))
-        lanes.append(_lane(EngineName.LLAMA_SERVER, device.compute, pool or HOST_POOL))
+        lanes.append(_lane(EngineName.LLAMA_SERVER, device.compute, pool or HOST_POOL).changed(limit_bytes=limit))
     if not any(lane.compute is Compute.CPU for lane in lanes):
         lanes.append(_lane(EngineName.LLAMA_SERVER, Compute.CPU, HOST_POOL))
     lanes += _others(spec, has_metal=any(device.compute is Compute.METAL for device in machine.devices))
@@ -59,6 +64,15 @@ def render_status(machine: Machine, spec: NodeSpec) -> NodeStatus:
     # Neither system nor cores are asked for, and neither changes where something fits.
     facts = NodeFacts(os="", architecture="", cpu_cores=1, pools=tuple(pools))
     return NodeStatus(facts=facts, lanes=tuple(lane for lane in lanes if lane.engine not in disabled))
+
+
+def _read_limit(device: MachineDevice) -> int:
+    """0: it has memory of its own, or can fill all of the machine's."""
+    if device.limit is None:
+        return 0
+    if device.compute not in _ON_CHIP:
+        raise ValueError(f"`limit` of a device with compute '{device.compute}' must be absent")
+    return parse_quantity(device.limit)
 
 
 def _others(spec: NodeSpec, *, has_metal: bool) -> Iterator[Lane]:

@@ -5,7 +5,6 @@ costs one download more. No plan depends on any of it.
 """
 
 import hashlib
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -34,6 +33,10 @@ class Sharing:
         self._clock = clock
         self._turns: dict[str, _Turn] = {}
         """By digest: who fetches it from its origin."""
+        self._listed: dict[str, tuple[str, ...]] = {}
+        """By node: digests that it reported when it was looked at last."""
+        self._holders: dict[str, dict[str, None]] = {}
+        """By digest: nodes that reported it then."""
 
     def answer(self, node: str, wanted: Wanted, agents: Mapping[str, AgentSession]) -> WantedAnswer:
         """1. It says that it fetches it: the turn is its own, unless another has it already.
@@ -68,26 +71,45 @@ class Sharing:
     ) -> tuple[Holder, ...]:
         asking = agents.get(node)
         machine = asking.report.machine if asking and asking.report else ""
+        self._follow(agents)
+        holding = (agents[name] for name in self._holders.get(wanted.sha256, ()))
         found = [
             Holder(node=session.node, address=session.report.address, port=session.report.blobs_port)
-            for session in agents.values()
+            for session in holding
             if session.node != node
             and session.node not in wanted.tried
             and session.report is not None
             and now - session.last_seen < NODE_SILENCE_SECONDS
-            and _gives(session.report, wanted.sha256, machine)
+            and _gives(session.report, machine)
         ]
         # By a hash of both names: the load is spread, and a node that asks again is told of the same ones.
         found.sort(key=lambda each: hashlib.sha256(f"{node}/{each.node}".encode()).digest())
         return tuple(found[:MAX_HOLDERS])
 
+    def _follow(self, agents: Mapping[str, AgentSession]) -> None:
+        """Lists that are other objects than the last ones: most nodes' are the same for hours."""
+        for name, session in agents.items():
+            blobs = (session.report.blobs if session.report else None) or ()
+            if self._listed.get(name, ()) is not blobs:
+                self._forget(name)
+                if blobs:
+                    self._listed[name] = blobs
+                for digest in blobs:
+                    self._holders.setdefault(digest, {})[name] = None
+        if len(self._listed) > len(agents) or not self._listed.keys() <= agents.keys():
+            for name in [name for name in self._listed if name not in agents]:
+                self._forget(name)
 
-def _gives(report: Report, sha256: str, machine: str) -> bool:
-    """Whether it has the blob, and can be reached from that machine."""
+    def _forget(self, name: str) -> None:
+        for digest in self._listed.pop(name, ()):
+            holders = self._holders[digest]
+            holders.pop(name, None)
+            if not holders:
+                del self._holders[digest]
+
+
+def _gives(report: Report, machine: str) -> bool:
+    """Whether it can be reached from that machine, and gives anything."""
     if not report.blobs_port or not report.address:
         return False
-    if is_loopback(report.address) and not (machine and machine == report.machine):
-        return False
-    blobs = report.blobs or ()
-    at = bisect_left(blobs, sha256)
-    return at < len(blobs) and blobs[at] == sha256
+    return not is_loopback(report.address) or bool(machine and machine == report.machine)

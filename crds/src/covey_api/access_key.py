@@ -15,6 +15,7 @@ RequestsPerMinute = Annotated[int, Field(ge=1, le=1_000_000)]
 TokensPerMinute = Annotated[int, Field(ge=1, le=2_000_000_000)]
 TokensPerDay = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
+KeyPriority = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
 
 
 class KeyLimits(Message):
@@ -31,6 +32,9 @@ class KeyLimits(Message):
     """The same, of a day in UTC, over all gateways."""
     concurrency: Concurrency | None = None
     """Requests that may be under way at a time, waiting ones included."""
+    priority: KeyPriority = 0
+    """Whose requests go first where they wait in a gateway: higher ones; equal ones as they came. Where as many wait as
+    may, one of the lowest priority is refused in the place of a higher one. Requests without a key have 0."""
 
 
 class AccessKeySpec(KeyLimits):

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 
 from covey_api.kinds import cel
 from covey_api.meta import Message, Sha256
-from covey_api.source import SOURCE_PATTERN, UNVOUCHED_PATTERN
+from covey_api.source import SIGNATURE_PATTERN, SOURCE_PATTERN, UNVOUCHED_PATTERN
 
 
 class CompanionRole(StrEnum):
@@ -59,3 +59,5 @@ class Companion(Message):
     sha256: Sha256 | None = None
     """Digest of the file; when absent, the digest that the package index or the hub publishes is the check. An
     `https://` source must have it."""
+    signature: Annotated[str, Field(pattern=SIGNATURE_PATTERN, max_length=1024)] | None = None
+    """Where its signature is, as the variant's own `signature`."""

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from covey_api.meta import Message
+from covey_api.reasons import FailureCause
 
 
 class EngineName(StrEnum):
@@ -97,6 +98,12 @@ class LaneState(StrEnum):
     """The agent can provision it when a member needs it."""
 
 
+EngineVersion = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}$", max_length=64)]
+"""As an agent offers it in `status.lanes[].versions` of its Node."""
+
+MAX_LACKS = 32
+
+
 class Lane(Message):
     """Engine and compute, as one node offers it."""
 
@@ -112,6 +119,24 @@ class Lane(Message):
     """sha256 of the wheel it comes from, or of the list of its wheels; empty for a program that the operator gave."""
     pool: Annotated[str, Field(max_length=63)] = HOST_POOL
     """The memory pool that this lane's engine fills."""
+    versions: Annotated[tuple[EngineVersion, ...], Field(max_length=16)] = ()
+    """Those that the agent can install for it, and a pin may name; empty for a program that the operator gave."""
+    limit_bytes: Annotated[int, Field(ge=0)] = 0
+    """The most that all engines on this compute can fill of that pool, where it is the host's and the device's driver
+    allows it a part alone (AMD's GTT); 0: all of it."""
+    lacks: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_LACKS)] = ()
+    """Architectures that were asked of it and that this build has no code for, sorted. Others may be there or not."""
     companions: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=16)] = ()
     """What the agent starts this engine with beside the weights: `Projector`, `Draft`. Versions that know of none say
     nothing, and get no Instance that has any."""
+
+
+class UnusableEngine(Message):
+    """An engine that people count on at a node, and that can't be started there."""
+
+    engine: EngineName
+    """The program that would run weights."""
+    cause: FailureCause
+    """What kind of problem it is."""
+    message: Annotated[str, Field(max_length=1024)]
+    """What was found, and what to do."""

@@ -2,10 +2,10 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from covey_api.engines import KvCacheType
-from covey_api.kinds import Column, Kind
+from covey_api.engines import EngineName, EngineVersion, KvCacheType
+from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Status
 
 
@@ -16,10 +16,31 @@ class FleetKvCache(Message):
     """Element type where the Placement names none."""
 
 
+class EnginePin(Message):
+    """Which version of an engine agents install."""
+
+    engine: EngineName
+    """Which engine this is about."""
+    version: EngineVersion
+    """One of `status.lanes[].versions` of the Nodes. A program that an operator gave, or that is on PATH, is what it
+    is."""
+
+
 class FleetSpec(Message):
     """Settings of the whole fleet."""
 
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "!has(self.engines) || self.engines.all(e, self.engines.exists_one(f, f.engine == e.engine))",
+                "`spec.engines` must name each engine at most once",
+            ),
+        )
+    )
+
     kv_cache: FleetKvCache = FleetKvCache()
+    engines: Annotated[tuple[EnginePin, ...], Field(max_length=8)] = ()
+    """Versions of engines that new Instances get; a Node's `spec.engines[].version` beats it. What runs stays."""
 
 
 class FleetClaim(Message):

@@ -25,6 +25,11 @@ class InstanceGoal(StrEnum):
 
 class MemberRole(StrEnum):
     SINGLE = "Single"
+    """The only one."""
+    DRIVER = "Driver"
+    """It has the file, computes its own layers and answers requests; always the first member."""
+    DONOR = "Donor"
+    """It lends the driver its memory and processors for the layers that are its own."""
 
 
 # Bounds of what earlier loads may change: beyond them the computation is wrong and must be mended, not scaled.
@@ -56,7 +61,7 @@ class Costs(Message):
     """What earlier loads made of the computed bytes (weights, cache, compute, floor, companions); it is in them."""
 
     layers: Annotated[int, Field(ge=0, le=4096)] = 0
-    """How many layers are in this pool, where several devices of the node share the model; 0: all that are on one."""
+    """How many layers are in this pool, where several devices or members share the model; 0: all that are on one."""
 
     @property
     def total_bytes(self) -> int:
@@ -120,6 +125,11 @@ class Member(Message):
     costs: Annotated[tuple[Costs, ...], Field(max_length=64)]
     """Reserved bytes, per pool."""
 
+    @property
+    def layers(self) -> int:
+        """How many are its own, of an Instance of several members."""
+        return sum(costs.layers for costs in self.costs)
+
     def bytes_in(self, pool: str) -> int:
         """Stamped bytes in one pool."""
         return sum(costs.total_bytes for costs in self.costs if costs.pool == pool)
@@ -133,6 +143,7 @@ STAMPED = (
     "revision",
     "engine",
     "compute",
+    "engineVersion",
     "artifact",
     "companions",
     "task",
@@ -180,6 +191,8 @@ class InstanceSpec(Message):
     """The engine that runs it."""
     compute: Compute
     """What the engine runs on."""
+    engine_version: Annotated[str, Field(pattern=r"^([0-9A-Za-z][0-9A-Za-z.+_-]{0,63})?$", max_length=64)] = ""
+    """Which version of it was pinned when the Instance was made; empty: none was, and its agent chooses."""
     artifact: ResolvedArtifact
     """The file or folder of weights, by digest."""
     companions: Annotated[tuple[StampedCompanion, ...], Field(max_length=2)] = ()

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from covey_api.access_key import KeyCounts
-from covey_api.engines import Lane
+from covey_api.engines import Lane, UnusableEngine
 from covey_api.instance import Instance, MemberPhase
 from covey_api.meta import Message, Sha256
 from covey_api.model import Geometry, ResolvedArtifact
@@ -61,6 +61,20 @@ def render_front_name(instance_id: str, attempt: int) -> str:
     return f"a{attempt}.{instance_id}.covey.invalid"
 
 
+class MemberDoor(StrEnum):
+    """What one member of an attempt wants of another's front."""
+
+    STREAM = "stream"
+    """Its engine."""
+    LINK = "link"
+    """Its keeper: each hears of the other's end."""
+
+
+def render_member_name(instance_id: str, attempt: int, member: str, door: MemberDoor) -> str:
+    """What another member of the same attempt asks a keeper's TLS front for (SNI). It never resolves."""
+    return f"{door}.{member}.{render_front_name(instance_id, attempt)}"
+
+
 class CertificateRole(StrEnum):
     AGENT = "agent"
     GATEWAY = "gateway"
@@ -105,6 +119,15 @@ class MemberGoal(StrEnum):
     STOP = "Stop"
 
 
+class MemberFront(Message):
+    """Where another member of the same attempt is reached."""
+
+    member: Annotated[str, Field(max_length=63)]
+    address: Annotated[str, Field(max_length=253)]
+    port: Port
+    """Of its keeper's TLS front."""
+
+
 class MemberAssignment(Message):
     """One member for this node, with its whole Instance: no other object is needed to run it."""
 
@@ -115,6 +138,11 @@ class MemberAssignment(Message):
     """The engine's key for this Instance (HMAC of the fleet secret and the instanceId). On disk in 0600 files only."""
     seal: Seal = ""
     """Kept with the Instance, and reported with it."""
+    architecture: Annotated[str, Field(max_length=64)] = ""
+    """As its artifact's header names the model's kind to this engine; a build without code for it is refused before
+    anything is fetched for it. Empty: not known."""
+    fronts: Annotated[tuple[MemberFront, ...], Field(max_length=64)] = ()
+    """Of a driver: its donors that are ready in this attempt. It is not started before all are."""
     suspect_since: Annotated[str, Field(max_length=64)] = ""
     """Since when gateways doubt that its engine generates, RFC 3339; empty: they don't. Another one asks for another
     look; nobody compares it with a clock."""
@@ -260,6 +288,8 @@ class Report(Message):
     members: tuple[MemberReport, ...] | None = None
     blobs_port: Port = 0
     """At `address`, where other nodes get blobs; 0: it gives none."""
+    unusable: Annotated[tuple[UnusableEngine, ...], Field(max_length=16)] | None = None
+    """Engines that can't be started there though somebody counts on them, by name."""
 
 
 class ReportAnswer(Message):
@@ -365,6 +395,9 @@ class Endpoint(Message):
     """Requests in flight per replica beyond which another one is wished; 0: as many as there are stay."""
     doubted: bool = False
     """True while requests on it get no byte and its node looks whether it still computes: others are used first."""
+    kv_tokens: int = 0
+    """What fits into the cache that all its slots share: gateways have a part of it each. 0: each slot has a window of
+    its own, and fills no other's."""
 
 
 class ClientKey(Message):
@@ -379,6 +412,7 @@ class ClientKey(Message):
     tokens_per_minute: int | None = None
     tokens_per_day: int | None = None
     concurrency: int | None = None
+    priority: int = 0
 
 
 MAX_REQUEST_ID = 128

@@ -29,6 +29,8 @@ Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN, min_length=64, max_length=
 
 DEFAULT_NAMESPACE = "default"
 RETRY_ANNOTATION = "covey.dev/retry"
+# Of a Placement: another value makes another revision, so its replicas are made anew, each at the best place of then.
+RESTART_ANNOTATION = "covey.dev/restart"
 # Holds a Placement, Instance or Node until what runs by it was drained. Everything in the group's names is ours.
 DRAIN_FINALIZER = "covey.dev/drain"
 

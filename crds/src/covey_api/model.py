@@ -1,6 +1,5 @@
 """Model: what can be served."""
 
-from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
@@ -10,7 +9,8 @@ from covey_api.engines import FORMATS, ArtifactFormat, Compute, EngineName, Task
 from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import Message, Name, Sha256, Status
 from covey_api.runtime import Runtime
-from covey_api.source import SOURCE_PATTERN
+from covey_api.source import SIGNATURE_PATTERN, SOURCE_PATTERN
+from covey_api.trust import SIGNATURE_RULE, TRUST_RULE, ModelTrust, SignedBy
 from covey_api.units import Quantity
 
 ALIAS_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9/:._-]*$"
@@ -26,7 +26,9 @@ class Geometry(Message):
     """
 
     architecture: Annotated[str, Field(max_length=64)]
-    """`general.architecture` of the GGUF header."""
+    """`general.architecture` of the GGUF header; of a checkpoint the text model's `model_type`."""
+    model_type: Annotated[str, Field(max_length=64)] = ""
+    """`model_type` of a checkpoint's `config.json`, by which engines choose their code; empty: not told."""
     parameter_count: Annotated[int, Field(ge=0)] = 0
     """Parameters, for people; nothing is computed from it."""
     weights_bytes: Annotated[int, Field(ge=1)]
@@ -110,6 +112,9 @@ class Variant(Message):
     sha256: Sha256 | None = None
     """Digest of the file, or of what `sha256sum *` prints in the folder. When absent, the digest that the package index
     or the hub publishes is the check; an `https://` source must have it."""
+    signature: Annotated[str, Field(pattern=SIGNATURE_PATTERN, max_length=1024)] | None = None
+    """Where its signature is: `hf://OWNER/REPO@REVISION#FILE`, `https://HOST/PATH` or `file:///ABSOLUTE/PATH`. Looked
+    at where `spec.trust.requires` is `Signature`."""
     engines: Annotated[tuple[EngineName, ...], Field(min_length=1, max_length=8)]
     """Engines that can run it, best first."""
     runtime: Runtime = Runtime()
@@ -135,31 +140,6 @@ class ModelMemory(Message):
     """Bytes to reserve beyond the computed costs."""
 
 
-class Proof(StrEnum):
-    """What is taken for it that a file is the right one."""
-
-    PUBLISHED = "Published"
-    """The digest that index or hub publish, or what a path held first."""
-    DIGEST = "Digest"
-    """A digest in the Model, and nothing else."""
-
-
-class ModelTrust(Message):
-    """What proof a Model's files must have."""
-
-    requires: Proof = Proof.PUBLISHED
-    """`Published`: the `sha256` of the variant, or else what index or hub publish; `Digest`: each variant and companion
-    must have its `sha256`. A file with another digest is never given to an engine, whoever it came from."""
-
-
-TRUST_RULE = (
-    "!has(self.trust) || !has(self.trust.requires) || self.trust.requires != 'Digest' || self.variants.all(v, "
-    "has(v.sha256) && (!has(v.projector) || has(v.projector.sha256)) && (!has(v.draft) || has(v.draft.sha256)))",
-    "where `spec.trust.requires` is 'Digest' each of `spec.variants`, its `projector` and its `draft` must have "
-    "`sha256`",
-)
-
-
 class ModelSpec(Message):
     """What is served, and from which artifacts."""
 
@@ -171,6 +151,7 @@ class ModelSpec(Message):
             ),
             *MODEL_RULES,
             TRUST_RULE,
+            SIGNATURE_RULE,
         )
     )
 
@@ -189,6 +170,12 @@ class ModelSpec(Message):
     """Given only when the artifact's header lies or is missing."""
     memory: ModelMemory = ModelMemory()
     trust: ModelTrust = ModelTrust()
+
+
+def architecture_for(engine: EngineName, geometry: Geometry) -> str:
+    """What the engine calls the model's kind when it looks for its code; empty: not known."""
+    is_gguf = ArtifactFormat.GGUF in FORMATS[engine]
+    return geometry.architecture if is_gguf else geometry.model_type
 
 
 class Archive(Message):
@@ -233,6 +220,8 @@ class ResolvedArtifact(Message):
     """The commit that the source's revision meant when a node resolved it."""
     files: Annotated[tuple[ArtifactFile, ...], Field(max_length=256)] = ()
     """The files of a folder, by name; empty for a file."""
+    proof: SignedBy | None = None
+    """The signature that it must have before an engine gets it; where none is demanded, none."""
 
     @property
     def digest(self) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from covey_api.engines import EngineName, Lane
+from covey_api.engines import EngineName, EngineVersion, Lane
 from covey_api.kinds import Column, Kind, cel
 from covey_api.meta import LabelKey, LabelValue, Message, Status
 from covey_api.units import Quantity
@@ -27,6 +27,9 @@ class EngineOverride(Message):
     """Which engine this is about."""
     path: Annotated[str, Field(pattern=ABSOLUTE_PATH_PATTERN, max_length=1024)] | None = None
     """Absolute path of the engine's program; beats a managed one and PATH."""
+    version: EngineVersion | None = None
+    """Which version new Instances get that the agent installs for; beats the Fleet's. Not given: the Fleet's, or the
+    agent's own."""
     provisioning: Provisioning = Provisioning.MANAGED
     """`Managed`: the agent fetches and installs it when needed; `Off`: only what is on the machine already."""
     disabled: bool = False
@@ -122,6 +125,9 @@ class NodeSpec(Message):
     reserve: NodeReserve = NodeReserve()
     engines: Annotated[tuple[EngineOverride, ...], Field(max_length=8)] = ()
     """Overrides, at most one per engine."""
+    offline: bool = False
+    """True: nothing is fetched from outside the fleet, neither models nor engines: what isn't in the node's cache comes
+    from another node's. What no node has is not placed here."""
     downloads: NodeDownloads = NodeDownloads()
     sharing: NodeSharing = NodeSharing()
     store: NodeStore = NodeStore()
@@ -185,6 +191,9 @@ class NodeStatus(Status):
     """What it can run engines with."""
     lane_names: Annotated[str, Field(max_length=256)] = ""
     """The first of these lanes as one text, `LlamaServer/Cpu`, for the printer column."""
+    unusable_names: Annotated[str, Field(max_length=256)] = ""
+    """Engines that can't be started there though somebody counts on them, as one text, for the printer column; the
+    condition `UnusableEngines` says why."""
 
 
 class Node(Kind):
@@ -199,6 +208,7 @@ class Node(Kind):
         Column("OS", ".status.facts.os"),
         Column("Arch", ".status.facts.architecture"),
         Column("Lanes", ".status.laneNames"),
+        Column("Unusable", ".status.unusableNames"),
         Column("Version", ".status.version"),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Reason", ".status.conditions[?(@.type=='Ready')].reason", wide=True),

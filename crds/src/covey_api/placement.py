@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from covey_api.engines import EngineName, KvCacheType
+from covey_api.engines import Compute, EngineName, KvCacheType
 from covey_api.kinds import Column, Kind, Scale, cel
 from covey_api.meta import LabelKey, LabelValue, Message, Name, Status
 from covey_api.reasons import FailureCause, RefusalReason
@@ -72,6 +72,8 @@ class NodeChoice(Message):
     """Never these nodes."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
     """Taints of nodes that don't keep it away."""
+    computes: Annotated[tuple[Compute, ...], Field(max_length=8)] = ()
+    """Only lanes of these, if any are named: `Cuda`, `Rocm`, `Metal` and `Vulkan` keep it off processors."""
 
 
 class ContextWish(Message):

@@ -19,6 +19,8 @@ SOURCE_WORDS = (
     "must be 'hf://OWNER/REPO@REVISION#FILE', 'pypi://NAME==VERSION#PATH-IN-WHEEL', 'https://HOST/PATH' or "
     "'file:///ABSOLUTE/PATH'"
 )
+# A signature is one small file, and needs nobody's word: who made it is what is looked at.
+SIGNATURE_PATTERN = f"^({_HF.removesuffix('?')}|{_WEB}|{_FILE})$"
 # What nobody vouches for but the Model: `sha256` must be beside it.
 UNVOUCHED_PATTERN = "^https?://"
 DEFAULT_REVISION = "main"

@@ -62,6 +62,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     estimated: bool = False
+    trace_id: str = ""
 
 
 class AccessLog:
@@ -133,6 +134,7 @@ class AccessLog:
             cost.cached if is_counted else None,
             cost.completion if is_counted else None,
             cost.is_estimated,
+            "" if record.trace is None else record.trace.id,
         )
 
     def _now(self) -> str:

@@ -6,6 +6,8 @@ what is new since the one before of the same boot (ADR 40).
 
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
 
 from covey_api.access_key import MAX_TOTAL
 from covey_api.messages import KeySpent, KeyUsage
@@ -21,6 +23,28 @@ from covey_gateway.wire.errors import ApiError
 MAX_REPORTED = 4096
 
 
+@dataclass(slots=True)
+class _Counts:
+    """A key's usage as it grows: a message of its own a request would cost more than the rest of the counting."""
+
+    requests: int = 0
+    estimated_requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def render(self, hash_: str) -> KeyUsage:
+        """One that stands still at the most is better than a report that the controller must refuse from then on."""
+        return KeyUsage(
+            hash=hash_,
+            requests=min(MAX_TOTAL, self.requests),
+            estimated_requests=min(MAX_TOTAL, self.estimated_requests),
+            prompt_tokens=min(MAX_TOTAL, self.prompt_tokens),
+            cached_tokens=min(MAX_TOTAL, self.cached_tokens),
+            completion_tokens=min(MAX_TOTAL, self.completion_tokens),
+        )
+
+
 class Accounts:
     """`clock` is monotonic, `wall` seconds since the epoch. Quotas by `namespace/name` of keys, usage by their hash."""
 
@@ -33,7 +57,7 @@ class Accounts:
         self._limits: dict[str, Limits] = {}
         self._hashes: dict[str, str] = {}
         self._quotas: dict[str, Quota] = {}
-        self._usage: dict[str, KeyUsage] = {}
+        self._usage: dict[str, _Counts] = {}
         self._told: dict[str, KeyUsage] = {}
         """What the leader that is connected has."""
         self._spent_told: dict[str, int] = {}
@@ -58,6 +82,10 @@ class Accounts:
         self._usage = {hash_: usage for hash_, usage in self._usage.items() if hash_ in known}
         self._told = {hash_: usage for hash_, usage in self._told.items() if hash_ in known}
 
+    def count_sharers(self, table: RoutingTable) -> int:
+        """Gateways that serve by this table, this one too."""
+        return len({*table.gateways, self._own_name})
+
     def name_gateway(self, name: str, table: RoutingTable) -> None:
         """How the controller calls this gateway: shares are by name. `table`: in force, perhaps of the last run."""
         self._own_name = name
@@ -81,16 +109,14 @@ class Accounts:
             return
         limits = self._limits.get(record.key, NO_LIMITS)
         self._quota(record.key).charge(limits, cost.total, self._clock(), self._wall())
-        before = self._usage.get(hash_) or KeyUsage(hash=hash_)
-        found = {
-            "requests": before.requests + 1,
-            "estimated_requests": before.estimated_requests + cost.is_estimated,
-            "prompt_tokens": before.prompt_tokens + cost.prompt,
-            "cached_tokens": before.cached_tokens + cost.cached,
-            "completion_tokens": before.completion_tokens + cost.completion,
-        }
-        # One that stands still at the most is better than a report that the controller must refuse from then on.
-        self._usage[hash_] = before.model_copy(update={name: min(MAX_TOTAL, count) for name, count in found.items()})
+        counts = self._usage.get(hash_)
+        if counts is None:
+            counts = self._usage[hash_] = _Counts()
+        counts.requests += 1
+        counts.estimated_requests += cost.is_estimated
+        counts.prompt_tokens += cost.prompt
+        counts.cached_tokens += cost.cached
+        counts.completion_tokens += cost.completion
 
     def allowances(self, key: str) -> tuple[Allowance | None, Allowance | None]:
         """Of requests and tokens of the minute."""
@@ -108,8 +134,8 @@ class Accounts:
         self._spent_told = {
             self._hashes[name]: quota.spent_today for name, quota in self._quotas.items() if name in self._hashes
         }
-        untold = [usage for hash_, usage in sorted(self._usage.items()) if self._told.get(hash_) != usage]
-        return tuple(untold[:MAX_REPORTED])
+        usage = (counts.render(hash_) for hash_, counts in sorted(self._usage.items()))
+        return tuple(islice((each for each in usage if self._told.get(each.hash) != each), MAX_REPORTED))
 
     def confirm_usage(self, told: tuple[KeyUsage, ...], spent: tuple[KeySpent, ...]) -> None:
         """The leader has this usage; `spent`: what the fleet has spent of each day's limit."""

@@ -217,7 +217,9 @@ class ClientConnection(HttpToolsProtocol):
     # What the parser calls; `Relay` adds `on_headers_complete`.
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        # Not uvicorn's: a hot request needs no scope, and `Relay` makes one for the others.
+        self.url = b""
+        self.headers = []
         self._phase = _Phase.HEAD
         self._phase_since = self.now()
         self._head_bytes = 0

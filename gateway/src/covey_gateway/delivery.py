@@ -5,13 +5,16 @@ the engine closed before it answered is replaced by a new one, once: engines clo
 that is no failure of theirs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from covey_api.messages import ServedModel
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.reply import Broken, NoReply, Refusal, Reply, choose_reply
+from covey_gateway.routing.line import NO_TICKET, Ticket
+from covey_gateway.routing.refusals import refuse_displaced, refuse_pool
+from covey_gateway.routing.reservation import plan_reservation
 from covey_gateway.routing.table import Target
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import EngineConnection, Engines
@@ -30,10 +33,17 @@ class Ask:
     """None once an engine answers."""
     teller: Teller
     meter: Meter
+    ticket: Ticket = NO_TICKET
+    trace: str = ""
+    """Header lines that tell the engine which trace it is in."""
 
 
 class Sender(Protocol):
     """The exchange that asked."""
+
+    def tell_sent(self) -> None: ...
+
+    def look_again(self) -> None: ...
 
     def go_elsewhere(self, delivery: "Delivery", reason: str) -> None: ...
 
@@ -61,6 +71,7 @@ class Pace(Protocol):
 # What llama-server tells while it reads a prompt.
 _PROGRESS = b'"prompt_progress"'
 _ERROR = b'"error"'
+_NO_SLOT = "had no slot free for the request within `queueSeconds`"
 # Whose engine has told so many has read the prompt.
 _READ_EVENTS = 2
 
@@ -79,6 +90,9 @@ class Delivery:
         self._has_begun = False
         """Whether a byte of the answer has come."""
         self._is_over = False
+        self._ticket = ask.ticket
+        self._is_in_line = False
+        self._is_sent = False
         self._heard_at = self._asked_at = pace.now()
         self._turn_at: float | None = None
         """When a slot was free for it; None: it waits behind others."""
@@ -96,8 +110,34 @@ class Delivery:
 
     def start(self, engines: Engines) -> None:
         self._engines = engines
+        if (pool_tokens := self._traffic.lines.pool_of(self.target)) and self.ask.request is not None:
+            reservation = plan_reservation(self.ask.request, self.target, pool_tokens)
+            if reservation.tokens > pool_tokens:
+                self._sender.fail(refuse_pool(self.ask.model.name, reservation.tokens, pool_tokens))
+                return
+            self.ask.request = reservation.request
+            self._ticket = replace(self._ticket, tokens=reservation.tokens)
+        self._is_in_line = True
+        self._traffic.lines.enter(self.target, self, self._ticket)
+
+    # What its line tells.
+
+    def take_turn(self) -> None:
+        if self._engines is None:
+            raise AssertionError("a request that is over was sent")
+        self._is_sent = True
+        self._sender.tell_sent()
         self._traffic.follow(self.target, self)
-        engines.connect(self.target, self)
+        self._engines.connect(self.target, self)
+
+    def lose_place(self) -> None:
+        self._is_in_line = False
+        self._sender.fail(refuse_displaced(self.ask.model.name))
+
+    def change_line(self) -> None:
+        self._is_in_line = False
+        self._release(refused=None)
+        self._sender.look_again()
 
     def abandon(self) -> None:
         self._release(refused=None)
@@ -109,13 +149,21 @@ class Delivery:
         self._engines = None
         if self._connection is not None:
             self._spare_unread()
-        self._traffic.unfollow(self.target, self)  # while it is known what the engine owes it
+        if self._is_sent:
+            self._traffic.unfollow(self.target, self)  # while it is known what the engine owes it
+        is_left = self._connection is not None
         is_read_on = self._connection is not None and self._turn_at is not None
         is_read_on = is_read_on and self._told_events < _READ_EVENTS and not self._has_ended
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
         self._traffic.release(self.target, refused=refused, is_read_on=is_read_on)
+        if self._is_in_line:
+            self._is_in_line = False
+            if self._is_sent:
+                self._traffic.lines.end(self.target, self._ticket, is_left=is_left)
+            else:
+                self._traffic.lines.leave(self.target, self, self._ticket)
 
     def _spare_unread(self) -> None:
         """What left while it waited behind others was read by nobody."""
@@ -136,7 +184,9 @@ class Delivery:
         if request is None:
             raise AssertionError("a request that an engine answered is sent again")
         content = render_request(request, self.ask.model.name, target.engine)
-        head = render_engine_head(target.host, target.port, request.call, target.key, self._request_id, len(content))
+        head = render_engine_head(
+            target.host, target.port, request.call, target.key, self._request_id, len(content), self.ask.trace
+        )
         connection.send(self, head, content)
         self.ask.meter.begin(target.context_tokens)
         if self._pace.is_stalled():
@@ -228,6 +278,10 @@ class Delivery:
 
     def check_deadlines(self, now: float) -> None:
         """An engine that is silent too long has failed. A client that is slow is not the engine's fault."""
+        if self._is_in_line and not self._is_sent:
+            if now - self._asked_at > (limit := self.target.timeouts.queue_seconds):
+                self._fail(ApiError(504, ErrorCode.UPSTREAM_TIMEOUT, f"the engine {_NO_SLOT} ({limit} s)"))
+            return
         if self._connection is None or self._pace.is_stalled():
             return
         timeouts = self.target.timeouts
@@ -237,7 +291,7 @@ class Delivery:
             words = "was silent in its answer for `betweenTokensSeconds`"
         elif self._turn_at is None:
             since, limit = self._asked_at, timeouts.queue_seconds
-            words = "had no slot free for the request within `queueSeconds`"
+            words = _NO_SLOT
         else:
             since, limit = self._turn_at, timeouts.first_token_seconds
             words = "began no answer for `firstTokenSeconds`"

@@ -11,7 +11,7 @@ model has no endpoint is held (`waiting`), understood and not delivered.
 
 import asyncio
 import logging
-import secrets
+import os
 from typing import Protocol
 
 from covey_api.reasons import ErrorCode
@@ -20,7 +20,8 @@ from covey_gateway.delivery import Ask, Delivery
 from covey_gateway.images import Images
 from covey_gateway.limits import MAX_BODY_BYTES, SILENCE_SECONDS
 from covey_gateway.records import CLIENT_GONE, Record, blank
-from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large
+from covey_gateway.routing.line import Ticket
+from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large, refuse_unready
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
@@ -31,6 +32,7 @@ from covey_gateway.wire.head import RequestHead
 from covey_gateway.wire.http import CONTINUE, LAST_CHUNK, render_answer, render_chunk, render_stream_head
 from covey_gateway.wire.metering import Meter
 from covey_gateway.wire.request import Parsed, Question, Request
+from covey_gateway.wire.tracing import render_trace
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ _EXPECTED = frozenset((ErrorCode.MODEL_LOADING, ErrorCode.MODEL_UNAVAILABLE, Err
 
 def choose_request_id(head: RequestHead | None) -> str:
     """The client's own, else a random one."""
-    return (head.request_id if head else None) or f"req-{secrets.token_hex(8)}"
+    return (head.request_id if head else None) or f"req-{os.urandom(8).hex()}"
 
 
 class Client(Protocol):
@@ -97,7 +99,8 @@ class Exchange:
         self._awaits_continue = head is not None and head.expects_continue
         self._request_id = choose_request_id(head)
         self._admitted = admitted
-        self._hold = Hold(traffic.waiting, self, head.hold_seconds if head else None)
+        priority = admitted.priority if isinstance(admitted, Caller) else 0
+        self._hold = Hold(traffic.waiting, self, head.hold_seconds if head else None, priority)
         self._session = head.session if head is not None else b""
         self._is_first = False
         self._is_whole = False
@@ -108,6 +111,8 @@ class Exchange:
         self._body = bytearray()
         self._body_bytes = 0
         self._reserved_bytes = 0
+        self._question: Question | None = None
+        """What waits for its model to be ready."""
         self._ask: Ask | None = None
         self._delivery: Delivery | None = None
         self._was_elsewhere = False
@@ -127,6 +132,9 @@ class Exchange:
         if head is not None:
             self._format, self._parse = HOT_PATHS.get(head.path) or (choose_format(head.path), None)
         self._record.format = self._format.name
+        if head is not None and self._parse is not None:
+            tracer = traffic.ledger.tracer
+            self._record.trace = head.trace if tracer is None else tracer.begin(self._record, head.trace)
         if head is not None and head.content_length > MAX_BODY_BYTES:
             self._refuse_body(refuse_too_large(MAX_BODY_BYTES))
 
@@ -207,14 +215,21 @@ class Exchange:
         body, self._body = self._body, bytearray()
         return self._parse(bytes(body))
 
-    def _tell(self, question: Question, caller: Caller) -> None:
+    def _tell(self, question: Question, caller: Caller, *, may_wait: bool = True) -> None:
         """What the gateway knows itself."""
-        listing = self._traffic.list_model(caller, question.model, needs_ready=question.needs_ready)
-        if isinstance(listing, ApiError):
-            self.fail(listing)
-        else:
+        model = self._traffic.resolve(caller, question.model)
+        if isinstance(model, ApiError):
+            self.fail(model)
+        elif not question.needs_ready or self._traffic.targets_of(model):
+            listing = self._traffic.render_listing(question.model, model)
             content_type = self._format.stream_type if question.is_stream else b"application/json"
             self._write_answer(200, question.answer(listing), content_type=content_type)
+        elif may_wait and self._hold.begin(model, self._client.now()):
+            if self._question is None:
+                self._question = question
+                self._traffic.cancels.follow(self._request_id, caller, self)
+        else:
+            self.fail(refuse_unready(model))
 
     def _begin_asking(self, request: Request, caller: Caller) -> None:
         model = self._traffic.find_model(caller, request)
@@ -225,8 +240,10 @@ class Exchange:
         self._wants_stream = request.wants_stream
         self._written_at = self._client.now()
         self._meter = Meter(request.call, request.n, is_single=request.is_single)
-        self._ask = Ask(model, request, request.make_teller(model.name), self._meter)
+        ticket = Ticket(caller.key or self._client.address, caller.priority)
         record = self._record
+        trace = "" if record.trace is None else render_trace(record.trace)
+        self._ask = Ask(model, request, request.make_teller(model.name), self._meter, ticket, trace)
         record.namespace, record.model, record.is_stream = model.namespace, model.name, request.wants_stream
         if request.media:
             self._gathering = self._images.gather(request, self)
@@ -250,7 +267,11 @@ class Exchange:
     def look_again(self) -> None:
         """Its model may have an endpoint now, or be gone, or never get one."""
         self._hold.end()
+        self._delivery = None
         ask = self._ask
+        if self._question is not None and not isinstance(self._admitted, ApiError):
+            self._tell(self._question, self._admitted)
+            return
         if ask is None or ask.request is None or isinstance(self._admitted, ApiError):
             return
         model = self._traffic.find_model(self._admitted, ask.request)
@@ -260,6 +281,12 @@ class Exchange:
             ask.model = model
             self._hold_or_deliver(ask)
 
+    def give_way(self) -> None:
+        """Its place among those that are held is another one's."""
+        if self._ask is not None:
+            self._hold.give_up()
+            self._deliver(self._ask)
+
     def reserve(self, count: int) -> bool:
         is_free = not self.is_over and self._traffic.reserve_body(count)
         self._reserved_bytes += count if is_free else 0
@@ -267,17 +294,20 @@ class Exchange:
 
     def _deliver(self, ask: Ask, excluded: str | None = None) -> None:
         owner = "" if isinstance(self._admitted, ApiError) else self._admitted.key
-        target = self._traffic.take(ask.model, excluded, ask.request, self._session, owner)
+        target = self._traffic.take(ask.model, excluded, ask.request, self._session, owner, ask.ticket)
         if isinstance(target, ApiError):
             self.fail(target)
             return
         self._record.endpoint = target.instance_id
-        if self._record.sent_at is None:
-            self._record.sent_at = self._client.now()
         self._delivery = Delivery(self, self._client, self._traffic, target, ask, self._request_id)
         self._delivery.start(self._engines)
 
     # What its delivery tells.
+
+    def tell_sent(self) -> None:
+        """Its turn has come: until now it waited."""
+        if self._record.sent_at is None:
+            self._record.sent_at = self._client.now()
 
     def go_elsewhere(self, delivery: Delivery, reason: str) -> None:
         """The endpoint failed before a byte of an answer."""
@@ -413,11 +443,14 @@ class Exchange:
         """1. The engine's, or how long it is held. 2. A stream that was silent too long says that it lives."""
         if self._delivery is not None:
             self._delivery.check_deadlines(now)
-        elif self._ask is None or not self._hold.is_held:
+        elif not self._hold.is_held:
             return
         elif self._hold.is_over(now):
             self._hold.give_up()
-            self._deliver(self._ask)
+            if self._ask is not None:
+                self._deliver(self._ask)
+            elif self._question is not None and not isinstance(self._admitted, ApiError):
+                self._tell(self._question, self._admitted, may_wait=False)
         silent_seconds = now - self._written_at
         if self.is_over or not self._wants_stream or silent_seconds < SILENCE_SECONDS or self._client.is_stalled():
             return

@@ -77,6 +77,8 @@ class GatewayCollector(Collector):
             in_flight.add_metric([label], count)
         yield in_flight
         yield GaugeMetricFamily(f"{_PREFIX}_held_requests", "Requests that wait for a model.", value=present.held)
+        words = "Requests in line before an endpoint."
+        yield GaugeMetricFamily(f"{_PREFIX}_queued_requests", words, value=present.in_line)
         yield GaugeMetricFamily(f"{_PREFIX}_connections", "Clients connected.", value=present.connections)
         words = "1 where it could serve: a table was applied, and there is a key where one is needed."
         yield GaugeMetricFamily(f"{_PREFIX}_ready", words, value=float(present.is_ready))

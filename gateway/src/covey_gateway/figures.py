@@ -57,6 +57,8 @@ class Present:
     in_flight: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     """By namespace and name of the Model."""
     held: int = 0
+    in_line: int = 0
+    """Requests that have an endpoint, and wait for their turn there."""
     is_ready: bool = False
     log_lines_dropped: int = 0
 

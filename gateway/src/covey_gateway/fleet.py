@@ -89,7 +89,7 @@ class FleetLink:
         self._connected_fleet: Fleet | None = None
         self._leader_term: int | None = None
         """Of the leader that is connected, once it has answered."""
-        traffic.accounts.name_gateway(name, traffic.table)
+        traffic.name_gateway(name)
         traffic.watch_news(self._is_due.set)
         traffic.cancels.pass_on = self._pass_on
 

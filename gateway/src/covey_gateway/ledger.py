@@ -10,6 +10,7 @@ from typing import Protocol
 from covey_gateway.figures import Figures
 from covey_gateway.records import Record
 from covey_gateway.wire.metering import Meter
+from covey_gateway.wire.tracing import Trace
 
 # A prompt of a model that has answered nobody yet: English text in JSON. Each later one moves the guess by a fifth.
 _BYTES_PER_TOKEN = 4.0
@@ -29,12 +30,23 @@ class Line(Protocol):
     def write(self, record: Record) -> None: ...
 
 
+class Spans(Protocol):
+    """Who traces requests."""
+
+    def begin(self, record: Record, given: Trace | None) -> Trace:
+        """`given`: by the client."""
+        ...
+
+    def end(self, record: Record) -> None: ...
+
+
 class Ledger:
     """`clock` is monotonic. `on_cost`: what the request of a key came to that reached an engine."""
 
     def __init__(self, clock: Callable[[], float], on_cost: Callable[[Record], None]) -> None:
         self.figures = Figures()
         self.log: Line | None = None
+        self.tracer: Spans | None = None
         self._clock = clock
         self._on_cost = on_cost
         self._bytes_per_token: dict[tuple[str, str], float] = {}
@@ -47,6 +59,8 @@ class Ledger:
         self.figures.add(record)
         if self.log is not None:
             self.log.write(record)
+        if self.tracer is not None:
+            self.tracer.end(record)
 
     def _add_cost(self, record: Record, meter: Meter) -> None:
         name = (record.namespace, record.model)

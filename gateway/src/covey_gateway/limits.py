@@ -57,6 +57,13 @@ ENGINE_IDLE_SECONDS = 3.0
 MAX_IDLE_PER_ENDPOINT = 16
 # Requests at one endpoint per slot: behind 64 others a client waits minutes and is better told so.
 MAX_OUTSTANDING_PER_SLOT = 64
+# What a request that its client left had reserved of a shared cache is free again by then: llama-server looks each
+# second whether a client is there, and takes what it learned before what comes after.
+LEFT_POOL_SECONDS = 2.0
+# The answer's bound where neither a client nor a table has one and the cache is shared: some pages of text.
+OUTPUT_TOKENS = 1024
+# Sent at a time where nobody said how many slots there are.
+MAX_SENT = 4096 * MAX_OUTSTANDING_PER_SLOT
 # An engine's refusal; only its message is used.
 MAX_REFUSAL_BYTES = 64 * 1024
 # One event of a stream: a chunk with logprobs of 20 alternatives is some kB.

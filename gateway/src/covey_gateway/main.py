@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import uvloop
 from covey_api.pod_names import render_covey_name
@@ -35,7 +36,7 @@ from covey_gateway.paths import Paths
 from covey_gateway.routing.access import choose_policy
 from covey_gateway.routing.cors import parse_origins
 from covey_gateway.routing.table import RoutingTable, parse_endpoints
-from covey_gateway.seeing import begin_access_log, serve_figures
+from covey_gateway.seeing import begin_access_log, serve_figures, trace_requests
 from covey_gateway.server import GatewayServer, bind_socket
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
@@ -71,6 +72,7 @@ class Options:
     tls: tuple[Path, Path] | None
     """Files of the certificate and of its key."""
     access_log: str
+    otlp_endpoint: str
     metrics: tuple[str, int] | None
 
 
@@ -128,6 +130,12 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         metavar="FILE",
         help="a JSON line a request to FILE, - for standard output (default: COVEY_ACCESS_LOG, or off)",
     )
+    parser.add_argument(
+        "--otlp-endpoint",
+        default=os.environ.get("COVEY_OTLP_ENDPOINT", ""),
+        metavar="URL",
+        help="send spans of requests to this OTLP receiver over HTTP (default: COVEY_OTLP_ENDPOINT, or off)",
+    )
     parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="answer GET /metrics there, to anybody")
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe ends")
     read = parser.parse_args(arguments)
@@ -153,6 +161,7 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         state=read.state or _default_state(),
         lifeline=read.lifeline,
         access_log=read.access_log,
+        otlp_endpoint=_parse_receiver(parser, read.otlp_endpoint),
         metrics=_parse_address(parser, "--metrics-listen", read.metrics_listen) if read.metrics_listen else None,
         image_hosts=tuple(read.image_host or os.environ.get("COVEY_IMAGE_HOSTS", "").split()),
         cors_origins=cors_origins,
@@ -165,6 +174,17 @@ def _parse_address(parser: argparse.ArgumentParser, flag: str, text: str) -> tup
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         parser.error(f"`{flag}` must be HOST:PORT with a port from 0 to 65535; got '{text}'")
     return host.strip("[]"), int(port)
+
+
+def _parse_receiver(parser: argparse.ArgumentParser, text: str) -> str:
+    """Without a login: an address ends up in logs."""
+    found = urlsplit(text)
+    is_address = found.scheme in ("http", "https") and found.hostname and not (found.query or found.fragment)
+    if text and (not is_address or "@" in found.netloc):
+        parser.error(
+            "`--otlp-endpoint` must be http://HOST:PORT or https://…; a login goes into OTEL_EXPORTER_OTLP_HEADERS"
+        )
+    return text.rstrip("/")
 
 
 def _default_state() -> Path:
@@ -222,6 +242,8 @@ async def run_gateway(options: Options) -> None:
             background.append(logging_task)
         if options.metrics is not None:
             background.append(tasks.create_task(serve_figures(*options.metrics, traffic)))
+        if options.otlp_endpoint:
+            background.append(tasks.create_task(trace_requests(options.otlp_endpoint, traffic)))
         if options.lifeline is not None:
             background.append(tasks.create_task(stop.follow_lifeline(options.lifeline)))
         if options.table is not None:

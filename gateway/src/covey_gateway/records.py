@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from covey_gateway.wire.metering import NO_COST, Cost
+from covey_gateway.wire.tracing import Trace
 
 # Clients choose paths; the longest that means something here has some 60 characters.
 _MAX_PATH = 256
@@ -51,6 +52,8 @@ class Record:
     last_byte_at: float | None = None
     ended_at: float = 0.0
     cost: Cost = NO_COST
+    trace: Trace | None = None
+    """What its engine was told; None: it belongs to no trace."""
 
 
 def blank(text: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import httptools
 from covey_api.reasons import ErrorCode
 from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from covey_gateway.connection import ClientConnection
@@ -100,6 +101,9 @@ class Relay(ClientConnection):
 
     def _start_asgi(self, caller: Caller, request_id: str, more: Headers, is_preflight: bool = False) -> None:
         """uvicorn makes its cycle; its turn is ours to say, so its own pipeline stays empty."""
+        headers, url = self.headers, self.url
+        HttpToolsProtocol.on_message_begin(self)
+        self.headers, self.url, self.scope["headers"] = headers, url, headers
         state = self.scope.setdefault("state", {})
         state.update(caller=caller, request_id=request_id)
         if is_preflight:

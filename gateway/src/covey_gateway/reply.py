@@ -1,8 +1,8 @@
 """What an engine's answer becomes for the client: a stream, one answer, or a refusal. No I/O.
 
 The request's teller has the words; here is when it speaks. Streams are cut at ends of events. One that ends without the
-format's own end, or with the engine's error in it, is never silence: the client gets an error event, unless the
-engine's own was just that.
+format's own end, or with the engine's error in it, is never silence: the client gets an error event, ours, in whichever
+spelling the engine wrote its own.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from covey_api.reasons import ErrorCode
 from covey_gateway.limits import MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_REFUSAL_BYTES
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.metering import Meter, drop_usage
-from covey_gateway.wire.openai.errors import engine_failed, translate_event_error, translate_refusal
+from covey_gateway.wire.openai.errors import engine_failed, find_event_error, translate_refusal
 from covey_gateway.wire.request import STREAMED, Call, Request, Teller, has_extra_usage
-from covey_gateway.wire.sse import DONE, EventBuffer, EventTooLong, split_data, split_events
+from covey_gateway.wire.sse import DONE, EventBuffer, EventTooLong, may_tell_error, split_data, split_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,9 @@ def choose_reply(
     meter: Meter,
     engine: str = "",
 ) -> Reply:
-    if status in (404, 405) and request.call is Call.COUNT:
-        return _Failed(_no_count(model))
     if status != 200:
         meter.has_begun = False
-        return _EngineRefusal(status, retry_after_seconds, model)
+        return _EngineRefusal(status, retry_after_seconds, model, request)
     if request.call not in STREAMED:
         return _Whole(model, teller, meter)
     if not content_type.lower().startswith(b"text/event-stream"):
@@ -104,15 +102,18 @@ class _Events:
             self._has_begun = any(data != DONE for data in split_data(events))
             if self._events.is_done and not self._has_begun:
                 return engine_failed(self._model, "it ended its answer without a word of one")
+        return self._take_each(events) if may_tell_error(events) else self._tell(events)
+
+    def _tell(self, events: bytes) -> bytes | ApiError:
         if self._drops_usage and not (events := drop_usage(events)):
             return b""
-        return self._take_each(events) if self.is_stream and b'"error"' in events else self._teller.take(events)
+        return self._teller.take(events)
 
     def _take_each(self, events: bytes) -> bytes | ApiError | Broken:
         """One by one: what came before an error is told before it."""
         told = bytearray()
         for event in split_events(events):
-            found = self._teller.take(event)
+            found = find_event_error(event, self._model) or self._tell(event)
             if isinstance(found, ApiError):
                 return Broken(bytes(told), found)
             told += found
@@ -121,9 +122,6 @@ class _Events:
     def end(self) -> bytes | Refusal:
         if self._events.is_done:
             return self._teller.end()
-        errors = (translate_event_error(data, self._model) for data in split_data(self._events.last))
-        if self.is_stream and any(error is not None for error in errors):
-            return b""
         return Refusal(_ended_early(self._model))
 
 
@@ -153,7 +151,9 @@ class _Whole:
 class _EngineRefusal:
     is_stream = False
 
-    def __init__(self, status: int, retry_after_seconds: int | None, model: str) -> None:
+    def __init__(self, status: int, retry_after_seconds: int | None, model: str, request: Request) -> None:
+        self._call = request.call
+        self._fields = (request.prompt_field, request.limit_field)
         self._status = status
         self._retry_after_seconds = retry_after_seconds
         self._model = model
@@ -165,7 +165,11 @@ class _EngineRefusal:
 
     def end(self) -> bytes | Refusal:
         body = bytes(self._body)
-        return Refusal(translate_refusal(self._status, body, self._retry_after_seconds, self._model))
+        # All chat. Of other calls an engine that hasn't got one says 404, as it may of a model that it doesn't know.
+        if self._status in (404, 405) and self._call is not Call.CHAT and b"model" not in body.lower():
+            return Refusal(_no_call(self._call, self._model))
+        seconds = self._retry_after_seconds
+        return Refusal(translate_refusal(self._status, body, seconds, self._model, *self._fields))
 
 
 class _Failed:
@@ -188,9 +192,16 @@ def _no_stream(content_type: bytes, model: str) -> ApiError:
     return engine_failed(model, f"it was asked for 'text/event-stream' and answered with '{shown}'")
 
 
-def _no_count(model: str) -> ApiError:
-    message = f"the engine of model '{model}' doesn't count tokens; `usage` of each answer has them"
-    return ApiError(501, ErrorCode.TASK_NOT_SUPPORTED, message)
+_INSTEAD = {
+    Call.COUNT: "doesn't count tokens; `usage` of each answer has them",
+    Call.COMPLETION: "takes no prompt without a template; send `messages`, to /v1/chat/completions for instance",
+    Call.EMBEDDING: "makes no embeddings",
+    Call.RERANK: "ranks no documents",
+}
+
+
+def _no_call(call: Call, model: str) -> ApiError:
+    return ApiError(501, ErrorCode.TASK_NOT_SUPPORTED, f"the engine of model '{model}' {_INSTEAD[call]}")
 
 
 def _ended_early(model: str) -> ApiError:

@@ -29,6 +29,23 @@ def begin_access_log(where: str, traffic: Traffic, spawn: Spawn) -> asyncio.Task
     return spawn(log.run())
 
 
+async def trace_requests(endpoint: str, traffic: Traffic) -> None:
+    """Until cancelled. StartError where the library for it isn't installed."""
+    try:
+        module = await asyncio.to_thread(import_module, "covey_gateway.tracing")
+    except ImportError as error:
+        words = f"`--otlp-endpoint` needs the extra `otlp`: install `covey-gateway[otlp]` ({error})"
+        raise StartError(words) from None
+    tracer = module.Tracer(endpoint, traffic.now)
+    traffic.ledger.tracer = tracer
+    _log.info("spans of requests go to '%s'", endpoint)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        traffic.ledger.tracer = None
+        await tracer.close()
+
+
 async def serve_figures(host: str, port: int, traffic: Traffic) -> None:
     """Until cancelled. StartError where it can't listen."""
     from covey_gateway.server import bind_socket

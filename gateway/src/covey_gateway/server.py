@@ -165,6 +165,7 @@ class GatewayServer:
         for connection in self._connections():
             connection.check_deadlines(now)
         self._traffic.look_for_silent()
+        self._traffic.lines.look_again()
         self._engines.close_idle(now)
 
     def _connections(self) -> list[ClientConnection]:

@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from covey_api.access_key import KEY_HASH_PATTERN, Concurrency, RequestsPerMinute, TokensPerDay, TokensPerMinute
+from covey_api.access_key import (
+    KEY_HASH_PATTERN,
+    Concurrency,
+    KeyPriority,
+    RequestsPerMinute,
+    TokensPerDay,
+    TokensPerMinute,
+)
 from covey_api.messages import ClientKey, ModelState, Order, ServedModel
 from covey_api.meta import DEFAULT_NAMESPACE, Document
 from pydantic import Field, ValidationError, model_validator
 
 from covey_gateway.failures import StartError
+from covey_gateway.limits import MAX_SENT, OUTPUT_TOKENS
 from covey_gateway.routing.table import RoutingTable, Target, build_table, parse_key
 
 # A thousand models with endpoints are some hundred kB.
@@ -39,7 +47,10 @@ class TableEndpoint(Document):
     url: Annotated[str, Field(pattern=_URL, max_length=255)]
     """`http://HOST:PORT` of an engine that speaks OpenAI's chat completions."""
     slots: Annotated[int, Field(ge=1, le=4096)] = 4
-    """Requests it runs at a time."""
+    """Requests it runs at a time. Where it is given, no more are sent at a time."""
+    kv_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """What fits into the cache that all its slots share (`llama-server --kv-unified`: its `-c`); 0: each slot has a
+    window of its own. Gateways that share it without a controller have a part each, written here."""
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
     """Its share of the traffic per slot, relative to the model's other endpoints."""
 
@@ -49,6 +60,8 @@ class TableModel(Document):
     aliases: Annotated[tuple[_ModelName, ...], Field(max_length=64)] = ()
     context_tokens: Annotated[int, Field(ge=1)] | None = None
     """Shown in GET /v1/models; the engine itself refuses what is too long."""
+    output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] = OUTPUT_TOKENS
+    """How long an answer may be that its client set no bound, at endpoints with `kvTokens`."""
     tasks: Annotated[tuple[_Task, ...], Field(min_length=1, max_length=4)] = ("Chat",)
     """What its engines do."""
     endpoints: Annotated[tuple[TableEndpoint, ...], Field(min_length=1, max_length=1024)]
@@ -67,6 +80,8 @@ class TableKey(Document):
     tokens_per_day: TokensPerDay | None = None
     """Counted anew when the gateway starts: without a controller nobody keeps it."""
     concurrency: Concurrency | None = None
+    priority: KeyPriority = 0
+    """Of its requests where they wait; higher goes first."""
 
 
 class TableDocument(Document):
@@ -133,6 +148,9 @@ def _render_target(model: TableModel, endpoint: TableEndpoint) -> Target:
         weight=endpoint.weight,
         context_tokens=model.context_tokens,
         confirmed=True,
+        most_sent=endpoint.slots if "slots" in endpoint.model_fields_set else MAX_SENT,
+        kv_tokens=endpoint.kv_tokens,
+        output_tokens=model.output_tokens,
     )
 
 

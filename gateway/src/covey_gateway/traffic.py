@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from email.utils import formatdate
+from functools import partial
 from typing import Protocol
 
 from covey_api.messages import EndpointDemand, ServedModel
@@ -19,10 +20,12 @@ from covey_gateway.cancels import Cancels
 from covey_gateway.figures import Present
 from covey_gateway.ledger import Ledger
 from covey_gateway.limits import FAILURES_ASIDE, LEFT_PROMPT_SECONDS, MAX_BODIES_BYTES, SILENT_ENDPOINT_SECONDS
+from covey_gateway.lines import Lines
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.affinity import Homes
 from covey_gateway.routing.choose import NoneFree, choose_target
 from covey_gateway.routing.conversation import digest_conversation
+from covey_gateway.routing.line import Ticket
 from covey_gateway.routing.load import Load, Owed, judge_failure, set_aside
 from covey_gateway.routing.refusals import (
     refuse_media,
@@ -36,7 +39,7 @@ from covey_gateway.routing.table import Caller, RoutingTable, Target
 from covey_gateway.waiting import Waiting
 from covey_gateway.wire.allowances import RenderAllowances
 from covey_gateway.wire.errors import ApiError
-from covey_gateway.wire.request import TASKS, Listing, Request
+from covey_gateway.wire.request import TAG, TASKS, Listing, Request
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ class Traffic:
         self.date = b""
         """The HTTP date, kept by the sweep."""
         self.cancels = Cancels()
+        self.lines = Lines(clock)
         self.accounts = Accounts(clock, wall)
         self.ledger = Ledger(clock, self.accounts.charge)
         self._wall = wall
@@ -75,6 +79,8 @@ class Traffic:
         self._awaiting: dict[str, list[Awaiting]] = {}
         self._instances: dict[str, str] = {}
         self._departed: set[str] = set()
+        self._left: set[str] = set()
+        """Endpoints of which a client left a prompt that is perhaps read still."""
         self._turn = 0
         self._homes = Homes()
         self._body_bytes = 0
@@ -99,6 +105,11 @@ class Traffic:
         """
         self._on_news = on_news
 
+    def name_gateway(self, name: str) -> None:
+        """How the controller calls this gateway: shares are by name."""
+        self.accounts.name_gateway(name, self.table)
+        self.lines.sharers = self.accounts.count_sharers(self.table)
+
     def set_path_failures(self, failures: dict[str, str]) -> None:
         """By instance, why there is no way to it."""
         if failures != self._path_failures:
@@ -119,12 +130,16 @@ class Traffic:
             del self._instances[id_]
         self._homes.keep_only(now)
         self.accounts.apply_table(table)
+        self.lines.sharers = self.accounts.count_sharers(table)
         self.waiting.tell(self.table)
+        for id_ in before - now.keys():
+            self._move_line(id_)
+        self.lines.look_again()
         return frozenset(before - now.keys())
 
     def find_model(self, caller: Caller, request: Request) -> ServedModel | ApiError:
         """The model that a request is for, if it does what is asked and has the window for it."""
-        model = self._resolve(caller, request.model)
+        model = self.resolve(caller, request.model)
         if isinstance(model, ApiError):
             return model
         if (error := refuse_task(model, TASKS[request.call]) or refuse_media(model, request.media)) is not None:
@@ -132,14 +147,6 @@ class Traffic:
         if request.unknown is not None and not model.passes_unknown_fields:
             return request.unknown
         return refuse_window(model, request, self.window_of(model)) or model
-
-    def list_model(self, caller: Caller, asked: str, *, needs_ready: bool = False) -> Listing | ApiError:
-        model = self._resolve(caller, asked)
-        if isinstance(model, ApiError):
-            return model
-        if needs_ready and not self.targets_of(model):
-            return refuse_unready(model)
-        return self.render_listing(asked, model)
 
     def list_models(self, caller: Caller) -> list[Listing]:
         """What this caller may ask for."""
@@ -153,10 +160,13 @@ class Traffic:
 
     def window_of(self, model: ServedModel) -> int | None:
         """The widest window that an endpoint has."""
-        return max((target.context_tokens or 0 for target in self.targets_of(model)), default=0) or None
+        return self.table.windows.get((model.namespace, model.name))
 
-    def _resolve(self, caller: Caller, asked: str) -> ServedModel | ApiError:
+    def resolve(self, caller: Caller, asked: str) -> ServedModel | ApiError:
+        """By the name as it is, for an alias may have a tag; else without `:latest`."""
         model = self.table.resolve(caller, asked)
+        if model is None and asked.endswith(TAG):
+            model = self.table.resolve(caller, asked.removesuffix(TAG))
         return refuse_unknown(asked, self.table.names_for(caller)) if model is None else model
 
     def take(
@@ -166,10 +176,12 @@ class Traffic:
         request: Request | None = None,
         session: bytes = b"",
         owner: str = "",
+        ticket: Ticket | None = None,
     ) -> Target | ApiError:
         """An endpoint for one request, counted as in flight there until `release`.
 
-        `request`, `session`, `owner` (its key): by what it is known which conversation it continues.
+        `request`, `session`, `owner` (its key): by what it is known which conversation it continues. `ticket`: whose
+        place it may take in line where all are full.
         """
         key = (model.namespace, model.name)
         model = self.table.models.get(key, model)
@@ -177,11 +189,28 @@ class Traffic:
         if not targets:
             return refuse_unready(model)
         now, conversation = self._clock(), None
-        for target in targets:
-            self._end_left(target.id, now)
+        if self._left:
+            for target in targets:
+                self._end_left(target.id, now)
         if request is not None and len(targets) > 1:
             conversation = digest_conversation(request, key, session, owner)
-        chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
+        choose = partial(
+            choose_target,
+            targets,
+            self._loads,
+            now,
+            self._turn,
+            excluded,
+            conversation,
+            self._homes,
+            are_alike=key in self.table.alike,
+        )
+        chosen = choose()
+        if isinstance(chosen, NoneFree) and chosen.is_full and ticket is not None:
+            displaced = self.lines.displace([each for each in targets if each.id != excluded], ticket)
+            if displaced is not None:
+                displaced.lose_place()
+                chosen = choose()
         if isinstance(chosen, NoneFree):
             return refuse_none_free(model, chosen)
         if conversation is not None and not self._is_away(conversation, chosen):
@@ -227,6 +256,7 @@ class Traffic:
             self.ledger.figures.of_model(target.namespace, target.model).ejections += 1
             words = "endpoint %s of model '%s' is set aside for %.0f s, since it failed %d times in a row, %s: %s"
             _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.code, error.log_words)
+            self._move_line(target.id)
 
     def look_for_silent(self) -> None:
         """Mark endpoints that owe bytes and give nobody any. One that nobody waits for is asked by one: it may have
@@ -254,6 +284,8 @@ class Traffic:
         heard_at = _latest((load.heard_at, *(each.last_byte_at for each in self._awaiting.get(id_, ()))))
         since = now - LEFT_PROMPT_SECONDS if heard_at is None else max(heard_at, now - LEFT_PROMPT_SECONDS)
         load.left_at = [at for at in load.left_at if at >= since]
+        if not load.left_at:
+            self._left.discard(id_)
 
     def release(self, target: Target, *, refused: str | None = None, is_read_on: bool = False) -> None:
         """The request is no longer there; `refused` says how the endpoint failed before a byte; `is_read_on`: it was
@@ -262,6 +294,7 @@ class Traffic:
         load.in_flight -= 1
         if is_read_on:
             load.left_at = [*load.left_at, self._clock()][-target.slots :]
+            self._left.add(target.id)
         if refused is not None:
             load.failures, load.owed = 0, None
             was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock())
@@ -272,6 +305,8 @@ class Traffic:
             _log.warning(words, target.id, target.model, load.aside.seconds, refused)
         elif load.aside is not None and load.aside.is_probed:
             load.aside = replace(load.aside, is_probed=False)
+        if refused is not None:
+            self._move_line(target.id)
         if load.in_flight:
             return
         if target.id in self._departed:
@@ -280,11 +315,19 @@ class Traffic:
         elif self.waiting.has_any:  # it may make room for what they wait for
             self._on_news()
 
+    def _move_line(self, id_: str) -> None:
+        """Who waits for an endpoint that takes nothing now finds another one."""
+        for member in self.lines.take_waiting(id_):
+            member.change_line()
+
     def follow(self, target: Target, request: Awaiting) -> None:
         """Its silence counts until `unfollow`."""
-        self._awaiting.setdefault(target.id, []).append(request)
+        awaiting = self._awaiting.setdefault(target.id, [])
+        awaiting.append(request)
         load = self._loads[target.id]
-        load.is_silent = load.is_silent or self._measure_silence(target.id, load) >= SILENT_ENDPOINT_SECONDS
+        if load.is_silent or (len(awaiting) == 1 and load.owed is None):
+            return  # nothing was owed before it
+        load.is_silent = self._measure_silence(target.id, load) >= SILENT_ENDPOINT_SECONDS
 
     def has_turn(self, target: Target, request: Awaiting) -> bool:
         """Whether a slot is free for it, as far as this gateway's own requests go: fewer are before it than slots."""
@@ -292,12 +335,14 @@ class Traffic:
 
     def unfollow(self, target: Target, request: Awaiting) -> None:
         load, awaiting = self._loads[target.id], self._awaiting[target.id]
-        silent_seconds = self._measure_silence(target.id, load)
+        # One that owes it nothing changes nothing of what is owed to the others.
+        is_owed = request.silent_since is not None or load.owed is not None
+        silent_seconds = self._measure_silence(target.id, load) if is_owed else 0.0
         load.heard_at, load.owed = _latest((load.heard_at, request.last_byte_at)), None
         awaiting.remove(request)
         if not awaiting:
             del self._awaiting[target.id]
-        if (owed_seconds := silent_seconds - self._measure_silence(target.id, load)) > 0:
+        if is_owed and (owed_seconds := silent_seconds - self._measure_silence(target.id, load)) > 0:
             load.owed = Owed(self._clock(), owed_seconds)
 
     def render_allowances(self, render: RenderAllowances, key: str) -> bytes:
@@ -307,14 +352,16 @@ class Traffic:
 
     def observe_figures(self, connections: int, log_lines_dropped: int) -> Present:
         """What is, for who asks for figures."""
-        in_flight = dict.fromkeys(self.table.models, 0)
+        in_flight, in_line = dict.fromkeys(self.table.models, 0), 0
         for targets in self.table.targets.values():
             for target in targets:
                 if (load := self._loads.get(target.id)) is not None:
                     name = (target.namespace, target.model)  # perhaps of a Model that is declared no more
-                    in_flight[name] = in_flight.get(name, 0) + load.in_flight
+                    waiting = self.lines.count_waiting(target.id)
+                    in_flight[name] = in_flight.get(name, 0) + load.in_flight - waiting
+                    in_line += waiting
         held = sum(each.held for each in self.waiting.observe_demand())
-        return Present(connections, in_flight, held, self.is_ready, log_lines_dropped)
+        return Present(connections, in_flight, held, in_line, self.is_ready, log_lines_dropped)
 
     def reserve_body(self, count: int) -> bool:
         """Room for that many bytes of a request's body, until they are given back."""
@@ -367,6 +414,7 @@ class Traffic:
 
     def _forget(self, id_: str) -> None:
         self._loads.pop(id_, None)
+        self._left.discard(id_)
         self._departed.discard(id_)
         self._instances.pop(id_, None)
 

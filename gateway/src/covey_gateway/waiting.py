@@ -2,10 +2,11 @@
 
 A request waits only where waiting helps: the controller says so by `holdSeconds` of its model, 0 for one that can't be
 served. That somebody waits is what starts a model that is scaled to zero; so is, for a while, a refusal of who doesn't
-wait. When a table comes, each waiter looks again, in the order in which they came.
+wait. When a table comes, each waiter looks again: by the priority of its key, then in the order in which they came.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from covey_api.messages import REFUSED_COUNTS_SECONDS, ModelDemand, ModelState, ServedModel
@@ -23,6 +24,16 @@ class Waiter(Protocol):
         """Its model may be ready, or can't be any more."""
         ...
 
+    def give_way(self) -> None:
+        """Its place is another one's, of a higher priority."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    since: float
+    priority: int
+
 
 class Waiting:
     """`clock` is monotonic; `on_news`: the controller should hear of it at once."""
@@ -30,24 +41,29 @@ class Waiting:
     def __init__(self, clock: Callable[[], float], on_news: Callable[[], None]) -> None:
         self._clock = clock
         self._on_news = on_news
-        self._waiters: dict[_Name, dict[Waiter, float]] = {}
-        """Since when, in the order in which they came."""
+        self._waiters: dict[_Name, dict[Waiter, _Place]] = {}
+        """In the order in which they came."""
         self._refused: dict[_Name, float] = {}
 
     @property
     def has_any(self) -> bool:
         return bool(self._waiters)
 
-    def add(self, model: ServedModel, waiter: Waiter, since: float) -> bool:
-        """False: as many wait as may. `since`: when it began to."""
+    def add(self, model: ServedModel, waiter: Waiter, since: float, priority: int = 0) -> bool:
+        """False: as many wait as may, none of a lower priority. `since`: when it began to."""
         name = (model.namespace, model.name)
         waiters = self._waiters.get(name, {})
+        displaced: Waiter | None = None
         if len(waiters) >= MAX_HELD_PER_MODEL:
-            return False
+            displaced = min(reversed(waiters), key=lambda each: waiters[each].priority)  # of the lowest, who came last
+            if waiters[displaced].priority >= priority:
+                return False
         self._waiters[name] = waiters
-        waiters[waiter] = since
+        waiters[waiter] = _Place(since, priority)
         if len(waiters) == 1:
             self._on_news()
+        if displaced is not None:
+            displaced.give_way()
         return True
 
     def remove(self, model: ServedModel, waiter: Waiter) -> None:
@@ -77,7 +93,7 @@ class Waiting:
         for name, waiters in list(self._waiters.items()):
             model = table.models.get(name)
             if name in table.targets or model is None or not model.hold_seconds:
-                for waiter in list(waiters):
+                for waiter in sorted(waiters, key=lambda each: -waiters[each].priority):
                     waiter.look_again()
 
     def observe_demand(self) -> tuple[ModelDemand, ...]:
@@ -92,7 +108,7 @@ class Waiting:
             namespace=name[0],
             name=name[1],
             held=len(waiters),
-            oldest_seconds=now - min(waiters.values(), default=now),
+            oldest_seconds=now - min((place.since for place in waiters.values()), default=now),
             refused_seconds=None if refused_at is None else now - refused_at,
         )
 
@@ -104,10 +120,11 @@ class Waiting:
 class Hold:
     """One request's wait, however often it is told to look again. `wish`: the longest that its client wants."""
 
-    def __init__(self, waiting: Waiting, waiter: Waiter, wish: int | None) -> None:
+    def __init__(self, waiting: Waiting, waiter: Waiter, wish: int | None, priority: int = 0) -> None:
         self._waiting = waiting
         self._waiter = waiter
         self._wish = wish
+        self._priority = priority
         self._since: float | None = None
         self._model: ServedModel | None = None
 
@@ -118,7 +135,7 @@ class Hold:
     def begin(self, model: ServedModel, now: float) -> bool:
         """Whether it waits from now on."""
         since = now if self._since is None else self._since
-        if now < since + self._limit_seconds(model) and self._waiting.add(model, self._waiter, since):
+        if now < since + self._limit_seconds(model) and self._waiting.add(model, self._waiter, since, self._priority):
             self._since, self._model = since, model
             return True
         self._waiting.refuse(model)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from covey_api.reasons import FailureCause
+from covey_api.text import TRANSITIONS
 
 from covey_agent.facts.processes import describe_processes
 from covey_agent.keeper.output import drop_cut_line
@@ -24,6 +25,8 @@ LOG_BYTES = 128 * 1024
 # Of each part of a capture, in characters: an answer holds 256 Ki. Of the output it is the last.
 MAX_SECTION = 60_000
 
+# A hung engine answers nothing, and it is the one that is asked about: the person waits for the rest.
+METRICS_SECONDS = 4.0
 BLANKED = "[blanked]"
 _SECRETS = re.compile(
     r"sk-[\w-]{12,}"  # access keys, ours and others'
@@ -52,7 +55,7 @@ class Captures:
         member = self._find(instance_id)
         sections = [
             ("", render_member(self._node, member)),
-            ("transitions, the last one last", "\n".join(self._render_transitions(instance_id))),
+            (TRANSITIONS, "\n".join(self._render_transitions(instance_id))),
             ("processes", await self._describe_processes(member)),
             ("metrics", await self._read_metrics(member)),
         ]
@@ -82,7 +85,11 @@ class Captures:
         adapter = self._outside.adapters.get(member.spec.engine)
         if adapter is None or member.keeper is None:
             return ""
-        return await adapter.read_metrics(member.keeper.port, member.assignment.key) or ""
+        try:
+            async with asyncio.timeout(METRICS_SECONDS):
+                return await adapter.read_metrics(member.keeper.port, member.assignment.key) or ""
+        except TimeoutError:
+            return f"(no answer within {METRICS_SECONDS:.0f} s)"
 
     async def _describe_processes(self, member: MemberState) -> str:
         if member.keeper is None:

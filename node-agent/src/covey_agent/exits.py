@@ -11,7 +11,7 @@ def explain_exit(adapter: EngineAdapter, instance: Instance, ended: EngineExit) 
 
     1. No record: the keeper is lost, and its engine with it.
     2. Asked by an agent, or by the keeper because no agent claimed it: no failure.
-    3. The keeper itself was asked to end: somebody outside Covey did it.
+    3. The keeper itself was asked to end: somebody outside Covey did it. Or another member of the attempt ended.
     4. The kernel killed for lack of memory meanwhile, and this one by SIGKILL: out of memory.
     5. What the adapter reads in status and last words.
     """
@@ -26,8 +26,11 @@ def explain_exit(adapter: EngineAdapter, instance: Instance, ended: EngineExit) 
             return None, "its keeper stopped it, because no agent claimed it in time"
         case "Terminated":  # 3
             return FailureCause.KILLED, "the engine's keeper was asked to end by SIGTERM: Covey didn't send it"
+        case "Neighbour":
+            return FailureCause.NEIGHBOUR_ENDED, ended.why
         case _:
             cause, words = adapter.classify_exit(ended.status, ended.tail)
     if ended.out_of_memory:  # 4
         cause, words = FailureCause.OUT_OF_MEMORY, f"the kernel ended it for lack of memory ({words})"
-    return cause, f"'{instance.spec.engine}' {words}.{see}".replace("..", ".")  # 5
+    met = f"; {ended.why}" if ended.why else ""
+    return cause, f"'{instance.spec.engine}' {words}{met}.{see}".replace("..", ".")  # 5

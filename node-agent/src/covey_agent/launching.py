@@ -1,13 +1,19 @@
 """How an engine process is started: the adapter's rendering, in a clean environment, on a free port of loopback."""
 
+import asyncio
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from covey_api.engines import HOST_POOL, EngineName
+from covey_api.instance import MemberRole
+from covey_api.messages import MemberAssignment
+from covey_api.reasons import FailureCause
 
-from covey_agent.ports import EngineAdapter, Launch
+from covey_agent.engines.donors import find_donor_program, render_donor
+from covey_agent.ports import AgentError, EngineAdapter, Group, Launch, Neighbour
 from covey_agent.supervisor.effects import StartKeeper
 
 # What an engine may see of the agent's environment. Nothing else: it may hold tokens, and `LLAMA_ARG_*` would overrule
@@ -15,12 +21,51 @@ from covey_agent.supervisor.effects import StartKeeper
 INHERITED = ("HOME", "LANG", "PATH", "TMPDIR", "TZ", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
 
 
-def render_launch(adapter: EngineAdapter, start: StartKeeper, folder: Path, port: int) -> Launch:
+# Donors are ready when their driver starts: this is for a network that has to come back. A donor's driver may have a
+# large file to fetch first.
+FORM_SECONDS = 120.0
+# A name server that is there answers in milliseconds.
+RESOLVE_SECONDS = 10.0
+
+
+async def choose_group(assignment: MemberAssignment, choose: Callable[[], int]) -> Group | None:
+    """The other members of its attempt that this one has to do with; None: it is the only one. AgentError where a
+    donor's address is a name that nobody knows."""
+    members = {each.name: each for each in assignment.instance.spec.members}
+    own = members.get(assignment.member) or assignment.instance.spec.members[0]
+    match own.role:
+        case MemberRole.SINGLE:
+            return None
+        case MemberRole.DONOR:
+            drivers = [each for each in members.values() if each.role is MemberRole.DRIVER]
+            return Group(own.name, None, admits=tuple(Neighbour(each.name, each.node) for each in drivers))
+        case MemberRole.DRIVER:
+            fronts = {each.member: each for each in assignment.fronts}
+            dials = [
+                Neighbour(name, each.node, await resolve(fronts[name].address), fronts[name].port, choose())
+                for name, each in members.items()
+                if each.role is MemberRole.DONOR
+            ]
+            return Group(own.name, FORM_SECONDS, dials=tuple(dials))
+
+
+async def resolve(address: str) -> str:
+    """As a number: keepers ask no name server."""
+    try:
+        async with asyncio.timeout(RESOLVE_SECONDS):
+            found = await asyncio.get_running_loop().getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError) as error:
+        message = f"the address '{address}' of a donor is not known here: {error or 'no answer'}"
+        raise AgentError(FailureCause.NEIGHBOUR_ENDED, message) from error
+    return str(found[0][4][0])
+
+
+def render_launch(
+    adapter: EngineAdapter, start: StartKeeper, folder: Path, port: int, group: Group | None = None
+) -> Launch:
     """The launch with its environment and the assignment, by which an agent that lost its file knows what runs."""
+    launch = replace(_render_engine(adapter, start, folder, port, group), group=group)
     assignment = start.assignment
-    launch = adapter.render(
-        start.program, assignment.instance, start.weights, folder, port, assignment.key, start.companions
-    )
     clean = {name: os.environ[name] for name in INHERITED if name in os.environ}
     files = (*launch.files, ("assignment.json", assignment.model_dump_json(by_alias=True, exclude_none=True)))
     # vLLM's figures are of one load on another machine, and old stamps have a small process's.
@@ -29,6 +74,17 @@ def render_launch(adapter: EngineAdapter, start: StartKeeper, folder: Path, port
     memory_bytes = sum(costs.total_bytes for member in own for costs in member.costs if costs.pool == HOST_POOL)
     bound = memory_bytes if is_measured else 0
     return replace(launch, environment=clean | launch.environment, files=files, memory_bytes=bound)
+
+
+def _render_engine(adapter: EngineAdapter, start: StartKeeper, folder: Path, port: int, group: Group | None) -> Launch:
+    assignment = start.assignment
+    if start.weights is None:
+        own = next(each for each in assignment.instance.spec.members if each.name == assignment.member)
+        return render_donor(find_donor_program(start.program), assignment.instance, own, port)
+    donors = tuple(each.local_port for each in group.dials) if group else ()
+    return adapter.render(
+        start.program, assignment.instance, start.weights, folder, port, assignment.key, start.companions, donors
+    )
 
 
 def choose_port() -> int:

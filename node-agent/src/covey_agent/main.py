@@ -59,6 +59,9 @@ from covey_agent.single import AlreadyRunning, take_folder
 from covey_agent.stop_all import stop_all
 from covey_agent.supervisor.state import State
 from covey_agent.surveys import Survey
+from covey_agent.trust.provenance import IndexProvenances
+from covey_agent.trust.signatures import SignatureFiles, SignedArtifacts
+from covey_agent.trust.verifier import open_verifier
 from covey_agent.whereabouts import Whereabouts
 
 logger = logging.getLogger(__name__)
@@ -120,6 +123,7 @@ async def run_agent(options: Options, folder: Path) -> int:
         def record(before: State, after: State, now: float) -> None:
             recorder.observe(before, after, now)
             web.pace.limit(limit_of(after.spec.downloads))
+            web.is_offline = after.spec.offline
             blobs.pace.limit(limit_of(after.spec.sharing))
             hold_needed(after)
 
@@ -199,9 +203,12 @@ async def open_outside(
     whereabouts: Whereabouts,
 ) -> tuple[Outside, NodeEngines]:
     """The adapters of the agent's ports, closed with the stack."""
-    artifacts = NodeArtifacts(web, cache, downloader, observe_hub_settings(os.environ, Path.home()))
-    stack.push_async_callback(artifacts.close)
-    engines = open_engines(web, cache, downloader, os.environ)
+    hub = observe_hub_settings(os.environ, Path.home())
+    fetched = NodeArtifacts(web, cache, downloader, hub)
+    stack.push_async_callback(fetched.close)
+    verifier = open_verifier(web, cache, downloader)
+    artifacts = SignedArtifacts(fetched, SignatureFiles(web, cache, hub), verifier)
+    engines = open_engines(web, cache, downloader, os.environ, IndexProvenances(web, verifier))
     keepers = ProcessKeepers(folder / "members", options.orphan_grace_seconds, lambda: whereabouts.front)
     stack.callback(keepers.close)
     loopback = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, limits=ANEW))

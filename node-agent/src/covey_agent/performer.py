@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from covey_api.engines import HOST_POOL, EngineName
-from covey_api.instance import Costs
+from covey_api.instance import Costs, MemberRole
 from covey_api.messages import Progress
 from covey_api.model import ResolvedArtifact
 from covey_api.reasons import FailureCause
 from covey_planner.fit.check import find_shortages, pools_of, promise_left
 
+from covey_agent.engines.donors import explain_not_listening
 from covey_agent.examining import examine
 from covey_agent.exits import explain_exit
-from covey_agent.launching import choose_port, render_launch
+from covey_agent.launching import choose_group, choose_port, render_launch
 from covey_agent.ports import (
     AgentError,
     Artifacts,
@@ -60,7 +61,7 @@ from covey_agent.supervisor.events import (
     KeeperStarted,
     Probed,
 )
-from covey_agent.supervisor.state import MemberState
+from covey_agent.supervisor.state import MemberState, member_of
 
 logger = logging.getLogger(__name__)
 
@@ -131,18 +132,24 @@ class Performer:
                 return self._explain_found(key, await outside.keepers.find(key, engine))
             case FetchArtifact(key, artifact, companions):
                 return await self._fetch(key, artifact, companions)
-            case EnsureEngine(key, engine, spec):
-                return EngineReady(key, await outside.engines.ensure(engine, spec, self._follow(key, "engine")))
+            case EnsureEngine(key, engine, spec, version, architecture):
+                program = await outside.engines.ensure(engine, spec, self._follow(key, "engine"), version)
+                if architecture:
+                    await outside.engines.require_architecture(engine, program, architecture)
+                return EngineReady(key, program)
             case CheckFit(key, costs, loading):
                 return await self._check_fit(key, costs, loading)
             case StartKeeper(key, assignment):
                 self.progress.pop(key, None)
                 adapter = outside.adapters[assignment.instance.spec.engine]
                 port = outside.choose_port()
-                launch = render_launch(adapter, effect, self._members / key, port)
+                group = await choose_group(assignment, outside.choose_port)
+                launch = render_launch(adapter, effect, self._members / key, port, group)
                 attempt = assignment.instance.spec.attempt
                 return KeeperStarted(key, await outside.keepers.start(key, attempt, port, launch))
             case Probe(key, assignment, process):
+                if member_of(assignment).role is MemberRole.DONOR:
+                    return Probed(key, process.identity, await explain_not_listening(process.port))
                 adapter = outside.adapters[assignment.instance.spec.engine]
                 unready = await adapter.explain_unready(assignment.instance, process.port, assignment.key)
                 return Probed(key, process.identity, unready)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from covey_api.engines import EngineName, Lane
+from covey_api.engines import EngineName, Lane, UnusableEngine
 from covey_api.instance import Instance
 from covey_api.messages import PoolReading
 from covey_api.meta import Message
@@ -72,6 +72,8 @@ class EngineProgram:
     """What comes before an adapter's own: for engines in Python the interpreter's flags and where its packages are."""
     features: frozenset[str] | None = None
     """What this build can do of what not every build can, as its own help says (`engines.features`). None: unknown."""
+    packages: Path | None = None
+    """Of a managed engine in Python: the folder of its packages."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -91,12 +93,22 @@ class Engines(Protocol):
         """Lanes offered now. A probe that hangs is abandoned in two seconds."""
         ...
 
+    def observe_unusable(self, spec: NodeSpec) -> tuple[UnusableEngine, ...]:
+        """Engines that can't be started though somebody counts on them, as of the last look and the last try."""
+        ...
+
     async def refresh_devices(self) -> None:
         """List accelerators anew, for their free memory; where they can't be listed now, the last list stands."""
         ...
 
-    async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
-        """The engine, provisioned if needed."""
+    async def ensure(
+        self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
+        """The engine, provisioned if needed. `version`: of what is installed for it; None: the agent's own choice."""
+        ...
+
+    async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
+        """AgentError where this build is known to have no code for such models; its lanes say so from then on."""
         ...
 
 
@@ -136,6 +148,33 @@ class Facts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another member of the same attempt, on another node."""
+
+    member: str
+    node: str
+    address: str = ""
+    """Where its keeper's front is, if this member dials it: a number, since keepers ask no name server."""
+    port: int = 0
+    local_port: int = 0
+    """On loopback here: where this member's engine finds that one's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a keeper knows of the other members of its attempt; any's end ends this one."""
+
+    member: str
+    """This one's name."""
+    form_seconds: float | None
+    """Until every neighbour must be linked; None: it may take as long as the agent is there."""
+    dials: tuple[Neighbour, ...] = ()
+    """A driver's donors."""
+    admits: tuple[Neighbour, ...] = ()
+    """A donor's driver: it alone comes in by the front, and no gateway does."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """How one engine process is started: what an adapter renders."""
 
@@ -145,6 +184,8 @@ class Launch:
     """(relative path, content) written 0600 into the member's folder before the start."""
     memory_bytes: int = 0
     """Of the machine's own memory, as stamped: far more than that ends the engine alone where a limit can be had."""
+    group: Group | None = None
+    """None: it is its Instance's only member."""
 
 
 class EngineAdapter(Protocol):
@@ -161,10 +202,12 @@ class EngineAdapter(Protocol):
         port: int,
         key: str,
         companions: tuple[Path, ...] = (),
+        donors: tuple[int, ...] = (),
     ) -> Launch:
         """Pure. Every option that costs memory or context is rendered from the stamp (`instance.spec.options`).
 
-        `companions`: files of `instance.spec.companions`, in their order."""
+        `companions`: files of `instance.spec.companions`, in their order. `donors`: ports of loopback at which a driver
+        finds its donors, in the order of the members."""
         ...
 
     async def explain_unready(self, instance: Instance, port: int, key: str) -> str:
@@ -217,11 +260,13 @@ class EngineExit:
     status: int | None
     """Exit status, negative for a signal; None: the keeper ended without an exit record."""
     ended_by: str
-    """`Engine` (by itself), `Stop`, `Orphaned`, `Terminated`; empty without a record."""
+    """`Engine` (by itself), `Stop`, `Neighbour`, `Orphaned`, `Terminated`; empty without a record."""
     out_of_memory: bool
     """The kernel ended processes for lack of memory while it ran: a hint."""
     tail: str
     """Its last output."""
+    why: str = ""
+    """What other members of its attempt have to do with it, in words."""
 
 
 class Keepers(Protocol):

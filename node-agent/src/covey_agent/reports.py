@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from covey_api.engines import Lane
+from covey_api.engines import Lane, UnusableEngine
 from covey_api.messages import REPORT_SECONDS, MemberReport, Progress, Report, ReportAnswer
 from covey_api.node import NodeFacts
 from covey_fleet_client.beats import next_beat
@@ -56,6 +56,7 @@ class _Told(NamedTuple):
     lanes: tuple[Lane, ...] | None
     blobs: tuple[str, ...]
     members: tuple[MemberReport, ...]
+    unusable: tuple[UnusableEngine, ...] | None
 
 
 class Reporter:
@@ -125,9 +126,8 @@ class Reporter:
             self._changed.set()
 
     def _observe(self) -> _Told:
-        return _Told(
-            self._survey.facts, self._survey.lanes, self._artifacts.digests(), self._render_members(is_full=False)
-        )
+        survey, members = self._survey, self._render_members(is_full=False)
+        return _Told(survey.facts, survey.lanes, self._artifacts.digests(), members, survey.unusable)
 
     def _render(self, told: _Told) -> Report:
         """All of it, or without what the controller has."""
@@ -146,6 +146,7 @@ class Reporter:
             blobs=told.blobs if before is None else _news(told.blobs, before.blobs),
             members=self._render_members(is_full=True) if before is None else _news(told.members, before.members),
             blobs_port=self._this.blobs_port(),
+            unusable=told.unusable if before is None else _news(told.unusable, before.unusable),
         )
 
     def _render_members(self, *, is_full: bool) -> tuple[MemberReport, ...]:

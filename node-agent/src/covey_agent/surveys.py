@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from covey_api.engines import Lane
+from covey_api.engines import Lane, UnusableEngine
 from covey_api.node import NodeFacts, NodeSpec
 from covey_fleet_client.beats import next_beat
 
@@ -48,18 +48,19 @@ class Survey:
         self._machine = machine
         self.lanes: tuple[Lane, ...] | None = None
         self.facts: NodeFacts | None = None
+        self.unusable: tuple[UnusableEngine, ...] | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
         looks = 0
         while True:
-            before = (self.lanes, self.facts)
+            before = (self.lanes, self.facts, self.unusable)
             try:
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._look(with_facts=looks % LOOKS_PER_FACTS == 0)
             except Exception:
                 logger.exception("this node could not be looked at; what was seen last stands")
-            if (self.lanes, self.facts) != before:
+            if (self.lanes, self.facts, self.unusable) != before:
                 self._on_change()
             looks += 1
             await self._wait()
@@ -77,6 +78,7 @@ class Survey:
         if not await self._engines.prepare(spec, has_members=self._observe_members()):
             return
         lanes = await self._engines.observe_lanes(spec or NodeSpec())
+        self.unusable = self._engines.observe_unusable(spec or NodeSpec())
         # Pools of devices come with their lanes, so lanes come first and new ones bring the facts along.
         if with_facts or lanes != self.lanes:
             self.facts = await self._facts.observe_facts()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from covey_fleet_client.machine import is_loopback, observe_address
 
-from covey_agent.keeper.keepers import FrontSettings
+from covey_agent.keeper.joining import FrontSettings
 
 logger = logging.getLogger(__name__)
 

@@ -57,6 +57,8 @@ class NodeView:
     cached: frozenset[str]
     """Digests of artifacts on its disk."""
     taints: tuple[Taint, ...] = ()
+    is_offline: bool = False
+    """Whether it gets files from nodes of the fleet alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,9 @@ class VariantView:
     is_offered: bool = True
     """Whether some node offers an engine that can run it; while none does, nobody reads its header."""
     companions: tuple[CompanionView, ...] = ()
+    is_held: bool = True
+    """Whether some node has all its files, or they are where each node looks by itself. Asked for nodes that are
+    offline alone."""
 
     @property
     def is_known(self) -> bool:
@@ -153,6 +158,8 @@ class Wish:
     """At a time, of one replica."""
     task: Task = Task.CHAT
     """What the engine is started for."""
+    computes: tuple[Compute, ...] = ()
+    """Only lanes of these, if any are named."""
 
     def is_barred(self, node: str, lane: Lane) -> bool:
         """Whether this revision failed on this lane of this node."""

@@ -24,7 +24,7 @@ from covey_agent.runtime import Runtime
 from covey_agent.supervisor.kept import Kept
 from covey_agent.surveys import Survey
 from covey_agent.whereabouts import Whereabouts
-from covey_api.engines import HOST_POOL, EngineName, Lane
+from covey_api.engines import HOST_POOL, EngineName, Lane, UnusableEngine
 from covey_api.instance import Instance
 from covey_api.messages import PoolReading
 from covey_api.model import Geometry, ResolvedArtifact
@@ -53,6 +53,7 @@ class Adapter:
         port: int,
         key: str,
         companions: tuple[Path, ...] = (),
+        donors: tuple[int, ...] = (),
     ) -> Launch:
         return Launch((str(program.path),), {}, ())
 
@@ -116,15 +117,23 @@ class Engines:
     async def prepare(self, spec: NodeSpec | None, *, has_members: bool) -> bool:
         return True
 
+    def observe_unusable(self, spec: NodeSpec) -> tuple[UnusableEngine, ...]:
+        return ()
+
     async def refresh_devices(self) -> None:
         """Readings of simulated devices are never old."""
 
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         return self._machine.ground.lanes
 
-    async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
+    async def ensure(
+        self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
         await asyncio.sleep(0.01)
         return EngineProgram(Path("/bin/engine"), {}, "1", "")
+
+    async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
+        """Knows them all."""
 
 
 class Facts:

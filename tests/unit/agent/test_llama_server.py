@@ -8,6 +8,7 @@ import httpx
 import pytest
 from conftest import Golden
 from covey_agent.engines.adapter import Adapter, Description
+from covey_agent.engines.donors import find_donor_program, render_donor
 from covey_agent.engines.llama_cpp import LLAMA_CPP
 from covey_agent.engines.llama_server import LLAMA_SERVER
 from covey_agent.engines.mlx import MLX
@@ -15,7 +16,7 @@ from covey_agent.engines.vllm import VLLM
 from covey_agent.ports import AgentError, EngineProgram, Launch
 from covey_api.companion import CompanionRole
 from covey_api.engines import Compute, KvCacheType
-from covey_api.instance import Costs, EngineOptions, Instance, Member, StampedCompanion
+from covey_api.instance import Costs, EngineOptions, Instance, Member, MemberRole, StampedCompanion
 from covey_api.reasons import FailureCause
 from covey_api.runtime import LlamaServerRuntime, Runtime, Speculation
 from kit import builders
@@ -84,6 +85,49 @@ def test_argv_is_as_recorded(adapter: Adapter, golden: Golden, name: str, instan
     golden(f"argv/llama-server-{name}.txt", "\n".join(render(adapter, instance).argv) + "\n")
 
 
+def group(compute: Compute, *pools: str) -> Instance:
+    """A driver with ten layers, and a donor for each pool with ten more."""
+    own = Costs(pool="Host" if compute is Compute.CPU else "CUDA0", weights_bytes=50, layers=10)
+    members = [Member(name="0", node="a", role=MemberRole.DRIVER, costs=(own, Costs(floor_bytes=1)))]
+    for number, pool in enumerate(pools, 1):
+        costs = (Costs(pool=pool, weights_bytes=50, layers=10),)
+        members.append(Member(name=str(number), node=f"n{number}", role=MemberRole.DONOR, costs=costs))
+    return builders.instance(compute=compute, members=tuple(members))
+
+
+@pytest.mark.parametrize(
+    ("name", "instance"),
+    [
+        ("cpu-one-donor", group(Compute.CPU, "Host")),
+        ("cpu-two-donors", group(Compute.CPU, "Host", "Vulkan0")),
+        ("cuda-two-donors", group(Compute.CUDA, "Host", "CUDA1")),
+    ],
+)
+def test_argv_of_a_driver_and_its_donors_is_as_recorded(
+    adapter: Adapter, golden: Golden, name: str, instance: Instance
+) -> None:
+    donors = instance.spec.members[1:]
+    ports = tuple(41000 + index for index in range(len(donors)))
+    driver = adapter.render(PROGRAM, instance, Path("/blobs/w.gguf"), Path("/state/m"), 40001, KEY, (), ports)
+    assert driver.environment["GGML_NO_BACKTRACE"] == "1"
+    lines = [*driver.argv, *(word for each in donors for word in ("", *render_donor(PROGRAM, instance, each, 1).argv))]
+    golden(f"argv/llama-server-{name}.txt", "\n".join(lines) + "\n")
+
+
+def test_engines_that_take_no_donors_say_so() -> None:
+    adapter = Adapter(MLX, httpx.AsyncClient(trust_env=False))
+    with pytest.raises(AgentError, match="engine 'Mlx' takes no donors"):
+        adapter.render(PROGRAM, group(Compute.CPU, "Host"), Path("/w"), Path("/m"), 1, KEY, (), (41000,))
+
+
+def test_a_llama_server_without_the_donors_program_says_how_to_get_one(tmp_path: Path) -> None:
+    program = replace(PROGRAM, path=tmp_path / "llama-server")
+    with pytest.raises(AgentError, match="GGML_RPC=ON"):
+        find_donor_program(program)
+    (tmp_path / "rpc-server").touch()
+    assert find_donor_program(program).path == tmp_path / "rpc-server"
+
+
 def test_a_projector_is_on_the_device_of_its_model(adapter: Adapter) -> None:
     assert render(adapter, accompanied(Compute.VULKAN)).environment["MTMD_BACKEND_DEVICE"] == "Vulkan1"
     assert "MTMD_BACKEND_DEVICE" not in render(adapter, accompanied()).environment
@@ -149,7 +193,7 @@ def test_key_is_in_a_file_and_nowhere_else(adapter: Adapter) -> None:
         (
             1,
             "0.00.004.062 E srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18999\n",
-            FailureCause.EXITED,
+            FailureCause.PORT_TAKEN,
             "another process took the engine's port",
         ),
         (

@@ -63,7 +63,7 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 class Looks:
     def __init__(self, card: dict[str, str], managed: FakeEnvironment) -> None:
         self.managed = managed
-        self.source = LlamaServerSource(managed, card)
+        self.source = LlamaServerSource((managed,), card)
 
     async def look(
         self, override: EngineOverride | None = None, *, is_wished: bool = True, has_members: bool = False

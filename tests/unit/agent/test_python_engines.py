@@ -203,7 +203,7 @@ def test_a_flag_that_a_build_lacks_is_refused_by_name() -> None:
         ),
         (1, "covey-engine: OutOfMemory: MemoryError: x", FailureCause.OUT_OF_MEMORY, "exited with code 1"),
         (1, "covey-engine: NoUsableEngine: ImportError: x", FailureCause.NO_USABLE_ENGINE, "packages"),
-        (1, "covey-engine: Exited: OSError: [Errno 98] Address already in use", FailureCause.EXITED, "port"),
+        (1, "covey-engine: Exited: OSError: [Errno 98] Address already in use", FailureCause.PORT_TAKEN, "port"),
         (-9, "", FailureCause.KILLED, "SIGKILL"),
         (-6, "terminate called after throwing an instance of 'std::bad_alloc'", FailureCause.OUT_OF_MEMORY, "SIGABRT"),
     ],
@@ -221,7 +221,7 @@ def test_last_words_of_our_servers_are_read(
     [
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", FailureCause.OUT_OF_MEMORY),
         ("ValueError: No available memory for the cache blocks.", FailureCause.OUT_OF_MEMORY),
-        ("OSError: [Errno 98] Address already in use", FailureCause.EXITED),
+        ("OSError: [Errno 98] Address already in use", FailureCause.PORT_TAKEN),
         ("safetensors_rust.SafetensorError: header too large", FailureCause.ARTIFACT_CORRUPT),
     ],
 )

@@ -432,6 +432,8 @@ def test_asks_expire_are_delivered_when_the_controller_is_back_and_answered_once
         (EngineExit(1, "", None, "", False, ""), FailureCause.KEEPER_LOST, "without an exit record"),
         (EngineExit(1, "", -15, "Stop", False, ""), None, "as asked"),
         (EngineExit(1, "", -15, "Orphaned", False, ""), None, "no agent claimed it"),
+        (EngineExit(1, "", -15, "Neighbour", False, "", "member '1' went"), FailureCause.NEIGHBOUR_ENDED, "'1' went"),
+        (EngineExit(1, "", 3, "Engine", False, "", "no way to '1'"), FailureCause.EXITED, "with code 3; no way to '1'"),
         (EngineExit(1, "", -15, "Terminated", False, ""), FailureCause.KILLED, "SIGTERM"),
         (EngineExit(1, "", -9, "Engine", True, ""), FailureCause.OUT_OF_MEMORY, "lack of memory"),
         (

@@ -7,7 +7,7 @@ import pytest
 from covey_agent.engines.servers.llama_cpp_server import parse_sampling
 from covey_agent.engines.servers.mlx_server import Budget
 from covey_agent.engines.servers.options import parse_settings
-from covey_agent.engines.servers.sampling import choose_mlx_fields, read_stops, refuse_variables
+from covey_agent.engines.servers.sampling import choose_mlx_fields, read_stops, refuse_variables, settle_mlx_choices
 from covey_agent.engines.servers.stops import Stops
 from covey_agent.engines.servers.web import LoadFailed, Refused, choose_max_tokens, report_failure, text_messages
 from hypothesis import given
@@ -97,6 +97,20 @@ def test_mlx_is_handed_what_it_can_do_and_nothing_else() -> None:
         "top_k": 99,
         "logit_bias": {"7": 1.0},
     }
+
+
+def test_what_mlx_would_drop_without_a_word_is_refused_or_done() -> None:
+    for fields, words in (
+        ({"n": 2}, "`n` must be 1"),
+        ({"tool_choice": "required"}, "`tool_choice` must be 'auto' or 'none'"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "`tool_choice` must be"),
+    ):
+        with pytest.raises(Refused, match=words):
+            settle_mlx_choices({"tools": [1]} | fields)
+    for fields, left in (({"tool_choice": "none"}, {}), ({"tool_choice": "auto", "n": 1}, {"tools": [1], "n": 1})):
+        body: dict[str, Any] = {"tools": [1]} | fields
+        settle_mlx_choices(body)
+        assert body == left
 
 
 def test_arguments_of_the_templates_function_are_no_variables_of_a_template() -> None:

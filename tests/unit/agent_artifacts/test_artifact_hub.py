@@ -109,14 +109,15 @@ def test_a_revision_is_one_part_of_the_address_and_a_path_keeps_its_parts() -> N
 
 
 def test_settings_are_those_of_the_hubs_own_tools(tmp_path: Path) -> None:
-    assert observe_hub_settings({}, tmp_path) == HubSettings()
+    none = observe_hub_settings({}, tmp_path)
+    assert (none.endpoint, none.origin.token) == (HubSettings().endpoint, "")
     folder = tmp_path / ".cache" / "huggingface"
     folder.mkdir(parents=True)
     (folder / "token").write_text("hf_file\n")
-    assert observe_hub_settings({}, tmp_path).token == "hf_file"
-    assert observe_hub_settings({"HF_TOKEN": " hf_environment "}, tmp_path).token == "hf_environment"
+    assert observe_hub_settings({}, tmp_path).origin.token == "hf_file"
+    assert observe_hub_settings({"HF_TOKEN": " hf_environment "}, tmp_path).origin.token == "hf_environment"
     (tmp_path / "other").write_text("hf_other")
-    assert observe_hub_settings({"HF_TOKEN_PATH": str(tmp_path / "other")}, tmp_path).token == "hf_other"
+    assert observe_hub_settings({"HF_TOKEN_PATH": str(tmp_path / "other")}, tmp_path).origin.token == "hf_other"
     mirror = observe_hub_settings({"HF_ENDPOINT": "https://mirror.example/hf/"}, tmp_path)
     assert mirror.endpoint == "https://mirror.example/hf"
 
@@ -126,7 +127,7 @@ def test_a_token_that_is_none_is_not_used_and_not_quoted(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "token").write_bytes(content)
-    assert observe_hub_settings({"HF_TOKEN_PATH": str(tmp_path / "token")}, tmp_path).token == ""
+    assert observe_hub_settings({"HF_TOKEN_PATH": str(tmp_path / "token")}, tmp_path).origin.token == ""
     assert "is not used" in caplog.text
     assert "words" not in caplog.text
 
@@ -135,3 +136,12 @@ def test_a_login_in_the_endpoint_is_cut_out(tmp_path: Path, caplog: pytest.LogCa
     settings = observe_hub_settings({"HF_ENDPOINT": "https://user:secret@hub.example"}, tmp_path)
     assert settings.endpoint == "https://hub.example"
     assert "secret" not in caplog.text + repr(settings)
+
+
+def test_a_new_token_in_the_file_is_taken_without_a_restart(tmp_path: Path) -> None:
+    settings = observe_hub_settings({"HF_TOKEN_PATH": str(tmp_path / "token")}, tmp_path)
+    assert settings.origin.token == ""
+    for token in ("hf_one", "hf_two"):
+        (tmp_path / "token").write_text(f"{token}\n")
+        assert settings.origin.token == token
+        assert token not in f"{settings} {settings.origin}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 from covey_agent.engines.lanes import EngineDevice
-from covey_agent.facts.devices import observe_amd, observe_set_aside, parse_nvidia
+from covey_agent.facts.devices import observe_amd, observe_reach, observe_set_aside, parse_nvidia
 from covey_agent.facts.host import observe_cpu_cores, observe_cpu_model, observe_memory_bytes, observe_os_version
 from covey_agent.facts.machine import MachineFacts
 from covey_api.engines import Compute
@@ -109,10 +109,12 @@ def test_strix_halo_is_read_from_its_kernels_files(tmp_path: Path) -> None:
     assert observe_set_aside(tmp_path) == (0, 0), "the origin doesn't show what of it is used"
     write(tmp_path, {"sys/class/drm/card1/device/mem_info_vram_used": f"{96 * MIB}\n"})
     assert observe_set_aside(tmp_path) == (4096 * MIB, 4000 * MIB)
+    assert observe_reach(tmp_path) == (4 + 96) * 1024 * MIB
     card = "sys/class/drm/card7/device"
     other = {"vendor": "0x1002\n", "uevent": "PCI_SLOT_NAME=0000:03:00.0\n", "mem_info_vram_total": "25753026560\n"}
     write(tmp_path, {f"{card}/{name}": content for name, content in other.items()})
     assert observe_set_aside(tmp_path) == (0, 0), "which of the two is listed can't be told"
+    assert observe_reach(tmp_path) == 0
 
 
 def test_amd_devices_are_read_by_their_address(tmp_path: Path) -> None:

@@ -88,6 +88,20 @@ def test_devices_that_fill_the_machines_own_memory_are_lanes_of_the_hosts_pool(
     assert device_pools((device,)) == ()
 
 
+def test_graphics_that_may_fill_a_part_of_the_hosts_memory_are_a_lane_with_a_limit() -> None:
+    """By default the kernel lets them map half of it (GTT)."""
+    (device,) = parse_devices(read_output("list-devices-strix-halo-rocm.txt"), reach=100 * 1024 * MIB)
+    lanes = plan_lanes("b1", "", LaneState.INSTALLED, (device,))
+    assert [(lane.compute, lane.pool, lane.limit_bytes) for lane in lanes] == [
+        (Compute.ROCM, "Host", 100 * 1024 * MIB),
+        (Compute.CPU, "Host", 0),
+    ]
+    (chip,) = parse_devices(read_output("list-devices-gb10.txt"), reach=100 * 1024 * MIB)
+    assert chip.limit_bytes == 0, "what AMD's driver says is not of another maker's device"
+    (card,) = parse_devices("  ROCm0: AMD Radeon PRO W7900 (8176 MiB, 8000 MiB free)\n", reach=100 * MIB)
+    assert (card.pool, card.limit_bytes) == ("ROCm0", 0)
+
+
 def test_graphics_on_the_chip_are_left_out_beside_a_card_of_the_same_compute() -> None:
     listed = (
         "  Device 0: AMD Radeon RX 7900 XTX, gfx1100 (0x1100), VMM: no, Wave Size: 32\n"

@@ -1,5 +1,6 @@
 """The window of an Instance: the same from every leader, whatever is observed; and a refusal that ends in no loop."""
 
+from covey_api.engines import KvLayout
 from covey_api.instance import EngineOptions
 from covey_api.messages import Endpoint
 from covey_api.placement import ContextWish
@@ -52,6 +53,20 @@ def test_gateways_are_told_the_window_of_one_slot_and_how_many_there_are(total_b
     story = begun(total_bytes, slots)
     told = [(each.context_tokens, each.slots) for each in endpoints(story)]
     assert told == [(each.context_tokens, each.slots) for _, each in stamped(story)]
+
+
+def test_gateways_are_told_of_a_cache_that_slots_share_and_among_whom_it_is() -> None:
+    story = begun(8 * builders.GIB)
+    table = story.published.endpoints
+    assert table is not None
+    assert (table.endpoints[0].kv_tokens, table.gateways) == (0, ())
+    (instance,) = story.instances()
+    options = instance.spec.options.model_copy(update={"kv_layout": KvLayout.UNIFIED})
+    story.put(instance.model_copy(update={"spec": instance.spec.model_copy(update={"options": options})}))
+    story.run(15)
+    table = story.published.endpoints
+    assert table is not None
+    assert (table.endpoints[0].kv_tokens, table.gateways) == (options.context_tokens, ("g",))
 
 
 @STORIES

@@ -10,6 +10,7 @@ from covey_api.kinds import ObjectKey
 from covey_api.model import Geometry, Model, Variant
 from covey_api.placement import Placement
 from covey_api.reasons import EventReason, ModelReason
+from covey_api.trust import ModelTrust, Proof, SignedBy, Signer
 from covey_controller.reconcile.forecast import forecast
 from covey_controller.reconcile.forecast_text import render_forecast
 from covey_controller.reconcile.revision import revision_of
@@ -53,6 +54,22 @@ def fleet(found: Model, headers: dict[str, Geometry] | None = None) -> Worldlet:
 
 def stored(story: Worldlet) -> Model:
     return next(item for item in story.objects.values() if isinstance(item, Model))
+
+
+def test_a_demanded_signature_is_stamped_on_every_file() -> None:
+    signed = variant(
+        signature="file:///w.sig",
+        draft=Companion(source=DRAFT, signature="file:///d.sig"),
+        projector=Companion(source=PROJECTOR, signature="file:///p.sig"),
+    )
+    signer = Signer(public_key="-----BEGIN PUBLIC KEY-----")
+    trust = ModelTrust(requires=Proof.SIGNATURE, signers=(signer,))
+    found = builders.model(known=False, variants=(signed,), tasks=(Task.CHAT, Task.VISION), trust=trust)
+    (instance,) = fleet(found).instances()
+    artifacts = (instance.spec.artifact, *(each.artifact for each in instance.spec.companions))
+    assert [each.proof for each in artifacts] == [
+        SignedBy(signature=f"file:///{name}.sig", signers=(signer,)) for name in ("w", "p", "d")
+    ]
 
 
 def test_headers_of_companions_are_asked_for_and_stamped_with_their_bytes() -> None:

@@ -6,6 +6,7 @@ from covey_api.kinds import ObjectKey
 from covey_api.placement import ContextWish
 from covey_controller.reconcile.fleet import observe_node, view_node
 from covey_controller.reconcile.world import AgentView
+from covey_planner.fit.limits import on_device_bytes
 from kit import builders
 from kit.worlds import FakeGateway, Worldlet
 
@@ -49,6 +50,27 @@ def test_old_stamp_counts_in_the_hosts_pool_once_its_device_is_a_lane_of_that() 
     story.remove(story.objects[ObjectKey("Placement", "default", "first")])
     story.run(200)
     assert [each.spec.placement for each in story.instances()] == ["second"], "what it held is given back whole"
+
+
+def test_all_that_runs_on_a_device_counts_against_what_it_can_fill_of_the_host() -> None:
+    """Half of the machine, as AMD's driver has it; the processor has the rest."""
+    story = Worldlet()
+    one = on_device_bytes(fleet().instances()[0].spec.members[0].costs[0])
+    wide = ContextWish(tokens=8192)
+    story.put(builders.model(), *(builders.placement(name, model="smollm2", context=wide) for name in "abc"))
+    story.add_agents("a", total_bytes=16 * builders.GIB)
+    story.agents["a"].lanes = (SHARED.changed(limit_bytes=5 * one // 2), CPU)
+    story.gateways["g"] = FakeGateway()
+    story.run(30)
+    on = {each.spec.placement: each.spec.compute for each in story.instances()}
+    assert on == {"a": Compute.ROCM, "b": Compute.ROCM, "c": Compute.CPU}
+    assert all(costs.pool == "Host" for each in story.instances() for costs in each.spec.members[0].costs)
+    story.remove(story.objects[ObjectKey("Placement", "default", "a")])
+    story.run(200)
+    story.put(builders.placement("d", model="smollm2", context=wide))
+    story.run(30)
+    on = {each.spec.placement: each.spec.compute for each in story.instances()}
+    assert on == {"b": Compute.ROCM, "c": Compute.CPU, "d": Compute.ROCM}
 
 
 def test_what_was_stamped_on_a_card_that_is_gone_is_not_the_hosts() -> None:

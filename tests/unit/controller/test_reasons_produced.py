@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from covey_api.access_key import AccessKey, AccessKeySpec
+from covey_api.engines import EngineName, UnusableEngine
 from covey_api.fleet import Fleet
 from covey_api.kinds import ObjectKey
 from covey_api.meta import ConditionStatus, ObjectMeta
@@ -116,6 +117,14 @@ def test_node_whose_front_a_gateway_misses_names_its_reasons() -> None:
     story.gateways["g"].path_failures = {}
     assert NodeReason.DATA_PATH_OPEN in reasons_of(story, Node, 3)
     assert {EventReason.DATA_PATH_CLOSED, EventReason.DATA_PATH_OPENED} <= noted(story)
+
+
+def test_node_with_an_engine_that_cannot_start_names_its_reason() -> None:
+    story = begin("a")
+    words = UnusableEngine(engine=EngineName.MLX, cause=FailureCause.MISSING_LIBRARY, message="no library")
+    story.agents["a"].unusable = (words,)
+    assert NodeReason.ENGINE_UNUSABLE in reasons_of(story, Node, 20)
+    assert EventReason.ENGINE_UNUSABLE in noted(story)
 
 
 def test_instance_that_nobody_wishes_for_is_named_at_its_node() -> None:

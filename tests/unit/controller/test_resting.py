@@ -19,7 +19,7 @@ NODES = ("a", "b", "c")
 
 def comparable(made: Plan) -> tuple[object, ...]:
     """All of a plan but what it remembers of rest."""
-    memory = replace(made.memory, resting_nodes={}, resting_placements={})
+    memory = replace(made.memory, resting_nodes={}, resting_placements={}, resting_models={}, indexed=None)
     return (
         made.actions,
         made.assignments,
@@ -41,7 +41,10 @@ class TwiceLooked(Worldlet):
 
     def observe(self) -> World:
         world = Worldlet.observe(self)
-        forgotten = replace(world, memory=replace(world.memory, resting_nodes={}, resting_placements={}))
+        forgotten = replace(
+            world,
+            memory=replace(world.memory, resting_nodes={}, resting_placements={}, resting_models={}, indexed=None),
+        )
         assert comparable(plan(world, self.now)) == comparable(plan(forgotten, self.now))
         self.rested += len(world.memory.resting_placements)
         return world
@@ -99,6 +102,11 @@ def change(story: TwiceLooked, event: str, node: str) -> None:
         case "cordon":
             known = story.objects[Node(metadata=ObjectMeta(name=node)).key]
             story.put(known.model_copy(update={"spec": NodeSpec(unschedulable=True)}))
+        case "offline":
+            known = story.objects[Node(metadata=ObjectMeta(name=node)).key]
+            story.put(known.model_copy(update={"spec": NodeSpec(offline=True)}))
+        case "blobs":
+            agent.blobs = (builders.artifact().digest,)
         case "delete":
             for each in here[:1]:
                 gone = each.metadata.model_copy(update={"deletion_timestamp": "2026-01-01T00:00:00Z"})
@@ -129,7 +137,7 @@ EVENTS = (
         "retry",
         "alias",
     ),
-    *("remodel", "cordon", "delete", "stray", "leader", "store"),
+    *("remodel", "cordon", "offline", "blobs", "delete", "stray", "leader", "store"),
 )
 
 
@@ -175,3 +183,17 @@ def test_unknown_fields_pass_where_every_placement_of_the_model_says_so() -> Non
         table = story.published.endpoints
         assert table is not None
         assert {each.name: each.passes_unknown_fields for each in table.models} == {"one": passes, "two": False}
+
+
+def test_an_offline_node_takes_a_model_once_another_node_has_its_files() -> None:
+    story = TwiceLooked()
+    story.put(builders.model("one"), builders.placement("one"))
+    story.put(Node(metadata=ObjectMeta(name="a"), spec=NodeSpec(offline=True)))
+    story.put(Node(metadata=ObjectMeta(name="b"), spec=NodeSpec(unschedulable=True)))
+    story.add_agents("a", "b")
+    story.run(15)
+    assert story.instances() == []
+    assert {key.name for key in story.memory.resting_placements} == {"one"}
+    story.agents["b"].blobs = (builders.artifact().digest,)
+    story.run(2)
+    assert [each.spec.members[0].node for each in story.instances()] == ["a"]

@@ -2,9 +2,10 @@
 
 import pytest
 from covey_api.engines import ArtifactFormat, EngineName, KvCacheType
-from covey_api.meta import ObjectMeta
+from covey_api.meta import RESTART_ANNOTATION, ObjectMeta
 from covey_api.model import Model, ModelMemory, Variant
 from covey_api.placement import ContextWish, KvCacheWish, NodeChoice, Placement, Rollout, Timeouts
+from covey_api.trust import ModelTrust, Proof, Signer, SigstoreIdentity
 from covey_controller.reconcile.revision import revision_of
 from kit import builders
 
@@ -23,6 +24,16 @@ def variant(**changes: object) -> Variant:
 
 def test_golden_revision_of_the_smallest_example() -> None:
     assert revision_of(builders.placement(), builders.model()) == FIRST
+
+
+def test_a_restart_is_another_revision_and_no_other_annotation_is() -> None:
+    def annotated(**annotations: str) -> str:
+        plain = builders.placement()
+        metadata = plain.metadata.model_copy(update={"annotations": annotations})
+        return revision_of(plain.model_copy(update={"metadata": metadata}), builders.model())
+
+    assert annotated() == annotated(**{"covey.dev/retry": "1"}) == annotated(**{RESTART_ANNOTATION: ""}) == FIRST
+    assert len({FIRST, *(annotated(**{RESTART_ANNOTATION: value}) for value in ("1", "2"))}) == 3
 
 
 def test_golden_revision_of_a_placement_with_every_field() -> None:
@@ -86,3 +97,14 @@ def test_explicit_f16_is_another_wish_than_none() -> None:
     """The Fleet's default may change; a type that the Placement names may not."""
     named = builders.placement(kv_cache=KvCacheWish(type=KvCacheType.F16))
     assert revision_of(named, builders.model()) != FIRST
+
+
+def test_who_must_have_signed_rolls_and_what_is_not_demanded_rolls_nothing() -> None:
+    signer = Signer(sigstore=SigstoreIdentity(identity="a@example.com", issuer="https://example.com"))
+    by_digest = builders.model(trust=ModelTrust(requires=Proof.DIGEST, signers=(signer,)))
+    assert revision_of(builders.placement(), by_digest) == FIRST
+    signed = {
+        revision_of(builders.placement(), builders.model(trust=ModelTrust(requires=Proof.SIGNATURE, signers=signers)))
+        for signers in ((), (signer,), (signer, Signer(public_key="-----BEGIN PUBLIC KEY-----\n")))
+    }
+    assert len(signed | {FIRST}) == 4

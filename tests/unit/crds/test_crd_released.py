@@ -13,10 +13,11 @@ import pytest
 import yaml
 from covey_api.companion import MODEL_RULES, VARIANT_RULE, VOUCHED
 from covey_api.instance import STAMPED
-from covey_api.model import LOADS_RULE, TRUST_RULE
+from covey_api.model import LOADS_RULE
 from covey_api.registry import KINDS
 from covey_api.schema import RULES, JsonSchema, render_crd
 from covey_api.source import SOURCE_PATTERN
+from covey_api.trust import SIGNATURE_RULE, TRUST_RULE
 
 RELEASED = Path(__file__).resolve().parents[2] / "golden" / "files" / "crds-released"
 # "models.covey.dev: spec.field: what differs": why nobody is hurt by it.
@@ -25,12 +26,15 @@ REASONS: dict[str, str] = {
     f"instances.covey.dev: .spec: rule {_STAMPED_ONCE} is new": "only controllers write Instances, and none did",
     "cnodes.covey.dev: .spec: rule !has(self.taints) || self.taints.all(t, self.taints.exists_one(u, u.key == t.key))"
     " is new": "it is about a new field alone",
+    "fleets.covey.dev: .spec: rule !has(self.engines) || self.engines.all(e, self.engines.exists_one(f, f.engine == "
+    "e.engine)) is new": "it is about a new field alone",
     f"models.covey.dev: .spec.variants[]: rule {VARIANT_RULE[0]} is new": "it is about new fields alone",
     **{
         f"models.covey.dev: .spec: rule {rule} is new": "it is about new fields and a new task"
         for rule, _ in MODEL_RULES
     },
     f"models.covey.dev: .spec: rule {TRUST_RULE[0]} is new": "it is about a new field alone",
+    f"models.covey.dev: .spec: rule {SIGNATURE_RULE[0]} is new": "it is about a new field alone",
     f"models.covey.dev: .spec.variants[]: rule {LOADS_RULE} is new": "the one pair that there was fulfils it",
     f"models.covey.dev: .spec.variants[]: rule {VOUCHED[0]} is new": "it is about new sources alone",
     f"models.covey.dev: .spec.variants[].source: rule self.matches(r'{SOURCE_PATTERN}') is new": "it takes more",

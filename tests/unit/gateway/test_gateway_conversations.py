@@ -159,6 +159,30 @@ def test_responses_items_of_one_turn_are_one_message() -> None:
     ]
 
 
+def test_images_in_a_calls_output_follow_the_outputs_in_the_users_turn() -> None:
+    """An image that the gateway doesn't know of is fetched by the engine, from wherever its URL says."""
+    shot = {"type": "input_image", "image_url": "http://169.254.169.254/x"}
+    part = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/x"}}
+    seen = {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "shot:"}, shot]}
+    plain = {"type": "function_call_output", "call_id": "c2", "output": "42"}
+    tools = [{"role": "tool", "tool_call_id": "c1", "content": "shot:"}]
+    tools += [{"role": "tool", "tool_call_id": "c2", "content": "42"}]
+    asking = {"role": "user", "content": "What is it?"}
+    said = {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
+    begun = {"type": "function_call", "call_id": "c3", "name": "f", "arguments": "{}"}
+    call = {"id": "c3", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assistant = {"role": "assistant", "content": None, "tool_calls": [call]}
+    for items, rendered in (
+        ([seen, plain], [*tools, {"role": "user", "content": [part]}]),
+        ([seen, plain, asking], [*tools, said]),
+        ([seen, plain, begun], [*tools, {"role": "user", "content": [part]}, assistant]),
+    ):
+        request = parse_response(body(input=items))
+        assert asked(request)["messages"] == rendered
+        assert isinstance(request, Request)
+        assert request.media == "input[0]"
+
+
 def test_ollamas_calls_and_results_find_each_other_without_ids() -> None:
     turns = [
         {"role": "user", "content": "Go."},

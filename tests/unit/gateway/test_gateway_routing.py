@@ -10,7 +10,7 @@ from covey_api.reasons import ErrorCode
 from covey_gateway.limits import MAX_OUTSTANDING_PER_SLOT
 from covey_gateway.routing.access import AccessPolicy, admit, choose_policy, is_local_authority, is_local_origin
 from covey_gateway.routing.choose import NoneFree, choose_target
-from covey_gateway.routing.load import Aside, Load, set_aside
+from covey_gateway.routing.load import Aside, Load, measure_outstanding, set_aside
 from covey_gateway.routing.refusals import refuse_none_free, refuse_task, refuse_unknown, refuse_unready
 from covey_gateway.routing.table import Caller, Target, parse_endpoints, parse_hash, parse_key
 from covey_gateway.wire.errors import ApiError
@@ -251,8 +251,9 @@ def test_a_choice_is_deterministic_and_never_one_that_may_not_be_used(
 ) -> None:
     targets = [target(str(n), slots=s, weight=w, confirmed=c) for n, (s, w, c, _) in enumerate(spec)]
     loads = {str(n): load for n, (*_, load) in enumerate(spec)}
-    found = choose_target(targets, loads, now, turn)
-    assert found == choose_target(targets, loads, now, turn)
+    are_alike = len({t.slots * t.weight for t in targets}) == 1
+    found = choose_target(targets, loads, now, turn, are_alike=are_alike)
+    assert found == choose_target(targets, loads, now, turn, are_alike=are_alike)
     usable = [
         t
         for t in targets
@@ -264,6 +265,9 @@ def test_a_choice_is_deterministic_and_never_one_that_may_not_be_used(
         assert found.retry_after_seconds >= 1
     else:
         assert found in usable
+        assert measure_outstanding(found, loads) == min(
+            measure_outstanding(t, loads) for t in usable if t.confirmed == found.confirmed
+        )
         assert found.confirmed or not any(t.confirmed for t in usable)
 
 

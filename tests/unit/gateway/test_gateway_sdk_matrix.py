@@ -75,6 +75,7 @@ MATRIX: dict[str, tuple[str, str, str, str, str, str]] = {
         _SAME,
     ),
     "reasoning apart": (_THINK, _THINK, _THINK, "node:thinking.chat", "node:thinking.messages", "node:thinking.ollama"),
+    "reasoning in a Responses stream": (_THINK, _NONE, _NONE, "node:thinking.responseStream", _NONE, _NONE),
     "cached tokens": (
         "-: OpenAI's usage passes as the engine wrote it; test_gateway_chat_answer has the field",
         "test_anthropic_reads_the_prompt_cache",

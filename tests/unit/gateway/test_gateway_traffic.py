@@ -1,5 +1,6 @@
 """What is in flight where, across failures and new tables."""
 
+import json
 from dataclasses import dataclass
 
 import pytest
@@ -12,6 +13,7 @@ from covey_gateway.routing.table import Caller, RoutingTable, Target, build_tabl
 from covey_gateway.traffic import HEARD_LATELY_SECONDS, Traffic
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.formats import HOT_PATHS
+from covey_gateway.wire.ollama.request import parse_chat as parse_ollama
 from covey_gateway.wire.request import Request
 
 
@@ -204,9 +206,24 @@ def test_a_model_without_endpoints_is_refused_by_its_newest_state() -> None:
 
 def test_an_unknown_model_is_not_found() -> None:
     made, _ = traffic()
-    found = made.list_model(Caller(), "x")
+    found = made.resolve(Caller(), "x")
     assert isinstance(found, ApiError)
     assert found.status == 404
+
+
+def test_a_tag_is_part_of_an_alias_that_has_it_and_means_nothing_else() -> None:
+    made, _ = traffic()
+    models = [MODEL.model_copy(update={"name": "n", "aliases": ("org/qwen:latest", "m:latest")}), MODEL]
+    made.apply_table(build_table(Order(term=1, serial=2), models, [], []))
+    for asked, name in (("org/qwen:latest", "n"), ("m:latest", "n"), ("n:latest", "n"), ("default/m:latest", "m")):
+        request = parse_ollama(json.dumps({"model": asked, "messages": [{"role": "user", "content": "Hi"}]}).encode())
+        assert isinstance(request, Request)
+        model = made.find_model(Caller(), request)
+        assert isinstance(model, ServedModel)
+        assert model.name == name, asked
+    error = made.resolve(Caller(), "x:latest")
+    assert isinstance(error, ApiError)
+    assert "'x:latest'" in error.message
 
 
 def test_figures_tell_of_endpoints_whose_model_is_declared_no_more() -> None:

@@ -8,6 +8,7 @@ from covey_api.node import Taint
 from covey_api.placement import Toleration, TolerationOperator
 from covey_api.reasons import RefusalReason
 from covey_planner.choice import choose, explain_nodes
+from covey_planner.fit.limits import limit_pools
 from covey_planner.text import render_refusals
 from covey_planner.types import Barred, Chosen, Decision, NodeState, NodeView, Pool, Refusal, Wish
 from kit.builders import artifact, geometry, lane
@@ -70,6 +71,24 @@ def test_nothing_is_chosen_when_nothing_is_asked_for() -> None:
         ),
         (
             node(),
+            wish(computes=(Compute.CUDA, Compute.METAL)),
+            RefusalReason.NO_USABLE_ENGINE,
+            "it offers LlamaServer/Cpu; the model needs LlamaServer on Cuda or Metal (`spec.nodes.computes`)",
+        ),
+        (
+            node(is_offline=True),
+            wish(variants=(variant(is_held=False),)),
+            RefusalReason.OFFLINE,
+            "`spec.offline` of the Node is true, and no node has the files of variant 'gguf-q4-1'",
+        ),
+        (
+            node(lanes=(lane(lacks=("gemma", "llama")),)),
+            wish(),
+            RefusalReason.NO_USABLE_ENGINE,
+            "its LlamaServer 10434 has no code for architecture 'llama'; give it a newer build",
+        ),
+        (
+            node(),
             wish(failed=frozenset({Barred("a", EngineName.LLAMA_SERVER)})),
             RefusalReason.RECENT_FAILURE,
             "this revision failed on it with LlamaServer; annotate `covey.dev/retry` to try it again",
@@ -115,6 +134,24 @@ def test_every_filter_refuses_with_its_reason(
     assert decision.counts == ((reason, 1),)
     assert (closest(decision).reason, closest(decision).message) == (reason, words)
     assert explain_nodes(asked, [refused]) == (decision.closest,)
+
+
+def test_a_build_that_lacks_another_architecture_or_tells_nothing_is_taken() -> None:
+    for lacks in ((), ("gemma",)):
+        assert len(choose(wish(), [node(lanes=(lane(lacks=lacks),))], 1).chosen) == 1
+
+
+def test_an_offline_node_takes_what_some_node_has_and_leaves_the_rest_to_others() -> None:
+    here, there = variant("here"), variant("there", is_held=False)
+    offline = node("a", is_offline=True)
+    assert [each.variant for each in choose(wish(variants=(there, here)), [offline], 1).chosen] == ["here"]
+    (chosen,) = choose(wish(variants=(there, here)), [offline, node("b", memory=8 * GIB)], 1).chosen
+    assert (chosen.node, chosen.variant) == ("b", "there")
+
+
+def test_a_node_whose_build_lacks_the_architecture_is_told_apart_from_its_like() -> None:
+    older = node("a", lanes=(lane(lacks=("llama",)),))
+    assert [each.node for each in choose(wish(), [older, node("b")], 1).chosen] == ["b"]
 
 
 def test_refusal_for_want_of_memory_bars_lanes_of_one_pool_and_another_failure_the_engine() -> None:
@@ -290,6 +327,33 @@ def test_accelerator_without_room_falls_back_to_the_cpu() -> None:
     full = node(lanes=lanes, pools=(Pool("Host", 16 * GIB, GIB, 0), Pool("Cuda0", GIB, 0, GIB)))
     (chosen,) = choose(wish(), [full], 1).chosen
     assert chosen.lane.compute == Compute.CPU
+
+
+def test_what_must_not_run_on_a_processor_waits_for_room_on_a_device() -> None:
+    full = node(
+        lanes=(lane(compute=Compute.CUDA, pool="Cuda0"), lane()),
+        pools=(Pool("Host", 64 * GIB, 0, 0), replace(GPU, reserved_bytes=GPU.total_bytes)),
+    )
+    assert choose(wish(), [full], 1).chosen[0].lane.compute is Compute.CPU
+    found = closest(choose(wish(computes=(Compute.CUDA,)), [full], 1))
+    assert found.reason is RefusalReason.INSUFFICIENT_MEMORY
+    assert "in pool 'Cuda0'" in found.message
+
+
+def test_a_device_fills_no_more_of_the_host_than_its_driver_allows() -> None:
+    """Beside another lane of the same node, and with the window that is left."""
+    halo = lane(compute=Compute.ROCM, limit_bytes=7 * GIB)
+    asked = wish(variants=(large_variant(),), computes=(Compute.ROCM,))
+    pools = (Pool("Host", 64 * GIB, 0, 0), *limit_pools((halo,)))
+    found = closest(choose(asked, [node(lanes=(halo,), pools=(pools[0], replace(pools[1], total_bytes=GIB)))], 1))
+    assert found.reason is RefusalReason.INSUFFICIENT_MEMORY
+    assert "in what Rocm can fill of pool 'Host' (weights" in found.message
+    (narrow,) = choose(asked, [node(lanes=(halo,), pools=pools)], 1).chosen
+    (wide,) = choose(asked, [node(lanes=(halo.changed(limit_bytes=0),), pools=pools[:1])], 1).chosen
+    assert narrow.options.context_tokens < wide.options.context_tokens
+    assert [each.pool for each in narrow.costs] == ["Host"]
+    on_device = narrow.costs[0].total_bytes - narrow.costs[0].floor_bytes
+    assert 6 * GIB < on_device <= 7 * GIB + large_geometry().token_embedding_bytes
 
 
 def test_pools_are_never_summed() -> None:

@@ -46,7 +46,8 @@ def node_views(draw: st.DrawFn, name: str) -> NodeView:
     if draw(st.booleans()):
         lanes.append(lane(engine=EngineName.MLX, digest="1" * 64))
     roles = draw(st.sampled_from([(), (), tuple(CompanionRole)]))
-    lanes = [each.model_copy(update={"companions": roles}) for each in lanes]
+    lacks = draw(st.sampled_from([(), (), ("llama",)]))
+    lanes = [each.model_copy(update={"companions": roles, "lacks": lacks}) for each in lanes]
     return NodeView(
         name=name,
         state=draw(st.sampled_from([NodeState.READY, NodeState.READY, NodeState.UNKNOWN, NodeState.FACTS_PENDING])),
@@ -57,6 +58,7 @@ def node_views(draw: st.DrawFn, name: str) -> NodeView:
         cpu_cores=draw(st.integers(0, 256)),
         cached=draw(st.sampled_from([frozenset[str](), frozenset({artifact().digest})])),
         taints=draw(st.sampled_from([(), (), (Taint(key="owner", value="ann"),)])),
+        is_offline=draw(st.sampled_from([False, False, True])),
     )
 
 
@@ -92,6 +94,7 @@ def variants() -> st.SearchStrategy[tuple[VariantView, ...]]:
     ]
     broken = variant("broken", geometry=None, artifact=None, error="gone")
     unread = variant("unread", geometry=None, artifact=None)
+    known += [replace(each, name=f"{each.name}-unheld", is_held=False) for each in known[:4]]
     lists = st.lists(st.sampled_from([*known, *known, broken, unread]), max_size=3, unique_by=lambda view: view.name)
     return lists.map(tuple)
 
@@ -108,6 +111,7 @@ def wishes(draw: st.DrawFn) -> Wish:
     return wish(
         variants=draw(variants()),
         engines=draw(st.sampled_from([(), (EngineName.LLAMA_SERVER,), (EngineName.MLX, EngineName.LLAMA_SERVER)])),
+        computes=draw(st.sampled_from([(), (), (Compute.VULKAN,), (Compute.CPU, Compute.CUDA)])),
         tolerations=draw(st.sampled_from([(), (Toleration(key="owner", value="ann"),)])),
         selector=draw(st.sampled_from([{}, {}, {"zone": "z1"}])),
         exclude=frozenset(draw(st.sets(st.sampled_from(NAMES), max_size=2))),

@@ -38,12 +38,21 @@ def test_total_covers_the_peak_and_little_more(load: Load) -> None:
     assert load.peak_bytes <= total <= 1.15 * load.peak_bytes + 64 * MIB
 
 
-def test_measured_loads_cover_windows_slots_and_cache_types() -> None:
-    real = [load.options for load in LOADS if "made up" not in load.model]
-    assert len(real) >= 12
-    assert {512, 8192} <= {options.context_tokens for options in real}
-    assert {1, 8} <= {options.slots for options in real}
-    assert {options.kv_cache_type for options in real} == set(KvCacheType)
+def test_twenty_loads_of_real_models_cover_windows_slots_and_cache_types() -> None:
+    """No two alike, from the smallest window to each model's own."""
+    real = [load for load in LOADS if "made up" not in load.model and " and " not in load.model]
+    chats = [load for load in real if any(load.geometry.kv_head_counts)]
+    alike = {
+        (each.model, each.options.context_tokens, each.options.slots, each.options.kv_cache_type) for each in chats
+    }
+    assert len(alike) == len(chats) >= 20
+    for model in {each.model for each in chats}:
+        own = [each for each in chats if each.model == model]
+        windows = {each.options.context_tokens for each in own}
+        assert {512, own[0].geometry.context_tokens} <= windows
+        assert {1, 2, 4, 8} <= {each.options.slots for each in own}
+        for kind in KvCacheType:
+            assert sum(each.options.kv_cache_type is kind for each in own) >= 2
 
 
 def test_documented_table_is_what_the_estimator_says_now() -> None:

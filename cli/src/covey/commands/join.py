@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from covey_fleet_client.calls import parse_controller_url
@@ -12,6 +13,7 @@ from covey_fleet_client.files import describe_refusal
 from covey_fleet_client.tasks import flatten_errors
 from rich.console import Console
 
+from covey.commands.gateway_options import gateway_options, take_gateway_flags
 from covey.commands.options import state_option
 from covey.errors import CommandError, ExitCode
 from covey.paths import CACHE_VARIABLE
@@ -32,6 +34,7 @@ DEFAULT_LISTEN = "127.0.0.1:52415"
 @click.option("--no-gateway", is_flag=True, help="The agent alone: clients reach this machine's models elsewhere.")
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Address of the gateway, HOST:PORT.")
 @click.option("--insecure", is_flag=True, help="The gateway serves without keys also where others reach it.")
+@gateway_options
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),
@@ -48,11 +51,15 @@ def join(
     insecure: bool,
     cache: Path | None,
     state: Path,
+    **gateway_flags: Any,
 ) -> None:
     """Serve on this machine for the controller at URL.
 
     URL is its fleet API, https://HOST:PORT. A token (`covey token create --role machine` there) is needed once.
     """
+    flags = take_gateway_flags(gateway_flags, listen)
+    if no_gateway and flags:
+        raise CommandError(f"{flags[0]} is the gateway's, and --no-gateway starts none", ExitCode.WRONG_USE)
     settings = JoinSettings(
         controller=_parse_url(url),
         state=state.expanduser().absolute(),
@@ -60,6 +67,7 @@ def join(
         name=name,
         listen="" if no_gateway else listen,
         is_open=insecure,
+        gateway_flags=flags,
     )
     try:
         with hold_state_folder(settings):

@@ -8,7 +8,7 @@ import click
 from covey_api.instance import Instance
 from covey_api.kinds import Kind
 from covey_api.placement import Placement
-from covey_api.text import escape_controls
+from covey_api.text import TRANSITIONS, escape_controls, find_section
 
 from covey.commands.options import fleet_options, is_kind, namespace_of, namespace_option, parse_targets
 from covey.connect import Where, open_fleet
@@ -28,9 +28,12 @@ _LEAST_OVERLAP = 32
 @click.argument("target", nargs=-1, required=True)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes.")
 @click.option("--tail", type=click.IntRange(min=0), help="Lines to begin with; by default all that is kept for it.")
+@click.option("--transitions", is_flag=True, help="What became of them instead, and why: their last 128 transitions.")
 @namespace_option
 @fleet_options
-def logs(target: tuple[str, ...], follow: bool, tail: int | None, namespace: str | None, where: Where) -> None:
+def logs(
+    target: tuple[str, ...], follow: bool, tail: int | None, transitions: bool, namespace: str | None, where: Where
+) -> None:
     """Show what engines print.
 
     TARGET is an instance's name, instance/NAME, or placement/NAME for all of its instances; their lines then begin
@@ -38,8 +41,12 @@ def logs(target: tuple[str, ...], follow: bool, tail: int | None, namespace: str
     client are left out.
     """
     targets = parse_engines(target)
+    if transitions and follow:
+        raise CommandError("`--transitions` shows what was, so it can't be followed: leave `--follow` out")
     with open_fleet(where) as fleet:
-        items = _ask(fleet, targets, namespace)
+        items = _ask(fleet, targets, namespace, captures=transitions)
+        if transitions:
+            items = [{**item, "text": find_section(item["text"], TRANSITIONS)} for item in items]
         failed = _tell_errors(items, set())
         is_prefixed = len(items) > 1 or any(kind is Placement for kind, _ in targets)
         for item in items:

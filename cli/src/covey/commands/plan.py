@@ -35,7 +35,8 @@ def plan(filename: tuple[str, ...], described: str | None, output: str, namespac
     taking it that engines start.
 
     With --fleet no controller is asked: FILE holds Node documents that say what each machine is, in short
-    (`machine: {memory: 64Gi, devices: [{compute: Cuda, memory: 24Gi}]}` beside `spec`) or by the `status` that `covey
+    (`machine: {memory: 64Gi, devices: [{compute: Cuda, memory: 24Gi}]}` beside `spec`; `limit` in place of a device's
+    `memory` is what graphics on the processor's chip can fill of the machine's) or by the `status` that `covey
     get nodes -o yaml` prints. Models and Placements are in the same file or in -f. Exit code 1: a Placement is not
     served in full, or would not be once somebody asks.
     """

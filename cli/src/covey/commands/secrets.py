@@ -29,6 +29,7 @@ def key() -> None:
 @click.option("--tokens-per-minute", type=click.IntRange(1), help="Tokens of prompts and answers within a minute.")
 @click.option("--tokens-per-day", type=click.IntRange(1), help="The same within a day, UTC.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests at a time.")
+@click.option("--priority", type=int, help="Whose requests go first where they wait: higher ones; 0 unless given.")
 @namespace_option
 @fleet_options
 def create_key(name: str, namespace: str | None, where: Where, **limits: str | int | tuple[str, ...] | None) -> None:

@@ -15,6 +15,7 @@ from covey_fleet_client.files import describe_refusal
 from covey_fleet_client.tasks import flatten_errors
 from rich.console import Console
 
+from covey.commands.gateway_options import gateway_options, take_gateway_flags
 from covey.commands.options import state_option
 from covey.commands.source_options import parse_source, render_source_flags, source_options
 from covey.control import Control
@@ -28,6 +29,15 @@ from covey.up.progress import Outcome, wait_until_settled
 DEFAULT_PORT = 52415
 
 
+def _check_address(_context: click.Context, _parameter: click.Parameter, text: str | None) -> str | None:
+    """The controller would refuse it too, and be started again and again."""
+    if text is not None:
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65_535:
+            raise click.BadParameter(f"must be HOST:PORT with a port from 0 to 65535; got '{text}'")
+    return text
+
+
 @click.command()
 @click.argument("source", default=".")
 @click.option("--wait", is_flag=True, help="Show progress until every placement serves, then how to use it.")
@@ -35,6 +45,13 @@ DEFAULT_PORT = 52415
 @click.option("--port", type=click.IntRange(1, 65_535), default=DEFAULT_PORT, show_default=True, help="Gateway's port.")
 @click.option("--allow-empty", is_flag=True, help="An empty source deletes everything (else it deletes nothing).")
 @source_options
+@gateway_options
+@click.option(
+    "--metrics-listen",
+    metavar="HOST:PORT",
+    callback=_check_address,
+    help="Where the controller answers Prometheus; the gateway's figures are at /metrics of its own port.",
+)
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),
@@ -48,9 +65,10 @@ def up(
     headless: bool,
     port: int,
     allow_empty: bool,
+    metrics_listen: str | None,
     cache: Path | None,
     state: Path,
-    **source_flags: Any,
+    **flags: Any,
 ) -> None:
     """Run Covey on this machine, as YAML files say.
 
@@ -59,13 +77,16 @@ def up(
     PATH and REF may be left out: the whole repository, its default branch.
     """
     found = parse_source(source)
+    gateway_flags = take_gateway_flags(flags, f"127.0.0.1:{port}")
     settings = Settings(
         source=found,
         state=state.expanduser().absolute(),
         cache=cache.expanduser().absolute() if cache else None,
         port=port,
         allow_empty=allow_empty,
-        source_flags=render_source_flags(found, source_flags),
+        source_flags=render_source_flags(found, flags),
+        gateway_flags=gateway_flags,
+        metrics_listen=metrics_listen or "",
     )
     try:
         with hold_state_folder(settings) as was_killed:

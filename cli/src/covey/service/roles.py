@@ -120,9 +120,11 @@ def _anchor_click(command: click.Command, role: str, given: Sequence[str], folde
         if isinstance(parameter, click.Argument):
             argument = _anchor_source(str(value), folder) if role == "up" else str(value)
         elif sources.get(name) is click.core.ParameterSource.COMMANDLINE and isinstance(parameter, click.Option):
-            yield max(parameter.opts, key=len)
-            if not parameter.is_flag:
-                yield _anchor(str(value), folder) if isinstance(parameter.type, click.Path) else str(value)
+            given_values: tuple[Any, ...] = tuple(value or ()) if parameter.multiple else (value,)
+            for each in given_values:
+                yield max(parameter.opts, key=len)
+                if not parameter.is_flag:
+                    yield _anchor(str(each), folder) if isinstance(parameter.type, click.Path) else str(each)
     yield argument
 
 

@@ -18,6 +18,7 @@ from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import Identity, load_identity, render_name
 from covey_fleet_client.join import ensure_joined
 
+from covey.commands.gateway_options import choose_scheme
 from covey.errors import CommandError, ExitCode
 from covey.paths import TOKEN_SEPARATOR
 from covey.up.group import PartGroup
@@ -39,14 +40,22 @@ class JoinSettings:
     """HOST:PORT of the gateway; empty: no gateway."""
     is_open: bool
     """The gateway serves without keys, whoever reaches it."""
+    gateway_flags: tuple[str, ...] = ()
 
     @property
     def gateway_url(self) -> str:
-        return f"http://{self.listen}" if self.listen else ""
+        return f"{choose_scheme(self.gateway_flags)}://{self.listen}" if self.listen else ""
 
     @property
     def record(self) -> dict[str, str]:
         return {"gatewayUrl": self.gateway_url, "controller": self.controller}
+
+    def fleet_arguments(self) -> list[str]:
+        return ["--controller", self.controller, "--state", str(self.state)]
+
+    def gateway_arguments(self) -> list[str]:
+        is_open = ["--insecure"] if self.is_open else []
+        return [*self.fleet_arguments(), "--listen", self.listen, *is_open, *self.gateway_flags]
 
     def identities(self) -> list[tuple[Identity, CertificateRole, str]]:
         """Who this machine is to the fleet: `(identity, role, name)` of each part."""
@@ -93,19 +102,12 @@ class JoinedParent(PartGroup):
         super().__init__(settings.state, on_line)
         self._settings = settings
         self.agent = self.make_part("agent", self._agent_arguments)
-        self.gateway: Part | None = self.make_part("gateway", self._gateway_arguments) if settings.listen else None
+        self.gateway: Part | None = self.make_part("gateway", settings.gateway_arguments) if settings.listen else None
 
     def _agent_arguments(self) -> list[str]:
         cache = ["--cache", str(self._settings.cache)] if self._settings.cache else []
         name = ["--name", self._settings.name] if self._settings.name else []
-        return [*self._fleet_arguments(), *cache, *name]
-
-    def _gateway_arguments(self) -> list[str]:
-        is_open = ["--insecure"] if self._settings.is_open else []
-        return [*self._fleet_arguments(), "--listen", self._settings.listen, *is_open]
-
-    def _fleet_arguments(self) -> list[str]:
-        return ["--controller", self._settings.controller, "--state", str(self._settings.state)]
+        return [*self._settings.fleet_arguments(), *cache, *name]
 
     @asynccontextmanager
     async def run(self) -> AsyncGenerator[None]:

@@ -19,6 +19,7 @@ from covey_controller.stores.git.address import GitAddress
 from covey_fleet_client.files import describe_refusal, ensure_private_folder, write_private
 from covey_fleet_client.identity import load_identity
 
+from covey.commands.gateway_options import choose_scheme
 from covey.control import Control
 from covey.errors import CommandError, ExitCode
 from covey.up.group import PartGroup
@@ -46,10 +47,13 @@ class Settings:
     allow_empty: bool
     source_flags: tuple[str, ...] = ()
     """What else the controller is told about the source."""
+    gateway_flags: tuple[str, ...] = ()
+    metrics_listen: str = ""
+    """HOST:PORT of the controller's figures; empty: nowhere."""
 
     @property
     def gateway_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{choose_scheme(self.gateway_flags)}://127.0.0.1:{self.port}"
 
     @property
     def record(self) -> dict[str, str]:
@@ -95,6 +99,7 @@ class Parent(PartGroup):
             *listen,
             *extra,
             *settings.source_flags,
+            *(["--metrics-listen", settings.metrics_listen] if settings.metrics_listen else []),
         ]
 
     def _agent_arguments(self) -> list[str]:
@@ -103,7 +108,12 @@ class Parent(PartGroup):
         return [*self._fleet_arguments("agent"), *cache, "--blobs-port", "0"]
 
     def _gateway_arguments(self) -> list[str]:
-        return [*self._fleet_arguments("gateway"), "--listen", f"127.0.0.1:{self._settings.port}"]
+        return [
+            *self._fleet_arguments("gateway"),
+            "--listen",
+            f"127.0.0.1:{self._settings.port}",
+            *self._settings.gateway_flags,
+        ]
 
     def _fleet_arguments(self, part: str) -> list[str]:
         state = self._settings.state

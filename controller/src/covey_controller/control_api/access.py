@@ -12,6 +12,7 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from covey_controller.audit import name_caller
 from covey_controller.ports import Access, Caller, Reviewer, ReviewUnavailable
 from covey_controller.serving.answers import ApiError, ApiReason, host_of, unavailable
 from covey_controller.serving.refusals import SlowRefusals
@@ -54,6 +55,7 @@ class ControlAccess:
         """ApiError 401 for who isn't known, 403 for who may not, 429 and 503 for later."""
         try:
             caller = await self._identify(_parse_token(request), host_of(request))
+            name_caller(request, caller.user)
             if not await self._is_allowed(caller, access):
                 place = f" in namespace '{access.namespace}'" if access.namespace else " in all namespaces"
                 raise ApiError(

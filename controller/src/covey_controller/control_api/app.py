@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
 
+from covey_api.kinds import ObjectKey
 from covey_api.messages import MAX_BODY_BYTES
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from covey_controller.audit import Act, audited, name_caller, name_target, spell_key
 from covey_controller.control_api.edits import apply_text, create_access_key, delete_keys
 from covey_controller.control_api.messages import AccessKeyBody, ApplyBody, DeleteBody
 from covey_controller.control_api.objects import list_objects, parse_key, parse_plural, watch_objects
@@ -58,11 +60,18 @@ class ControlRoutes(KnowledgeRoutes):
 
     async def apply(self, request: Request) -> Response:
         body = await read_message(request, ApplyBody, MAX_BODY_BYTES)
-        return JSONResponse(await apply_text(self._source, body.text, body.name, body.author))
+        name_caller(request, body.author)
+        name_target(request, body.name)
+        applied = await apply_text(self._source, body.text, body.name, body.author)
+        keys = [ObjectKey(one["kind"], one["namespace"], one["name"]) for one in applied["results"]]
+        name_target(request, *map(spell_key, keys))
+        return JSONResponse(applied)
 
     async def delete(self, request: Request) -> Response:
         body = await read_message(request, DeleteBody, MAX_BODY_BYTES)
         keys = tuple(parse_key(key.kind, key.namespace, key.name) for key in body.keys)
+        name_caller(request, body.author)
+        name_target(request, *map(spell_key, keys))
         return JSONResponse(await delete_keys(self._source, keys, body.author))
 
     async def events(self, request: Request) -> Response:
@@ -80,10 +89,12 @@ class ControlRoutes(KnowledgeRoutes):
     async def create_key(self, request: Request) -> Response:
         self.require_ready()
         body = await read_message(request, AccessKeyBody, MAX_BODY_BYTES)
+        name_target(request, spell_key(ObjectKey("AccessKey", body.namespace, body.name)))
         return JSONResponse({"key": await create_access_key(self._source, self.explainer, body)})
 
     async def delete_key(self, request: Request) -> Response:
         key = parse_key("AccessKey", request.path_params["namespace"], request.path_params["name"])
+        name_target(request, spell_key(key))
         return JSONResponse(await delete_keys(self._source, (key,)))
 
 
@@ -110,8 +121,8 @@ def build_control_app(
             Route(f"{PREFIX}/objects/{{plural}}", routes.objects),
             Route(f"{PREFIX}/objects/{one}", routes.object),
             Route(f"{PREFIX}/watch", routes.watch),
-            Route(f"{PREFIX}/apply", routes.apply, methods=["POST"]),
-            Route(f"{PREFIX}/delete", routes.delete, methods=["POST"]),
+            Route(f"{PREFIX}/apply", audited(Act.APPLY, routes.apply), methods=["POST"]),
+            Route(f"{PREFIX}/delete", audited(Act.DELETE, routes.delete), methods=["POST"]),
             Route(f"{PREFIX}/check", routes.check, methods=["POST"]),
             Route(f"{PREFIX}/plan", routes.plan, methods=["POST"]),
             Route(f"{PREFIX}/why/{one}", routes.why),
@@ -122,11 +133,17 @@ def build_control_app(
             Route(f"{PREFIX}/source", routes.source),
             Route(f"{PREFIX}/source/refresh", routes.refresh_source, methods=["POST"]),
             Route(f"{PREFIX}/gateways", routes.gateways),
-            Route(f"{PREFIX}/gateways/{{name}}", routes.delete_gateway, methods=["DELETE"]),
-            Route(f"{PREFIX}/tokens", routes.create_token, methods=["POST"]),
-            Route(f"{PREFIX}/authority/rotate", routes.rotate_authority, methods=["POST"]),
-            Route(f"{PREFIX}/keys", routes.create_key, methods=["POST"]),
-            Route(f"{PREFIX}/keys/{{namespace}}/{{name}}", routes.delete_key, methods=["DELETE"]),
+            Route(
+                f"{PREFIX}/gateways/{{name}}", audited(Act.REMOVE_GATEWAY, routes.delete_gateway), methods=["DELETE"]
+            ),
+            Route(f"{PREFIX}/tokens", audited(Act.CREATE_TOKEN, routes.create_token), methods=["POST"]),
+            Route(
+                f"{PREFIX}/authority/rotate", audited(Act.ROTATE_AUTHORITY, routes.rotate_authority), methods=["POST"]
+            ),
+            Route(f"{PREFIX}/keys", audited(Act.CREATE_KEY, routes.create_key), methods=["POST"]),
+            Route(
+                f"{PREFIX}/keys/{{namespace}}/{{name}}", audited(Act.DELETE_KEY, routes.delete_key), methods=["DELETE"]
+            ),
         ],
         exception_handlers=error_renderers(),
     )

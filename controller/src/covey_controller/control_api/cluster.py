@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from covey_controller.audit import Act, audited
 from covey_controller.control_api.access import ControlAccess, Endpoint
 from covey_controller.control_api.app import PREFIX
 from covey_controller.control_api.routes import KnowledgeRoutes, key_of
@@ -42,8 +43,9 @@ def build_cluster_app(routes: KnowledgeRoutes, access: ControlAccess) -> Starlet
     def read(path: str, endpoint: Endpoint) -> Route:
         return Route(f"{PREFIX}/{path}", access.guard(endpoint, _read_access))
 
-    def write(path: str, endpoint: Endpoint, wanted: Access, method: str = "POST") -> Route:
-        return Route(f"{PREFIX}/{path}", access.guard(endpoint, lambda _: wanted), methods=[method])
+    def write(path: str, endpoint: Endpoint, wanted: Access, method: str = "POST", act: Act | None = None) -> Route:
+        guarded = access.guard(endpoint, lambda _: wanted)
+        return Route(f"{PREFIX}/{path}", guarded if act is None else audited(act, guarded), methods=[method])
 
     elsewhere = [
         Route(f"{PREFIX}/{path}{rest}", _refuse_objects, methods=_ANY_METHOD)
@@ -58,10 +60,18 @@ def build_cluster_app(routes: KnowledgeRoutes, access: ControlAccess) -> Starlet
             Route(f"{PREFIX}/logs/{one}", access.guard(routes.logs, _tell_access)),
             Route(f"{PREFIX}/capture/{one}", access.guard(routes.capture, _tell_access)),
             read("gateways", routes.gateways),
-            write("gateways/{name}", routes.delete_gateway, Access("delete", "gateways"), "DELETE"),
+            write(
+                "gateways/{name}",
+                routes.delete_gateway,
+                Access("delete", "gateways"),
+                "DELETE",
+                act=Act.REMOVE_GATEWAY,
+            ),
             write("plan", routes.plan, Access("get", "placements")),
-            write("tokens", routes.create_token, Access("create", "jointokens")),
-            write("authority/rotate", routes.rotate_authority, Access("update", "authorities")),
+            write("tokens", routes.create_token, Access("create", "jointokens"), act=Act.CREATE_TOKEN),
+            write(
+                "authority/rotate", routes.rotate_authority, Access("update", "authorities"), act=Act.ROTATE_AUTHORITY
+            ),
             *elsewhere,
         ],
         exception_handlers=error_renderers(),

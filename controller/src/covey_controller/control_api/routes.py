@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from covey_controller.audit import name_target
 from covey_controller.board import FORGET_SECONDS
 from covey_controller.control_api.edits import explain_refusals
 from covey_controller.control_api.messages import DocumentsBody, TokenBody
@@ -101,6 +102,7 @@ class KnowledgeRoutes:
     async def delete_gateway(self, request: Request) -> Response:
         """Refuse its certificates: its stream ends, keepers hear of it, and only a new join lets it in again."""
         name = request.path_params["name"]
+        name_target(request, f"gateway/{name[:64]}")
         connected = (session.name for session in self.explainer.gateways() if session.connected)
         if name not in self._denials.observe_issued(CertificateRole.GATEWAY, connected):
             raise ApiError(404, ApiReason.NOT_FOUND, f"no gateway '{name[:64]}' has a certificate of this fleet")
@@ -112,6 +114,7 @@ class KnowledgeRoutes:
 
     async def create_token(self, request: Request) -> Response:
         body = await read_message(request, TokenBody, MAX_BODY_BYTES)
+        name_target(request, f"token/{body.role}", f"uses/{body.uses}", f"ttlSeconds/{body.ttl_seconds}")
         try:
             token = await self._tokens.mint(body.role, body.uses, body.ttl_seconds, time.time())
         except ValueError as error:

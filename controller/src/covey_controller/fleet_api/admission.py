@@ -13,6 +13,7 @@ from covey_api.meta import MAX_NAME_LENGTH, NAME_PATTERN
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.requests import Request
 
+from covey_controller.audit import Act, record_act
 from covey_controller.authority import InvalidSigningRequest, parse_signing_request
 from covey_controller.denials import CertificateDenied, Denials
 from covey_controller.fleet_api.pods import PodRefused, Pods
@@ -93,7 +94,10 @@ class Admission:
             raise ApiError(_status_of(refused), refused.refusal, refused.message) from None
         except (VaultUnavailable, ReviewUnavailable) as error:
             raise unavailable(f"{wish.role} '{wish.name}' can't join now: {error}") from None
-        return await self._issue(wish, key, is_pod=is_pod)
+        answer = await self._issue(wish, key, is_pod=is_pod)
+        by = "a pod's ServiceAccount" if is_pod else "a join token"
+        record_act(Act.JOIN, (f"{wish.role}/{wish.name}",), by, host_of(request), "Done")
+        return answer
 
     async def _prove(self, bearer: str, wish: JoinRequest) -> bool:
         """The bearer may join as it wishes, as a pod or not. TokenRefused or PodRefused."""

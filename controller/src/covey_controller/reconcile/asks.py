@@ -150,7 +150,10 @@ def _is_known(model: Model, part: Part) -> bool:
 def _unknown_parts(draft: Draft) -> Iterator[tuple[ArtifactKey, list[Variant]]]:
     """With all variants that name it: whoever can run any of them can be asked."""
     found: dict[ArtifactKey, list[Variant]] = {}
-    for model in draft.models.values():
+    at_rest = draft.world.memory.resting_models
+    for key, model in draft.models.items():
+        if at_rest.get(key) is model:
+            continue
         for part in _parts_of(model):
             if not _is_known(model, part):
                 found.setdefault(part.key, []).append(part.variant)
@@ -185,7 +188,7 @@ def _open_ask(draft: Draft, key: ArtifactKey, variants: Sequence[Variant]) -> No
         draft.wake_at(draft.now + wait)
         return
     open_on = {node.name: sum(each.node == node.name for each in draft.asks.values()) for node in untried}
-    node = min(untried, key=lambda each: (open_on[each.name], each.name))
+    node = min(untried, key=lambda each: (_is_offline(each), open_on[each.name], each.name))
     if open_on[node.name] >= MAX_OPEN_PER_NODE:
         return
     ask = Ask(
@@ -196,6 +199,11 @@ def _open_ask(draft: Draft, key: ArtifactKey, variants: Sequence[Variant]) -> No
         sha256=key.sha256,
     )
     draft.asks[ask.id] = OpenAsk(ask, node.name, draft.now)
+
+
+def _is_offline(node: NodeSight) -> bool:
+    """Whether it knows by its cache alone what a source means."""
+    return node.node is not None and node.node.spec.offline
 
 
 def _ask_id(draft: Draft, key: ArtifactKey, node: str) -> str:

@@ -6,11 +6,13 @@ doesn't know what is there never lets it be stopped by leaving it out.
 """
 
 from collections.abc import Mapping
+from operator import is_
 
 from covey_api.instance import Instance, InstanceGoal
+from covey_api.kinds import ObjectKey
 from covey_api.messages import Ask, Assignments, MemberAssignment, MemberGoal
 from covey_api.meta import ObjectMeta
-from covey_api.model import ResolvedArtifact
+from covey_api.model import ResolvedArtifact, architecture_for
 from covey_api.node import NodeSpec
 
 from covey_controller.reconcile.draft import Draft
@@ -68,7 +70,7 @@ def _assign(
         and node.node is not None
         and before.spec is node.node.spec
         and len(before.members) == len(members)
-        and all(old is new for old, new in zip(before.members, members, strict=True))
+        and all(map(is_, before.members, members))
         and before.asks == asks
         and before.kept == kept
     ):
@@ -92,7 +94,29 @@ def _assign_member(
     if before is not None and before.instance.spec is instance.spec and _is_named(before.instance, instance):
         return before.changed(goal=goal)
     key, seal = draft.world.engine_key(instance.spec.instance_id), draft.world.seal_of(instance)
-    return MemberAssignment(instance=_bare(instance), member=member, goal=goal, key=key, seal=seal)
+    return MemberAssignment(
+        instance=_bare(instance),
+        member=member,
+        goal=goal,
+        key=key,
+        seal=seal,
+        architecture=_architecture_of(draft, instance),
+    )
+
+
+def _architecture_of(draft: Draft, instance: Instance) -> str:
+    """As a node read it of the very artifact; what a Model declares in its place is no fact."""
+    spec = instance.spec
+    model = draft.models.get(ObjectKey("Model", instance.metadata.namespace, spec.model))
+    for each in model.status.variants if model else ():
+        if (
+            each.name == spec.variant
+            and each.geometry
+            and each.artifact
+            and each.artifact.digest == spec.artifact.digest
+        ):
+            return architecture_for(spec.engine, each.geometry)
+    return ""
 
 
 def _is_named(bare: Instance, instance: Instance) -> bool:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from covey_api.access_key import AccessKey
 from covey_api.fleet import Fleet
 from covey_api.instance import Instance
-from covey_api.kinds import Kind, ObjectKey
+from covey_api.kinds import Kind, ObjectKey, Unreadable
 from covey_api.messages import NODE_SILENCE_SECONDS
 from covey_api.model import Model
 from covey_api.node import Node
@@ -34,9 +34,29 @@ PAUSE_SECONDS = 10.0
 K = TypeVar("K", bound=Kind)
 
 
-def _of_kind(objects: Mapping[ObjectKey, Kind], kind: type[K]) -> dict[ObjectKey, K]:
-    name = kind.__name__  # looked at first: it is quick
-    return {key: item for key, item in objects.items() if key.kind == name and isinstance(item, kind)}
+class _Stored:
+    """What is stored, looked through once."""
+
+    def __init__(self, stored: Mapping[ObjectKey, Kind]) -> None:
+        self._by_type: dict[type[Kind], dict[ObjectKey, Kind]] = {}
+        self.odd: list[Kind] = []
+        """What nobody can read, or is being deleted."""
+        self._gone: set[ObjectKey] = set()
+        for key, item in stored.items():
+            kind = type(item)
+            self._by_type.setdefault(kind, {})[key] = item
+            if kind is Unreadable or item.metadata.deletion_timestamp is not None:
+                self.odd.append(item)
+                if is_gone(item):
+                    self._gone.add(key)
+
+    def all_of(self, kind: type[K]) -> dict[ObjectKey, K]:
+        return {key: item for key, item in self._by_type.get(kind, {}).items() if isinstance(item, kind)}
+
+    def present(self, kind: type[K]) -> dict[ObjectKey, K]:
+        """Without what was let go of."""
+        found = self.all_of(kind)
+        return {key: item for key, item in found.items() if key not in self._gone} if self._gone else found
 
 
 def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> Draft:
@@ -44,17 +64,17 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
     memory = world.memory
     watched_since = world.led_since if memory.watching_since is None else memory.watching_since
     watching_since = now if was_paused(memory, now) else watched_since
-    present = {key: item for key, item in stored.items() if not is_gone(item)}
-    instances = _of_kind(present, Instance)
-    nodes = _of_kind(stored, Node)
+    known = _Stored(stored)
+    instances = known.present(Instance)
+    nodes = known.all_of(Node)
     sights = observe_nodes(nodes.values(), world.agents, world.led_since, watching_since, now)
     draft = Draft(
         world=world,
         now=now,
-        fleet=next(iter(_of_kind(stored, Fleet).values()), None),
-        models=_of_kind(stored, Model),
-        placements=_of_kind(present, Placement),
-        keys=tuple(_of_kind(stored, AccessKey).values()),
+        fleet=next(iter(known.all_of(Fleet).values()), None),
+        models=known.all_of(Model),
+        placements=known.present(Placement),
+        keys=tuple(known.all_of(AccessKey).values()),
         nodes=sights,
         sights={key: observe_instance(instance, sights) for key, instance in instances.items()},
         complete=memory.complete,
@@ -73,8 +93,8 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
         heard=memory.heard,
         doubts=memory.doubts,
         loads=dict(memory.loads),
-        taken_names=taken_names(stored.values()),
-        unreadable=unreadable_placements(stored.values()),
+        taken_names=taken_names(known.odd),
+        unreadable=unreadable_placements(known.odd),
     )
     draft.complete = memory.complete or _is_complete(draft, memory.expected)
     for node in sights.values():

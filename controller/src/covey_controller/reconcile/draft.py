@@ -8,6 +8,7 @@ from bisect import insort
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from operator import is_
 
 from covey_api.access_key import AccessKey
 from covey_api.engines import EngineName
@@ -20,7 +21,7 @@ from covey_api.node import Node
 from covey_api.placement import Failure, Placement
 from covey_api.reasons import EventReason
 from covey_planner.choice import Roster
-from covey_planner.types import Chosen, Decision, NodeView
+from covey_planner.types import Chosen, Decision, NodeState, NodeView
 
 from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance, reservations, view_node
 from covey_controller.reconcile.holding import held_bytes
@@ -31,6 +32,7 @@ from covey_controller.reconcile.world import (
     Backoff,
     Doubt,
     Drain,
+    Indexed,
     Load,
     LoadKey,
     OpenAsk,
@@ -104,6 +106,8 @@ class Draft:
     """As `Memory`'s, of this plan."""
     resting_nodes: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
     """As `Memory`'s, of this plan."""
+    resting_models: dict[ObjectKey, Model] = field(default_factory=dict[ObjectKey, Model])
+    """As `Memory`'s, of this plan."""
     resting_placements: dict[ObjectKey, RestingPlacement] = field(default_factory=dict[ObjectKey, RestingPlacement])
     """As `Memory`'s, of this plan."""
     resting: set[ObjectKey] = field(default_factory=set[ObjectKey])
@@ -127,6 +131,8 @@ class Draft:
     _creations: dict[ObjectKey, int] = field(default_factory=dict[ObjectKey, int])
     """Where in `actions` each Instance is created."""
     _offered: frozenset[EngineName] | None = None
+    _held: frozenset[str] | None = None
+    _is_held_known: bool = False
     _of_placement: dict[ObjectKey, list[ObjectKey]] | None = None
 
     def note(self, key: ObjectKey, reason: EventReason, message: str, *, warning: bool = False) -> None:
@@ -164,6 +170,15 @@ class Draft:
             reports = (node.report for node in self.nodes.values() if node.report is not None)
             self._offered = frozenset(lane.engine for report in reports for lane in report.lanes or ())
         return self._offered
+
+    def held_digests(self) -> frozenset[str] | None:
+        """Of files that some node has. None while no node is offline: nobody asks then."""
+        if not self._is_held_known:
+            self._is_held_known = True
+            if any(node.node is not None and node.node.spec.offline for node in self.nodes.values()):
+                here = (node.report for node in self.nodes.values() if node.state is NodeState.READY)
+                self._held = frozenset(digest for report in here if report for digest in report.blobs or ())
+        return self._held
 
     def roster(self) -> Roster:
         """Nodes for the planner, with what has been reserved up to now."""
@@ -271,6 +286,13 @@ def _hold(roster: Roster, view: NodeView, taken: Mapping[str, int]) -> None:
 def _owner(instance: Instance) -> ObjectKey:
     key = instance.key
     return ObjectKey("Placement", key.namespace, instance.spec.placement)
+
+
+def index_again(objects: tuple[Kind, ...], known: Indexed | None) -> Indexed:
+    """As the last plan had them, while they are the very same: most plans come of a report."""
+    if known is not None and len(known.objects) == len(objects) and all(map(is_, known.objects, objects)):
+        return known
+    return Indexed(objects, index_objects(objects))
 
 
 def index_objects(objects: Iterable[Kind]) -> dict[ObjectKey, Kind]:

@@ -41,6 +41,7 @@ FORGET_SECONDS = 600.0
 _NEEDS_A_PERSON = frozenset(
     {
         FailureCause.ARTIFACT_CORRUPT,
+        FailureCause.SIGNATURE_REFUSED,
         FailureCause.NO_USABLE_ENGINE,
         FailureCause.MISSING_LIBRARY,
         FailureCause.DISK_FULL,

@@ -22,6 +22,9 @@ from covey_api.placement import Placement
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.outcomes import DeleteObject, HoldObject
 
+# A tuple: quicker than a union.
+_HELD = (Placement, Instance, Node)
+
 
 def is_held(item: Kind) -> bool:
     return DRAIN_FINALIZER in item.metadata.finalizers
@@ -63,7 +66,9 @@ def unreadable_placements(objects: Iterable[Kind]) -> frozenset[ObjectKey]:
 def plan_finalizers(draft: Draft, objects: Iterable[Kind]) -> None:
     """Hold what is not held, and let go of what can't be read and is to be deleted."""
     for item in objects:
-        if isinstance(item, Placement | Instance | Node) and not is_leaving(item) and not is_held(item):
+        if isinstance(item, _HELD):
+            if is_held(item) or is_leaving(item):
+                continue
             metadata = item.metadata.model_copy(update={"finalizers": (*item.metadata.finalizers, DRAIN_FINALIZER)})
             draft.actions.append(HoldObject(item.model_copy(update={"metadata": metadata})))
         elif _is_unreadable(item) and is_leaving(item) and is_held(item) and not draft.sights_of(item.key):
@@ -71,4 +76,4 @@ def plan_finalizers(draft: Draft, objects: Iterable[Kind]) -> None:
 
 
 def _is_unreadable(item: Kind) -> bool:
-    return type(item) is Unreadable  # quicker than `isinstance`, and it has no subclass
+    return type(item) is Unreadable

@@ -12,6 +12,7 @@ from covey_api.instance import Instance, MemberPhase
 from covey_api.messages import NODE_SILENCE_SECONDS, Endpoints, MemberReport, Report
 from covey_api.node import Node, NodeSpec
 from covey_api.units import parse_quantity
+from covey_planner.fit.limits import limit_pools
 from covey_planner.fit.reserves import reserve_bytes
 from covey_planner.types import NodeState, NodeView, Pool
 
@@ -207,6 +208,7 @@ def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
         )
         for pool in (facts.pools if facts else ())
     )
+    pools += tuple(limit_pools(lanes))
     view = NodeView(
         name=sight.name,
         state=sight.state,
@@ -217,6 +219,7 @@ def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
         cpu_cores=facts.cpu_cores if facts else 1,
         cached=frozenset(report.blobs or ()) if report else frozenset(),
         taints=sight.node.spec.taints if sight.node else (),
+        is_offline=sight.node is not None and sight.node.spec.offline,
     )
     held: dict[str, int] = {}
     for holder in holders:

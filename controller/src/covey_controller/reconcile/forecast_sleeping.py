@@ -47,7 +47,7 @@ def _wish(draft: Draft, key: ObjectKey, placement: Placement) -> Wish | None:
     if model is None:
         return None
     failed = failed_lanes(placement.status.failures)
-    return render_wish(placement, model, draft.fleet, failed, (), draft.offered_engines())
+    return render_wish(placement, model, draft.fleet, failed, (), draft.offered_engines(), draft.held_digests())
 
 
 def _entry(draft: Draft, key: ObjectKey, wish: Wish) -> Entry:

@@ -13,6 +13,7 @@ from covey_api.units import format_bytes
 from covey_planner.choice import choose
 from covey_planner.text.shape import render_shape, shape_data
 
+from covey_controller.reconcile.better import list_better, render_better
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.forecast import Forecast, spec_of
 from covey_controller.reconcile.forecast_nodes import (
@@ -45,6 +46,7 @@ def render_forecast(
         "rolls": rolls,
         "stalls": stalls,
         "waits": waits,
+        "better": _better(made),
         "sleeps": list_sleeping(draft_of(made.end, made.now)),
         "downloads": list_downloads(made, _coming(made)),
         "nodes": list_nodes(made),
@@ -147,6 +149,17 @@ def _lacking(draft: Draft, key: ObjectKey, placement: Placement) -> Entry:
     }
 
 
+def _better(made: Forecast) -> list[Entry]:
+    """What serves in the end, and would gain elsewhere."""
+    draft = draft_of(made.end, made.now)
+    return [
+        {"namespace": key.namespace, "placement": key.name, **each}
+        for key, placement in draft.placements.items()
+        if (wish := wish_of(draft, key, placement)) is not None
+        for each in list_better(draft, key, wish)
+    ]
+
+
 def _instances(world: World) -> Mapping[str, Instance]:
     """By instanceId, in the order of their names: one that is replaced may leave its name to another."""
     found = sorted((item for item in world.objects if isinstance(item, Instance)), key=lambda item: item.key)
@@ -209,6 +222,7 @@ def _lines(found: Entry) -> Iterator[str]:
         yield from (f"        {line}" for line in each["together"])
     for each in found["waits"]:
         yield f"waits:  placement/{each['name']}: {each['reason']}: {each['message']}"
+    yield from (f"could:  {line}" for line in render_better(found["better"]))
     yield from render_sleeping(found["sleeps"])
     if not any(found[name] for name in ("comes", "goes", "stalls", "waits")):
         yield "no instance comes or goes"

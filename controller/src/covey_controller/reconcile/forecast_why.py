@@ -65,7 +65,15 @@ def wish_of(draft: Draft, key: ObjectKey, placement: Placement) -> Wish | None:
     if model is None:
         return None
     failed = failed_lanes(placement.status.failures)
-    return render_wish(placement, model, draft.fleet, failed, running_instances(draft, key), draft.offered_engines())
+    return render_wish(
+        placement,
+        model,
+        draft.fleet,
+        failed,
+        running_instances(draft, key),
+        draft.offered_engines(),
+        draft.held_digests(),
+    )
 
 
 def draft_of(world: World, now: float) -> Draft:

@@ -8,12 +8,14 @@ holds nothing.
 
 from covey_api.engines import HOST_POOL
 from covey_api.instance import InstanceSpec
+from covey_planner.fit.limits import limit_name, on_device_bytes
 from covey_planner.types import NodeView
 
 
 def held_bytes(view: NodeView, spec: InstanceSpec) -> dict[str, int]:
     """Stamped bytes by pool, of its members on this node."""
     known = {pool.name for pool in view.pools}
+    limits = {lane.pool: limit_name(lane) for lane in view.lanes if lane.limit_bytes and lane.compute is spec.compute}
     held: dict[str, int] = {}
     for member in spec.members:
         if member.node != view.name:
@@ -21,6 +23,8 @@ def held_bytes(view: NodeView, spec: InstanceSpec) -> dict[str, int]:
         for costs in member.costs:
             pool = HOST_POOL if costs.pool not in known and _fills_host(view, spec) else costs.pool
             held[pool] = held.get(pool, 0) + costs.total_bytes
+            if (name := limits.get(pool)) is not None:
+                held[name] = held.get(name, 0) + on_device_bytes(costs)
     return held
 
 

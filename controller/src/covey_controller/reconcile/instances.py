@@ -56,7 +56,15 @@ def plan_placement(draft: Draft, key: ObjectKey, placement: Placement) -> None:
     if count_missing(replicas, progressing.wanted) == 0 and all(r.standing is not Standing.FAILED for r in replicas):
         return
     failed = failed_lanes(progressing.failures)
-    wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key), draft.offered_engines())
+    wish = render_wish(
+        placement,
+        model,
+        draft.fleet,
+        failed,
+        running_instances(draft, key),
+        draft.offered_engines(),
+        draft.held_digests(),
+    )
     maker = InstanceMaker(draft, key, placement, model, revision)
     retry_failed(maker, wish, [replica.name for replica in replicas if replica.standing is Standing.FAILED])
     _place_missing(maker, wish, observe_replicas(draft, key, revision), progressing)
@@ -64,8 +72,12 @@ def plan_placement(draft: Draft, key: ObjectKey, placement: Placement) -> None:
 
 def _observe_revision(draft: Draft, key: ObjectKey, placement: Placement, model: Model) -> str:
     known = draft.world.memory.revisions.get(key)
-    if known is None or known.placement is not placement.spec or known.model is not model.spec:
-        known = Revised(placement.spec, model.spec, revision_of(placement, model))
+    annotations = placement.metadata.annotations
+    made_from = (placement.spec, annotations, model.spec)
+    if known is None or any(
+        old is not new for old, new in zip((known.placement, known.annotations, known.model), made_from, strict=True)
+    ):
+        known = Revised(*made_from, revision_of(placement, model))
     draft.revisions[key] = known
     return known.revision
 

@@ -80,7 +80,14 @@ def explain_missing_engine(draft: Draft, model: Model) -> str:
         return ""
     engines = sorted({engine.value for variant in model.spec.variants for engine in variant.engines})
     cure = _LLAMA_SERVER_CURE if EngineName.LLAMA_SERVER in engines else _NAMED_CURE
-    return f"no node offers {' or '.join(engines)}. {cure}; the agent's log says what it found"
+    found = [
+        f"node '{node.name}' says of {each.engine}: {each.message}"
+        for node in sorted(told, key=lambda node: node.name)
+        for each in (node.report.unusable if node.report else None) or ()
+        if each.engine.value in engines
+    ]
+    what = f". {found[0]}" if found else "; the agent's log says what it found"
+    return f"no node offers {' or '.join(engines)}. {cure}{what}"
 
 
 _LLAMA_SERVER_CURE = (

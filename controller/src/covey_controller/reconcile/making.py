@@ -1,10 +1,11 @@
 """Makes Instances of one Placement at one revision: all that is stamped on them, and their names."""
 
-from covey_api.instance import Instance, InstanceGoal, InstanceSpec, Member
+from covey_api.instance import Instance, InstanceGoal, InstanceSpec, Member, StampedCompanion
 from covey_api.kinds import ObjectKey
-from covey_api.model import Model
+from covey_api.model import Model, ResolvedArtifact
 from covey_api.placement import Placement
 from covey_api.reasons import EventReason
+from covey_api.trust import Proof, SignedBy
 from covey_planner.types import Chosen
 
 from covey_controller.reconcile.draft import Draft
@@ -49,6 +50,7 @@ class InstanceMaker:
     def _stamp(self, chosen: Chosen, instance_id: str) -> InstanceSpec:
         wish = self.placement.spec
         variant = next(each for each in self.model.spec.variants if each.name == chosen.variant)
+        beside = dict(variant.companions)
         return InstanceSpec(
             instance_id=instance_id,
             placement=self.key.name,
@@ -58,8 +60,15 @@ class InstanceMaker:
             term=self.draft.world.term,
             engine=chosen.lane.engine,
             compute=chosen.lane.compute,
-            artifact=chosen.artifact,
-            companions=chosen.companions,
+            engine_version=find_pin(self.draft, chosen),
+            artifact=demand_proof(self.model, variant.signature, chosen.artifact),
+            companions=tuple(
+                StampedCompanion(
+                    role=each.role,
+                    artifact=demand_proof(self.model, beside[each.role].signature, each.artifact),
+                )
+                for each in chosen.companions
+            ),
             task=self.model.spec.tasks[0],
             options=chosen.options,
             runtime=variant.runtime,
@@ -67,6 +76,25 @@ class InstanceMaker:
             startup_seconds=wish.timeouts.startup_seconds,
             drain_seconds=wish.rollout.drain_seconds,
         )
+
+
+def find_pin(draft: Draft, chosen: Chosen) -> str:
+    """The Node's, or else the Fleet's; empty also where the lane's program is the operator's."""
+    if not chosen.lane.versions:
+        return ""
+    sight = draft.nodes.get(chosen.node)
+    overrides = sight.node.spec.engines if sight is not None and sight.node is not None else ()
+    pins = (*overrides, *(draft.fleet.spec.engines if draft.fleet is not None else ()))
+    return next((each.version for each in pins if each.engine is chosen.lane.engine and each.version), "")
+
+
+def demand_proof(model: Model, signature: str | None, artifact: ResolvedArtifact) -> ResolvedArtifact:
+    """With the signature that the Model demands of it: its node looks at that before an engine gets the file."""
+    trust = model.spec.trust
+    if trust.requires is not Proof.SIGNATURE:
+        return artifact
+    # The schema demands one; of a Model that is older than that rule nothing is believed.
+    return artifact.model_copy(update={"proof": SignedBy(signature=signature or "", signers=trust.signers)})
 
 
 def running_instances(draft: Draft, key: ObjectKey) -> list[Instance]:

@@ -13,6 +13,7 @@ Order of one plan:
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from covey_api.kinds import ObjectKey
 from covey_api.messages import Assignments
@@ -26,7 +27,7 @@ from covey_controller.reconcile.assignments import plan_assignments
 from covey_controller.reconcile.begin import begin_draft, expected_nodes
 from covey_controller.reconcile.calibrate import plan_calibrations
 from covey_controller.reconcile.doubts import observe_doubts
-from covey_controller.reconcile.draft import Draft, index_objects, node_key
+from covey_controller.reconcile.draft import Draft, index_again, node_key
 from covey_controller.reconcile.drains import observe_losses, plan_drains
 from covey_controller.reconcile.failures import observe_absence
 from covey_controller.reconcile.finalizers import held_metadata, is_held, is_leaving, plan_finalizers
@@ -47,7 +48,8 @@ MAX_SLEEP_SECONDS = 30.0
 
 def plan(world: World, now: float) -> Plan:
     """What to do now, and why."""
-    stored = index_objects(world.objects)
+    indexed = index_again(world.objects, world.memory.indexed)
+    stored = indexed.by_key
     draft = begin_draft(world, stored, now)
     plan_finalizers(draft, stored.values())
     _plan_nodes(draft)
@@ -82,7 +84,7 @@ def plan(world: World, now: float) -> Plan:
         endpoints_unacted=keep_drained(draft, endpoints) if endpoints and draft.actions else None,
         statuses=tuple(draft.statuses),
         notes=tuple(draft.notes),
-        memory=_remember(draft, assignments),
+        memory=replace(_remember(draft, assignments), indexed=indexed),
         used_answers=tuple(draft.used_answers),
         wake_at=min((*draft.deadlines, now + MAX_SLEEP_SECONDS)),
         spending=draft.spending,
@@ -146,4 +148,5 @@ def _remember(draft: Draft, assignments: Mapping[str, Assignments]) -> Memory:
         assignments=assignments,
         resting_nodes=draft.resting_nodes,
         resting_placements=draft.resting_placements,
+        resting_models=draft.resting_models,
     )

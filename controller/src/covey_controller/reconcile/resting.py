@@ -36,7 +36,7 @@ def observe_node_rest(draft: Draft, sight: NodeSight, failing: Collection[str]) 
         return None
     if agent.rival is not None and draft.now < agent.rival + NODE_SILENCE_SECONDS:
         return None
-    return (report.version, sight.node, sight.state, report.facts, report.lanes, report.members)
+    return (report.version, sight.node, sight.state, report.facts, report.lanes, report.members, report.unusable)
 
 
 def keep_resting(draft: Draft, key: ObjectKey, placement: Placement) -> bool:
@@ -99,7 +99,8 @@ def _is_refused(draft: Draft, key: ObjectKey, outcome: Outcome) -> bool:
 def _observe_fleet(draft: Draft) -> tuple[object, ...]:
     """All that a refusal depends on: nodes and what is reserved on them, but for strays; once per plan.
 
-    Not the files on their disks: those make one place better than another, and none out of nothing.
+    Not the files on their disks: those make one place better than another, and none out of nothing, but for a node that
+    is offline.
     """
     if draft.fleet_seen is None:
         nodes = tuple(
@@ -107,7 +108,7 @@ def _observe_fleet(draft: Draft) -> tuple[object, ...]:
             for name, sight in draft.nodes.items()
         )
         held = tuple(sight.instance.spec for sight in draft.sights.values())
-        draft.fleet_seen = (draft.fleet, nodes, held)
+        draft.fleet_seen = (draft.fleet, nodes, held, draft.held_digests())
     return draft.fleet_seen
 
 

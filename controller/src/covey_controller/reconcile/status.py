@@ -23,6 +23,7 @@ from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled, Wa
 from covey_controller.reconcile.paths import observe_path_failures, plan_path_condition
 from covey_controller.reconcile.resting import observe_node_rest
 from covey_controller.reconcile.table import address_of, front_of, refused_aliases, refused_keys
+from covey_controller.reconcile.unusable import plan_unusable_condition
 from covey_controller.reconcile.usage import count_key
 
 _PHASES = {
@@ -48,9 +49,14 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
     """Write what differs; note each change of `Ready`."""
     refused = refused_aliases(draft.models)
     for key, model in draft.models.items():
-        before = stored.get(key)
-        if isinstance(before, Model):
-            _write(draft, before, before.status, model.status, judge_model(draft, model, refused.get(key, {})))
+        before, aliases = stored.get(key), refused.get(key, {})
+        if not aliases and draft.world.memory.resting_models.get(key) is model:
+            draft.resting_models[key] = model
+        elif isinstance(before, Model):
+            said, outcome = len(draft.statuses) + len(draft.notes), judge_model(draft, model, aliases)
+            _write(draft, before, before.status, model.status, outcome)
+            if isinstance(outcome, Done) and len(draft.statuses) + len(draft.notes) == said:
+                draft.resting_models[key] = model
     failures = observe_path_failures(draft)
     for node in draft.nodes.values():
         seen = observe_node_rest(draft, node, failures)
@@ -115,13 +121,14 @@ def _observed_node(stored: Node, node: NodeSight) -> Status:
         facts=report.facts or before.facts,
         lanes=lanes,
         lane_names=join_names(f"{lane.engine}/{lane.compute}" for lane in lanes),
+        unusable_names=join_names(each.engine.value for each in report.unusable or ()),
     )
 
 
 def _node_conditions(draft: Draft, node: NodeSight, failures: Mapping[str, tuple[str, ...]]) -> tuple[Claim, ...]:
     path = plan_path_condition(draft, node, node.node, failures) if node.node is not None else ()
     own = (*_stray_condition(draft, node), *_unsealed_condition(draft, node), *_contested_condition(draft, node))
-    return (*own, *path)
+    return (*own, *plan_unusable_condition(draft, node), *path)
 
 
 def _contested_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:

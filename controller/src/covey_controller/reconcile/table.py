@@ -10,6 +10,7 @@ from datetime import datetime
 from urllib.parse import urlsplit
 
 from covey_api.access_key import AccessKey
+from covey_api.engines import KvLayout
 from covey_api.instance import Instance, InstanceGoal, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.messages import ClientKey, Endpoint, Endpoints, ModelState, Progress, ServedModel
@@ -60,16 +61,18 @@ def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outc
         models=models,
         endpoints=ordered,
         keys=client_keys,
-        gateways=_sharers(draft, client_keys),
+        gateways=_sharers(draft, client_keys, ordered),
     )
 
 
-def _sharers(draft: Draft, keys: Iterable[ClientKey]) -> tuple[str, ...]:
-    """Gateways among whom limits are shared; none where there are none, so that a table is as it was when one comes.
+def _sharers(draft: Draft, keys: Iterable[ClientKey], endpoints: Iterable[Endpoint]) -> tuple[str, ...]:
+    """Gateways among whom limits and caches are shared; none where there are none, so that a table is as it was when
+    one comes.
 
     One that is lost counts until its requests are over: its clients may be served by its table until then.
     """
-    if not any(key.requests_per_minute or key.tokens_per_minute or key.concurrency for key in keys):
+    is_limited = any(key.requests_per_minute or key.tokens_per_minute or key.concurrency for key in keys)
+    if not is_limited and not any(endpoint.kv_tokens for endpoint in endpoints):
         return ()
     for gateway in draft.world.gateways:
         if not gateway.connected:
@@ -141,6 +144,7 @@ def _render_endpoint(draft: Draft, sight: Sight, before: Endpoint | None) -> End
         timeouts=_timeouts_of(draft, namespace, spec.placement),
         target=_target_of(draft, namespace, spec.placement),
         doubted=_is_doubted(draft, sight),
+        kv_tokens=spec.options.context_tokens if spec.options.kv_layout is KvLayout.UNIFIED else 0,
     )
 
 

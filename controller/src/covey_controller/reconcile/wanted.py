@@ -8,7 +8,7 @@ from covey_api.engines import EngineName, KvCacheType
 from covey_api.fleet import Fleet
 from covey_api.instance import Instance
 from covey_api.kinds import ObjectKey
-from covey_api.model import Model, Variant, VariantStatus
+from covey_api.model import Model, ResolvedArtifact, Variant, VariantStatus
 from covey_api.placement import Failure, Placement
 from covey_api.units import parse_quantity
 from covey_planner.fit.calibration import formula_of
@@ -41,7 +41,9 @@ def fresh_status(model: Model, variant: Variant) -> VariantStatus | None:
     return None
 
 
-def view_variant(model: Model, variant: Variant, offered: Collection[EngineName]) -> VariantView:
+def view_variant(
+    model: Model, variant: Variant, offered: Collection[EngineName], held: Collection[str] | None = None
+) -> VariantView:
     """A variant for the planner. `spec.geometry` beats what the header says; the artifact is always a node's answer."""
     status = fresh_status(model, variant)
     artifact = status.artifact if status else None
@@ -54,9 +56,24 @@ def view_variant(model: Model, variant: Variant, offered: Collection[EngineName]
     }
     is_offered = any(engine in offered for engine in variant.engines)
     beside = tuple(_view_companion(model, variant, role) for role, _ in variant.companions)
+    files = [artifact, *(each.artifact for each in beside)]
     return VariantView(
-        variant.name, variant.format, variant.engines, geometry, artifact, error, known, is_offered, beside
+        variant.name,
+        variant.format,
+        variant.engines,
+        geometry,
+        artifact,
+        error,
+        known,
+        is_offered,
+        beside,
+        is_held=held is None or all(_is_held(each, held) for each in files if each is not None),
     )
+
+
+def _is_held(artifact: ResolvedArtifact, held: Collection[str]) -> bool:
+    """What is a file of each machine's own is looked for there."""
+    return artifact.digest in held or artifact.source.startswith("file:")
 
 
 def _view_companion(model: Model, variant: Variant, role: CompanionRole) -> CompanionView:
@@ -73,17 +90,19 @@ def render_wish(
     failed: Iterable[Barred],
     running: Iterable[Instance],
     offered: Collection[EngineName] = tuple(EngineName),
+    held: Collection[str] | None = None,
 ) -> Wish:
     """The Placement with the Model's and the Fleet's defaults filled in.
 
     `running`: its Instances with goal Run. `offered`: engines of which some node has a lane.
+    `held`: digests of files that some node has, where it matters.
     """
     spec = placement.spec
     default_type = fleet.spec.kv_cache.type if fleet else KvCacheType.F16
     return Wish(
         placement=placement.metadata.name,
         model=model.metadata.name,
-        variants=tuple(view_variant(model, variant, offered) for variant in model.spec.variants),
+        variants=tuple(view_variant(model, variant, offered, held) for variant in model.spec.variants),
         engines=spec.engines,
         selector=spec.nodes.selector,
         include=frozenset(spec.nodes.include),
@@ -99,6 +118,7 @@ def render_wish(
         tolerations=spec.nodes.tolerations,
         expected_requests=max(spec.concurrency, spec.scaling.target if spec.scaling else 0),
         task=model.spec.tasks[0],
+        computes=spec.nodes.computes,
     )
 
 

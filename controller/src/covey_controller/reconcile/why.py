@@ -16,6 +16,7 @@ from covey_planner.fit.calibration import explain_factor, formula_of
 from covey_planner.text import WhyPlacement, render_why, why_data
 
 from covey_controller.reconcile.begin import begin_draft
+from covey_controller.reconcile.better import list_better, render_better
 from covey_controller.reconcile.companions import find_companion
 from covey_controller.reconcile.draft import Draft, index_objects
 from covey_controller.reconcile.drains import why_quiet
@@ -73,7 +74,15 @@ def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Ex
         text, data = _conditions(placement)
         return f"{key}: no Model '{placement.spec.model_ref.name}' in namespace '{key.namespace}'\n{text}", data
     failed = failed_lanes(placement.status.failures)
-    wish = render_wish(placement, model, draft.fleet, failed, running_instances(draft, key), draft.offered_engines())
+    wish = render_wish(
+        placement,
+        model,
+        draft.fleet,
+        failed,
+        running_instances(draft, key),
+        draft.offered_engines(),
+        draft.held_digests(),
+    )
     decision = choose(wish, draft.roster(), 1)
     pending = decision.pending
     why = WhyPlacement(
@@ -92,7 +101,9 @@ def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Ex
         f"{each.message}\n"
         for each in placement.status.failures
     )
-    return text + failures + render_why(why), data | why_data(why)
+    better = list_better(draft, key, wish)
+    text += failures + render_why(why) + "".join(f"\n{line}\n" for line in render_better(better))
+    return text, data | why_data(why) | {"better": better}
 
 
 def _priority(placement: Placement) -> str:
@@ -154,6 +165,8 @@ def _explain_instance(draft: Draft, sight: Sight) -> Explanation:
         f"goal {spec.goal}, attempt {spec.attempt}, revision {spec.revision}, {spec.options.slots} slots of "
         f"{spec.options.context_tokens} tokens",
     ]
+    if spec.engine_version:
+        lines.append(f"engine {spec.engine}, pinned to version {spec.engine_version} when it was made")
     for member, stamped in zip(sight.members, spec.members, strict=True):
         costs = ", ".join(f"{format_bytes(each.total_bytes)} of pool '{each.pool}'" for each in stamped.costs)
         lines.append(f"member {member.name} on node '{stamped.node}': {member.phase}, holds {costs}")
@@ -178,6 +191,8 @@ def _explain_node(draft: Draft, node: Node) -> Explanation:
         )
         pools.append({"name": pool.name, "totalBytes": pool.total_bytes, "reservedBytes": pool.reserved_bytes})
     lines += [f"lane {lane.engine}/{lane.compute}: {lane.state} {lane.version}".rstrip() for lane in view.lanes]
+    lacks = {f"{lane.engine} {lane.version}".rstrip(): lane.lacks for lane in view.lanes if lane.lacks}
+    lines += [f"{build} has no code for models of architecture {', '.join(names)}" for build, names in lacks.items()]
     names = sorted(instance.metadata.name for instance in here)
     lines.append(f"runs: {', '.join(names) or 'nothing'}")
     return "\n".join(line for line in lines if line) + "\n", data | {"pools": pools, "instances": names}
@@ -186,6 +201,7 @@ def _explain_node(draft: Draft, node: Node) -> Explanation:
 def _conditions(item: Placement | Model | Instance | Node) -> Explanation:
     """The object's conditions, as `describe` shows them."""
     conditions = item.status.conditions
-    ready = [each for each in conditions if each.type in ("Ready", "StrayInstances", "UnsealedInstances")]
+    told = ("Ready", "StrayInstances", "UnsealedInstances", "NameContested", "UnusableEngines", "DataPathReachable")
+    ready = [each for each in conditions if each.type in told]
     text = "".join(f"{each.type} is {each.status}: {each.reason}: {each.message}\n" for each in ready)
     return text, {"conditions": [each.to_wire() for each in conditions]}

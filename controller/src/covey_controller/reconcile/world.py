@@ -14,7 +14,7 @@ from typing import NamedTuple
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, KeyUsage, Order, Report
-from covey_api.model import ModelSpec
+from covey_api.model import Model, ModelSpec
 from covey_api.placement import PlacementSpec
 from covey_api.reasons import ReadyReason
 from covey_planner.types import Barred, Decision
@@ -160,8 +160,17 @@ class Revised:
     """A revision with what it was made from: while both are the same objects still, so is it."""
 
     placement: PlacementSpec
+    annotations: Mapping[str, str]
     model: ModelSpec
     revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """Objects, and the same by key, sorted."""
+
+    objects: tuple[Kind, ...]
+    by_key: Mapping[ObjectKey, Kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +275,10 @@ class Memory:
     resting_nodes: Mapping[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
     """By name: what the status of a Node was made from when there was nothing to write and nothing to note."""
     resting_placements: Mapping[ObjectKey, RestingPlacement] = field(default_factory=dict[ObjectKey, RestingPlacement])
+    resting_models: Mapping[ObjectKey, Model] = field(default_factory=dict[ObjectKey, Model])
+    """Those of which all is known and said."""
+    indexed: Indexed | None = field(default=None, compare=False)
+    """What the last plan looked through."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def _check_key(credential: str | None, keys: Mapping[bytes, Key], now: float) ->
         return _no_key("the key that was sent is not known here; `covey key create` makes one")
     if key.expires_at is not None and now >= key.expires_at:
         return _no_key(f"the key '{key.full_name}' has expired; `covey key create` makes another")
-    return Caller(key.namespace, can_cross=False, key=key.full_name, models=key.models)
+    return Caller(key.namespace, can_cross=False, key=key.full_name, models=key.models, priority=key.priority)
 
 
 def _no_key(message: str) -> ApiError:

@@ -36,8 +36,12 @@ def choose_target(
     excluded: str | None = None,
     conversation: int | None = None,
     homes: Homes | None = None,
+    *,
+    are_alike: bool = False,
 ) -> Target | NoneFree:
-    """1. Leave out the one that just failed for this request, and those set aside.
+    """`are_alike`: all are of one size.
+
+    1. Leave out the one that just failed for this request, and those set aside.
     2. Leave out those with `MAX_OUTSTANDING_PER_SLOT` requests per slot.
     3. Those that nobody doubts if there are any: on a doubted one a request may wait until its agent ends it, while one
        that is unconfirmed and gone is set aside by its first request.
@@ -47,6 +51,10 @@ def choose_target(
     7. The lowest (in flight + 1) / (slots x weight).
     8. Ties in turns.
     """
+    if conversation is None:
+        plain = _find_idle(targets, loads, turn, excluded) if are_alike else None
+        if plain is not None or (plain := _choose_plainly(targets, loads, turn, excluded)) is not None:
+            return plain
     answering = [
         target
         for target in targets
@@ -70,6 +78,43 @@ def choose_target(
     lowest = min(scores)
     tied = [target for target, score in zip(preferred, scores, strict=True) if score == lowest]
     return tied[turn % len(tied)]
+
+
+def _find_idle(targets: Sequence[Target], loads: Mapping[str, Load], turn: int, excluded: str | None) -> Target | None:
+    """The first from the one whose turn it is that has nothing to do: of one size none can be better."""
+    count = len(targets)
+    for number in range(turn, turn + count):
+        target = targets[number % count]
+        load = loads.get(target.id, IDLE)
+        is_idle = not (load.in_flight or load.left_at or load.is_silent or load.aside is not None)
+        if is_idle and target.confirmed and not target.doubted and target.id != excluded:
+            return target
+    return None
+
+
+def _choose_plainly(
+    targets: Sequence[Target], loads: Mapping[str, Load], turn: int, excluded: str | None
+) -> Target | None:
+    """The same in one walk, where every endpoint is as good as another but for its load, as nearly always; None: one
+    isn't."""
+    lowest, tied = math.inf, list[Target]()
+    for target in targets:
+        load = loads.get(target.id, IDLE)
+        if (
+            load.aside is not None
+            or load.is_silent
+            or load.in_flight >= target.slots * MAX_OUTSTANDING_PER_SLOT
+            or target.doubted
+            or not target.confirmed
+            or target.id == excluded
+        ):
+            return None
+        score = (load.in_flight + len(load.left_at) + 1) / (target.slots * target.weight)
+        if score < lowest:
+            lowest, tied = score, [target]
+        elif score == lowest:
+            tied.append(target)
+    return tied[turn % len(tied)] if tied else None
 
 
 def _seconds_until_open(targets: Sequence[Target], loads: Mapping[str, Load], now: float) -> int:

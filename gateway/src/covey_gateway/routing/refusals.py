@@ -45,14 +45,13 @@ def refuse_window(model: ServedModel, request: Request, window: int | None) -> A
     if window is None:
         return None
     if request.max_tokens is not None and request.max_tokens >= window:
-        found, what = request.max_tokens, "`max_tokens`"
+        field, must = request.limit_field, f"below that; got {request.max_tokens}"
     elif request.window_tokens > window:
-        found, what = request.window_tokens, "`num_ctx`"
+        field, must = "options.num_ctx", f"at most that; got {request.window_tokens}"
     else:
         return None
     takes = f"model '{model.name}' takes at most {window} tokens here, prompt and answer"
-    message = f"{takes}; {what} must be below that; got {found}"
-    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, "max_tokens")
+    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"{takes}; `{field}` must be {must}", field)
 
 
 def refuse_unready(model: ServedModel) -> ApiError:
@@ -85,6 +84,21 @@ def refuse_none_free(model: ServedModel, found: NoneFree) -> ApiError:
         return ApiError(503, ErrorCode.OVERLOADED, message, retry_after_seconds=found.retry_after_seconds)
     message = f"no endpoint of model '{model.name}' answers; those that refused are tried again soon"
     return ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=found.retry_after_seconds)
+
+
+def refuse_pool(model: str, tokens: int, pool_tokens: int) -> ApiError:
+    """What is more than the whole of a cache that slots share, as far as its bytes tell."""
+    message = (
+        f"the request may come to {tokens} tokens, by its bytes and `max_tokens`; model '{model}' has room for "
+        f"{pool_tokens} at a time here. Shorten it, or ask for fewer"
+    )
+    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, "max_tokens")
+
+
+def refuse_displaced(model: str) -> ApiError:
+    """One of many of its key, for one of a key that has fewer."""
+    words = f"as many requests wait for model '{model}' as may, and most are this key's; try again"
+    return ApiError(503, ErrorCode.OVERLOADED, words, retry_after_seconds=1)
 
 
 def refuse_spent(key: str, spent: Spent) -> ApiError:

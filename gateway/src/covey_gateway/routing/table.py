@@ -12,6 +12,7 @@ from covey_api.messages import ClientKey, Endpoint, Endpoints, Order, ServedMode
 from covey_api.meta import DEFAULT_NAMESPACE
 from covey_api.placement import RequestTimeouts
 
+from covey_gateway.limits import MAX_SENT, OUTPUT_TOKENS
 from covey_gateway.routing.quotas import NO_LIMITS, Limits
 
 NO_ORDER = Order(term=-1, serial=-1)
@@ -55,6 +56,12 @@ class Target:
     no_way: str = ""
     """Why there is none."""
     timeouts: RequestTimeouts = field(default_factory=RequestTimeouts)
+    most_sent: int = MAX_SENT
+    """Requests that a gateway sends at a time; more wait here."""
+    kv_tokens: int = 0
+    """What fits into the cache that all slots share; 0: each has its own window."""
+    output_tokens: int = OUTPUT_TOKENS
+    """How long an answer may be that its client set no bound, where the cache is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ class Key:
     """Names of Models that it may ask for; None: all of its namespace."""
     limits: Limits = NO_LIMITS
     """Of the whole fleet."""
+    priority: int = 0
 
     @property
     def full_name(self) -> str:
@@ -87,6 +95,8 @@ class Caller:
     """`namespace/name` of the key that was sent; empty: none, or one that isn't ours."""
     models: frozenset[str] | None = None
     """Names of Models that are theirs to ask for; None: all."""
+    priority: int = 0
+    """Of its requests in line before an endpoint."""
 
     def may_ask(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -105,6 +115,10 @@ class RoutingTable:
     """By digest."""
     gateways: tuple[str, ...] = ()
     """Among whom limits of keys are shared."""
+    windows: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """The widest that an endpoint has, of models of which one says."""
+    alike: frozenset[tuple[str, str]] = frozenset()
+    """Models whose endpoints are all of one size."""
 
     def resolve(self, caller: Caller, asked: str) -> ServedModel | None:
         name = self.aliases.get((caller.namespace, asked), asked)
@@ -151,7 +165,12 @@ def build_table(
     for key in sorted(keys, key=lambda key: (key.namespace, key.name)):
         by_digest.setdefault(key.digest, key)
     by_model = {model: tuple(list_) for model, list_ in at.items()}
-    return RoutingTable(order, by_name, aliases, by_model, by_digest, gateways)
+    windows = {model: max(target.context_tokens or 0 for target in list_) for model, list_ in at.items()}
+    windows = {model: window for model, window in windows.items() if window}
+    alike = frozenset(
+        name for name, list_ in at.items() if len({target.slots * target.weight for target in list_}) == 1
+    )
+    return RoutingTable(order, by_name, aliases, by_model, by_digest, gateways, windows, alike)
 
 
 def parse_endpoints(snapshot: Endpoints, machine: str | None) -> RoutingTable:
@@ -185,6 +204,8 @@ def parse_endpoint(endpoint: Endpoint, machine: str | None) -> Target:
         front=front,
         no_way=no_way,
         timeouts=endpoint.timeouts,
+        most_sent=max(1, endpoint.slots),
+        kv_tokens=endpoint.kv_tokens,
     )
 
 
@@ -217,7 +238,7 @@ def parse_key(key: ClientKey) -> Key:
             expires_at = 0.0
     limits = Limits(key.requests_per_minute, key.tokens_per_minute, key.tokens_per_day, key.concurrency)
     models = None if key.models is None else frozenset(key.models)
-    return Key(key.namespace, key.name, parse_hash(key.hash), expires_at, models, limits)
+    return Key(key.namespace, key.name, parse_hash(key.hash), expires_at, models, limits, key.priority)
 
 
 def parse_hash(text: str) -> bytes:

@@ -104,6 +104,15 @@ def count(usage: dict[str, Any], name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
+def sum_usage(usages: list[dict[str, Any]]) -> dict[str, Any]:
+    """llama-server counts each of `n` choices by itself; their prompt is one."""
+    if len(usages) == 1:
+        return usages[0]
+    completion = sum(count(usage, "completion_tokens") for usage in usages)
+    prompt = count(usages[0], "prompt_tokens")
+    return usages[0] | {"completion_tokens": completion, "total_tokens": prompt + completion}
+
+
 def count_within(usage: dict[str, Any], group: str, name: str) -> int:
     """A number one level below: `prompt_tokens_details.cached_tokens`."""
     inner = usage.get(group)

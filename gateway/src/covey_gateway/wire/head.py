@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.wire.errors import ApiError, invalid_request
+from covey_gateway.wire.tracing import Trace, parse_trace
 
 # Browsers and SDKs send 10 to 30 headers in 2 kB.
 MAX_HEADERS = 100
@@ -40,6 +41,7 @@ class RequestHead:
     """The longest that the client wants to be held for (`x-covey-hold`); None: it doesn't say."""
     session: bytes = b""
     """The conversation, as the client names it (`x-session-id`); empty: it doesn't."""
+    trace: Trace | None = None
 
 
 def parse_head(
@@ -82,6 +84,7 @@ def parse_head(
         expects_continue=version == "1.1" and seen.get(b"expect", b"").lower() == b"100-continue",
         hold_seconds=hold_seconds,
         session=seen.get(b"x-session-id", b""),
+        trace=parse_trace(headers) if b"traceparent" in seen else None,
     )
 
 

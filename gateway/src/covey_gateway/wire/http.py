@@ -60,12 +60,14 @@ def render_chunk(content: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(content), content)
 
 
-def render_engine_head(host: str, port: int, path: str, key: str, request_id: str, body_bytes: int) -> bytes:
-    """A request to an engine."""
+def render_engine_head(
+    host: str, port: int, path: str, key: str, request_id: str, body_bytes: int, trace: str = ""
+) -> bytes:
+    """A request to an engine. `trace`: header lines, each with its end."""
     authorization = f"authorization: Bearer {key}\r\n" if key else ""
     return (
         f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\n{authorization}content-type: application/json\r\n"
-        f"accept: text/event-stream\r\nx-request-id: {request_id}\r\ncontent-length: {body_bytes}\r\n\r\n"
+        f"accept: text/event-stream\r\nx-request-id: {request_id}\r\n{trace}content-length: {body_bytes}\r\n\r\n"
     ).encode()
 
 

@@ -46,6 +46,14 @@ class Pictured:
         return replace(self.request, fields={**self.request.fields, _FIELD: self._messages})
 
 
+def place_image(messages: list[dict[str, Any]], told: str) -> str:
+    """Where the first image of a rendered chat is, as an adapter told it; else in the chat itself.
+
+    An image that an adapter forgot to tell of would be looked at by nobody, and its URL be fetched by the engine.
+    """
+    return told or (_FIELD if next(_images(messages), None) is not None else "")
+
+
 def find_images(request: Request) -> Pictured | ApiError:
     """1. Every image has a URL. 2. It is an image's data URL, or one to fetch. 3. Not too many of these."""
     messages = request.fields[_FIELD]

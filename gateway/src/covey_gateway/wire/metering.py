@@ -168,7 +168,8 @@ class Meter:
             return NO_COST  # nothing is read or generated: a tokenizer answers
         if self._is_single:
             for events in self._last:
-                self._read_events(events)
+                if b'"prompt_tokens"' in events or b'"predicted_n"' in events or _PROGRESS in events:
+                    self._read_events(events)
             self._last.clear()
         if self._ended or self._running:
             return self._sum_timings([*self._ended, *self._running.values()], is_estimated=bool(self._running))

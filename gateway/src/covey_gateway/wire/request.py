@@ -15,6 +15,8 @@ from covey_api.engines import EngineName
 
 from covey_gateway.wire.errors import ApiError
 
+TAG = ":latest"
+"""What Ollama's clients put behind a name that has no tag."""
 TRUE = msgspec.Raw(b"true")
 # An engine whose answer is put together or translated here is asked to count tokens.
 WITH_USAGE = msgspec.Raw(b'{"include_usage":true}')
@@ -90,6 +92,10 @@ class Request:
     """Answers to each prompt, where there may be several of both."""
     is_single: bool = True
     """Whether it has one prompt and one answer."""
+    prompt_field: str = "messages"
+    """What its format calls the prompt."""
+    limit_field: str = "max_tokens"
+    """What its format calls the most tokens of an answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from covey_gateway.limits import MAX_EVENT_BYTES
 
 _ENDS = (b"\n\n", b"\r\n\r\n")
 DONE = b"[DONE]"
+ERROR_FIELD = b"error:"
+"""Engines that write their error as a field of its own; SDKs read past it."""
 
 
 class EventTooLong(Exception):
@@ -18,13 +20,11 @@ class EventTooLong(Exception):
 class EventBuffer:
     """Cuts a byte stream at ends of events."""
 
-    __slots__ = ("_rest", "_tail", "last")
+    __slots__ = ("_rest", "_tail")
 
     def __init__(self) -> None:
         self._rest = b""
         self._tail = b""
-        self.last = b""
-        """The whole events passed on last."""
 
     def feed(self, piece: bytes) -> bytes:
         """The whole events that are there by now, perhaps none. EventTooLong when one that isn't exceeds its bound."""
@@ -37,7 +37,6 @@ class EventBuffer:
             if len(self._rest) > MAX_EVENT_BYTES:
                 raise EventTooLong
         if piece:
-            self.last = piece
             self._tail = (self._tail + piece[-32:])[-32:]
         return piece
 
@@ -57,6 +56,11 @@ def split_events(events: bytes) -> Iterator[bytes]:
     for event in events.replace(b"\r\n", b"\n").split(b"\n\n"):
         if event:
             yield event + b"\n\n"
+
+
+def may_tell_error(events: bytes) -> bool:
+    """Whether it is worth a look: an `error` as a key or a value of JSON, whose texts escape quotes, or as a field."""
+    return b'"error"' in events or events.startswith(ERROR_FIELD) or b"\n" + ERROR_FIELD in events
 
 
 def split_data(events: bytes) -> Iterator[bytes]:

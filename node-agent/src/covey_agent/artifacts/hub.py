@@ -44,9 +44,12 @@ _FILE_NAME = re.compile(rf"(?=.{{1,{MAX_FILE_NAME_LENGTH}}}$){FILE_NAME_PATTERN}
 class HubSettings:
     endpoint: str = DEFAULT_ENDPOINT
     token: str = field(default="", repr=False)
+    token_path: Path | None = None
+    """Where the token is, if it isn't given: read at each use, so that a new one is taken without a restart."""
 
     @property
     def origin(self) -> Origin:
+        token = self.token or (_checked(_read_token(self.token_path).strip()) if self.token_path else "")
         return Origin(
             says="as the hub says",
             check=f"Check HF_ENDPOINT ('{self.endpoint}').",
@@ -55,7 +58,7 @@ class HubSettings:
                 "by HF_TOKEN or `hf auth login`, and see the repository's page with that account."
             ),
             missing="there is no such repository, revision or file. Change the source.",
-            token=self.token,
+            token=token,
         )
 
 
@@ -91,8 +94,8 @@ def observe_hub_settings(environment: Mapping[str, str], home: Path) -> HubSetti
     token = environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN") or ""
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     folder = Path(environment.get("HF_HOME") or cache / "huggingface").expanduser()
-    token = token or _read_token(Path(environment.get("HF_TOKEN_PATH") or folder / "token").expanduser())
-    return HubSettings(endpoint, _checked(token.strip()))
+    path = Path(environment.get("HF_TOKEN_PATH") or folder / "token").expanduser()
+    return HubSettings(endpoint, _checked(token.strip()), path)
 
 
 def _read_token(path: Path) -> str:

@@ -24,7 +24,7 @@ from covey_agent.artifacts.header import Header, find_unmeasured, read_geometry,
 from covey_agent.artifacts.hub import HubFile, HubSettings, Repository
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.together import do_together, fetch_together
-from covey_agent.artifacts.web import Web, corrupt, persist, unavailable
+from covey_agent.artifacts.web import Origin, Web, corrupt, persist, unavailable
 from covey_agent.ports import OnTransfer
 
 # The largest repositories list some 10,000 files.
@@ -44,7 +44,10 @@ class HubFiles:
         self._cache = cache
         self._downloader = downloader
         self._settings = settings
-        self._origin = settings.origin
+
+    @property
+    def _origin(self) -> Origin:
+        return self._settings.origin
 
     async def read_header(self, source: str, parsed: HubSource, sha256: str) -> tuple[ResolvedArtifact, Header]:
         found = await self._resolve(parsed)

@@ -66,6 +66,8 @@ class IndexFile:
     """Empty when the page gives none."""
     size_bytes: int
     """Zero when the page doesn't say."""
+    provenance: str = ""
+    """Where its publisher's attestations are (PEP 740); empty when the page says nowhere."""
 
 
 def origin_of(url: str) -> str:
@@ -172,7 +174,9 @@ def _parse_json(text: str, url: str) -> tuple[IndexFile, ...]:
         if isinstance(filename, str) and isinstance(link, str):
             target, _ = split_login(urljoin(url, link))
             size_bytes = size if isinstance(size, int) and size > 0 else 0
-            found.append(IndexFile(filename, target, _digest(sha256), size_bytes))
+            proof = fields.get("provenance")
+            provenance, _ = split_login(urljoin(url, proof)) if isinstance(proof, str) and proof else ("", None)
+            found.append(IndexFile(filename, target, _digest(sha256), size_bytes, provenance))
     return tuple(found)
 
 
@@ -186,14 +190,16 @@ class _Links(HTMLParser):
     def __init__(self, url: str) -> None:
         super().__init__()
         self.base = url
-        self.links: list[str] = []
+        self.links: list[tuple[str, str]] = []
+        """Each with where its provenance is."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        href = dict(attrs).get("href")
+        found = dict(attrs)
+        href, proof = found.get("href"), found.get("data-provenance")
         if tag == "base" and href:
             self.base = urljoin(self.base, href)
         elif tag == "a" and href:
-            self.links.append(urljoin(self.base, href))
+            self.links.append((urljoin(self.base, href), urljoin(self.base, proof) if proof else ""))
 
 
 def _parse_html(text: str, url: str) -> tuple[IndexFile, ...]:
@@ -201,12 +207,12 @@ def _parse_html(text: str, url: str) -> tuple[IndexFile, ...]:
     parser.feed(text)
     parser.close()
     found: list[IndexFile] = []
-    for link in parser.links:
+    for link, proof in parser.links:
         target, _ = split_login(link)
         target, _, fragment = target.partition("#")
         name, _, value = fragment.partition("=")
         filename = PurePosixPath(unquote(urlsplit(target).path)).name
-        found.append(IndexFile(filename, target, _digest(value) if name == "sha256" else "", 0))
+        found.append(IndexFile(filename, target, _digest(value) if name == "sha256" else "", 0, split_login(proof)[0]))
     return tuple(found)
 
 

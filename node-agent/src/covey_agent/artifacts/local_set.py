@@ -46,7 +46,7 @@ class LocalSets:
         sizes = await run_to_end(observe_set, path)
         heads = {f"file '{each}'": (read_pieces(str(each)), size) for each, size in sizes.items()}
         geometry = await find_unmeasured(read_gguf_set(heads, f"the {len(sizes)} files of '{path}'"))
-        files = () if sha256 else await self._observe_files(sizes)
+        files = () if sha256 else await self.observe_files(sizes)
         artifact = ResolvedArtifact(
             source=source,
             name=next(iter(sizes)).name,
@@ -59,14 +59,14 @@ class LocalSets:
     async def fetch(self, artifact: ResolvedArtifact, path: str, on_transfer: OnTransfer) -> Path:
         """The first file, once the content of all is known to be the artifact's."""
         sizes = await run_to_end(observe_set, path)
-        found = digest_of(await self._observe_files(sizes))
+        found = digest_of(await self.observe_files(sizes))
         if found != artifact.sha256:
             raise _changed(path, artifact.sha256 or "", found)
         self._verified.add(found)
         on_transfer(Transfer(artifact.size_bytes, artifact.size_bytes, 0))
         return next(iter(sizes))
 
-    async def _observe_files(self, sizes: dict[Path, int]) -> tuple[ArtifactFile, ...]:
+    async def observe_files(self, sizes: dict[Path, int]) -> tuple[ArtifactFile, ...]:
         """One after the other: a disk that reads several at once is slower."""
         return tuple(
             [

@@ -25,7 +25,7 @@ from covey_agent.artifacts.hub import HubSettings
 from covey_agent.artifacts.hub_files import HubFiles
 from covey_agent.artifacts.installed import read_installed
 from covey_agent.artifacts.local import LocalFiles
-from covey_agent.artifacts.local_set import LocalSets, is_of_set
+from covey_agent.artifacts.local_set import LocalSets, is_of_set, observe_set
 from covey_agent.artifacts.pages import find_file, list_files
 from covey_agent.artifacts.recorded import find_recorded_digest
 from covey_agent.artifacts.remote import RemoteFile
@@ -201,6 +201,17 @@ class NodeArtifacts:
             return await self._fetch(artifact, on_transfer)
         except OSError as error:
             raise self._cache.room.explain(error, artifact.name, artifact.size_bytes) from error
+
+    async def list_files(self, artifact: ResolvedArtifact, path: Path) -> dict[str, str]:
+        """sha256 of each file of an artifact that was fetched to `path`, by name."""
+        if artifact.files:
+            return {file.name: file.sha256 for file in artifact.files}
+        parsed = _parse(artifact.source)
+        if isinstance(parsed, FileSource) and is_of_set(path.name):
+            files = await self._sets.observe_files(await run_to_end(observe_set, parsed.path))
+            return {file.name: file.sha256 for file in files}
+        # What came out of a wheel is named by its digest in the cache.
+        return {artifact.name: artifact.sha256 or path.name}
 
     async def _fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         parsed = _parse(artifact.source)

@@ -144,6 +144,8 @@ class Web:
         self.patience = patience
         self.pace = Pace()
         """For bodies that are fetched whole."""
+        self.is_offline = False
+        """Nobody is asked anything."""
         self._netrc = read_netrc(settings)
         # They log every URL whole, and what an index redirects to may be signed.
         for library in ("httpx", "httpcore"):
@@ -178,6 +180,9 @@ class Web:
     async def _open(
         self, client: httpx.AsyncClient, url: str, headers: Mapping[str, str], origin: Origin
     ) -> AsyncGenerator[httpx.Response]:
+        if self.is_offline:
+            words = f"{_place(url, origin)} isn't asked, since this Node is offline (`spec.offline`)"
+            raise unavailable(f"{words}. Let another node fetch it, or bring it into the cache.")
         first = url
         for hop in range(_MAX_REDIRECTS + 1):
             place = _place(url, origin)

@@ -8,7 +8,6 @@ three methods, of which one would forget to leave a client's words out.
 
 import asyncio
 import re
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from covey_api.reasons import FailureCause
 
 from covey_agent.engines.libraries import explain_missing_library
 from covey_agent.engines.proof import MAX_ANSWER_BYTES, explain_unproven, read_answer
+from covey_agent.keeper.observed import explain_status
 from covey_agent.keeper.output import EXIT_TAIL_BYTES, drop_cut_line
 from covey_agent.ports import AgentError, EngineProgram, Launch
 
@@ -43,6 +43,8 @@ class Start:
     port: int
     key: str
     companions: Mapping[CompanionRole, Path] = field(default_factory=dict[CompanionRole, Path])
+    donors: tuple[int, ...] = ()
+    """Ports of loopback at which a driver finds its donors."""
 
     @property
     def key_file(self) -> Path:
@@ -72,7 +74,8 @@ class Counters:
     path: str
     pattern: re.Pattern[str]
     asked: re.Pattern[str] | None = None
-    """Finds how many requests are under way or wait. Only of a page that the thread which generates answers itself."""
+    """Finds how many requests are under way or wait. Only of a page that the thread which generates answers itself, or
+    where each request has a thread of its own that does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ class Description:
     counters: Counters | None = None
     loads_companions: bool = False
     """Whether it can be given a projector and a draft model."""
+    takes_donors: bool = False
+    """Whether it can compute layers on other nodes (`engines.donors`)."""
 
 
 class Adapter:
@@ -108,7 +113,10 @@ class Adapter:
         port: int,
         key: str,
         companions: tuple[Path, ...] = (),
+        donors: tuple[int, ...] = (),
     ) -> Launch:
+        if donors and not self._description.takes_donors:
+            raise AgentError(FailureCause.NO_USABLE_ENGINE, f"engine '{self.engine}' takes no donors")
         stamped = instance.spec.companions
         if stamped and not self._description.loads_companions:
             names = " and ".join(f"a {each.role.lower()}" for each in stamped)
@@ -118,7 +126,7 @@ class Adapter:
                 "variant of its own, without.",
             )
         beside = {each.role: path for each, path in zip(stamped, companions, strict=True)}
-        return self._description.render(Start(program, instance, weights, folder, port, key, beside))
+        return self._description.render(Start(program, instance, weights, folder, port, key, beside, donors))
 
     async def explain_unready(self, instance: Instance, port: int, key: str) -> str:
         return await explain_unproven(self._http, instance, port, key)
@@ -154,21 +162,11 @@ class Adapter:
         tail = self.blank(drop_cut_line(tail, EXIT_TAIL_BYTES))
         if missing := explain_missing_library("the engine", tail):
             return FailureCause.MISSING_LIBRARY, missing
-        words = f"{render_status(status)}{quote_last_error(tail)}"
+        words = f"{explain_status(status)}{quote_last_error(tail)}"
         for sign in self._description.signs:
             if sign.pattern.search(tail) and not (sign.is_only_of_exits and status < 0):
                 return sign.cause, f"{sign.prefix}{words}"
         return (FailureCause.KILLED if status < 0 else FailureCause.EXITED), words
-
-
-def render_status(status: int) -> str:
-    """`ended by SIGKILL`, `exited with code 1`."""
-    if status >= 0:
-        return f"exited with code {status}"
-    try:
-        return f"ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"ended by signal {-status}"
 
 
 def quote_last_error(tail: str) -> str:

@@ -51,14 +51,16 @@ class VllmSource:
         lane = Lane(engine=self.engine, compute=Compute.CPU, state=LaneState.INSTALLED, version=version, pool=HOST_POOL)
         return (lane,)
 
-    async def ensure(self, override: EngineOverride | None, on_transfer: OnTransfer) -> EngineProgram:
+    async def ensure(
+        self, override: EngineOverride | None, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
         program = self._find(override)
         if program is None:
             raise unusable(_NONE)
         identity = identify(program.path)
         if identity not in self._sound:
-            version = await ask_version(program, _VERSION_SECONDS)
-            self._sound = {identity: EngineProgram(program.path, {}, version, "")}
+            found = await ask_version(program, _VERSION_SECONDS)
+            self._sound = {identity: EngineProgram(program.path, {}, found, "")}
         return self._sound[identity]
 
     async def _sees_card(self) -> bool:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import uv
 from covey_api.reasons import FailureCause
@@ -77,14 +78,25 @@ class Recipe:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-class Environment:
-    """One recipe in this cache."""
+class Provenances(Protocol):
+    """Who looks at what publishers say of their files."""
 
-    def __init__(self, recipe: Recipe, web: Web, cache: Cache, downloader: Downloader) -> None:
+    async def check(self, file: PinnedFile, url: str) -> None:
+        """AgentError where what is at `url` doesn't say that this file is its publisher's."""
+        ...
+
+
+class Environment:
+    """One recipe in this cache. `provenances`: None where the pinned digests are all that is looked at."""
+
+    def __init__(
+        self, recipe: Recipe, web: Web, cache: Cache, downloader: Downloader, provenances: Provenances | None = None
+    ) -> None:
         self.recipe = recipe
         self._web = web
         self._cache = cache
         self._downloader = downloader
+        self._provenances = provenances
         self._flights = Flights()
         self._folder = cache.envs / recipe.digest
 
@@ -141,6 +153,8 @@ class Environment:
         if taken is not None:
             return taken
         found = await find_file(self._web, file.project, file.filename, file.sha256)
+        if self._provenances is not None and found.provenance:
+            await self._provenances.check(file, found.provenance)
         remote = Remote(found.url, file.filename, file.sha256, file.size_bytes)
         return await self._downloader.download(remote, tell, beside_bytes=self.recipe.installed_bytes)
 

@@ -46,13 +46,16 @@ class EngineDevice:
     """`Host` where the device shares the machine's memory."""
     total_bytes: int
     available_bytes: int
+    limit_bytes: int = 0
+    """The most that it can fill of the host's memory, where it shares that; 0: not known, or all."""
 
 
-def parse_devices(text: str, set_aside: tuple[int, int] = (0, 0)) -> tuple[EngineDevice, ...]:
+def parse_devices(text: str, set_aside: tuple[int, int] = (0, 0), reach: int = 0) -> tuple[EngineDevice, ...]:
     """Devices in the output of `--list-devices` that have memory and an own compute.
 
     `set_aside`: total and free of what the firmware took from the host's memory for a processor's AMD graphics, as the
-    kernel counts it. Of a device on the chip the engine lists the host's free memory.
+    kernel counts it. Of a device on the chip the engine lists the host's free memory. `reach`: what AMD's driver lets
+    such graphics fill, by default their own and half of the host's memory.
 
     1. Vulkan on a device that shares the host's memory (`uma: 1`): left out, as slow as the CPU or slower there.
     2. ROCm on such a device, where most of what it fills was set aside for it: that is a pool of its own, for the host
@@ -68,13 +71,14 @@ def parse_devices(text: str, set_aside: tuple[int, int] = (0, 0)) -> tuple[Engin
         name, compute = f"{prefix}{number}", _COMPUTES.get(prefix)
         if compute is None or int(total) == 0 or name in unified or _SOFTWARE.search(description):
             continue
+        limit_bytes = 0
         pool, total_bytes, free_bytes = name, int(total) * _MIB, int(free) * _MIB
         if _is_of_host(compute, description, architectures.get(name, "")):
             if compute is Compute.ROCM and 2 * set_aside[0] > total_bytes:
                 total_bytes, free_bytes = min(total_bytes, set_aside[0]), set_aside[1]
             else:
-                pool = HOST_POOL
-        found.append(EngineDevice(name, description, compute, pool, total_bytes, free_bytes))
+                pool, limit_bytes = HOST_POOL, reach if compute is Compute.ROCM else 0
+        found.append(EngineDevice(name, description, compute, pool, total_bytes, free_bytes, limit_bytes))
     carded = {device.compute for device in found if device.pool != HOST_POOL}
     return tuple(device for device in found if device.pool != HOST_POOL or device.compute not in carded)
 
@@ -91,9 +95,15 @@ def _is_of_host(compute: Compute, description: str, architecture: str) -> bool:
             return False
 
 
-def plan_lanes(version: str, digest: str, state: LaneState, devices: tuple[EngineDevice, ...]) -> tuple[Lane, ...]:
+def plan_lanes(
+    version: str,
+    digest: str,
+    state: LaneState,
+    devices: tuple[EngineDevice, ...],
+    versions: tuple[str, ...] = (),
+) -> tuple[Lane, ...]:
     """One lane per device, then the CPU."""
-    pools = [*((device.compute, device.pool) for device in devices), (Compute.CPU, HOST_POOL)]
+    pools = [(device.compute, device.pool, device.limit_bytes) for device in devices]
     return tuple(
         Lane(
             engine=EngineName.LLAMA_SERVER,
@@ -102,9 +112,11 @@ def plan_lanes(version: str, digest: str, state: LaneState, devices: tuple[Engin
             version=version,
             digest=digest,
             pool=pool,
+            versions=versions,
+            limit_bytes=limit,
             companions=tuple(CompanionRole),
         )
-        for compute, pool in dict.fromkeys(pools)
+        for compute, pool, limit in dict.fromkeys([*pools, (Compute.CPU, HOST_POOL, 0)])
     )
 
 

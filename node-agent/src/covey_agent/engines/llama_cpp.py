@@ -21,5 +21,12 @@ def render(start: Start) -> Launch:
 
 
 LLAMA_CPP = Description(
-    EngineName.LLAMA_CPP, render, SIGNS, counters=Counters("/metrics", re.compile(r"^covey_engine_work_total (\S+)"))
+    EngineName.LLAMA_CPP,
+    render,
+    SIGNS,
+    counters=Counters(
+        "/metrics",
+        re.compile(r"^covey_engine_work_total (\S+)", re.MULTILINE),
+        re.compile(r"^covey_engine_requests ([0-9]+)$", re.MULTILINE),
+    ),
 )

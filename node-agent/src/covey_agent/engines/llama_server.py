@@ -14,7 +14,7 @@ import re
 
 from covey_api.companion import CompanionRole
 from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, KvLayout, Task
-from covey_api.instance import Instance
+from covey_api.instance import Instance, MemberRole
 from covey_api.reasons import FailureCause
 from covey_api.runtime import LlamaServerRuntime, Numa, ReasoningFormat, Speculation, Switch
 from covey_planner.fit.options import ASSUMED_ARGUMENTS
@@ -60,6 +60,8 @@ def render(start: Start) -> Launch:
         *("--cache-ram", str(options.host_cache_mib), "--ctx-checkpoints", str(options.context_checkpoints)),
         *("-t", str(options.threads), "-tb", str(options.threads)),
         *("--threads-http", str(HTTP_THREADS_PER_SLOT * options.slots + SPARE_HTTP_THREADS)),
+        # Before the devices: it is what makes them known.
+        *(("--rpc", ",".join(f"127.0.0.1:{port}" for port in start.donors)) if start.donors else ()),
         *render_placement(start.instance),
         *(() if options.repack else ("--no-repack",)),
         *_TASKS[spec.task],
@@ -67,7 +69,7 @@ def render(start: Start) -> Launch:
         *render_projector(start),
         *render_draft(start),
         *("--no-context-shift", "--offline", "--no-webui", "--no-slots", "--metrics"),
-        environment=_projector_environment(start),
+        environment=_projector_environment(start) | _donors_environment(start),
     )
     require_features(launch.argv, start.program)
     return launch
@@ -81,6 +83,8 @@ def render_cells(instance: Instance) -> int:
 
 def render_placement(instance: Instance) -> tuple[str, ...]:
     """Where the layers go: the CPU, or the device whose pool was stamped (pools have the engine's names of devices)."""
+    if instance.spec.members[0].role is MemberRole.DRIVER:
+        return render_donors(instance)
     if instance.spec.compute is Compute.CPU:
         # `none` also keeps a driver that is there from taking memory of a device.
         return "-ngl", "0", "-dev", "none"
@@ -88,6 +92,21 @@ def render_placement(instance: Instance) -> tuple[str, ...]:
     devices = _devices(instance)
     chosen = ("-dev", ",".join(devices)) if devices else ()
     return "-ngl", ALL_LAYERS, *chosen, *_render_split([costs[device].layers for device in devices])
+
+
+def render_donors(instance: Instance) -> tuple[str, ...]:
+    """Its own layers first, as they are stamped; then each donor's, the output with the last.
+
+    llama.cpp counts what goes to devices from the end, and names other nodes in the order of `--rpc`.
+    """
+    own, *donors = instance.spec.members
+    names, layers = [f"RPC{index}" for index in range(len(donors))], [each.layers for each in donors]
+    if instance.spec.compute is Compute.CPU:
+        return "-ngl", str(sum(layers) + 1), "-dev", ",".join(names), *_render_split(layers)
+    devices = _devices(instance)
+    own_layers = {each.pool: each.layers for each in own.costs}
+    layers = [*(own_layers[device] for device in devices), *layers]
+    return "-ngl", ALL_LAYERS, "-dev", ",".join((*devices, *names)), *_render_split(layers)
 
 
 def _render_split(layers: list[int]) -> tuple[str, ...]:
@@ -110,6 +129,11 @@ def _projector_environment(start: Start) -> dict[str, str]:
     """Its device: no argument names it, and by itself it takes the first of the machine."""
     devices = _devices(start.instance)
     return {"MTMD_BACKEND_DEVICE": devices[0]} if CompanionRole.PROJECTOR in start.companions and devices else {}
+
+
+def _donors_environment(start: Start) -> dict[str, str]:
+    """By itself it aborts when a donor is gone, and first asks a debugger for its stack, for seconds."""
+    return {"GGML_NO_BACKTRACE": "1"} if start.donors else {}
 
 
 def render_draft(start: Start) -> tuple[str, ...]:
@@ -159,7 +183,7 @@ LLAMA_SERVER = Description(
         Sign(OUT_OF_MEMORY, FailureCause.OUT_OF_MEMORY),
         Sign(
             re.compile(r"couldn't bind HTTP server socket"),
-            FailureCause.EXITED,
+            FailureCause.PORT_TAKEN,
             "another process took the engine's port before it did: ",
             is_only_of_exits=True,
         ),
@@ -179,4 +203,5 @@ LLAMA_SERVER = Description(
         re.compile(r"^llamacpp:requests_(?:processing|deferred) ([0-9.]+)$", re.MULTILINE),
     ),
     loads_companions=True,
+    takes_donors=True,
 )

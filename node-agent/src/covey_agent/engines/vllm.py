@@ -84,7 +84,7 @@ VLLM = Description(
         ),
         Sign(
             re.compile(r"Address already in use"),
-            FailureCause.EXITED,
+            FailureCause.PORT_TAKEN,
             "another process took the engine's port before it did: ",
             is_only_of_exits=True,
         ),

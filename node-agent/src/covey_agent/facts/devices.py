@@ -72,6 +72,16 @@ def observe_set_aside(root: Path) -> tuple[int, int]:
     return int(total), max(0, int(total) - int(used))
 
 
+def observe_reach(root: Path) -> int:
+    """Bytes that the machine's only AMD GPU can fill, by its driver: its own memory and what it may map of the host's
+    (GTT). 0: there is none, or several, or the kernel doesn't say."""
+    folders = _amd_folders(root)
+    if len(folders) != 1:
+        return 0
+    own, mapped = (_read(folders[0] / f"mem_info_{what}_total") for what in ("vram", "gtt"))
+    return int(own) + int(mapped) if own.isdigit() and mapped.isdigit() else 0
+
+
 def _amd_folders(root: Path) -> list[Path]:
     """`card0-DP-1` and its like are outputs, not cards."""
     cards = sorted((root / "sys/class/drm").glob("card[0-9]*"))

@@ -20,19 +20,22 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Credentials:
-    """`folder` holds the identity. `on_name` hears which name a peer asks for, and gives a TLS alert or None.
+    """`folder` holds the identity. `on_name` hears which name a peer asks for, and gives a TLS alert or None; without
+    it the peers are those that are dialled.
 
-    `role` comes in, and is called `kind` in words.
+    `role` comes in, and is called `kind` in words; of these `only` who is named, if anybody is.
     """
 
     def __init__(
         self,
         folder: str,
-        on_name: Callable[[object, str | None, ssl.SSLContext], int | None],
+        on_name: Callable[[object, str | None, ssl.SSLContext], int | None] | None,
         complain: Callable[[str], None],
         role: str = "gateway",
         kind: str = "gateway",
+        only: frozenset[str] = frozenset(),
     ) -> None:
+        self._only = only
         self._uri = f"covey://{role}/"
         self._kind = kind
         self._certificate = os.path.join(folder, "certificate.pem")
@@ -58,16 +61,18 @@ class Credentials:
         return self._context
 
     def _make_context(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._on_name else ssl.PROTOCOL_TLS_CLIENT)
         # Both ends are ours. 1.3 has no renegotiation, and shows no certificate to who listens in.
         context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # a certificate names its node, whatever its address is
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(self._authorities)
         context.load_cert_chain(self._certificate, self._key)
         # No tickets: a resumed session would outlive the check of the certificate.
         context.options |= ssl.OP_NO_TICKET
-        context.num_tickets = 0
-        context.sni_callback = self._on_name
+        if self._on_name:
+            context.num_tickets = 0
+            context.sni_callback = self._on_name
         return context
 
     def explain_refusal(self, certificate: dict[str, Any]) -> str:
@@ -76,6 +81,8 @@ class Credentials:
         mine = [name.removeprefix(self._uri) for name in names if name.startswith(self._uri)]
         if len(names) != 1 or not mine:
             return f"only {self._kind}s come in; its certificate is of '{', '.join(names) or 'nobody'}'"
+        if self._only and mine[0] not in self._only:
+            return f"it must be {self._kind} {' or '.join(map(repr, sorted(self._only)))}; it is {mine[0]!r}"
         latest = self.observe_refused().get(mine[0])
         if latest is not None and ssl.cert_time_to_seconds(certificate["notBefore"]) <= latest:
             return f"{self._kind} '{mine[0]}' was removed from the fleet"

@@ -8,6 +8,9 @@ Who comes in has shown, in this order: the name of this very attempt in the hand
 of this fleet's authority; the role of a gateway; and not to have been removed. Everything else is refused with a line
 in `front.log`, before a byte goes to the engine.
 
+Where other members of the attempt come in (`covey_agent.keeper.neighbours`), no gateway does: the names are this
+member's own, the role an agent's, and the node must be one of theirs.
+
 Only a keeper that is told of an address opens a front, and only then `ssl` is imported: it is most of what a front
 costs in memory.
 """
@@ -18,12 +21,15 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from covey_agent.keeper.carrier import Carrier
-from covey_agent.keeper.credentials import Credentials
+from covey_agent.keeper.credentials import Credentials, name_of
 from covey_agent.keeper.output import Ring
 from covey_agent.keeper.sides import PeerSide
+
+if TYPE_CHECKING:
+    from covey_agent.keeper.neighbours import Neighbours
 
 # A range of its own, so that a firewall rule can be written; as many as members that a node has at a time.
 PORTS = range(52500, 52600)
@@ -42,14 +48,27 @@ MAX_LINES_A_MINUTE = 60
 
 
 class Front:
-    """`launch`: the keeper's, with `front`: {address, name, identity}. `port` is 0 when it could not be opened."""
+    """`launch`: the keeper's, with `front`: {address, name, identity}. `port` is 0 when it could not be opened.
 
-    def __init__(self, selector: selectors.BaseSelector, launch: dict[str, Any]) -> None:
+    `neighbours`: of a member of several.
+    """
+
+    def __init__(
+        self, selector: selectors.BaseSelector, launch: dict[str, Any], neighbours: "Neighbours | None" = None
+    ) -> None:
         self._selector = selector
-        self._name = launch["front"]["name"]
+        self._neighbours = neighbours
         self._engine_port = int(launch["port"])
-        self._log = Log()
-        self._credentials = Credentials(launch["front"]["identity"], self._hear_name, self._log.write)
+        self._log = neighbours.log if neighbours else Log()
+        identity = launch["front"]["identity"]
+        if neighbours is not None and neighbours.admitted:
+            self._names = neighbours.names
+            self._credentials = Credentials(
+                identity, self._hear_name, self._log.write, "agent", "node", frozenset(neighbours.admitted)
+            )
+        else:
+            self._names = (str(launch["front"]["name"]),)
+            self._credentials = Credentials(identity, self._hear_name, self._log.write)
         self._carriers: set[Carrier] = set()
         self._reviewed = self._credentials.observe_refused()
         self.due: float | None = None
@@ -90,6 +109,17 @@ class Front:
     def explain_refusal(self, certificate: dict[str, Any]) -> str:
         return self._credentials.explain_refusal(certificate)
 
+    def take_link(self, carrier: Carrier) -> bool:
+        if self._neighbours is None or carrier.asked != self._neighbours.link_name:
+            return False
+        node = name_of(carrier.certificate).rpartition("/")[2]
+        if why := self._neighbours.explain_full(node):
+            self.on_refused(carrier, why)
+            carrier.close()
+        else:
+            self._neighbours.take(node, carrier.certificate, carrier.release())
+        return True
+
     def on_refused(self, carrier: Carrier, why: str) -> None:
         self._log.write(f"{carrier.name} is refused: {why}")
 
@@ -97,10 +127,13 @@ class Front:
         self._carriers.discard(carrier)
 
     def _hear_name(self, peer: object, name: str | None, _: ssl.SSLContext) -> int | None:
-        if name == self._name:
+        carriers = [each for each in self._carriers if each.peer.tls is peer]
+        if name is not None and name in self._names:
+            for carrier in carriers:
+                carrier.asked = name
             return None
-        for carrier in (each for each in self._carriers if each.peer.tls is peer):
-            carrier.refusal = f"it asks for '{(name or 'nothing')[:128]}'; here is '{self._name}'"
+        for carrier in carriers:
+            carrier.refusal = f"it asks for '{(name or 'nothing')[:128]}'; here is '{self._names[0]}'"
         return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
 
     def _accept(self) -> None:

@@ -18,7 +18,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from covey_api.messages import render_front_name
@@ -26,6 +25,7 @@ from covey_api.reasons import FailureCause
 from covey_fleet_client.files import ensure_private_folder, write_private
 
 from covey_agent.keeper.holder import observe_holder
+from covey_agent.keeper.joining import FrontSettings, render_group
 from covey_agent.keeper.link import KeeperLink, LinkError, connect
 from covey_agent.keeper.observed import is_locked, observe_start_time
 from covey_agent.keeper.output import EXIT_TAIL_BYTES, read_tail
@@ -40,16 +40,10 @@ START_SECONDS = 20.0
 FIND_SECONDS = 30.0
 # What was killed or told to end is gone in milliseconds; this is for a machine that swaps.
 END_SECONDS = 10.0
+# A member of several that no agent claims holds memory of other nodes too.
+GROUP_ORPHAN_GRACE_SECONDS = 10.0
 # How often a wait for another process looks again.
 LOOK_SECONDS = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class FrontSettings:
-    """How keepers listen for gateways of other machines. `identity`: the folder of the node's key and certificates."""
-
-    address: str
-    identity: Path
 
 
 class ProcessKeepers:
@@ -133,7 +127,7 @@ class ProcessKeepers:
             "identity": str(settings.identity),
             "name": render_front_name(instance_id, attempt),
         }
-        spec = {
+        spec: dict[str, object] = {
             "instanceId": instance_id,
             "attempt": attempt,
             "port": port,
@@ -143,6 +137,9 @@ class ProcessKeepers:
             "memoryBytes": launch.memory_bytes,
             "front": front,
         }
+        if launch.group is not None:
+            spec["orphanGraceSeconds"] = min(self._orphan_grace_seconds, GROUP_ORPHAN_GRACE_SECONDS)
+            spec["group"] = render_group(instance_id, attempt, launch.group, settings)
         for name, content in (*launch.files, ("launch.json", json.dumps(spec))):
             write_private(folder / name, content)
 

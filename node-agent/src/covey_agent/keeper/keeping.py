@@ -26,14 +26,20 @@ from typing import TYPE_CHECKING, Any
 from covey_agent.keeper.asking import Asking
 from covey_agent.keeper.group import open_group
 from covey_agent.keeper.memory import stand_in_front
-from covey_agent.keeper.observed import observe_oom_kills, observe_start_time, write_record
+from covey_agent.keeper.observed import explain_status, observe_oom_kills, observe_start_time, write_record
 from covey_agent.keeper.output import OUTPUT_FILE_BYTES, Ring
+from covey_agent.keeper.strays import end_all, reap, take_in
 
 if TYPE_CHECKING:
     from covey_agent.keeper.front import Front
+    from covey_agent.keeper.neighbours import Neighbours
 
 # Grace of a stop that the keeper decides by itself.
 OWN_STOP_GRACE_SECONDS = 5.0
+# Of a stop for a neighbour's end: nothing that is in flight can be finished without it.
+NEIGHBOUR_STOP_GRACE_SECONDS = 0.5
+# An engine that ends because a neighbour's did may end before that neighbour's word is here.
+LAST_WORD_SECONDS = 0.5
 # While no agent is there: how often it looks whether one could still find it, and mends what it is found by.
 FOLDER_LOOK_SECONDS = 3.0
 # Children of the engine may hold its output pipe open after its end; they are killed, this is for the pipe to drain.
@@ -53,6 +59,9 @@ class Keeper:
         self.exit: dict[str, Any] | None = None
         self.is_over = False
         self.stop_reason = ""
+        self.why = ""
+        """Why it was stopped or ended, where others know better than the engine."""
+        self.record_at: float | None = None
         self.kill_at: float | None = None
         self.look_at = 0.0
         self.group = open_group(launch["instanceId"], launch.get("memoryBytes", 0))
@@ -60,6 +69,8 @@ class Keeper:
         self.started_at, self.started = time.time(), time.monotonic()
         self.asking = Asking(self.selector, self)
         self._watch_signals()
+        take_in()
+        self.neighbours = self._meet_neighbours()
         try:
             self.engine = self._start_engine()
         except BaseException:
@@ -123,6 +134,22 @@ class Keeper:
         self.selector.register(reader, selectors.EVENT_READ, self.read_output)
         return engine
 
+    def _meet_neighbours(self) -> "Neighbours | None":
+        """Before the engine starts: it finds them on ports of loopback. OSError when one can't be had."""
+        group = self.launch.get("group")  # of an agent of the version before there is none
+        if group is None:
+            return None
+        from covey_agent.keeper.neighbours import Neighbours
+
+        return Neighbours(self.selector, group, self._hear_neighbours_end)
+
+    def _hear_neighbours_end(self, words: str) -> None:
+        if not self.stop_reason:
+            self.why = words
+            if self.neighbours is not None:
+                self.neighbours.tell_end(words, is_own=False)
+        self.stop("Neighbour", NEIGHBOUR_STOP_GRACE_SECONDS)
+
     def _open_front(self) -> "Front | None":
         """Where this node's engines are reached from elsewhere. What goes wrong costs the way in, not the engine."""
         if self.launch["front"] is None:
@@ -130,7 +157,7 @@ class Keeper:
         from covey_agent.keeper.front import Front  # TLS is some MB that a keeper on its own has no use for
 
         try:
-            return Front(self.selector, self.launch)
+            return Front(self.selector, self.launch, self.neighbours)
         except Exception:
             self.output.write(f"keeper: no front: {traceback.format_exc()}".encode())
             return None
@@ -177,6 +204,10 @@ class Keeper:
             deadlines.append(time.monotonic() + FOLDER_LOOK_SECONDS)
         if self.front is not None and self.front.due is not None:
             deadlines.append(self.front.due)
+        if self.neighbours is not None and self.exit is None:
+            deadlines.append(self.neighbours.due)
+        if self.record_at is not None and self.exit is None:
+            deadlines.append(self.record_at)
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def check(self) -> None:
@@ -184,8 +215,11 @@ class Keeper:
         now = time.monotonic()
         if self.front is not None:
             self.front.check(now)
-        if self.exit is None and self.engine.poll() is not None:
+        if self.neighbours is not None and self.exit is None:
+            self.neighbours.check(now)
+        if self.exit is None and self.engine.poll() is not None and self._has_last_word(now):
             self._record_exit()
+        reap(self.engine.pid)
         if self.exit is None and self.kill_at is not None and now >= self.kill_at:
             self._signal_group(signal.SIGKILL)
             self.kill_at = None
@@ -239,10 +273,25 @@ class Keeper:
         except (ProcessLookupError, PermissionError):
             return  # gone already (macOS says EPERM for a group of zombies)
 
+    def _has_last_word(self, now: float) -> bool:
+        """Whether it is known who ended first. Neighbours are told of this end at once."""
+        if self.neighbours is None:
+            return True
+        if self.record_at is None:
+            self.record_at = now + LAST_WORD_SECONDS
+            words = f"was stopped ({self.stop_reason})" if self.stop_reason else "lost its engine"
+            own = f"{words}: it {explain_status(self.engine.returncode)}"
+            self.neighbours.tell_end(self.why or own, is_own=not self.why)
+        return bool(self.stop_reason) or now >= self.record_at
+
     def _record_exit(self) -> None:
         self._signal_group(signal.SIGKILL)  # whatever the engine started ends with it
+        end_all()
         if self.front is not None:
             self.front.close()
+        if self.neighbours is not None:
+            self.neighbours.close()
+            self.why = self.why or self.neighbours.met
         self._drain()
         status = self.engine.returncode
         self.kill_at = None
@@ -253,6 +302,7 @@ class Keeper:
             "engineStartTime": self.record["engineStartTime"],
             "status": status,
             "endedBy": self.stop_reason or "Engine",
+            "why": self.why,
             "outOfMemory": status == -signal.SIGKILL and not self.stop_reason and self._was_out_of_memory(),
             "startedAt": self.started_at,
             "endedAt": time.time(),

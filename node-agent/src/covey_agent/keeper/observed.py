@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -87,6 +88,16 @@ def write_record(name: str, record: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, name)
+
+
+def explain_status(status: int) -> str:
+    """Of an engine's end: `ended by SIGKILL`, `exited with code 1`."""
+    if status >= 0:
+        return f"exited with code {status}"
+    try:
+        return f"ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"ended by signal {-status}"
 
 
 def observe_oom_kills() -> int | None:

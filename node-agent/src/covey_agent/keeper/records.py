@@ -41,11 +41,12 @@ class ExitRecord(Message):
     ended_by: str
     out_of_memory: bool
     tail: str
+    why: str = ""
 
     @property
     def exit(self) -> EngineExit:
         identity = f"{self.engine_pid}@{self.engine_start_time}"
-        return EngineExit(self.attempt, identity, self.status, self.ended_by, self.out_of_memory, self.tail)
+        return EngineExit(self.attempt, identity, self.status, self.ended_by, self.out_of_memory, self.tail, self.why)
 
 
 Record = TypeVar("Record", bound=Message)

@@ -1,4 +1,4 @@
-"""The two ends of what a front carries, alike to who carries: a TLS connection to a peer, a TCP one to the engine.
+"""The two ends of what a keeper carries, alike to who carries: a TLS connection to a peer, a TCP one to the engine.
 
 Both are non-blocking. A side holds what its socket doesn't take yet and is full until it did; whoever carries gives it
 nothing more before. After `receive` nothing readable is left that the selector doesn't know of.
@@ -40,20 +40,19 @@ class Side(Protocol):
 
 
 class EngineSide:
-    """A TCP connection to the engine, being made."""
+    """A TCP connection with the engine, whoever dialled it."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
         self.socket.setblocking(False)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket.connect_ex(("127.0.0.1", port))  # its outcome is asked for once the socket is writable
         self.has_ended = False
         self._unsent = memoryview(b"")
         self._is_ending = False
 
     def explain_dial(self) -> str:
         """Why there is no connection, once the socket is writable; empty: there is one."""
-        number = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        number = observe_dial(self.socket)
         return f"the engine takes no connection (error {number})" if number else ""
 
     @property
@@ -87,15 +86,29 @@ class EngineSide:
         self.flush()
 
 
-class PeerSide:
-    """A TLS connection that was accepted; `shake_hands` until it gives True."""
+def dial_engine(port: int) -> EngineSide:
+    """Begun: its outcome is asked for once the socket is writable."""
+    side = EngineSide(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    side.socket.connect_ex(("127.0.0.1", port))
+    return side
 
-    def __init__(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
-        self.socket = accepted
+
+def observe_dial(dialled: socket.socket) -> int:
+    """The error number of a dial that is over; 0: there is a connection."""
+    return dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+class PeerSide:
+    """A TLS connection; `shake_hands` until it gives True. `server_name`: whom to ask for, where it was dialled."""
+
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext, server_name: str = "") -> None:
+        self.socket = connection
         self.has_ended = False
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=not server_name, server_hostname=server_name or None
+        )
         self._unsent = memoryview(b"")
 
     def shake_hands(self) -> bool:

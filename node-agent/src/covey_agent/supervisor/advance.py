@@ -69,8 +69,9 @@ def advance(state: State, member: MemberState, now: float) -> tuple[MemberState,
     5. It was given up: failed, until another attempt.
     6. It waits (backoff, memory): wait.
     7. Weights or engine are missing: get both at once.
-    8. It hasn't been checked against fresh memory: check, one member of the node at a time.
-    9. Start its keeper.
+    8. It is a driver, and not all of its donors are ready: wait for the next snapshot.
+    9. It hasn't been checked against fresh memory: check, one member of the node at a time.
+    10. Start its keeper.
     """
     if Work.FIND in member.work or Work.RELEASE in member.work:  # 1
         return member, ()
@@ -127,23 +128,26 @@ def _stop(member: MemberState) -> tuple[MemberState, tuple[Effect, ...]]:
 
 def _advance_towards_start(state: State, member: MemberState) -> tuple[MemberState, tuple[Effect, ...]]:
     key, spec = member.instance_id, member.spec
-    if member.weights is None or member.program is None:  # 7
+    if member.program is None or (member.weights is None and member.needs_weights):  # 7
         effects: list[Effect] = []
         work = member.work
-        if member.weights is None and Work.FETCH not in work:
+        if member.weights is None and member.needs_weights and Work.FETCH not in work:
             effects.append(FetchArtifact(key, spec.artifact, tuple(each.artifact for each in spec.companions)))
             work |= {Work.FETCH}
         if member.program is None and Work.ENGINE not in work:
-            effects.append(EnsureEngine(key, spec.engine, state.spec))
+            version, architecture = spec.engine_version or None, member.assignment.architecture
+            effects.append(EnsureEngine(key, spec.engine, state.spec, version, architecture))
             work |= {Work.ENGINE}
         return replace(member, phase=MemberPhase.FETCHING, work=work), tuple(effects)
-    if not member.fits:  # 8
+    if member.missing_donors:  # 8
+        return replace(member, phase=MemberPhase.PENDING), ()
+    if not member.fits:  # 9
         around = observe_surroundings(state, key)
         if Work.FIT in member.work or around.is_fit_under_way:
             return member, ()
         effect = CheckFit(key, member.member.costs, around.loading)
         return replace(member, work=member.work | {Work.FIT}), (effect,)
-    effect = StartKeeper(key, member.assignment, member.weights, member.program, member.companions)  # 9
+    effect = StartKeeper(key, member.assignment, member.weights, member.program, member.companions)  # 10
     work = member.work | {Work.LAUNCH}
     started = replace(member, phase=MemberPhase.STARTING, fits=False, work=work, is_rekeyed=False)
     return started, (effect,)

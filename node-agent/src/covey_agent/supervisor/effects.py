@@ -45,6 +45,9 @@ class EnsureEngine:
     instance_id: str
     engine: EngineName
     spec: NodeSpec
+    version: str | None = None
+    architecture: str = ""
+    """What it must have code for; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,8 @@ class StartKeeper:
 
     instance_id: str
     assignment: MemberAssignment
-    weights: Path
+    weights: Path | None
+    """None: of a donor, which loads no file."""
     program: EngineProgram
     companions: tuple[Path, ...] = ()
 

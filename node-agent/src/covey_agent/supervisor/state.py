@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from covey_api.instance import InstanceSpec, Member, MemberPhase
+from covey_api.instance import InstanceSpec, Member, MemberPhase, MemberRole
 from covey_api.messages import MemberAssignment, MemberGoal, Order
 from covey_api.node import NodeSpec
 from covey_api.reasons import FailureCause
@@ -82,9 +82,26 @@ class MemberState:
 
     @property
     def member(self) -> Member:
-        """Its entry in the Instance; the first one when the name is unknown, so that `step` is total."""
-        members = self.spec.members
-        return next((one for one in members if one.name == self.assignment.member), members[0])
+        return member_of(self.assignment)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it may be started again by itself: of several members all end as one, and so does the attempt."""
+        return self.member.role is MemberRole.SINGLE
+
+    @property
+    def needs_weights(self) -> bool:
+        """A donor gets its layers from the driver."""
+        return self.member.role is not MemberRole.DONOR
+
+    @property
+    def missing_donors(self) -> list[str]:
+        """Of a driver: donors that aren't known to be ready in this attempt."""
+        if self.member.role is not MemberRole.DRIVER:
+            return []
+        known = {front.member for front in self.assignment.fronts}
+        donors = (each.name for each in self.spec.members if each.role is MemberRole.DONOR)
+        return [name for name in donors if name not in known]
 
     @property
     def is_loading(self) -> bool:
@@ -93,8 +110,8 @@ class MemberState:
 
     @property
     def is_doubted(self) -> bool:
-        """Gateways doubt that it generates, and it hasn't proven it since."""
-        return self.assignment.suspect_since not in ("", self.dispelled)
+        """Gateways doubt that it generates, and it hasn't proven it since. A donor generates nothing."""
+        return self.needs_weights and self.assignment.suspect_since not in ("", self.dispelled)
 
     @property
     def is_idle(self) -> bool:
@@ -131,6 +148,12 @@ class State:
     def without_member(self, instance_id: str) -> "State":
         members = {key: member for key, member in self.members.items() if key != instance_id}
         return replace(self, members=members)
+
+
+def member_of(assignment: MemberAssignment) -> Member:
+    """Its entry in the Instance; the first one when the name is unknown, so that `step` is total."""
+    members = assignment.instance.spec.members
+    return next((one for one in members if one.name == assignment.member), members[0])
 
 
 def keep_state(state: State) -> Kept:

@@ -14,6 +14,7 @@ Probed         the same engine          ready, or probed again
 Examined       generates                not doubted any more, until gateways doubt it anew
                computes                 looked at again 5 s later, while it is doubted
                dead                     has to end: overdue
+any end        one of several members   given up: the attempt is over, and the controller's to begin anew
 EngineExited   another engine, or none  nothing
                overdue                  given up: a wedge is never retried
                not to run any more      stopped, or the next attempt is started
@@ -77,7 +78,14 @@ LONGEST_FETCH_BACKOFF_SECONDS = 60.0
 # Trying again may help without anybody doing anything.
 _PASSING = frozenset({FailureCause.ARTIFACT_UNAVAILABLE, FailureCause.DISK_FULL})
 # A restart would end the same way.
-_RECURRING = frozenset({FailureCause.MISSING_LIBRARY, FailureCause.ARTIFACT_CORRUPT, FailureCause.NO_USABLE_ENGINE})
+_RECURRING = frozenset(
+    {
+        FailureCause.MISSING_LIBRARY,
+        FailureCause.ARTIFACT_CORRUPT,
+        FailureCause.SIGNATURE_REFUSED,
+        FailureCause.NO_USABLE_ENGINE,
+    }
+)
 
 Change = Callable[[MemberState], MemberState]
 _Event = TypeVar("_Event")
@@ -150,6 +158,8 @@ def _change(
             if member.keeper is not None or not member.engine:
                 return member
             member = replace(member, engine="", ready=False)
+            if not member.is_alone:
+                return _end_attempt(member, cause, message)
             return _crash(member, Failure(cause, message), now) if cause and identity else member
         case ArtifactReady(_, weights, companions):
             return replace(member, work=member.work - {Work.FETCH}, weights=weights, companions=companions)
@@ -208,7 +218,8 @@ def _apply_exit(state: State, event: EngineExited, now: float) -> tuple[State, t
     member = state.members.get(event.instance_id)
     if member is None or member.keeper is None or member.keeper.identity != event.identity:
         return state, ()
-    is_superseded = member.keeper.attempt != member.spec.attempt or member.is_rekeyed
+    is_other_attempt = member.keeper.attempt != member.spec.attempt
+    is_superseded = is_other_attempt or member.is_rekeyed
     is_overdue = member.overdue
     member = replace(
         member,
@@ -222,14 +233,19 @@ def _apply_exit(state: State, event: EngineExited, now: float) -> tuple[State, t
         weights=None,
         program=None,
     )
+    is_wished = member.goal is MemberGoal.SERVE and not state.closing
     if is_overdue:
         member = replace(member, given_up=True)
-    elif event.cause is not None and member.goal is MemberGoal.SERVE and not state.closing and not is_superseded:
+    elif is_wished and not member.is_alone:
+        member = member if is_other_attempt else _end_attempt(member, event.cause, event.message)
+    elif event.cause is not None and is_wished and not is_superseded:
         member = _crash(member, Failure(event.cause, event.message), now)
     return state.with_member(member), (ReleaseKeeper(event.instance_id),)
 
 
 def _crash(member: MemberState, failure: Failure, now: float) -> MemberState:
+    if not member.is_alone:
+        return _end_attempt(member, failure.cause, failure.message)
     recent = tuple(at for at in member.restarted_at if now - at < RESTART_WINDOW_SECONDS)
     member = replace(member, failure=failure, restarted_at=recent)
     if failure.cause in _RECURRING or len(recent) >= MAX_RESTARTS:
@@ -241,3 +257,10 @@ def _crash(member: MemberState, failure: Failure, now: float) -> MemberState:
         restarts=member.restarts + 1,
         restarted_at=(*recent, now),
     )
+
+
+def _end_attempt(member: MemberState, cause: FailureCause | None, message: str) -> MemberState:
+    """Of one of several members. An end that is no failure of a single one is one here: the others have ended too."""
+    words = message or "nothing is left of its engine: its machine was started anew"
+    failure = Failure(cause or FailureCause.KEEPER_LOST, words)
+    return replace(member, failure=failure, given_up=True, phase=MemberPhase.FAILED)

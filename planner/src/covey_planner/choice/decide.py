@@ -70,7 +70,7 @@ def _chosen(question: Question, offer: Offer, window: int) -> Chosen:
         lane=offer.lane,
         artifact=way.artifact,
         options=question.options(way, cpu_cores=offer.node.cpu_cores, window=own),
-        costs=tuple(formula.costs(own) for formula in tenant.formulas),
+        costs=tuple(formula.costs(own) for formula in tenant.formulas if not formula.is_limit),
         companions=tuple(StampedCompanion(role=each.role, artifact=each.artifact) for each in way.companions),
     )
 

@@ -102,6 +102,9 @@ def evaluate_node(question: Question, node: NodeView, taken: Taken) -> Offer | M
             if way.span.refusal:
                 nearest = nearest or Miss(RefusalReason.CONTEXT_TOO_SMALL, node, 0, way, lane)
                 continue
+            if not way.comes_to(node):
+                nearest = nearest or Miss(RefusalReason.OFFLINE, node, 0, way, lane)
+                continue
             price = question.price(way, lane)
             pool, left = _tightest(node, price.least, taken.least)
             if left >= 0:

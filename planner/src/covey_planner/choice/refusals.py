@@ -21,6 +21,7 @@ _NEARNESS = {
             RefusalReason.CONTEXT_TOO_SMALL,
             RefusalReason.INSUFFICIENT_MEMORY,
             RefusalReason.RECENT_FAILURE,
+            RefusalReason.OFFLINE,
             RefusalReason.NO_USABLE_ENGINE,
             RefusalReason.FACTS_PENDING,
             RefusalReason.NODE_UNKNOWN,
@@ -62,6 +63,9 @@ def _message(question: Question, miss: Miss) -> str:
             return question.blocked[1] if question.blocked else _no_engine(question, miss)
         case RefusalReason.RECENT_FAILURE:
             return _failed(question, miss)
+        case RefusalReason.OFFLINE:
+            variants = " or ".join(dict.fromkeys(f"'{way.variant}'" for way in question.ways if not way.is_held))
+            return f"`spec.offline` of the Node is true, and no node has the files of variant {variants}"
         case RefusalReason.INSUFFICIENT_MEMORY | RefusalReason.CONTEXT_TOO_SMALL:
             return _memory(question, miss)
 
@@ -81,13 +85,29 @@ def _not_selected(question: Question, miss: Miss) -> str:
 
 
 def _no_engine(question: Question, miss: Miss) -> str:
-    engines = {lane.engine for lane in miss.node.lanes}
+    computes = question.wish.computes
+    lanes = [lane for lane in miss.node.lanes if not computes or lane.compute in computes]
+    engines = {lane.engine for lane in lanes}
+    if lacking := _lacking(question, miss):
+        return lacking
     if way := next((way for way in question.ways if way.engine in engines), None):
         beside = " and a ".join(each.role.lower() for each in way.companions)
         return f"its agent is of a version that starts no {way.engine} with a {beside}; upgrade it"
     more = f" ({question.unfit})" if question.unfit else ""
     offered = sorted(f"{lane.engine}/{lane.compute}" for lane in miss.node.lanes)
-    return f"it offers {', '.join(offered) or 'no lane'}; the model needs {' or '.join(question.engines)}{more}"
+    only = f" on {' or '.join(computes)} (`spec.nodes.computes`)" if computes else ""
+    return f"it offers {', '.join(offered) or 'no lane'}; the model needs {' or '.join(question.engines)}{only}{more}"
+
+
+def _lacking(question: Question, miss: Miss) -> str:
+    """Of builds that were asked for the model's architecture and have no code for it."""
+    builds = {
+        f"{lane.engine} {lane.version}".rstrip() + f" has no code for architecture '{way.architecture}'"
+        for lane in miss.node.lanes
+        for way in question.ways
+        if lane.engine is way.engine and way.architecture in lane.lacks
+    }
+    return f"its {' and '.join(sorted(builds))}; give it a newer build" if builds else ""
 
 
 def _memory(question: Question, miss: Miss) -> str:
@@ -102,9 +122,10 @@ def _memory(question: Question, miss: Miss) -> str:
     taken = (miss.taken or {}).get(miss.pool, 0)
     free = pool.unreserved_bytes - taken
     costs = formula.costs(way.span.least)
+    where = f"what {lane.compute} can fill of pool '{lane.pool}'" if formula.is_limit else f"pool '{pool.name}'"
     text = (
         f"a window of {way.span.least} tokens x {question.wish.slots} slots needs {render_exactly(costs.total_bytes)}"
-        f" in pool '{pool.name}' ({_parts(costs)}); {render_exactly(max(free, 0))} of"
+        f" in {where} ({_parts(costs)}); {render_exactly(max(free, 0))} of"
         f" {render_exactly(pool.total_bytes)} are unreserved ({format_bytes(pool.reserve_bytes)} reserve,"
         f" {format_bytes(pool.reserved_bytes + taken)} reserved): {render_exactly(miss.short_bytes)} short"
     )

@@ -178,8 +178,18 @@ class Roster:
     def _key(self, view: NodeView) -> tuple[object, ...]:
         """All that filters and costs depend on."""
         lanes = tuple(
-            (each.engine, each.compute, each.state, each.digest, each.pool, each.companions) for each in view.lanes
+            (
+                each.engine,
+                each.compute,
+                each.state,
+                each.digest,
+                each.pool,
+                each.companions,
+                each.lacks,
+                each.limit_bytes > 0,
+            )
+            for each in view.lanes
         )
         labels = tuple(view.labels.get(key) for key in self._label_keys)
         taints = tuple((each.key, each.value, each.effect) for each in view.taints)
-        return (view.state, view.schedulable, lanes, labels, taints)
+        return (view.state, view.schedulable, view.is_offline, lanes, labels, taints)

@@ -86,6 +86,8 @@ class Search:
     def _offers(self, way: Way) -> Iterator[Offer]:
         """The best of each open class on each lane."""
         for each in self._open:
+            if not way.comes_to(each.example):
+                continue
             for index, lane in enumerate(each.example.lanes):
                 if not way.runs_on(lane):
                     continue

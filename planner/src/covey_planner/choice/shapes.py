@@ -118,7 +118,7 @@ def _builds(question: Question, way: Way, nodes: Sequence[NodeView]) -> list[lis
     """Seats by build of the engine, each with the most memory first."""
     builds: dict[tuple[str, str], list[_Seat]] = {}
     for view in sorted(nodes, key=lambda each: each.name):
-        if filter_node(question, view, view.name) is not None:
+        if filter_node(question, view, view.name) is not None or not way.comes_to(view):
             continue
         wish = question.wish
         lanes = [lane for lane in view.lanes if way.runs_on(lane) and not wish.is_barred(view.name, lane)]
@@ -180,6 +180,7 @@ def _has_host_room(question: Question, way: Way, seat: _Seat, window: int) -> bo
     return all(
         formula.total_bytes(window) <= sum(p.unreserved_bytes for p in seat.view.pools if p.name == formula.pool)
         for formula in question.price(way, seat.lane).formulas[1:]
+        if not formula.is_limit
     )
 
 

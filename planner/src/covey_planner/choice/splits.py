@@ -44,7 +44,7 @@ def find_split(
 
 def shared_lanes(node: NodeView, way: Way) -> dict[str, Lane]:
     """By pool, where there is anything to look at: quick, as it is asked of every kind of node."""
-    if way.engine is not EngineName.LLAMA_SERVER:
+    if way.engine is not EngineName.LLAMA_SERVER or not way.comes_to(node):
         return {}
     lanes = {lane.pool: lane for lane in node.lanes if lane.pool != HOST_POOL and way.runs_on(lane)}
     return lanes if len(lanes) > 1 else {}

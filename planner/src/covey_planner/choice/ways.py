@@ -7,15 +7,16 @@ from itertools import product
 from covey_api.companion import CompanionRole
 from covey_api.engines import KV_CACHE_TYPES, TASKS, Compute, EngineName, Lane
 from covey_api.instance import EngineOptions
-from covey_api.model import Geometry, ResolvedArtifact
+from covey_api.model import Geometry, ResolvedArtifact, architecture_for
 from covey_api.reasons import ReadyReason, RefusalReason
 
 from covey_planner.choice.expected import brings_forward, order_variants
 from covey_planner.choice.window import Span, window_span
 from covey_planner.fit.companions import with_companions
 from covey_planner.fit.estimate import CostFormula, cost_formulas
+from covey_planner.fit.limits import limit_formula
 from covey_planner.fit.options import stamp_options
-from covey_planner.types import KnownCompanion, Pending, VariantView, Wish
+from covey_planner.types import KnownCompanion, NodeView, Pending, VariantView, Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,29 @@ class Way:
         default_factory=dict[tuple[EngineName, Compute], int]
     )
     companions: tuple[KnownCompanion, ...] = ()
+    is_held: bool = True
+    """Whether nodes that are offline can get its files."""
+    computes: tuple[Compute, ...] = ()
+    """Only lanes of these, if any are named."""
     is_off_processor: bool = False
     """Whether it is looked at on accelerators alone: the same on every lane comes later."""
+
+    def comes_to(self, node: NodeView) -> bool:
+        """Whether the node can get its files at all."""
+        return self.is_held or not node.is_offline
+
+    @property
+    def architecture(self) -> str:
+        """The model's kind, as its engine calls it."""
+        return architecture_for(self.engine, self.geometry)
 
     def runs_on(self, lane: Lane) -> bool:
         """Whether the lane has its engine, under an agent that starts it with all that is loaded beside the model."""
         if lane.engine is not self.engine or (self.is_off_processor and lane.compute is Compute.CPU):
+            return False
+        if self.computes and lane.compute not in self.computes:
+            return False
+        if lane.lacks and self.architecture in lane.lacks:
             return False
         return not self.companions or all(each.role in lane.companions for each in self.companions)
 
@@ -69,10 +87,10 @@ class Question:
         """Why engines of its variants are not asked at all; empty: all are."""
         self.engines = tuple(dict.fromkeys(way.engine for way in self.ways))
         self.blocked = None if self.ways else blocked_reason(wish)
-        self._prices: dict[tuple[int, Compute, str, bool], Price] = {}
+        self._prices: dict[tuple[int, Compute, str, bool, bool], Price] = {}
 
     def price(self, way: Way, lane: Lane) -> Price:
-        key = (way.rank, lane.compute, lane.pool, bool(lane.digest))
+        key = (way.rank, lane.compute, lane.pool, bool(lane.digest), bool(lane.limit_bytes))
         found = self._prices.get(key)
         if found is None:
             options = self.options(way, cpu_cores=1, window=way.span.least)
@@ -81,6 +99,8 @@ class Question:
             if way.companions:
                 beside = [(each.role, each.geometry) for each in way.companions]
                 formulas = with_companions(formulas, beside, lane, options, percent)
+            if lane.limit_bytes:
+                formulas = (*formulas, limit_formula(lane, formulas[0], way.geometry.token_embedding_bytes))
             least = tuple((formula.pool, formula.total_bytes(way.span.least)) for formula in formulas)
             most = tuple((formula.pool, formula.total_bytes(way.span.most)) for formula in formulas)
             found = self._prices[key] = Price(formulas, least, most)
@@ -124,7 +144,14 @@ def list_ways(wish: Wish) -> tuple[Way, ...]:
         digest = variant.artifact.digest
         way = Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span)
         ways.append(
-            replace(way, calibrations=variant.calibrations, companions=beside, is_off_processor=is_off_processor)
+            replace(
+                way,
+                calibrations=variant.calibrations,
+                companions=beside,
+                is_held=variant.is_held,
+                computes=wish.computes,
+                is_off_processor=is_off_processor,
+            )
         )
     return tuple(ways)
 

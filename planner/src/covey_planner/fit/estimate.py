@@ -70,6 +70,8 @@ class CostFormula:
     """What the computed bytes were scaled to already."""
     layers: int = 0
     """Layers that are in this pool, of a model that several devices share; 0: all that are on a device."""
+    is_limit: bool = False
+    """Whether these bytes are of another pool, and held against a device's limit within it here (`fit.limits`)."""
     companions: tuple["CostFormula", ...] = ()
     """Of what the engine loads beside the model into this pool (`fit.companions`)."""
 

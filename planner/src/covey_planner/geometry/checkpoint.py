@@ -78,6 +78,7 @@ def parse_checkpoint(config: bytes, tensors: Directory) -> Geometry:
     used, feed_forward = _feed_forward(fields)
     return Geometry(
         architecture=family,
+        model_type=whole.text("model_type", "")[:64],
         parameter_count=found.elements * 32 // bits if bits else found.elements,
         weights_bytes=found.weights_bytes,
         layer_count=layers,

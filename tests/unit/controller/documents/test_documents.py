@@ -168,6 +168,12 @@ UNPROVEN = (
 )
 
 
+UNSIGNED = (
+    "where `spec.trust.requires` is 'Signature' it must name `signers`, and each of `spec.variants`, its `projector` "
+    "and its `draft` must have a `signature`"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "line", "field", "message"),
     [
@@ -220,6 +226,24 @@ UNPROVEN = (
             5,
             "spec",
             UNPROVEN,
+        ),
+        (
+            MODEL + "  trust: {requires: Signature}\n",
+            5,
+            "spec",
+            UNSIGNED,
+        ),
+        (
+            MODEL + "  trust: {requires: Signature, signers: [{publicKey: '-----BEGIN PUBLIC KEY-----\\n'}]}\n",
+            5,
+            "spec",
+            UNSIGNED,
+        ),
+        (
+            MODEL + "  trust: {signers: [{}]}\n",
+            12,
+            "spec.trust.signers[0]",
+            "a signer must have `publicKey`, `authorities` or `sigstore`",
         ),
         (
             MODEL + "  alias: [x]\n",

@@ -27,8 +27,9 @@ def render_envelope(error: ApiError) -> bytes:
     The request's id is in the answer's head, where the SDKs read it; the field is there for clients that require it.
     """
     message = error.message
-    if error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED:
-        message = f"prompt is too long: {message}"  # agents look for these words, and compact their history then
+    # Agents look for these words, and compact their history then: for nothing where `max_tokens` is what doesn't fit.
+    if error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED and error.param == "messages":
+        message = f"prompt is too long: {message}"
     detail: dict[str, object] = {
         "type": _TYPES.get(error.status, "api_error"),
         "message": message,

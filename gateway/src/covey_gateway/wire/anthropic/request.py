@@ -25,6 +25,7 @@ from covey_gateway.wire.body import (
     take_unknown,
 )
 from covey_gateway.wire.errors import ApiError, Refused, ensure, invalid_request, refusing
+from covey_gateway.wire.media import place_image
 from covey_gateway.wire.openai.chat import check_image_url, check_passed, check_schemas
 from covey_gateway.wire.request import WITH_USAGE, Call, Request, Teller
 
@@ -155,7 +156,7 @@ def _render(fields: Fields) -> tuple[dict[str, Any], str]:
     if (thinking := _read(fields, "thinking", _THINKING)) is not None:
         sent["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
     sent["stream_options"] = WITH_USAGE
-    return sent, media
+    return sent, place_image(messages, media)
 
 
 def _read(fields: Fields, name: str, decoder: msgspec.json.Decoder[Any]) -> Any:

@@ -94,4 +94,5 @@ def tell_loaded_text(model: Listing) -> bytes:
 
 def _tell_loaded(model: Listing, piece: dict[str, Any]) -> bytes:
     head = {"model": model.name, "created_at": render_time(model.created)}
-    return msgspec.json.encode(head | piece | {"done": True, "done_reason": "load"}) + b"\n"
+    reason = "load" if model.is_ready else "unload"
+    return msgspec.json.encode(head | piece | {"done": True, "done_reason": reason}) + b"\n"

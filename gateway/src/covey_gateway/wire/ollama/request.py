@@ -1,8 +1,9 @@
 """Ollama's requests: chat, generate and embed as an engine is asked, show and pull for the gateway itself.
 
 Settled here: `keep_alive` is accepted and means nothing (what is declared is loaded, as `/api/ps` says). `num_ctx` up
-to the window is accepted, above it refused: a prompt is never cut. A model's `:latest` is the model. No messages, or an
-empty prompt, ask for the model to be loaded: true when it is.
+to the window is accepted, above it refused: a prompt is never cut. No messages, or an
+empty prompt, ask for the model to be loaded: they wait for it as requests do, and that starts one that sleeps. With a
+`keep_alive` of 0 they ask for it to go, which is declared too: they wait for nothing, and are told how it is.
 """
 
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from covey_gateway.wire.body import (
     read_value,
 )
 from covey_gateway.wire.errors import ApiError, invalid_request
+from covey_gateway.wire.media import place_image
 from covey_gateway.wire.ollama import catalog
 from covey_gateway.wire.ollama.answer import ChatLines, EmbedAnswer, GenerateLines, TextLines
 from covey_gateway.wire.ollama.fields import (
@@ -35,9 +37,10 @@ from covey_gateway.wire.ollama.fields import (
 from covey_gateway.wire.ollama.options import Options, read_options
 from covey_gateway.wire.openai.chat import check_schemas
 from covey_gateway.wire.openai.tools import choose_tools
-from covey_gateway.wire.request import WITH_USAGE, Call, Parsed, Question, Request
+from covey_gateway.wire.request import TAG, WITH_USAGE, Call, Parsed, Question, Request
 
 _STREAM_BY_DEFAULT = True
+_LIMIT_FIELD = "options.num_predict"
 
 
 class _Function(msgspec.Struct):
@@ -73,7 +76,7 @@ def _open(body: bytes, known: frozenset[str], call: str) -> tuple[Fields, str] |
     if (error := check_fields(fields, known, REFUSED, call) or check_kinds(fields, KINDS)) is not None:
         return error
     name = read_value(fields, "model" if "model" in fields else "name")
-    if isinstance(name, str) and (name := name.removesuffix(":latest")):
+    if isinstance(name, str) and name.removesuffix(TAG):
         return fields, name
     return invalid_request("`model` must be a non-empty string; GET /api/tags lists what there is", "model")
 
@@ -88,7 +91,7 @@ def parse_chat(body: bytes) -> Parsed:
     if isinstance(messages, ApiError):
         return messages
     if not messages:
-        return Question(model, catalog.tell_loaded_chat, needs_ready=True)
+        return Question(model, catalog.tell_loaded_chat, needs_ready=not _unloads(fields))
     rendered, media = _render_messages(messages)
     return _ask(fields, model, rendered, media, ChatLines)
 
@@ -107,16 +110,26 @@ def parse_generate(body: bytes) -> Parsed:
     if read_value(fields, "suffix"):
         return invalid_request("`suffix` is not taken: no engine here fills in the middle by this call", "suffix")
     if not prompt and not images:
-        return Question(model, catalog.tell_loaded_text, needs_ready=True)
+        return Question(model, catalog.tell_loaded_text, needs_ready=not _unloads(fields))
     if is_raw:
         return _ask_raw(fields, model, prompt)
     message = _Message("user", prompt, images=images or None)
     rendered, media = _render_messages([*([_Message("system", system)] if system else []), message])
-    return _ask(fields, model, rendered, media, GenerateLines)
+    return _ask(fields, model, rendered, media, GenerateLines, "prompt")
+
+
+def _unloads(fields: Fields) -> bool:
+    seconds = read_value(fields, "keep_alive")
+    return seconds == 0 or (isinstance(seconds, str) and seconds.rstrip("hmsuµn") == "0")
 
 
 def _ask(
-    fields: Fields, model: str, messages: list[dict[str, Any]], media: str, make_lines: type[ChatLines]
+    fields: Fields,
+    model: str,
+    messages: list[dict[str, Any]],
+    media: str,
+    make_lines: type[ChatLines],
+    prompt_field: str = "messages",
 ) -> Request | ApiError:
     opened = _read_options(fields)
     if isinstance(opened, ApiError):
@@ -142,8 +155,10 @@ def _ask(
         lambda name: make_lines(name, wants_stream),
         wants_stream,
         options.max_tokens,
-        media,
+        place_image(messages, media),
         options.window_tokens,
+        prompt_field=prompt_field,
+        limit_field=_LIMIT_FIELD,
     )
 
 
@@ -162,6 +177,8 @@ def _ask_raw(fields: Fields, model: str, prompt: str) -> Request | ApiError:
         wants_stream,
         options.max_tokens,
         window_tokens=options.window_tokens,
+        prompt_field="prompt",
+        limit_field=_LIMIT_FIELD,
     )
 
 
@@ -228,7 +245,7 @@ def parse_embed(body: bytes) -> Parsed:
     if isinstance(texts, ApiError):
         return texts
     sent = {"input": fields["input"]} | ({"dimensions": fields["dimensions"]} if "dimensions" in fields else {})
-    return Request(Call.EMBEDDING, model, sent, lambda name: EmbedAnswer(name, is_list=True))
+    return Request(Call.EMBEDDING, model, sent, lambda name: EmbedAnswer(name, is_list=True), prompt_field="input")
 
 
 def parse_embeddings(body: bytes) -> Parsed:
@@ -240,7 +257,7 @@ def parse_embeddings(body: bytes) -> Parsed:
     if "prompt" not in fields:
         return invalid_request("`prompt` must be a string", "prompt")
     sent = {"input": fields["prompt"]}
-    return Request(Call.EMBEDDING, model, sent, lambda name: EmbedAnswer(name, is_list=False))
+    return Request(Call.EMBEDDING, model, sent, lambda name: EmbedAnswer(name, is_list=False), prompt_field="prompt")
 
 
 def parse_show(body: bytes) -> Parsed:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from covey_gateway.wire.chunks import ABSENT, CallOrder, ChoiceDelta, Chunk, FunctionDelta, count
+from covey_gateway.wire.chunks import ABSENT, CallOrder, ChoiceDelta, Chunk, FunctionDelta, sum_usage
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.chunk_reader import ChunkReader
 from covey_gateway.wire.openai.errors import render_error_event
@@ -125,7 +125,7 @@ class ChatAnswer:
             "choices": [self._choices[index].render(index) for index in sorted(self._choices)],
         }
         if self._usages:
-            content["usage"] = self._sum_usage()
+            content["usage"] = sum_usage(self._usages)
         if self._head.system_fingerprint is not None:
             content["system_fingerprint"] = self._head.system_fingerprint
         if self._head.service_tier is not None:
@@ -136,11 +136,3 @@ class ChatAnswer:
 
     def fail(self, error: ApiError) -> bytes:
         return render_error_event(error)
-
-    def _sum_usage(self) -> dict[str, Any]:
-        """llama-server counts each of `n` choices by itself; their prompt is one."""
-        if len(self._usages) == 1:
-            return self._usages[0]
-        completion = sum(count(usage, "completion_tokens") for usage in self._usages)
-        prompt = count(self._usages[0], "prompt_tokens")
-        return self._usages[0] | {"completion_tokens": completion, "total_tokens": prompt + completion}

@@ -28,7 +28,7 @@ from covey_gateway.wire.body import (
 from covey_gateway.wire.errors import ApiError, invalid_request
 from covey_gateway.wire.openai.answer import ChatAnswer
 from covey_gateway.wire.openai.fields import CHAT_FIELDS, CHAT_KINDS, ENUMS, READ, REFUSED, SCHEMAS
-from covey_gateway.wire.openai.passed import PassedChat
+from covey_gateway.wire.openai.passed import PassedChat, PassedChoices
 from covey_gateway.wire.openai.patterns import find_wild_pattern
 from covey_gateway.wire.openai.tools import choose_tools
 from covey_gateway.wire.request import WITH_USAGE, Call, Request
@@ -103,22 +103,23 @@ def _parse_fields(fields: Fields, model: str, unknown: Unknown) -> Request | Api
     if options is not None:
         sent["stream_options"] = options
     sent |= unknown.fields
-    withholds_usage = wants_stream and not _asks_usage(options)
+    withholds_usage = wants_stream and not asks_usage(options)
     return Request(
         Call.CHAT,
         model,
         sent,
-        PassedChat if wants_stream else ChatAnswer,
+        (PassedChoices if "n" in sent else PassedChat) if wants_stream else ChatAnswer,
         wants_stream,
         max_tokens,
         media,
         unknown=unknown.error,
         withholds_usage=withholds_usage,
         is_single="n" not in sent,
+        limit_field="max_tokens" if "max_tokens" in fields else "max_completion_tokens",
     )
 
 
-def _asks_usage(options: msgspec.Raw | None) -> bool:
+def asks_usage(options: msgspec.Raw | None) -> bool:
     return options is not None and _ANY.decode(options).get("include_usage") is True
 
 

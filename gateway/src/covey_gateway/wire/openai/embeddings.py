@@ -74,7 +74,9 @@ def parse_embeddings(body: bytes) -> Request | ApiError:
         return invalid_request("`encoding_format` must be 'float' or 'base64'", "encoding_format")
     dimensions = ensure(read_count(fields, "dimensions"))
     sent: dict[str, Any] = {"input": fields["input"]} | ({"dimensions": dimensions} if dimensions is not None else {})
-    return Request(Call.EMBEDDING, model, sent, lambda name: Embeddings(name, form == "base64", dimensions))
+    return Request(
+        Call.EMBEDDING, model, sent, lambda name: Embeddings(name, form == "base64", dimensions), prompt_field="input"
+    )
 
 
 class _Embedding(msgspec.Struct):
@@ -135,7 +137,13 @@ def parse_rerank(body: bytes) -> Request | ApiError:
     texts = [one if isinstance(one, str) else one.text for one in documents]
     told = texts if returns else None
     sent: dict[str, Any] = {"query": query, "documents": texts}
-    return Request(Call.RERANK, model, sent, lambda name: Ranking(name, "rerank", top or len(texts), told))
+    return Request(
+        Call.RERANK,
+        model,
+        sent,
+        lambda name: Ranking(name, "rerank", top or len(texts), told),
+        prompt_field="documents",
+    )
 
 
 @refusing
@@ -145,7 +153,9 @@ def parse_score(body: bytes) -> Request | ApiError:
     if len(first) != 1 or not first[0] or not second:
         return invalid_request("`text_1` must be one string, and `text_2` one or several", "text_1")
     sent: dict[str, Any] = {"query": first[0], "documents": second}
-    return Request(Call.RERANK, model, sent, lambda name: Ranking(name, "score", len(second), None))
+    return Request(
+        Call.RERANK, model, sent, lambda name: Ranking(name, "score", len(second), None), prompt_field="text_2"
+    )
 
 
 def _read_texts(fields: Fields, name: str) -> list[str]:

@@ -7,6 +7,7 @@ import msgspec
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.wire.errors import ApiError, invalid_request
+from covey_gateway.wire.sse import ERROR_FIELD
 
 # An engine's message is passed on, but not a page of it.
 _MAX_MESSAGE = 1024
@@ -40,6 +41,12 @@ _REQUESTS_FAULT = re.compile(
 )
 
 
+# vLLM has words alone, and others in each version. It tells no more of a long prompt than that it is longer.
+_WINDOW = re.compile(r"(?:context length is(?: only)?|maximum model length of) (\d{1,9})\b")
+_NEEDED = re.compile(r"\b(\d{1,9}) (?:input tokens|in the (?:messages|prompt))|\(length (\d{1,9})\)")
+_ASKED = re.compile(r"\b(\d{1,9}) (?:output tokens|in the completion)")
+
+
 class _Detail(msgspec.Struct):
     message: Any = None
     type: Any = None
@@ -48,11 +55,19 @@ class _Detail(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
+    object: Any = None
     error: _Detail | str | int | float | bool | list[Any] | None = None
     message: Any = None
 
 
-def translate_refusal(status: int, body: bytes, retry_after_seconds: int | None, model: str) -> ApiError:
+def translate_refusal(
+    status: int,
+    body: bytes,
+    retry_after_seconds: int | None,
+    model: str,
+    prompt_field: str = "messages",
+    limit_field: str = "max_tokens",
+) -> ApiError:
     """What an engine's answer other than 200 means for the client.
 
     1. Too long a prompt: 400 with both numbers.
@@ -64,7 +79,10 @@ def translate_refusal(status: int, body: bytes, retry_after_seconds: int | None,
     words = detail.message if isinstance(detail.message, str) and detail.message else f"HTTP status {status}"
     words = words[:_MAX_MESSAGE]
     if detail.type == "exceed_context_size_error":
-        return _context_exceeded(detail, words, model)
+        return _context_exceeded(detail, words, model, prompt_field)
+    if status == 400 and (window := _WINDOW.search(words)) and (needed := _NEEDED.search(words)):
+        found, wished = int(needed[1] or needed[2]), int(asked[1]) if (asked := _ASKED.search(words)) else 0
+        return _both_exceeded(int(window[1]), found, wished, model, prompt_field if found >= wished else limit_field)
     if status in (400, 413, 415, 422, 501) or (status == 500 and _REQUESTS_FAULT.search(words)):
         return invalid_request(words)
     if status in (429, 503):
@@ -85,10 +103,24 @@ def translate_event_error(data: bytes, model: str) -> ApiError | None:
         refusal = msgspec.json.decode(data, type=_Refusal)
     except (msgspec.DecodeError, RecursionError):
         return None
-    if refusal.error is None:
+    if refusal.error is None and refusal.object != "error":
         return None
-    detail = _parse_detail(data)
-    return engine_failed(model, str(detail.message or "an error without words")[:_MAX_MESSAGE], quotes_engine=True)
+    return _event_failed(data, model)
+
+
+def find_event_error(event: bytes, model: str) -> ApiError | None:
+    """The same of a whole event, also where the error is a field of its own."""
+    for line in event.splitlines():
+        if line.startswith(ERROR_FIELD):
+            return _event_failed(line.removeprefix(ERROR_FIELD), model)
+        if line.startswith(b"data:") and (error := translate_event_error(line[5:], model)) is not None:
+            return error
+    return None
+
+
+def _event_failed(data: bytes, model: str) -> ApiError:
+    words = str(_parse_detail(data).message or "an error without words")[:_MAX_MESSAGE]
+    return engine_failed(model, words, quotes_engine=True)
 
 
 def _parse_detail(body: bytes) -> _Detail:
@@ -102,11 +134,20 @@ def _parse_detail(body: bytes) -> _Detail:
     return _Detail(message=refusal.error if isinstance(refusal.error, str) else refusal.message)
 
 
-def _context_exceeded(detail: _Detail, words: str, model: str) -> ApiError:
+def _both_exceeded(window: int, needed: int, wished: int, model: str, param: str) -> ApiError:
+    """`param`: the larger part, which is the one to make smaller."""
+    words = (
+        f"model '{model}' takes at most {window} tokens here, prompt and answer; the request's prompt has at least "
+        f"{needed}" + (f", and it asks for {wished}" if wished else "")
+    )
+    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, words, param)
+
+
+def _context_exceeded(detail: _Detail, words: str, model: str, prompt_field: str) -> ApiError:
     needed, window = detail.n_prompt_tokens, detail.n_ctx
     if isinstance(needed, int) and isinstance(window, int):
         words = (
             f"model '{model}' takes at most {window} tokens here; the request's messages have {needed}. "
             "Shorten them, or give the Placement a larger `spec.context.tokens`."
         )
-    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, words, "messages")
+    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, words, prompt_field)

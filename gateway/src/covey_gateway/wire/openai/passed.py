@@ -1,6 +1,8 @@
-"""A stream of chat chunks passed on as it came: bytes untouched, but for two things that engines do wrongly.
+"""A stream of chat chunks passed on as it came: bytes untouched, but for what engines do wrongly, or each in its way.
 
-mlx-lm calls its chunk of usage a whole `chat.completion`, which strict clients refuse.
+mlx-lm calls its chunk of usage a whole `chat.completion`, which strict clients refuse. It and newer vLLM call thoughts
+`reasoning`; here they are `reasoning_content`, as in whole answers. llama-server tells the usage of each of `n` choices
+by itself, and clients keep the last: they get one sum.
 
 Clients put calls together by `index` and take `id` and `name` from the first delta alone. Engines that give every call
 the index 0, none at all, or repeat the id, make one call of two. What is right already passes untouched too.
@@ -11,12 +13,15 @@ from typing import Any, cast
 
 import msgspec
 
-from covey_gateway.wire.chunks import CallOrder
+from covey_gateway.wire.body import is_object
+from covey_gateway.wire.chunks import CallOrder, sum_usage
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.errors import render_error_event
-from covey_gateway.wire.sse import split_data
+from covey_gateway.wire.sse import DONE, split_data
 
-_MARK = b'"tool_calls"'
+_CALLS = b'"tool_calls"'
+_THOUGHT = b'"reasoning"'
+_USAGE = b'"usage"'
 # With its quotes it can't be in a text, where these are escaped.
 _WHOLE = b'"chat.completion"'
 _OBJECT = re.compile(rb'("object"\s*:\s*)"chat\.completion"')
@@ -33,7 +38,7 @@ class PassedChat:
     def take(self, events: bytes) -> bytes | ApiError:
         if _WHOLE in events:
             events = _OBJECT.sub(rb'\1"chat.completion.chunk"', events)
-        return self._renumber(events) if _MARK in events else events
+        return self._mend(events) if _CALLS in events or _THOUGHT in events else events
 
     def end(self) -> bytes:
         return b""
@@ -41,7 +46,7 @@ class PassedChat:
     def fail(self, error: ApiError) -> bytes:
         return render_error_event(error)
 
-    def _renumber(self, events: bytes) -> bytes:
+    def _mend(self, events: bytes) -> bytes:
         pieces: list[bytes] = []
         is_changed = False
         for data in split_data(events):
@@ -50,7 +55,7 @@ class PassedChat:
             except (msgspec.DecodeError, RecursionError):
                 pieces.append(data)
                 continue
-            if self._renumber_chunk(chunk):
+            if self._renumber_chunk(chunk) | _rename_thoughts(chunk):
                 is_changed = True
                 data = msgspec.json.encode(chunk)
             pieces.append(data)
@@ -65,6 +70,57 @@ class PassedChat:
             for call in _items(delta, "tool_calls"):
                 is_changed |= _renumber_call(call, order)
         return is_changed
+
+
+class PassedChoices(PassedChat):
+    """Several choices, whose usage is told once, at the end."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self._told: list[dict[str, Any]] = []
+        """Chunks of usage and nothing else."""
+
+    def take(self, events: bytes) -> bytes | ApiError:
+        if _USAGE not in events and DONE not in events:
+            return super().take(events)
+        kept: list[bytes] = []
+        for data in split_data(events):
+            if data == DONE:
+                kept += self._sum()
+            elif (chunk := _read_usage(data)) is not None:
+                self._told.append(chunk)
+                continue
+            kept.append(data)
+        return super().take(b"".join(b"data: %b\n\n" % data for data in kept))
+
+    def _sum(self) -> list[bytes]:
+        if not self._told:
+            return []
+        usage = sum_usage([chunk["usage"] for chunk in self._told])
+        return [msgspec.json.encode(self._told[-1] | {"usage": usage})]
+
+
+def _read_usage(data: bytes) -> dict[str, Any] | None:
+    """A chunk that tells usage and has no choices."""
+    try:
+        chunk: Any = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    is_told = is_object(chunk) and is_object(chunk.get("usage")) and chunk.get("choices") == []
+    return chunk if is_told else None
+
+
+def _rename_thoughts(chunk: Any) -> bool:
+    """Whether something in it was changed."""
+    is_changed = False
+    for choice in _items(chunk, "choices"):
+        delta = choice.get("delta")
+        if is_object(delta) and "reasoning" in delta and delta.get("reasoning_content") is None:
+            delta["reasoning_content"] = delta.pop("reasoning")
+            is_changed = True
+    return is_changed
 
 
 def _renumber_call(call: dict[str, Any], order: CallOrder) -> bool:

@@ -24,7 +24,7 @@ from covey_gateway.wire.body import (
 )
 from covey_gateway.wire.chunks import count, count_within
 from covey_gateway.wire.errors import ApiError, ensure, refusing
-from covey_gateway.wire.openai.chat import check_passed, check_schemas, read_stream_options
+from covey_gateway.wire.openai.chat import asks_usage, check_passed, check_schemas, read_stream_options
 from covey_gateway.wire.openai.errors import engine_failed, render_error_event, translate_event_error
 from covey_gateway.wire.openai.fields import CHAT_KINDS, TEXT_FIELDS
 from covey_gateway.wire.openai.fields import REFUSED as CHAT_REFUSED
@@ -54,7 +54,7 @@ def parse_completion(body: bytes) -> Request | ApiError:
     max_tokens, n = ensure(read_count(fields, "max_tokens", 0)), ensure(read_count(fields, "n")) or 1
     ensure(check_texts(fields, "prompt") or check_schemas(fields, ("json_schema",)))
     options = ensure(read_stream_options(fields, wants_stream))
-    with_usage = options is not None and b"true" in bytes(options)
+    with_usage = asks_usage(options)
     sent: dict[str, Any] = {name: value for name, value in fields.items() if name not in _READ}
     sent |= {"stream_options": WITH_USAGE, **ensure(check_passed(unknown))}
 
@@ -71,6 +71,7 @@ def parse_completion(body: bytes) -> Request | ApiError:
         unknown=unknown.error,
         n=n,
         is_single=False,
+        prompt_field="prompt",
     )
 
 
@@ -102,25 +103,30 @@ def read_texts(events: bytes, model: str) -> list[dict[str, Any]] | ApiError:
 
 
 class _Sum:
-    """The usage of all choices. Those of one prompt share it: it is counted once, however many (`n`) follow it."""
+    """The usage of all choices. Those of one prompt share it: it is counted once, however many (`n`) follow it.
+
+    llama-server tells it of each choice by itself; vLLM of all together, with each prompt counted once already.
+    """
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self._prompt = self._cached = self._completion = 0
+        self._told = self._prompt = self._cached = self._completion = 0
 
     def add(self, usage: Any) -> None:
         if is_object(usage):
+            self._told += 1
             self._prompt += count(usage, "prompt_tokens")
             self._cached += count_within(usage, "prompt_tokens_details", "cached_tokens")
             self._completion += count(usage, "completion_tokens")
 
     def render(self) -> dict[str, Any]:
-        prompt = self._prompt // self._n
+        shares = self._n if self._told > 1 else 1
+        prompt = self._prompt // shares
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self._completion,
             "total_tokens": prompt + self._completion,
-            "prompt_tokens_details": {"cached_tokens": min(self._cached // self._n, prompt)},
+            "prompt_tokens_details": {"cached_tokens": min(self._cached // shares, prompt)},
         }
 
 
@@ -135,8 +141,11 @@ def _render_head(chunk: dict[str, Any], model: str) -> dict[str, Any]:
     return head | ({"system_fingerprint": fingerprint} if fingerprint is not None else {})
 
 
+_OLDER = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
 def _render_logprobs(found: Any, offset: int) -> dict[str, Any] | None:
-    """The older shape, of the chat's."""
+    """The older shape, of the chat's; vLLM's has it already."""
     if not is_object(found):
         return None
     content = found.get("content")
@@ -203,7 +212,7 @@ class TextAnswer:
         self._usage = _Sum(n)
         self._head: dict[str, Any] = {}
         self._texts: dict[int, list[str]] = {}
-        self._logprobs: dict[int, list[Any]] = {}
+        self._logprobs: dict[int, dict[str, list[Any]]] = {}
         self._finish: dict[int, str] = {}
         self._total_bytes = 0
 
@@ -225,7 +234,10 @@ class TextAnswer:
         index = choice.get("index", 0)
         self._texts.setdefault(index, []).append(choice.get("text") or "")
         if is_object(found := choice.get("logprobs")):
-            self._logprobs.setdefault(index, []).extend(found.get("content") or ())
+            kept = self._logprobs.setdefault(index, {})
+            for name in ("content", *_OLDER):
+                if is_array(entries := found.get(name)):
+                    kept.setdefault(name, []).extend(entries)
         if choice.get("finish_reason"):
             self._finish[index] = choice["finish_reason"]
 
@@ -238,7 +250,7 @@ class TextAnswer:
         return {
             "text": "".join(self._texts[index]),
             "index": index,
-            "logprobs": _render_logprobs({"content": found}, 0) if found else None,
+            "logprobs": _render_logprobs(found, 0) if found else None,
             "finish_reason": self._finish.get(index, "stop"),
         }
 

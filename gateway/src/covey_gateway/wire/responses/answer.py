@@ -31,14 +31,14 @@ class _Item:
         item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
             return item | {"call_id": self.call_id, "name": self.name, "arguments": text}
+        item |= {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
+        return item | {"content": [self.render_part(text)] if status != "in_progress" else []}
+
+    def render_part(self, text: str) -> dict[str, Any]:
+        """The one part of its content."""
         if self.kind == "reasoning":
-            return item | {"summary": [], "content": [{"type": "reasoning_text", "text": text}] if text else []}
-        content = [render_part(text)] if status != "in_progress" else []
-        return item | {"role": "assistant", "content": content}
-
-
-def render_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 class _Response:
@@ -160,8 +160,10 @@ class ResponseStream:
     def fail(self, error: ApiError) -> bytes:
         words: dict[str, Any] = msgspec.json.decode(render_envelope(error))["error"]
         told = {"code": words["code"], "message": words["message"], "param": words["param"]}
+        # A client may have a stream's head and nothing else by now; SDKs take no event before the first.
+        begin = b"" if self._has_begun else self._begin()
         failed = self._response.render("failed", error)
-        return self._event("error", **told) + self._event("response.failed", response=failed)
+        return begin + self._event("error", **told) + self._event("response.failed", response=failed)
 
     def _event(self, event: str, **content: Any) -> bytes:
         body: dict[str, Any] = {"type": event, "sequence_number": self._number} | content
@@ -203,8 +205,8 @@ class ResponseStream:
         closing = self._close("completed")
         item = self._open = self._response.begin_item(kind, call_id, name)
         added = self._event("response.output_item.added", output_index=self._index, item=item.render("in_progress"))
-        if kind == "message":
-            added += self._of_item("response.content_part.added", content_index=0, part=render_part(""))
+        if kind != "function_call":
+            added += self._of_item("response.content_part.added", content_index=0, part=item.render_part(""))
         return closing + added
 
     def _of_item(self, event: str, **content: Any) -> bytes:
@@ -221,11 +223,12 @@ class ResponseStream:
         text = "".join(item.pieces)
         if item.kind == "message":
             done = self._of_item("response.output_text.done", content_index=0, text=text, logprobs=[])
-            done += self._of_item("response.content_part.done", content_index=0, part=render_part(text))
         elif item.kind == "reasoning":
             done = self._of_item("response.reasoning_text.done", content_index=0, text=text)
         else:
             done = self._of_item("response.function_call_arguments.done", name=item.name, arguments=text)
+        if item.kind != "function_call":
+            done += self._of_item("response.content_part.done", content_index=0, part=item.render_part(text))
         done += self._event("response.output_item.done", output_index=self._index, item=item.render(status))
         self._open = None
         return done

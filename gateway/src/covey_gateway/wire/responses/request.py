@@ -25,6 +25,7 @@ from covey_gateway.wire.body import (
     take_unknown,
 )
 from covey_gateway.wire.errors import ApiError, Refused, ensure, invalid_request, refusing
+from covey_gateway.wire.media import place_image
 from covey_gateway.wire.openai.chat import check_image_url, check_passed, check_schemas
 from covey_gateway.wire.openai.tools import choose_tools
 from covey_gateway.wire.request import WITH_USAGE, Call, Request, Teller
@@ -79,7 +80,18 @@ def parse_response(body: bytes) -> Request | ApiError:
         return ResponseStream(name, asked) if wants_stream else WholeResponse(name, asked)
 
     passed = ensure(check_passed(unknown)) | sent
-    return Request(Call.CHAT, model, passed, make_teller, wants_stream, max_tokens, media, unknown=unknown.error)
+    return Request(
+        Call.CHAT,
+        model,
+        passed,
+        make_teller,
+        wants_stream,
+        max_tokens,
+        media,
+        unknown=unknown.error,
+        prompt_field="input",
+        limit_field="max_output_tokens",
+    )
 
 
 def _nothing(name: str) -> tuple[bytes, ...]:
@@ -95,7 +107,7 @@ def _render(fields: Fields) -> tuple[dict[str, Any], str]:
     for name in ("temperature", "top_p", "parallel_tool_calls"):
         if name in fields:
             sent[name] = fields[name]
-    return sent | _render_tools(fields) | _render_text(fields) | _render_reasoning(fields), media
+    return sent | _render_tools(fields) | _render_text(fields) | _render_reasoning(fields), place_image(messages, media)
 
 
 def _render_input(fields: Fields) -> tuple[list[dict[str, Any]], str]:
@@ -109,20 +121,35 @@ def _render_input(fields: Fields) -> tuple[list[dict[str, Any]], str]:
     if not items:
         raise Refused(invalid_request("`input` must have at least one item", "input"))
     messages: list[dict[str, Any]] = []
+    pictures: list[dict[str, Any]] = []
     media = ""
     for index, item in enumerate(items):
-        media = _add_item(messages, item, f"input[{index}]") or media
+        if item.type != "function_call_output" and (item.type, item.role) != ("message", "user"):
+            _show(messages, pictures)
+        found = _add_item(messages, pictures, item, f"input[{index}]")
+        media = media or found
+    _show(messages, pictures)
     return messages, media
 
 
-def _add_item(messages: list[dict[str, Any]], item: _Item, place: str) -> str:
-    """Add what it says to the chat; where it has an image."""
+def _show(messages: list[dict[str, Any]], pictures: list[dict[str, Any]]) -> None:
+    """Images of tools' results as the user's turn after them: a tool's message has text alone for most engines."""
+    if pictures:
+        messages.append({"role": "user", "content": pictures.copy()})
+        pictures.clear()
+
+
+def _add_item(messages: list[dict[str, Any]], pictures: list[dict[str, Any]], item: _Item, place: str) -> str:
+    """Add what it says to the chat, a result's images to `pictures`; where it has an image."""
     if item.type == "message":
         role = _ROLES.get(item.role or "")
         if role is None:
             words = f"`{place}.role` must be 'user', 'assistant', 'system' or 'developer'"
             raise Refused(invalid_request(words, "input"))
         content, has_image = _render_content(item.content, place)
+        if role == "user" and pictures:
+            content = [*pictures, *(content if has_image else [{"type": "text", "text": content}])]
+            pictures.clear()
         if role == "assistant":
             _assistant(messages)["content"] = content
         else:
@@ -133,8 +160,12 @@ def _add_item(messages: list[dict[str, Any]], item: _Item, place: str) -> str:
         call = {"id": item.call_id or "", "type": "function", "function": function}
         _assistant(messages, is_call=True).setdefault("tool_calls", []).append(call)
     elif item.type == "function_call_output":
-        output, _ = _render_content(item.output, f"{place}.output")
+        output, has_image = _render_content(item.output, f"{place}.output")
+        if has_image:
+            pictures += [part for part in output if part["type"] == "image_url"]
+            output = "\n".join(part["text"] for part in output if part["type"] == "text")
         messages.append({"role": "tool", "tool_call_id": item.call_id or "", "content": output})
+        return place if has_image else ""
     elif item.type == "reasoning":
         parts = item.content if isinstance(item.content, list) and item.content else item.summary or []
         text = "".join(part.text or "" for part in parts)

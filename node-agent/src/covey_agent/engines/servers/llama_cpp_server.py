@@ -73,6 +73,7 @@ class LlamaCore:
         self._llama: Any = None
         self._turn = threading.Lock()
         self._made_tokens = 0
+        self._asked: set[EngineHandler] = set()
 
     def load(self) -> None:
         settings = self._settings
@@ -128,10 +129,21 @@ class LlamaCore:
         """Tokens in the context, which grow with each batch of a prompt, and all that were made before."""
         return self._made_tokens + int(self._llama.n_tokens)
 
+    def count_asked(self) -> int:
+        """Each is generated for by the thread that took it: while there is none, there is none that could be dead."""
+        return len(self._asked)
+
     def tokenize(self, text: str) -> list[int]:
         return list(self._llama.tokenize(text.encode(), add_bos=False, special=True))
 
     def answer_chat(self, handler: EngineHandler, body: Body) -> None:
+        self._asked.add(handler)
+        try:
+            self._answer_chat(handler, body)
+        finally:
+            self._asked.discard(handler)
+
+    def _answer_chat(self, handler: EngineHandler, body: Body) -> None:
         for field in _UNDONE:
             if body.get(field):
                 raise invalid(f"`{field}` is not done by engine 'LlamaCpp'; 'LlamaServer' does it")

@@ -22,7 +22,7 @@ from http.client import HTTPMessage
 from importlib import metadata
 from typing import Any
 
-from covey_agent.engines.servers.sampling import choose_mlx_fields, refuse_variables
+from covey_agent.engines.servers.sampling import choose_mlx_fields, refuse_variables, settle_mlx_choices
 from covey_agent.engines.servers.settings import Settings
 from covey_agent.engines.servers.web import (
     Body,
@@ -154,12 +154,17 @@ class MlxCore:
     def count_work(self) -> None:
         """mlx-lm tells a stream of each step of a prompt, so that a long one is never silent."""
 
+    def count_asked(self) -> int:
+        """Told by no page: threads that take requests live on when the one that generates is dead."""
+        return 0
+
     def tokenize(self, text: str) -> list[int]:
         return list(self._provider.tokenizer.encode(text, add_special_tokens=False))
 
     def answer_chat(self, handler: EngineHandler, body: Body) -> None:
         if read_object(body, "response_format").get("type", "text") != "text":
             raise invalid("`response_format` is not done by engine 'Mlx'; 'LlamaServer' does it")
+        settle_mlx_choices(body)
         prompt_tokens = self._count_prompt(body)
         window = self._settings.window
         if prompt_tokens >= window:

@@ -26,7 +26,7 @@ class Bound:
 
 
 # What mlx-lm reads of a request beside numbers, its messages and its names.
-_MLX_TAKES = ("chat_template_kwargs", "logprobs", "stream", "stream_options", "tool_choice", "tools")
+_MLX_TAKES = ("chat_template_kwargs", "logprobs", "stream", "stream_options", "tools")
 _MLX_NUMBERS = (
     Bound("temperature", 0, 10),
     Bound("top_p", 0, 1),
@@ -90,6 +90,17 @@ def read_bias(body: Body, vocabulary: int) -> dict[str, float]:
             raise invalid(f"`logit_bias` must be numbers from -100 to 100; got {json.dumps(value)[:40]}")
         found[token] = float(value)
     return found
+
+
+def settle_mlx_choices(body: Body) -> None:
+    """What mlx-lm would not read, and not say so: it gives one choice, and the model alone decides whether to call."""
+    if body.get("n") not in (None, 1):
+        raise invalid("`n` must be 1: engine 'Mlx' gives one choice; 'LlamaServer' gives several")
+    choice = body.pop("tool_choice", None)
+    if choice == "none":
+        body.pop("tools", None)
+    elif choice not in (None, "auto"):
+        raise invalid("`tool_choice` must be 'auto' or 'none': engine 'Mlx' can't be made to call; 'LlamaServer' can")
 
 
 def choose_mlx_fields(body: Body, vocabulary: int, encode: Callable[[str], Sequence[int]]) -> Body:

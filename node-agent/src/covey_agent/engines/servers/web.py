@@ -61,6 +61,10 @@ class Core(Protocol):
         """Grows while anything is computed; None: it can't be counted."""
         ...
 
+    def count_asked(self) -> int:
+        """Requests under way, those that wait too."""
+        ...
+
     def tokenize(self, text: str) -> list[int]: ...
 
     def answer_chat(self, handler: "EngineHandler", body: Body) -> None:
@@ -128,7 +132,8 @@ class EngineHandler(BaseHTTPRequestHandler):
                 return
             self._check_key()
             if self.path == "/metrics" and (work := self.engine_server.core.count_work()) is not None:
-                self.send_text(f"covey_engine_work_total {work}\n")
+                asked = self.engine_server.core.count_asked()
+                self.send_text(f"covey_engine_work_total {work}\ncovey_engine_requests {asked}\n")
                 return
             if self.path != "/v1/models":
                 raise Refused(404, "not_found_error", "there is nothing at this path")

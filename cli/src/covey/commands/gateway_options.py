@@ -1,0 +1,73 @@
+"""Options of `covey up` and `covey join` that are their gateway's own flags."""
+
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from covey.errors import CommandError, ExitCode
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_OPTIONS = (
+    click.option("--tls-cert", type=_FILE, help="The gateway speaks HTTPS, with this certificate and its chain (PEM)."),
+    click.option("--tls-key", type=_FILE, help="Its key; both are read again when they change."),
+    click.option("--cors-origin", multiple=True, metavar="ORIGIN", help="Web pages that may read answers; repeatable."),
+    click.option("--access-log", type=_FILE, help="The gateway writes a JSON line a request to this file."),
+    click.option("--otlp-endpoint", metavar="URL", help="The gateway sends spans of requests there (OTLP over HTTP)."),
+)
+_NAMES = ("tls_cert", "tls_key", "cors_origin", "access_log", "otlp_endpoint")
+
+
+def gateway_options(command: Command) -> Command:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def take_gateway_flags(given: dict[str, Any], listen: str) -> tuple[str, ...]:
+    """The gateway's flags, taken out of all that was given. What it would refuse is refused here, before anything
+    starts: it would be started again and again."""
+    flags = tuple(_render({name: given.pop(name) for name in _NAMES}))
+    if flags:
+        _check(["--controller", "https://unused", "--listen", listen, *flags])
+    return flags
+
+
+def _check(arguments: list[str]) -> None:
+    from covey_gateway.failures import StartError  # the gateway is loaded for nobody who says nothing of it
+    from covey_gateway.main import parse_options
+
+    said = StringIO()
+    try:
+        with redirect_stderr(said):
+            options = parse_options(arguments)
+        if options.tls is not None:
+            from covey_gateway.tls import ServedCertificate
+
+            ServedCertificate(*options.tls)
+    except SystemExit:  # its parser has said why, in the last line
+        words = said.getvalue().strip().rpartition("error: ")[2]
+        raise CommandError(words, ExitCode.WRONG_USE) from None
+    except StartError as error:
+        raise CommandError(str(error), ExitCode.WRONG_USE) from None
+
+
+def _render(given: Mapping[str, Any]) -> list[str]:
+    flags: list[str] = []
+    for name, value in given.items():
+        values = value if name == "cors_origin" else [value] if value else []
+        for each in values:
+            flags += [
+                f"--{name.replace('_', '-')}",
+                str(each.expanduser().absolute() if isinstance(each, Path) else each),
+            ]
+    return flags
+
+
+def choose_scheme(flags: tuple[str, ...]) -> str:
+    return "https" if "--tls-cert" in flags else "http"

