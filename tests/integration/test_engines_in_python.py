@@ -203,6 +203,31 @@ def test_the_engine_counts_tokens_and_is_healthy(fleet: RunningFleet) -> None:
         assert [model["id"] for model in engine.get("/v1/models").json()["data"]] == ["smollm2"]
 
 
+def test_count_tokens_counts_as_the_answer_does(fleet: RunningFleet) -> None:
+    messages = [{"role": "user", "content": "Say hello."}]
+    counted = httpx.post(
+        f"{fleet.url}/v1/messages/count_tokens",
+        json={"model": "smollm2", "system": "Be brief.", "messages": messages},
+        timeout=60,
+    )
+    assert counted.status_code == 200, counted.text
+    asked = [{"role": "developer", "content": "Be brief."}, *messages]
+    usage = fleet.ask(messages=asked, max_tokens=1).json()["usage"]
+    assert counted.json() == {"input_tokens": usage["prompt_tokens"]}
+
+
+def test_messages_tell_the_stop_sequence_that_ended_an_answer(fleet: RunningFleet) -> None:
+    if engine_of(fleet) != "LlamaCpp":
+        pytest.skip("mlx-lm doesn't say which")
+    plain = {"messages": [{"role": "user", "content": "Count to five."}], "max_tokens": 24, "temperature": 0}
+    text = fleet.ask(**plain).json()["choices"][0]["message"]["content"]
+    stop = text.split()[2]
+    body = {"model": "smollm2", "stop_sequences": ["\u0000never", stop], **plain}
+    answer = httpx.post(f"{fleet.url}/v1/messages", json=body, timeout=120).json()
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
+    assert stop not in answer["content"][0]["text"]
+
+
 def test_the_engine_counts_its_work_during_a_prompt_or_tells_the_stream(fleet: RunningFleet) -> None:
     """By one or the other an engine that reads a long prompt is known from one that is dead."""
     body = fleet.chat(stream=True, max_tokens=1, messages=[{"role": "user", "content": "word " * 900}])

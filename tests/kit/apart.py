@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from covey.control import Control
 
 from kit.cache import shared_cache
@@ -120,5 +121,6 @@ def running_apart(source: Path | None = None) -> Generator[Apart]:
             part.kill()
             part.wait()
         for process in processes_of(base):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # members of one group end as one
+                process.kill()
         shutil.rmtree(base, ignore_errors=True)
