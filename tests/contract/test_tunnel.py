@@ -26,22 +26,17 @@ from covey_controller.authority import Authority
 from covey_fleet_client.files import ensure_private_folder, write_private
 from covey_fleet_client.identity import load_identity
 from kit import echo_engine
+from kit.ports import free_port, own_address
 from kit.processes import observe_pss_bytes, processes_of, wait_for
 from kit.vaults import authority_in
 
 ID = "00000000000000aa"
 ATTEMPT = 3
-ADDRESSES = {"a": "127.0.0.2", "b": "127.0.0.3", "c": "127.0.0.4"}
+ADDRESSES = {"a": own_address(2), "b": own_address(3), "c": own_address(4)}
 SECONDS = 30.0
 FORM_SECONDS = 60.0
 STREAM = render_member_name(ID, ATTEMPT, "1", MemberDoor.STREAM)
 LINK = render_member_name(ID, ATTEMPT, "1", MemberDoor.LINK)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -203,7 +198,8 @@ def donor_group(member: str = "1") -> Group:
 async def pool(folder: Path, *donors: str) -> AsyncGenerator[Pool]:
     async with fleet(folder) as here:
         driver, others = here.add("a"), [here.add(name) for name in donors or ("b",)]
-        engines, neighbours = {}, []
+        engines: dict[str, EngineProcess] = {}
+        neighbours: list[Neighbour] = []
         for number, node in enumerate(others, 1):
             engines[node.name] = await node.start(donor_group(str(number)))
             address, port = ADDRESSES[node.name], engines[node.name].front_port

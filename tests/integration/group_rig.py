@@ -23,12 +23,13 @@ from covey_api.node import NodeSpec
 from fleet_rig import Rig, SteeredBoard, eventually, running_fleet
 from kit import builders
 from kit.cache import shared_cache
+from kit.ports import own_address
 from kit.processes import processes_of
 from kit.real import provide_real_parts
 
 ID = "00000000000000aa"
 KEY = "key-of-the-group"
-ADDRESSES = {"a": "127.0.0.2", "b": "127.0.0.3", "c": "127.0.0.4"}
+ADDRESSES = {"a": own_address(2), "b": own_address(3), "c": own_address(4)}
 # Generous: two cores, shared. The first run on a machine downloads 160 MB.
 SECONDS = 90.0
 

@@ -302,7 +302,7 @@ async def test_a_node_that_is_removed_while_it_is_given_something_gets_no_more(t
     async with running_peers(tmp_path) as fleet:
         a, b = await fleet.add("a"), await fleet.add("b")
         have(a)
-        a.server.pace.limit(4 * MIB)
+        a.server.pace.limit(MIB)  # twenty seconds of it
         fetch = asyncio.create_task(asyncio.to_thread(ask, a, b.identity, get(DIGEST)))
         await asyncio.sleep(0.5)
         a.refused.write((), (RefusedPeer(name="b", begins_until=int(time.time())),))

@@ -288,7 +288,10 @@ async def test_what_a_fetch_has_got_is_told(site: Site, monkeypatch: pytest.Monk
     running = asyncio.create_task(site.peers.run())
     with site.peers.at_origin(DIGEST, ignore) as told:
         told(Transfer(7, 10, 1))
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while not site.asks:  # noqa: ASYNC110 - only polling sees it
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # in which it would be told again
     running.cancel()
     assert [(wanted.fetching, wanted.done_bytes) for wanted in site.asks] == [(True, 7)]
 
