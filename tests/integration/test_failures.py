@@ -1,5 +1,6 @@
 """What clients and operators see when something breaks, or isn't there yet."""
 
+import json
 import os
 import shutil
 import signal
@@ -9,12 +10,15 @@ import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from covey.control import Control
 from covey_agent.engines.architectures import find_code, is_lacking
 from covey_api.engines import EngineName
 from kit.fleet import EXAMPLE, RunningFleet, running_fleet, wait_until
+from kit.parts import CONTROLLER, GATEWAY, kill_part, wait_part_again
 from kit.ports import free_port
 from kit.real import provide_real_parts
 
@@ -63,6 +67,58 @@ def test_a_key_works_until_it_is_deleted(fleet: RunningFleet) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
     fleet.covey("key", "delete", "laptop")
     wait_until(lambda: status() == 401, "the deleted key is refused")
+
+
+def test_a_keys_limits_and_usage_outlive_every_part(fleet: RunningFleet) -> None:
+    limits = ("--model", "smollm2", "--tokens-per-day", "1", "--requests-per-minute", "50", "--priority", "5")
+    fleet.covey("key", "create", "first")  # while there is none, keys mean nothing on loopback
+    key = fleet.covey("key", "create", "daily", *limits).stdout.strip()
+    (made,) = (each for each in listed(fleet, "accesskeys") if each["metadata"]["name"] == "daily")
+    assert made["spec"] | {"hash": ""} == {
+        "hash": "",
+        "models": ["smollm2"],
+        "tokensPerDay": 1,
+        "requestsPerMinute": 50,
+        "priority": 5,
+    }
+
+    def ask() -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        url = f"{fleet.url}/v1/chat/completions"
+        try:
+            return httpx.post(url, json=fleet.chat(max_tokens=4), headers=headers, timeout=60)
+        except httpx.TransportError:
+            return httpx.Response(503)
+
+    def usage() -> dict[str, Any]:
+        (found,) = (each for each in listed(fleet, "accesskeys") if each["metadata"]["name"] == "daily")
+        return found["status"]["usage"]["total"]
+
+    answers: list[httpx.Response] = []
+    wait_until(lambda: answers.append(ask()) or answers[-1].status_code == 200, "the key is accepted")
+    counted = answers[-1].json()["usage"]
+    refused = ask()
+    assert (refused.status_code, refused.json()["error"]["param"]) == (429, "tokensPerDay")
+    wait_until(lambda: usage().get("requests") == 1, "the controller has written what was used")
+    told = usage()
+    assert (told["promptTokens"], told["completionTokens"]) == (counted["prompt_tokens"], counted["completion_tokens"])
+    assert json.loads(fleet.covey("key", "usage", "daily", "-o", "json").stdout)["items"][0]["total"] == told
+    row = fleet.covey("key", "usage", "daily").stdout.splitlines()[1].split()
+    assert row[:2] == ["daily", "1"]
+    assert row[6:8] == [str(counted["total_tokens"]), "1"]
+    for part in (GATEWAY, CONTROLLER):
+        before = kill_part(fleet, part)
+        wait_part_again(fleet, part, before)
+    # Until it hears from the controller a new gateway knows of no day; then the day is as it was.
+    wait_until(lambda: ask().status_code == 429, "the day's tokens are spent still")
+    assert usage()["requests"] >= 1
+    fleet.covey("key", "delete", "daily")
+    fleet.covey("key", "delete", "first")
+
+
+def listed(fleet: RunningFleet, plural: str) -> list[dict[str, Any]]:
+    with Control(fleet.state) as control:
+        return control.list_objects(plural)
 
 
 def test_a_page_of_another_site_is_refused(fleet: RunningFleet) -> None:

@@ -30,8 +30,13 @@ from integration.gateway_rig import (
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
 KEYS = tuple(
-    ClientKey(namespace="default", name=name, hash="sha256:" + hashlib.sha256(f"sk-covey-{name}".encode()).hexdigest())
-    for name in ("greedy", "modest")
+    ClientKey(
+        namespace="default",
+        name=name,
+        hash="sha256:" + hashlib.sha256(f"sk-covey-{name}".encode()).hexdigest(),
+        priority=priority,
+    )
+    for name, priority in (("greedy", 0), ("modest", 0), ("urgent", 5), ("idle", -1))
 )
 
 
@@ -85,6 +90,19 @@ async def test_a_key_with_one_request_waits_for_one_of_a_greedy_one_and_not_for_
             for client in (*many, modest):
                 assert (await client.read_answer()).text == "ok"
     assert turns.came == ["g0", "g1", "m", "g2", "g3"]
+
+
+async def test_a_keys_priority_goes_before_turns_and_arrival() -> None:
+    turns = Turns()
+    async with ScriptedEngine(turns) as engine, running_gateway() as gateway, AsyncExitStack() as stack:
+        gateway.route(one_at_a_time(engine), keys=KEYS)
+        clients: list[RawClient] = []
+        for name in ("greedy", "idle", "modest", "urgent"):
+            clients += await stack.enter_async_context(asking(gateway, name, headers=(bearer(name),)))
+        turns.go_on(4)
+        for client in clients:
+            assert (await client.read_answer()).text == "ok"
+    assert turns.came == ["greedy", "urgent", "modest", "idle"]
 
 
 async def test_who_leaves_while_in_line_is_never_sent() -> None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ async def test_what_never_became_a_request_and_what_has_no_body_are_written_down
 
 
 async def scraped(gateway: Gateway) -> dict[str, float]:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=30) as client:
         url = f"http://127.0.0.1:{gateway.port}/metrics"
         answer = await client.get(url, headers={"accept": OPENMETRICS})
     assert answer.status_code == 200
@@ -212,7 +213,7 @@ async def test_a_process_writes_its_log_and_tells_figures_on_a_port_of_their_own
                     line = (await process.stderr.readline()).decode()
                     addresses += [word.strip("'") for word in line.split() if "http://" in word]
             url, figures = sorted(addresses, key=lambda address: "/metrics" in address)
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=30) as client:
                 body = {"model": "m", "messages": [{"role": "user", "content": "secret words"}]}
                 answer = await client.post(f"{url}/v1/chat/completions", json=body)
                 assert answer.status_code == 200
@@ -239,3 +240,81 @@ async def test_a_stream_that_ends_well_is_200_however_long_it_was() -> None:
             await client.read_answer()
         await eventually(lambda: len(records.found) == 2)
         assert {record.status for record in records.found} == {200}
+
+
+def with_body(head: bytes, body: bytes) -> bytes:
+    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+
+
+def with_error(body: bytes) -> bytes:
+    error = {"error": {"code": 500, "message": body.decode()}}
+    return STREAM_HEAD + chunk(b"data: %b\n\n" % json.dumps(error).encode())
+
+
+ECHOES: dict[str, Callable[[bytes], bytes]] = {
+    "refuses": lambda body: with_body(b"500 X", body),
+    "blames": lambda body: with_body(b"400 X", body),
+    "breaks": with_error,
+    "is no HTTP": lambda body: body,
+    "is no stream": lambda body: with_body(b"200 OK\r\ncontent-type: text/plain", body),
+    "is no JSON": lambda body: STREAM_HEAD + chunk(b"data: %b\n\n" % body[1:]),
+}
+
+
+async def test_no_log_has_a_key_or_a_word_of_a_body_however_a_request_ends(tmp_path: Path) -> None:
+    """Engines that repeat what they were asked in each of their failures; clients that put a key where none belongs."""
+    key, word = "sk-covey-hunter2hunter2", "xyzzy-prompt"
+    scripts = iter([*ECHOES.values()] * 4)
+
+    async def echo(call: Call) -> None:
+        await call.write(next(scripts)(call.body))
+        call.writer.close()
+
+    async with ScriptedEngine(echo) as engine:
+        table = {
+            "models": [{"name": "m", "endpoints": [{"url": f"http://127.0.0.1:{engine.port}"}]}],
+            "keys": [{"name": "ann", "hash": "sha256:" + hashlib.sha256(key.encode()).hexdigest()}],
+        }
+        (tmp_path / "table.json").write_text(json.dumps(table))
+        log = tmp_path / "access.log"
+        flags = ("--table", str(tmp_path / "table.json"), "--listen", "127.0.0.1:0", "--access-log", str(log))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "covey_gateway", *flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stderr is not None
+        said = b""
+        try:
+            async with asyncio.timeout(60):
+                while b"listening on" not in said:
+                    said += await process.stderr.readline()
+            url = said.split()[-1].decode()
+            body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": word}]}
+            named = {"authorization": f"Bearer {key}", "x-request-id": f"of-{key}", "x-session-id": word}
+            statuses: set[int] = set()
+            async with httpx.AsyncClient(base_url=url, timeout=30, headers=named) as client:
+                for path, more in (("/v1/chat/completions", {}), ("/v1/messages", {"max_tokens": 5})):
+                    for stream in (False, True):
+                        for _ in ECHOES:
+                            asked_for = body | more | {"stream": stream}
+                            answer = await client.post(path, json=asked_for, params={"key": key})
+                            statuses.add(answer.status_code)
+                for content in (
+                    b'{"model": "m", "%b' % word.encode(),
+                    json.dumps(body | {word: key, "model": key}).encode(),
+                ):
+                    statuses.add((await client.post("/v1/chat/completions", content=content)).status_code)
+                statuses.add((await client.get(f"/v1/models/{key}?key={key}")).status_code)
+                statuses.add(
+                    (await client.get("/v1/models", headers={"x-api-key": key[:-1], "authorization": ""})).status_code
+                )
+            assert {400, 401, 404, 502} <= statuses, statuses
+            process.terminate()
+            out, rest = await asyncio.wait_for(process.communicate(), 30)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert len(lines_of(log)) == 28, "each is written down"
+    for text in ((said + rest).decode(), out.decode(), log.read_text()):
+        assert word not in text
+        assert "hunter2" not in text

@@ -223,7 +223,7 @@ class ReconcileLoop:
         self._require_lead(lease)
         now = asyncio.get_running_loop().time()
         self._top_up_ids()
-        self._board.usages.settle(each for each in objects if isinstance(each, AccessKey))
+        self._board.usages.settle(each for each in objects.values() if isinstance(each, AccessKey))
         world = self._observe(lease, self._aside.hide(objects, now))
         began = self._around.stopwatch()
         made = plan(world, now)

@@ -33,8 +33,8 @@ class KeyLimits(Message):
     concurrency: Concurrency | None = None
     """Requests that may be under way at a time, waiting ones included."""
     priority: KeyPriority = 0
-    """Whose requests go first where they wait in a gateway: higher ones; equal ones as they came. Where as many wait as
-    may, one of the lowest priority is refused in the place of a higher one. Requests without a key have 0."""
+    """Whose requests go first where they wait in a gateway, for a model or before an engine: higher ones. Where as many
+    wait as may, one of the lowest priority is refused in the place of a higher one. Requests without a key have 0."""
 
 
 class AccessKeySpec(KeyLimits):

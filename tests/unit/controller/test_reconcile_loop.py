@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 from itertools import count
 
 import pytest
+from covey_api.access_key import AccessKey, AccessKeySpec, KeyUsageStatus
 from covey_api.instance import Instance, MemberPhase
 from covey_api.kinds import ObjectKey
-from covey_api.messages import Order
-from covey_api.meta import Condition
+from covey_api.messages import Demand, KeyUsage, Order
+from covey_api.meta import Condition, ObjectMeta
 from covey_api.placement import ContextWish, Placement
 from covey_api.reasons import EventReason, FailureCause, ReadyReason
 from covey_controller.board import FleetBoard
@@ -63,6 +64,36 @@ def test_new_controller_on_the_same_store_restarts_no_engine() -> None:
             assert sorted(control.routed()) == before
             assert control.board.order.term == 2
         assert len(agent.started) == 2
+
+    run_virtual(story())
+
+
+def test_what_a_key_has_used_is_in_its_status_within_a_minute_and_then_once_a_minute() -> None:
+    async def story() -> None:
+        hash_ = f"sha256:{'1' * 64}"
+        metadata = ObjectMeta(name="ann", namespace="default", uid="u", generation=1)
+        key = AccessKey(metadata=metadata, spec=AccessKeySpec(hash=hash_, tokens_per_day=1000))
+        store = MemoryStore(key)
+
+        async def used() -> KeyUsageStatus:
+            found = (await store.list_objects())[key.key]
+            assert isinstance(found, AccessKey)
+            return found.status.usage
+
+        async with controller(store) as control:
+            await asyncio.sleep(5)
+            writes = 0
+            for requests in range(1, 46):  # three minutes of reports
+                told = KeyUsage(hash=hash_, requests=requests, prompt_tokens=10 * requests)
+                control.board.on_demand("g", Demand(gateway="g", address="", boot="1", usage=(told,)))
+                before = (await used()).counted_at
+                await asyncio.sleep(4)
+                writes += (await used()).counted_at != before
+            answer = control.board.on_demand("g", Demand(gateway="g", address="", boot="1"))
+            assert [each.tokens for each in answer.spent] == [450], "limits hear of it before it is written"
+            await asyncio.sleep(90)
+            assert ((await used()).total.requests, (await used()).total.prompt_tokens) == (45, 450)
+            assert 3 <= writes <= 4
 
     run_virtual(story())
 
