@@ -203,7 +203,8 @@ def donor_group(member: str = "1") -> Group:
 async def pool(folder: Path, *donors: str) -> AsyncGenerator[Pool]:
     async with fleet(folder) as here:
         driver, others = here.add("a"), [here.add(name) for name in donors or ("b",)]
-        engines, neighbours = {}, []
+        engines: dict[str, EngineProcess] = {}
+        neighbours: list[Neighbour] = []
         for number, node in enumerate(others, 1):
             engines[node.name] = await node.start(donor_group(str(number)))
             address, port = ADDRESSES[node.name], engines[node.name].front_port
