@@ -178,7 +178,7 @@ async def running_group(folder: Path, *nodes: str) -> AsyncGenerator[GroupRig]:
         try:
             for node in nodes:
                 await rig.start(node)
-            await rig.wait(lambda: fleet.board.addresses.keys() == set(nodes), "every agent has reported")
+            await rig.wait(lambda: rig.board.addresses.keys() == set(nodes), "every agent has reported")
             yield rig
         finally:
             rig.end()

@@ -209,12 +209,20 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why one node can't take one replica. `short_bytes`: how much is missing, where memory is the reason."""
+    """Why one node can't take one replica; without a node: why no several can. `short_bytes`: how much is missing,
+    where memory is the reason."""
 
     node: str
     reason: RefusalReason
     message: str
     short_bytes: int = 0
+
+    @property
+    def closest_words(self) -> str:
+        """As the one that is nearest to a fit."""
+        if not self.node:
+            return f"{self.reason}: {self.message}"
+        return f"closest is node '{self.node}': {self.reason}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,9 @@ def _refusal(decision: Decision) -> Entry:
         words = f"whether one would fit isn't known: {decision.pending.message}"
         return {"fits": None, "shortBytes": 0, "message": f"no replica until it is asked for; {words}"}
     closest = decision.closest  # 4
-    why = f"node '{closest.node}' is closest: {closest.reason}: {closest.message}" if closest else "there is no node"
+    why = closest.closest_words if closest else "there is no node"
+    if closest and closest.node:
+        why = f"node '{closest.node}' is closest: {closest.reason}: {closest.message}"
     message = f"no replica until it is asked for, and then none would fit: {why}"
     return {"fits": False, "shortBytes": closest.short_bytes if closest else 0, "message": message}
 

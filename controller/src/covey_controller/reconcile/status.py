@@ -244,7 +244,7 @@ def _observed_placement(draft: Draft, key: ObjectKey, placement: Placement) -> P
         nodes=tuple(nodes)[:64],
         node_names=join_names(nodes),
         refusals=tuple(ReasonCount(reason=r, nodes=n) for r, n in (refused.counts if refused else ()))[:16],
-        closest_refusal=f"{closest.node}: {closest.reason}: {closest.message}"[:1024] if closest else "",
+        closest_refusal=f"{closest.node or 'together'}: {closest.reason}: {closest.message}"[:1024] if closest else "",
         failures=progressing.failures,
     )
 

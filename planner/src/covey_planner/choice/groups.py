@@ -34,7 +34,7 @@ def explain_no_group(wish: Wish, spread: Spread) -> Refusal:
         f"no {sizes} nodes hold model '{wish.model}' together as `Rpc`: each must be free to take it and have the same "
         "build of `LlamaServer` with donors, all together the memory; a variant with companions has no such place"
     )
-    return Refusal(wish.placement, RefusalReason.INSUFFICIENT_MEMORY, message)
+    return Refusal("", RefusalReason.INSUFFICIENT_MEMORY, message)
 
 
 def _with_roles(view: NodeView) -> NodeView:

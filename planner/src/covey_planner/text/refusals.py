@@ -9,7 +9,5 @@ def render_refusals(decision: Decision) -> str:
     parts = [decision.pending.message] if decision.pending else []
     parts += [counts] if counts else []
     if decision.closest:
-        parts.append(
-            f"closest is node '{decision.closest.node}': {decision.closest.reason}: {decision.closest.message}"
-        )
+        parts.append(decision.closest.closest_words)
     return "; ".join(parts)
