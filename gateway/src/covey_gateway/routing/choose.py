@@ -81,12 +81,17 @@ def choose_target(
 
 
 def _find_idle(targets: Sequence[Target], loads: Mapping[str, Load], turn: int, excluded: str | None) -> Target | None:
-    """The first from the one whose turn it is that has nothing to do: of one size none can be better."""
+    """The first from the one whose turn it is that has nothing to do: of one size none can be better.
+
+    None where one before it was set aside: its time may be over, and it is tried in its turn also while others idle.
+    """
     count = len(targets)
     for number in range(turn, turn + count):
         target = targets[number % count]
         load = loads.get(target.id, IDLE)
-        is_idle = not (load.in_flight or load.left_at or load.is_silent or load.aside is not None)
+        if load.aside is not None:
+            return None
+        is_idle = not (load.in_flight or load.left_at or load.is_silent)
         if is_idle and target.confirmed and not target.doubted and target.id != excluded:
             return target
     return None
