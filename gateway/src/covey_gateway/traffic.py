@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from email.utils import formatdate
-from functools import partial
 from typing import Protocol
 
 from covey_api.messages import EndpointDemand, ServedModel
@@ -194,23 +193,12 @@ class Traffic:
                 self._end_left(target.id, now)
         if request is not None and len(targets) > 1:
             conversation = digest_conversation(request, key, session, owner)
-        choose = partial(
-            choose_target,
-            targets,
-            self._loads,
-            now,
-            self._turn,
-            excluded,
-            conversation,
-            self._homes,
-            are_alike=key in self.table.alike,
-        )
-        chosen = choose()
+        chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
         if isinstance(chosen, NoneFree) and chosen.is_full and ticket is not None:
             displaced = self.lines.displace([each for each in targets if each.id != excluded], ticket)
             if displaced is not None:
                 displaced.lose_place()
-                chosen = choose()
+                chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
         if isinstance(chosen, NoneFree):
             return refuse_none_free(model, chosen)
         if conversation is not None and not self._is_away(conversation, chosen):

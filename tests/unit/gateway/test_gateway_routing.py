@@ -251,9 +251,8 @@ def test_a_choice_is_deterministic_and_never_one_that_may_not_be_used(
 ) -> None:
     targets = [target(str(n), slots=s, weight=w, confirmed=c) for n, (s, w, c, _) in enumerate(spec)]
     loads = {str(n): load for n, (*_, load) in enumerate(spec)}
-    are_alike = len({t.slots * t.weight for t in targets}) == 1
-    found = choose_target(targets, loads, now, turn, are_alike=are_alike)
-    assert found == choose_target(targets, loads, now, turn, are_alike=are_alike)
+    found = choose_target(targets, loads, now, turn)
+    assert found == choose_target(targets, loads, now, turn)
     usable = [
         t
         for t in targets

@@ -36,12 +36,8 @@ def choose_target(
     excluded: str | None = None,
     conversation: int | None = None,
     homes: Homes | None = None,
-    *,
-    are_alike: bool = False,
 ) -> Target | NoneFree:
-    """`are_alike`: all are of one size.
-
-    1. Leave out the one that just failed for this request, and those set aside.
+    """1. Leave out the one that just failed for this request, and those set aside.
     2. Leave out those with `MAX_OUTSTANDING_PER_SLOT` requests per slot.
     3. Those that nobody doubts if there are any: on a doubted one a request may wait until its agent ends it, while one
        that is unconfirmed and gone is set aside by its first request.
@@ -51,10 +47,8 @@ def choose_target(
     7. The lowest (in flight + 1) / (slots x weight).
     8. Ties in turns.
     """
-    if conversation is None:
-        plain = _find_idle(targets, loads, turn, excluded) if are_alike else None
-        if plain is not None or (plain := _choose_plainly(targets, loads, turn, excluded)) is not None:
-            return plain
+    if conversation is None and (plain := _choose_plainly(targets, loads, turn, excluded)) is not None:
+        return plain
     answering = [
         target
         for target in targets
@@ -78,23 +72,6 @@ def choose_target(
     lowest = min(scores)
     tied = [target for target, score in zip(preferred, scores, strict=True) if score == lowest]
     return tied[turn % len(tied)]
-
-
-def _find_idle(targets: Sequence[Target], loads: Mapping[str, Load], turn: int, excluded: str | None) -> Target | None:
-    """The first from the one whose turn it is that has nothing to do: of one size none can be better.
-
-    None where one before it was set aside: its time may be over, and it is tried in its turn also while others idle.
-    """
-    count = len(targets)
-    for number in range(turn, turn + count):
-        target = targets[number % count]
-        load = loads.get(target.id, IDLE)
-        if load.aside is not None:
-            return None
-        is_idle = not (load.in_flight or load.left_at or load.is_silent)
-        if is_idle and target.confirmed and not target.doubted and target.id != excluded:
-            return target
-    return None
 
 
 def _choose_plainly(

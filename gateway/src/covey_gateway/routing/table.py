@@ -117,8 +117,6 @@ class RoutingTable:
     """Among whom limits of keys are shared."""
     windows: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     """The widest that an endpoint has, of models of which one says."""
-    alike: frozenset[tuple[str, str]] = frozenset()
-    """Models whose endpoints are all of one size."""
 
     def resolve(self, caller: Caller, asked: str) -> ServedModel | None:
         name = self.aliases.get((caller.namespace, asked), asked)
@@ -167,10 +165,7 @@ def build_table(
     by_model = {model: tuple(list_) for model, list_ in at.items()}
     windows = {model: max(target.context_tokens or 0 for target in list_) for model, list_ in at.items()}
     windows = {model: window for model, window in windows.items() if window}
-    alike = frozenset(
-        name for name, list_ in at.items() if len({target.slots * target.weight for target in list_}) == 1
-    )
-    return RoutingTable(order, by_name, aliases, by_model, by_digest, gateways, windows, alike)
+    return RoutingTable(order, by_name, aliases, by_model, by_digest, gateways, windows)
 
 
 def parse_endpoints(snapshot: Endpoints, machine: str | None) -> RoutingTable:
