@@ -2,10 +2,11 @@
 
 Each with one worker before the same sixteen stub engines, asked by the same client with the same key, in turns and in
 several rounds of one run. CPU is of the whole process tree, from /proc: the figure to trust where others use the
-machine too. The gateway has a key, a table of sixteen endpoints and what else it has on; nginx passes bytes on.
+machine too. The gateway has a key, sixteen endpoints, its figures and an access log on; nginx passes bytes on.
 
 Peers come from where `COVEY_BENCH_PEERS` says (default `~/.cache/covey-bench`): `python -m venv router`, in it
 `vllm-router`; `litellm`, in it `litellm[proxy]`; nginx from PATH. What isn't there is left out, and said.
+`COVEY_BENCH_BEFORE`: the Python of another checkout, whose gateway is measured in the same turns.
 """
 
 import asyncio
@@ -72,13 +73,14 @@ def render(*, stream: bool, max_tokens: int) -> bytes:
 
 
 @contextmanager
-def run_here(ports: list[int], folder: Path) -> Generator[Peer]:
+def run_here(ports: list[int], folder: Path, name: str = "covey", python: str = sys.executable) -> Generator[Peer]:
     table = folder / "table.json"
     endpoints = [{"url": f"http://127.0.0.1:{port}", "slots": 8} for port in ports]
     keys = [{"name": "bench", "hash": "sha256:" + hashlib.sha256(KEY.encode()).hexdigest()}]
     table.write_text(json.dumps({"models": [{"name": "m", "endpoints": endpoints}], "keys": keys}))
-    with started("-m", "covey_gateway", "--table", str(table), "--listen", "127.0.0.1:0") as (pid, address):
-        yield Peer("covey", pid, address)
+    argv = ("-m", "covey_gateway", "--table", str(table), "--listen", "127.0.0.1:0")
+    with started(*argv, "--access-log", str(folder / f"{name}.access.log"), python=python) as (pid, address):
+        yield Peer(name, pid, address)
 
 
 @contextmanager
@@ -226,6 +228,8 @@ def main() -> None:
         stack.enter_context(started(__file__, "stubs", *map(str, ports)))
         starts = {"nginx": run_nginx, "vllm-router": run_router, "litellm": run_litellm}
         peers = [stack.enter_context(starts[name](ports, folder)) for name in find_peers()]
+        if before := os.environ.get("COVEY_BENCH_BEFORE"):
+            peers.append(stack.enter_context(run_here(ports, folder, "before", before)))
         peers.append(stack.enter_context(run_here(ports, folder)))
         runner.run(measure_all(peers))
 

@@ -71,6 +71,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (
                     (f"sum by (model) (covey_gateway_in_flight_requests{{{_MODEL}}})", "{{model}}"),
                     ("sum(covey_gateway_held_requests)", "waiting"),
+                    ("sum(covey_gateway_queued_requests)", "in line"),
                 ),
             ),
             Panel(

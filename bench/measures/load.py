@@ -19,9 +19,9 @@ Address = tuple[str, int]
 
 
 @contextmanager
-def started(*arguments: str) -> Generator[tuple[int, Address]]:
+def started(*arguments: str, python: str = sys.executable) -> Generator[tuple[int, Address]]:
     """A child's process id and the address it says it listens on."""
-    with subprocess.Popen([sys.executable, *arguments], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([python, *arguments], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
             line = next(line for line in process.stderr if "listening on" in line)

@@ -302,7 +302,8 @@ def test_restarted_agent_finds_the_same_engine_without_what_was_lost(folder: Pat
         assert await keepers.find(ID, "") == process
         # And whoever looks at the folder later finds it whole.
         keepers.close()
-        await asyncio.to_thread(wait_for, lambda: (folder / ID / "keeper.json").exists(), "the record is written anew")
+        made = (folder / ID / "keeper.json", folder / ID / "k.sock")
+        await asyncio.to_thread(wait_for, lambda: all(each.exists() for each in made), "both are made anew")
         assert json.loads((folder / ID / "keeper.json").read_text()) == record
         assert (folder / ID / "k.sock").is_socket()
         assert await keepers.find(ID, "") == process
@@ -583,27 +584,39 @@ def limited_group(limit_bytes: int) -> Generator[Path]:
         group.rmdir()
 
 
-GROWS = "import time; time.sleep({after}); grown = [b'x' * 2**20 for _ in range({mib})]; time.sleep(60)"
+GROWS = """
+import os, time
+while not os.path.exists({begin!r}):
+    time.sleep(0.02)
+grown = [b'x' * 2**20 for _ in range({mib})]
+open({begin!r} + '.grown', 'w').close()
+time.sleep(60)
+"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what the kernel does is Linux's")
-def test_engine_that_takes_all_memory_dies_and_nobody_else(folder: Path) -> None:
+def test_engine_that_takes_all_memory_dies_and_nobody_else(folder: Path, tmp_path: Path) -> None:
     """The bystander is larger when memory ends; and it started before."""
 
-    def grow(mib: int, after: float) -> tuple[str, ...]:
-        return (sys.executable, "-I", "-S", "-c", GROWS.format(mib=mib, after=after))
+    def grow(mib: int, begin: Path) -> tuple[str, ...]:
+        return (sys.executable, "-I", "-S", "-c", GROWS.format(mib=mib, begin=str(begin)))
+
+    large, small = tmp_path / "large", tmp_path / "small"
 
     async def story() -> None:
         keepers = ProcessKeepers(folder, 60)
-        process = await keepers.start(ID, 1, free_port(), Launch(grow(80, after=3), {}, ()))
+        process = await keepers.start(ID, 1, free_port(), Launch(grow(80, large), {}, ()))
         keeper = json.loads((folder / ID / "keeper.json").read_text())["pid"]
         assert score_of(process.pid) == score_of(os.getpid()) + AHEAD
         assert score_of(keeper) == score_of(os.getpid())
         with limited_group(100 * 2**20) as group:
-            bystander = await asyncio.create_subprocess_exec(*grow(55, after=0.5), stdin=subprocess.DEVNULL)
+            bystander = await asyncio.create_subprocess_exec(*grow(55, small), stdin=subprocess.DEVNULL)
             for pid in (process.pid, keeper, bystander.pid):
                 (group / "cgroup.procs").write_text(str(pid))
             try:
+                small.touch()
+                await asyncio.to_thread(wait_for, Path(f"{small}.grown").exists, "the bystander has grown")
+                large.touch()
                 ended = await keepers.wait_exit(ID)
                 assert (ended.status, ended.ended_by, ended.out_of_memory) == (-signal.SIGKILL, "Engine", True)
                 assert is_running(keeper)

@@ -107,7 +107,7 @@ def test_written_documents_are_listed_with_metadata_and_wake_the_reconciler(open
             assert await list_objects(adapter.store) == {}
             assert not await adapter.store.wait_changed(0.05)
             await adapter.write(f"{model_yaml()}---\n{placement_yaml()}")
-            assert await adapter.store.wait_changed(5.0)
+            assert await adapter.store.wait_changed(60.0)
             objects = await list_objects(adapter.store)
             assert set(objects) == {model_key(), placement_key()}
             metadata = objects[placement_key()].metadata
@@ -274,7 +274,7 @@ def test_joining_creates_a_node_that_is_news_and_a_document_takes_it_over(open_a
             store = adapter.store
             await store.list_objects()
             joined = await store.create(Node(metadata=ObjectMeta(name="a")))
-            assert await store.wait_changed(5.0)
+            assert await store.wait_changed(60.0)
             with pytest.raises(Conflict):
                 await store.create(Node(metadata=ObjectMeta(name="a")))
             await store.write_status(node_key(), FACTS)
@@ -321,7 +321,7 @@ def test_deleted_node_is_drained_first_and_then_removed(open_adapter: Open) -> N
             with pytest.raises(Conflict):
                 await store.delete(node_key(), (await get_node(store)).metadata.uid)
             await adapter.remove(node_key())
-            assert await store.wait_changed(5.0)
+            assert await store.wait_changed(60.0)
             leaving = await get_node(store)
             assert leaving.metadata.deletion_timestamp is not None
             assert not is_schedulable(leaving), "nothing new is placed on a node that leaves"

@@ -96,7 +96,7 @@ class GroupRig:
             instance_id=ID,
             attempt=attempt,
             artifact=provide_real_parts().artifact,
-            options=EngineOptions(context_tokens=512, slots=1),
+            options=EngineOptions(context_tokens=512, slots=1, repack=False),
             members=tuple(members),
             startup_seconds=120,
         )

@@ -1,6 +1,7 @@
 """The official SDKs in JavaScript: installed once for all runs of the tests, and run by a script that prints JSON."""
 
 import asyncio
+import fcntl
 import json
 import shutil
 import subprocess
@@ -17,12 +18,14 @@ def install_sdks() -> Path:
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("this machine has no Node")
     folder = shared_cache() / "node-sdks"
-    if not (folder / "whole").is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "package.json").write_text('{"private":true}')
-        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *NODE_SDKS]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
-        (folder / "whole").touch()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "node-sdks.lock").open("w") as lock:  # test workers come at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "whole").is_file():
+            (folder / "package.json").write_text('{"private":true}')
+            command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *NODE_SDKS]
+            subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
+            (folder / "whole").touch()
     return folder
 
 

@@ -301,7 +301,7 @@ def test_engine_that_cannot_start_is_reported_of_the_node_and_no_more_once_it_ca
         sound = await asyncio.to_thread(program.read_bytes)
         await asyncio.to_thread(program.write_bytes, b"\x7fELF\x02\x01\x01" + bytes(64))
         rig.start()
-        await rig.wait(lambda: told(rig) == ["LlamaServer NoUsableEngine"], "it is told", LANES_SECONDS)
+        await rig.wait(lambda: told(rig) == ["LlamaServer NoUsableEngine"], "it is told", 60)
         await asyncio.to_thread(program.write_bytes, sound)
         await rig.wait(lambda: told(rig) == [], "it starts now", 60)
 

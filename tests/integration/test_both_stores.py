@@ -325,7 +325,7 @@ def is_there(pid: int) -> bool:
 def test_killed_engine_is_unrouted_restarted_and_serves_again(fleet: Fleet) -> None:
     before, instances = members(fleet)[0], identities(fleet)
     lines: list[str] = []
-    body = fleet.served.chat(stream=True, max_tokens=900)
+    body = fleet.served.chat(stream=True, max_tokens=900, ignore_eos=True)
     url = f"{fleet.served.url}/v1/chat/completions"
     with httpx.stream("POST", url, json=body, timeout=60) as response:
         for line in response.iter_lines():

@@ -23,6 +23,7 @@ from covey_agent.artifacts.index import IndexSettings, observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts
 from covey_agent.artifacts.pages import list_files
 from covey_agent.artifacts.web import Patience, Web
+from covey_agent.engines import native
 from covey_agent.engines.environments import Environment, PinnedFile, Recipe
 from covey_agent.engines.features import WATCHED
 from covey_agent.engines.provision import NodeEngines, open_engines
@@ -33,6 +34,7 @@ from covey_api.node import EngineOverride, NodeSpec, Provisioning
 from covey_api.reasons import FailureCause
 from kit.builders import SOURCE
 from kit.cache import shared_cache
+from kit.processes import wait_for
 from kit.real_engines import mlx_packages
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -483,11 +485,16 @@ def test_a_probe_that_hangs_is_given_up_and_its_processes_end(tmp_path: Path) ->
     marker = 7_400_000 + os.getpid()
     path = script(tmp_path, f"sleep {marker} & sleep {marker}")
     assert lanes(tmp_path, spec_of(path=path)) == [(Compute.CPU, LaneState.INSTALLED)]
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert f"sleep {marker}" not in listed
+
+    def is_there() -> bool:
+        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        return f"sleep {marker}" in listed
+
+    wait_for(lambda: not is_there(), "its processes end")
 
 
-def test_listed_devices_become_lanes(tmp_path: Path) -> None:
+def test_listed_devices_become_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_PROBE_SECONDS", 30.0)
     free = tmp_path / "free"
     free.write_text("23980")
     path = script(tmp_path, f'echo "version: 9 (x)"; echo "  Vulkan0: AMD Radeon (24560 MiB, $(cat {free}) MiB free)"')
@@ -507,6 +514,7 @@ def test_listed_devices_become_lanes(tmp_path: Path) -> None:
             await engines.refresh_devices()
             assert engines.devices[0].available_bytes == 80 * 2**20
             script(tmp_path, "sleep 60")
+            monkeypatch.setattr(native, "_PROBE_SECONDS", 0.5)
             await engines.refresh_devices()
             assert engines.devices[0].available_bytes == 80 * 2**20, "what hangs now doesn't take the lane away"
 

@@ -19,6 +19,7 @@ from covey_api.meta import ObjectMeta
 from covey_api.node import Node
 from covey_api.placement import Placement, PlacementStatus
 from covey_controller.ports import Applied, Conflict, InvalidSet
+from covey_controller.stores.files import rest
 from covey_controller.stores.files.database import StoreFault
 from covey_controller.stores.files.rest import REST_SECONDS, VANISH_SECONDS
 from covey_controller.stores.files.store import FilesStore, store_paths
@@ -417,7 +418,11 @@ def test_refused_apply_writes_nothing(source: Path, state: Path) -> None:
     run(scenario())
 
 
-def test_apply_waits_for_a_save_in_progress_and_both_count(source: Path, state: Path) -> None:
+def test_apply_waits_for_a_save_in_progress_and_both_count(
+    source: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest, "REST_SECONDS", 4.0)  # a busy machine may pause for seconds between both pieces
+
     async def scenario() -> None:
         async with running_store(source, state) as store:
             await keys_become(store, *BOTH)

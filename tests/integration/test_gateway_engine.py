@@ -42,7 +42,7 @@ class RealEngine:
     async def wait_busy_slots(self, count: int, timeout_seconds: float) -> None:
         """Until that many slots decode; TimeoutError otherwise."""
         async with (
-            httpx.AsyncClient(headers={"authorization": f"Bearer {KEY}"}) as client,
+            httpx.AsyncClient(headers={"authorization": f"Bearer {KEY}"}, timeout=30) as client,
             asyncio.timeout(timeout_seconds),
         ):
             busy = -1
@@ -115,7 +115,8 @@ async def test_the_answers_model_is_the_models_name_whatever_was_asked(engine: R
 
 async def test_choices_logprobs_and_a_schema_pass(engine: RealEngine) -> None:
     async with sdk(engine) as (client, _):
-        answer = await complete(client, max_completion_tokens=3, n=2, logprobs=True, top_logprobs=2)
+        whole = {"extra_body": {"ignore_eos": True}}  # however soon a sample would end
+        answer = await complete(client, max_completion_tokens=3, n=2, logprobs=True, top_logprobs=2, **whole)
         assert [choice.index for choice in answer.choices] == [0, 1]
         for choice in answer.choices:
             assert choice.logprobs is not None
@@ -178,7 +179,7 @@ async def test_a_request_that_is_cancelled_by_its_id_frees_its_slot_within_a_sec
     async with (
         running_gateway(engine.target) as gateway,
         connected(gateway) as client,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.port}") as canceller,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.port}", timeout=30) as canceller,
     ):
         asking = {"messages": user("Count."), "max_tokens": 900, "ignore_eos": True, "stream": is_stream}
         await client.ask("x-request-id: long-one", **asking)

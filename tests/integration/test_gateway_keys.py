@@ -22,7 +22,7 @@ def fleet() -> Generator[Apart]:
 
 def ask(fleet: Apart, path: str, key: str = "") -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.get(f"{fleet.gateway_url}{path}", headers=headers)
+    return httpx.get(f"{fleet.gateway_url}{path}", headers=headers, timeout=30)
 
 
 def key_of(fleet: Apart, name: str) -> str:

@@ -68,8 +68,8 @@ def refusal(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")])
 def test_a_gateway_serves_its_table_and_ends_on_a_signal(tmp_path: Path, number: int, name: str) -> None:
     with running("--table", str(write_table(tmp_path)), "--listen", "127.0.0.1:0") as (process, url):
-        assert httpx.get(f"{url}/readyz").status_code == 200
-        assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["m"]
+        assert httpx.get(f"{url}/readyz", timeout=30).status_code == 200
+        assert [model["id"] for model in httpx.get(f"{url}/v1/models", timeout=30).json()["data"]] == ["m"]
         process.send_signal(number)
         assert process.wait(30) == 0
 
@@ -82,7 +82,7 @@ def test_a_gateway_ends_when_its_parents_pipe_ends(tmp_path: Path) -> None:
         start_time = time.monotonic()
         os.close(write_end)
         assert process.wait(30) == 0
-        assert time.monotonic() - start_time < 20
+        assert time.monotonic() - start_time < 30
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
@@ -103,11 +103,14 @@ def test_a_gateway_that_others_reach_needs_keys(tmp_path: Path) -> None:
     assert "`--insecure`" in words
     with running("--table", str(write_table(tmp_path)), "--listen", "0.0.0.0:0", "--insecure") as (_, url):
         port = url.rsplit(":", 1)[1]
-        assert httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"host": "llm.example"}).status_code == 200
+        answer = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"host": "llm.example"}, timeout=30)
+        assert answer.status_code == 200
     with running("--table", str(write_table(tmp_path, has_key=True)), "--listen", "0.0.0.0:0") as (_, url):
         local = f"http://127.0.0.1:{url.rsplit(':', 1)[1]}"
-        assert httpx.get(f"{local}/v1/models").json()["error"]["code"] == "invalid_api_key"
-        assert httpx.get(f"{local}/v1/models", headers={"authorization": f"Bearer {SECRET}"}).status_code == 200
+        with httpx.Client(base_url=local, timeout=30) as client:
+            assert client.get("/v1/models").json()["error"]["code"] == "invalid_api_key"
+            headers = {"authorization": f"Bearer {SECRET}"}
+            assert client.get("/v1/models", headers=headers).status_code == 200
 
 
 def test_a_table_with_a_fault_is_refused_with_its_field(tmp_path: Path) -> None:
@@ -142,7 +145,7 @@ async def test_clients_that_take_every_descriptor_leave_some_for_engines(tmp_pat
         table = write_table(tmp_path, port=engine.port)
         _, url = stack.enter_context(running("--table", str(table), "--listen", "127.0.0.1:0", files=200))
         host, _, port = url.removeprefix("http://").rpartition(":")
-        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", trust_env=False, timeout=30) as client:
             assert (await client.get("/v1/models")).status_code == 200  # one of its connections stays open
             for _ in range(300):
                 idle = stack.enter_context(socket.socket())

@@ -70,6 +70,12 @@ def wide_engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
 
 
 @pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
+    with started_engine(tmp_path_factory.mktemp("ranker"), "-c", "512", "--reranking", slots=1) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
     folder = tmp_path_factory.mktemp("embedder")
     with started_engine(folder, "-c", "512", "--embeddings", "--pooling", "mean", slots=1) as found:
@@ -81,6 +87,7 @@ class Clients:
 
     def __init__(self, gateway: Gateway, port: int) -> None:
         self.gateway = gateway
+        self.gateway_url = f"http://127.0.0.1:{gateway.port}"
         self.base = base = f"http://127.0.0.1:{port}"
         self.openai: Any = openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="any", max_retries=0)
         self.anthropic: Any = anthropic.AsyncAnthropic(base_url=base, api_key="any", max_retries=0)
@@ -424,6 +431,39 @@ async def test_embeddings_are_equal_as_numbers_packed_and_in_ollamas_shape(embed
         assert caught.value.code == "task_not_supported"
         with pytest.raises(openai.BadRequestError):
             await sdk.openai.embeddings.create(model="m", input="a", dimensions=64)
+
+
+async def test_too_long_a_text_for_an_encoder_has_both_numbers(embedder: Target) -> None:
+    async with clients(embedder, "Embedding") as sdk:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await sdk.openai.embeddings.create(model="m", input="word " * 900)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+        assert "512" in str(caught.value)
+        assert "90" in str(caught.value)
+
+
+async def test_a_real_engines_ranking_is_told_in_both_shapes(ranker: Target) -> None:
+    """Of a chat model's weights, so its scores mean nothing; shapes, order, usage and refusals are the engine's."""
+    documents = ["a kitten", "the stock market", "a dog"]
+    asked = {"model": "m", "query": "a cat", "documents": documents}
+    scored = {"model": "m", "text_1": "a cat", "text_2": documents}
+    async with clients(ranker, "Rerank") as sdk, httpx.AsyncClient(timeout=60) as http:
+        heads = {"authorization": f"Bearer {ranker.key}"}
+        url = f"http://127.0.0.1:{ranker.port}/v1/rerank"
+        own = (await http.post(url, json=asked, headers=heads)).json()
+        ranked = (await http.post(f"{sdk.gateway_url}/v1/rerank", json=asked | {"top_n": 2})).json()
+        score = (await http.post(f"{sdk.gateway_url}/v1/score", json=scored)).json()
+        long = await http.post(f"{sdk.gateway_url}/v1/rerank", json=asked | {"documents": ["word " * 900]})
+        by_index = {one["index"]: one["relevance_score"] for one in own["results"]}
+        assert {one["index"]: one["score"] for one in score["data"]} == pytest.approx(by_index, rel=1e-4)
+        best = [one["relevance_score"] for one in ranked["results"]]
+        assert best == sorted(best, reverse=True)
+        assert best == pytest.approx([by_index[one["index"]] for one in ranked["results"]], rel=1e-4)
+        assert len(best) == 2
+        assert [ranked["usage"], score["usage"]] == [own["usage"]] * 2
+        assert own["usage"]["total_tokens"] > 0
+        assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+        await sdk.openai.models.list()
 
 
 async def test_a_chat_model_embeds_nothing(engine: Target) -> None:

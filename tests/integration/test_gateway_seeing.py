@@ -145,7 +145,7 @@ async def test_what_never_became_a_request_and_what_has_no_body_are_written_down
 
 
 async def scraped(gateway: Gateway) -> dict[str, float]:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=30) as client:
         url = f"http://127.0.0.1:{gateway.port}/metrics"
         answer = await client.get(url, headers={"accept": OPENMETRICS})
     assert answer.status_code == 200
@@ -213,7 +213,7 @@ async def test_a_process_writes_its_log_and_tells_figures_on_a_port_of_their_own
                     line = (await process.stderr.readline()).decode()
                     addresses += [word.strip("'") for word in line.split() if "http://" in word]
             url, figures = sorted(addresses, key=lambda address: "/metrics" in address)
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=30) as client:
                 body = {"model": "m", "messages": [{"role": "user", "content": "secret words"}]}
                 answer = await client.post(f"{url}/v1/chat/completions", json=body)
                 assert answer.status_code == 200

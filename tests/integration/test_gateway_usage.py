@@ -49,11 +49,20 @@ class Counted:
 
 
 def read_counters(port: int) -> Counted:
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics", headers={"authorization": f"Bearer {ENGINE_KEY}"}).text
+    headers = {"authorization": f"Bearer {ENGINE_KEY}"}
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", headers=headers, timeout=30).text
     lines = (line.partition(" ") for line in text.splitlines() if not line.startswith("#"))
     found = {name: float(value) for name, _, value in lines}
     prompt = found["llamacpp:prompt_tokens_total"] + found.get("llamacpp:prompt_tokens_cached_total", 0.0)
     return Counted(prompt, found["llamacpp:tokens_predicted_total"])
+
+
+async def read_counters_at_rest(port: int) -> Counted:
+    """Once the engine has ended what was left too."""
+    async with asyncio.timeout(60), httpx.AsyncClient(headers={"authorization": f"Bearer {ENGINE_KEY}"}) as client:
+        while any(slot["is_processing"] for slot in (await client.get(f"http://127.0.0.1:{port}/slots")).json()):  # noqa: ASYNC110 - only polling sees it
+            await asyncio.sleep(0.1)
+    return await asyncio.to_thread(read_counters, port)
 
 
 @pytest.fixture
@@ -86,7 +95,7 @@ async def test_usage_is_what_the_engine_counted_also_of_requests_that_were_left(
         await asyncio.gather(*(ask(number) for number in range(REQUESTS)))
         await eventually(lambda: gateway.in_flight == 0)
         (usage,) = gateway.traffic.accounts.observe_usage()
-        counted = await asyncio.to_thread(read_counters, target.port)
+        counted = await read_counters_at_rest(target.port)
     assert (usage.requests, usage.estimated_requests) == (REQUESTS, REQUESTS // 4)
     print(f"prompts {usage.prompt_tokens} of {counted.prompt:.0f}, ", end="")
     print(f"answers {usage.completion_tokens} of {counted.completion:.0f}")
@@ -182,17 +191,17 @@ async def test_a_gateway_that_is_stopped_tells_what_it_served_last(tmp_path: Pat
         )
         assert process.stderr is not None
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while b" listening on " not in (line := await process.stderr.readline()):
                     assert line, "it ended before it listened"
                 url = line.decode().split()[-1]
             await eventually(lambda: has_applied(board, "gw-a"), 20)
             await asyncio.sleep(0.3)  # the report of the table and the one that follows it are over
-            async with httpx.AsyncClient(headers={"authorization": f"Bearer {SECRET}"}) as client:
+            async with httpx.AsyncClient(headers={"authorization": f"Bearer {SECRET}"}, timeout=30) as client:
                 body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
                 assert (await client.post(f"{url}/v1/chat/completions", json=body)).status_code == 200
             process.terminate()
-            assert await asyncio.wait_for(process.wait(), 15) == 0
+            assert await asyncio.wait_for(process.wait(), 60) == 0
         finally:
             if process.returncode is None:
                 process.kill()

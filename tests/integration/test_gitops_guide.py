@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from kit.cache import shared_cache
 from kit.git import ENVIRONMENT, Repository, git_server
+from kit.ports import free_port
 from kit.processes import processes_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -81,7 +82,7 @@ def test_every_command_of_the_guide_does_what_it_says(base: Path) -> None:
             "COVEY_CACHE": str(shared_cache()),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
-        text = script(address).replace("covey up ", "covey up --port 52479 ")
+        text = script(address).replace("covey up ", f"covey up --port {free_port()} ")
         with subprocess.Popen(
             ["bash", "-c", text], cwd=work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as shell:

@@ -48,7 +48,7 @@ async def stream_until_cut(rig: GroupRig, port: int) -> str:
 
 def test_a_group_answers_as_one_node_does_ends_as_one_and_is_formed_again(tmp_path: Path) -> None:
     (tmp_path / "single").mkdir()
-    with started_engine(tmp_path / "single", "-c", "512", slots=1) as single:
+    with started_engine(tmp_path / "single", "-c", "512", "--no-repack", slots=1) as single:
         expected = ask(single.port, SINGLE_KEY)
     assert len(expected) == TOKENS
 

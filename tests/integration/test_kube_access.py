@@ -204,7 +204,7 @@ async def test_who_may_read_placements_asks_why_and_which_gateways_there_are(
     async with control(fleet, reader, header) as client:
         path = "/api/v1/why/placements/default/wished"
         answer = await client.get(path)
-        for _ in range(100):
+        for _ in range(600):
             if answer.status_code != 404:
                 break
             await asyncio.sleep(0.1)
@@ -266,11 +266,11 @@ async def test_right_that_is_taken_away_is_gone_within_seconds(fleet: KubeFleet)
     async with control(fleet, fleet.request_token("leaver", NAMESPACE, CONTROL_AUDIENCE)) as client:
         assert (await client.get("/api/v1/gateways")).status_code == 200
         fleet.grant("leaver", [])
-        for _ in range(300):
+        for _ in range(600):
             if (await client.get("/api/v1/gateways")).status_code == 403:
                 return
             await asyncio.sleep(0.1)
-    raise AssertionError("the right must be gone within 30 s")
+    raise AssertionError("the right must be gone within 60 s")
 
 
 async def test_call_without_a_token_for_the_controller_is_refused(fleet: KubeFleet) -> None:
@@ -301,7 +301,7 @@ async def test_objects_are_read_and_written_at_the_api_server(fleet: KubeFleet, 
 
 async def test_probe_says_no_secret_and_nothing_else_answers_there(fleet: KubeFleet) -> None:
     url = f"http://127.0.0.1:{fleet.replicas['b'].probe_port}"
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         assert [(await client.get(path)).text for path in ("/healthz", "/readyz")] == ["ok", "ok"]
         assert (await client.get("/api/v1/gateways")).status_code == 404
 

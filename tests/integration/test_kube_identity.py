@@ -114,7 +114,7 @@ def test_controller_that_starts_without_the_secret_waits_for_one_that_runs(
             await asyncio.sleep(QUIET_SECONDS + 2.0)
             assert not starting.done(), "a fleet is here: its Lease says so"
             watching = group.create_task(runs.watch())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 started = await starting
             assert started.fleet_id == runs.fleet_id
             assert started.trust.current.bundle == runs.trust.current.bundle
@@ -133,7 +133,7 @@ def test_controller_that_starts_on_an_emptied_store_takes_the_identity_of_one_th
             watching = group.create_task(runs.watch())
             for path in (LEASE, SECRET):
                 await client.request("DELETE", path)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 started = await start(client)
             assert started.fleet_id == runs.fleet_id
             assert started.trust.current.bundle == runs.trust.current.bundle

@@ -265,9 +265,9 @@ def test_kubectl_names_a_field_that_there_is_not(plane: ControlPlane, flags: lis
 
 def test_a_source_that_is_none_is_refused_in_words_and_not_by_a_pattern(plane: ControlPlane) -> None:
     document = whole_document(KINDS["Model"])
-    document["spec"]["variants"][0]["source"] = "oci://org/model"
+    document["spec"]["variants"][0]["source"] = "store://org/model"
     said = plane.kubectl("apply", "--dry-run=server", "-f", "-", text=json.dumps(document), check=False)
-    assert f"spec.variants[0].source: Invalid value: \"string\": {SOURCE_WORDS}; got 'oci://org/model'" in said
+    assert f"spec.variants[0].source: Invalid value: \"string\": {SOURCE_WORDS}; got 'store://org/model'" in said
 
 
 def test_an_upgrade_gives_stored_objects_the_defaults_that_came_with_it(plane: ControlPlane) -> None:

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from covey.control import Control
 from kit.cluster import FLEET_NAMESPACE, ControlFront, Shell, binding, expose, role, serving_front
-from kit.fleet import EXAMPLE, wait_until
+from kit.fleet import EXAMPLE, is_leading, wait_until
 from kit.ports import free_port
 from testbed.kube.controlplane import ControlPlane, local_address
 
@@ -73,9 +72,7 @@ def fleet(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory,
         process = subprocess.Popen([*command, "--fleet-listen", "127.0.0.1:0"], stderr=log)
         stack.callback(process.wait, 20)
         stack.callback(process.terminate)
-        wait_until((state / "control.sock").exists, "the controller listens")
-        with Control(state) as control:
-            wait_until(control.is_ready, "the controller leads")
+        wait_until(lambda: is_leading(state), "the controller leads")
         allowed = {
             "covey-cli": ("/api/v1/why", "/api/v1/plan", "/api/v1/gateways"),
             "covey-cli-operator": ("/api/v1/tokens",),

@@ -99,6 +99,7 @@ def workloads(objects: Iterable[dict[str, Any]], *kinds: str) -> list[dict[str, 
 
 
 def test_second_apply_writes_nothing_and_shows_no_difference(plane: ControlPlane) -> None:
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")  # and its status written
     before = versions(plane)
     again = plane.kubectl("apply", "-k", str(OVERLAYS / "default")).splitlines()
     assert len(before) == len(again) > 30

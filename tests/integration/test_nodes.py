@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from covey.doctor import place
 from covey.doctor.finding import Level
@@ -106,7 +108,7 @@ def test_a_clock_that_no_certificate_stands_is_named_and_set_right_it_joins(flee
             fleet.start_agent(name=name, node=name)
     for name, (_, words) in wrong.items():
         wait_until(lambda name=name: told in fleet.log(name), f"it is told\n{fleet.log(name)}")
-        (line,) = [each for each in fleet.log(name).splitlines() if told in each]
+        *_, line = (each for each in fleet.log(name).splitlines() if told in each)
         assert words in line
         assert "`covey doctor` says how far it is off" in line
         fleet.end(name)
@@ -181,7 +183,10 @@ def test_an_old_certificate_renews_itself_while_the_agent_serves_and_the_doctor_
     assert renewed.key.public_key() == joined.key.public_key()
     wait_until(lambda: is_reporting(fleet, "old"), "it goes on")
 
-    words = fleet.log("old")
+    def warnings() -> list[str]:
+        return [line for line in fleet.log("old").splitlines() if " WARNING " in line or " ERROR " in line]
+
+    before_it = warnings()
     (state / "agent" / "key.pem").chmod(0o640)
     before = {path: path.stat().st_mtime_ns for path in (state / "agent").iterdir() if path.name != "assignments.json"}
     code, body = doctor(state, "--fix")
@@ -195,7 +200,7 @@ def test_an_old_certificate_renews_itself_while_the_agent_serves_and_the_doctor_
     assert any("LlamaServer/Cpu" in each for each in levels(body, "engines"))
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert is_reporting(fleet, "old")
-    assert fleet.log("old") == words
+    assert warnings() == before_it
     fleet.end("old")
 
 
@@ -227,6 +232,9 @@ async def test_the_doctor_takes_a_gateway_that_is_its_own_service_for_no_strange
 def test_the_doctor_knows_a_gateway_that_serves_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = write_pair(tmp_path, "gateway")
     with serving(tmp_path, certificate, key) as served:
+        # As of one that has served for a moment: the doctor waits for 3 s.
+        context = ssl.create_default_context(cafile=str(certificate))
+        httpx.get(f"{served.url}/v1/models", verify=context, timeout=60)
         monkeypatch.setattr(place, "DEFAULT_PORT", served.port)
         found, *_ = look_at_ports(Place(tmp_path / "state", tmp_path, {}, tmp_path))
     assert (found.level, "a gateway of Covey's listens" in found.found) == (Level.OK, True)

@@ -84,14 +84,14 @@ async def test_without_a_leader_the_answer_is_503_and_the_connection_ends(tmp_pa
     lead = Lead()
     async with running_fleet(tmp_path, replicas=lead.replicas()) as standby:
         context = ssl.create_default_context(cadata=standby.trust.current.bundle_pem)
-        async with httpx.AsyncClient(verify=context, base_url=standby.url) as client:
+        async with httpx.AsyncClient(verify=context, base_url=standby.url, timeout=30) as client:
             answer = await client.get("/fleet/v1/authority")
         assert answer.status_code == 503
         assert answer.json()["error"]["reason"] == "NotReady"
         assert answer.headers["retry-after"] == "1"
         assert answer.headers["connection"] == "close"
         lead.address = f"127.0.0.1:{free_port()}"
-        async with httpx.AsyncClient(verify=context, base_url=standby.url) as client:
+        async with httpx.AsyncClient(verify=context, base_url=standby.url, timeout=30) as client:
             assert (await client.get("/fleet/v1/authority")).status_code == 503, "a leader that is gone is nobody"
 
 

@@ -17,7 +17,7 @@ from kit.gguf_projectors import build_projector
 from kit.hub import Hub, running_hub
 from kit.real import provide_real_parts
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 MIB = 1024 * 1024
 # In a namespace of its own: a small file system in which the cache lies, and then a command.
@@ -89,7 +89,7 @@ def test_a_disk_without_room_is_told_before_the_first_byte(tmp_path: Path, hub: 
 def test_a_disk_that_fills_meanwhile_is_said_and_what_came_is_kept(tmp_path: Path, hub: Hub) -> None:
     """There was room when it began; another process took it."""
     faults = hub.store.faults
-    faults.trickle_bytes, faults.trickle_seconds = 50_000, 0.05
+    faults.trickle_bytes, faults.trickle_seconds = 50_000, 0.15
     fill = """
         mount -t tmpfs -o size="$1" tmpfs "$2"; disk=$2; shift 2
         "$@" & pid=$!

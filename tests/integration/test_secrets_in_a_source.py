@@ -13,7 +13,7 @@ from covey.control import Control
 from covey.documents import Documents
 from covey.errors import CommandError
 from kit.documents import model_yaml
-from kit.fleet import wait_until
+from kit.fleet import is_leading, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -56,7 +56,7 @@ def covey(base: Path, *arguments: str) -> str:
 
 def test_a_secret_is_accepted_with_a_key_and_shown_nowhere(base: Path) -> None:
     with start(base, "--age-key-file", str(base / "key")) as controller, Control(base / "state") as control:
-        wait_until(lambda: (base / "state" / "control.sock").exists() and control.is_ready(), "the controller is ready")
+        wait_until(lambda: is_leading(base / "state"), "the controller is ready")
         wait_until(lambda: control.get_source()["applied"], "the set is in force")
         assert control.get_source()["errors"] == []
         assert [item["metadata"]["name"] for item in control.list_objects("models")] == ["smollm2"]
@@ -84,7 +84,7 @@ def test_a_secret_is_accepted_with_a_key_and_shown_nowhere(base: Path) -> None:
 
 def test_without_a_key_the_set_is_refused_and_says_what_to_do(base: Path) -> None:
     with start(base) as controller, Control(base / "state") as control:
-        wait_until(lambda: (base / "state" / "control.sock").exists() and control.is_ready(), "the controller is ready")
+        wait_until(lambda: is_leading(base / "state"), "the controller is ready")
         wait_until(lambda: control.get_source()["errors"], "the set is refused")
         (error,) = control.get_source()["errors"]
         assert error["file"] == "hub.yaml"

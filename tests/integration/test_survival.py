@@ -402,13 +402,13 @@ def test_up_on_a_full_disk_says_so_and_the_next_adopts() -> None:
 
 
 def test_no_engine_outlives_its_keepers_grace() -> None:
-    with running_fleet(environment={"COVEY_ORPHAN_GRACE_SECONDS": "3"}) as fleet:
+    with running_fleet(environment={"COVEY_ORPHAN_GRACE_SECONDS": "15"}) as fleet:
         before = members(fleet)
         for name in PARTS:
             kill_part(fleet, name)
         kill_up(fleet)
         assert members(fleet) == before
-        wait_until(lambda: not fleet.processes(), "the keepers stop their engines and end", 3 + 5 + 20)
+        wait_until(lambda: not fleet.processes(), "the keepers stop their engines and end", 15 + 5 + 60)
         restarted(fleet)
         assert fleet.ask().status_code == 200
         assert_nothing_doubled(fleet)

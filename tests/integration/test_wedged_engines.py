@@ -55,7 +55,7 @@ def test_engine_whose_http_lives_while_generation_is_dead_is_found_and_ended_wit
         assert len(group) == 2, "the engine and its child"
         began = time.monotonic()
         rig.board.wish(rig.assign().changed(suspect_since="2026-01-01T00:00:00Z"))
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=30) as client:
             while time.monotonic() < began + WATCH_SECONDS + 5:
                 assert (await client.get(url_of(member, "/health"))).status_code == 200
                 await asyncio.sleep(0.2)

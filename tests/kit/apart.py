@@ -8,16 +8,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from covey.control import Control
-from covey.errors import CommandError
 
 from kit.cache import shared_cache
-from kit.fleet import wait_until
+from kit.fleet import is_leading, wait_until
 from kit.ports import free_port
 from kit.processes import processes_of
 
@@ -58,13 +58,7 @@ class Apart:
 
     def start_controller(self) -> None:
         self.start("controller", "controller", "--source", str(self.base / "fleet"), "--fleet-listen", "127.0.0.1:0")
-
-        def is_ready() -> bool:
-            with suppress(CommandError), Control(self.state) as control:
-                return control.is_ready()
-            return False
-
-        wait_until(lambda: (self.state / "controller" / "fleet.json").exists() and is_ready(), "it leads")
+        wait_until(lambda: (self.state / "controller" / "fleet.json").exists() and is_leading(self.state), "it leads")
 
     def start_agent(self, address: str = "127.0.0.1", *, name: str = "agent", node: str = "a") -> None:
         flags = ["--controller", self.controller_url, "--token-file", self._token("agent", name), "--name", node]
@@ -127,5 +121,6 @@ def running_apart(source: Path | None = None) -> Generator[Apart]:
             part.kill()
             part.wait()
         for process in processes_of(base):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # members of one group end as one
+                process.kill()
         shutil.rmtree(base, ignore_errors=True)

@@ -6,13 +6,14 @@ The artifact cache is the tests' shared one, so that model and engine are fetche
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -21,6 +22,7 @@ from typing import Any, cast
 import httpx
 import psutil
 from covey.control import Control
+from covey.errors import CommandError
 
 from kit.cache import shared_cache
 from kit.ports import free_port
@@ -40,6 +42,16 @@ def wait_until(holds: Callable[[], object], what: str, seconds: float = SETTLE_S
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:.0f} s: {what}")
         time.sleep(0.1)
+
+
+def is_leading(state: Path) -> bool:
+    """Whether a controller answers on the control socket of this state folder, and leads."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(str(state / "control.sock")) != 0:  # it is there before anybody listens on it
+            return False
+    with suppress(CommandError), Control(state) as control:
+        return control.is_ready()
+    return False
 
 
 class Served:

@@ -111,7 +111,7 @@ class Replica:
     def probe(self, path: str) -> int:
         """Status of `/readyz` or `/healthz`; 0 if nobody answers."""
         try:
-            return httpx.get(f"http://127.0.0.1:{self.probe_port}{path}", timeout=5).status_code
+            return httpx.get(f"http://127.0.0.1:{self.probe_port}{path}", timeout=30).status_code
         except httpx.HTTPError:
             return 0
 

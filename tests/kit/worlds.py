@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 
 from covey_api.engines import Lane, UnusableEngine
-from covey_api.instance import Instance, MemberPhase
+from covey_api.instance import Instance, MemberPhase, MemberRole
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import (
     Ask,
@@ -20,6 +20,7 @@ from covey_api.messages import (
     Demand,
     EndpointDemand,
     Endpoints,
+    MemberAssignment,
     MemberGoal,
     MemberReport,
     ModelDemand,
@@ -107,6 +108,13 @@ def world(*objects: Kind, **changes: object) -> World:
     return replace(base, **changes)  # pyright: ignore[reportArgumentType]  # builders take any field by name
 
 
+def _waits_for_donors(assignment: MemberAssignment) -> bool:
+    """Whether it is a driver that hasn't been told of all its donors."""
+    members = assignment.instance.spec.members
+    own = next(member for member in members if member.name == assignment.member)
+    return own.role is MemberRole.DRIVER and len(assignment.fronts) < len(members) - 1
+
+
 @dataclass(slots=True)
 class FakeAgent:
     """Follows assignments one phase a step."""
@@ -157,11 +165,15 @@ class FakeAgent:
             now = self.members.get(instance_id)
             if now is None or now.attempt < each.instance.spec.attempt:
                 if each.goal is MemberGoal.SERVE:
-                    self.members[instance_id] = member_report(each.instance, MemberPhase.PENDING, seal=each.seal)
+                    self.members[instance_id] = member_report(
+                        each.instance, MemberPhase.PENDING, seal=each.seal, member=each.member
+                    )
                     self.started.append((instance_id, each.instance.spec.attempt))
             else:
                 advanced = self._advance(now, each.instance, each.goal)
-                self.members[instance_id] = advanced.model_copy(update={"seal": each.seal})
+                if advanced.phase is MemberPhase.STARTING and _waits_for_donors(each):
+                    advanced = now
+                self.members[instance_id] = advanced.model_copy(update={"seal": each.seal, "member": each.member})
         if assignments.complete:
             self.members = {key: each for key, each in self.members.items() if key in assigned}
 

@@ -33,4 +33,6 @@ def seal_instance(fleet_secret: bytes, instance: Instance) -> str:
     ]
     if spec.companions:  # seals of Instances without any are those of versions that knew none
         identity.append([[each.role, each.artifact.digest] for each in spec.companions])
+    if len(spec.members) > 1:
+        identity.append([member.role for member in spec.members])
     return hmac.digest(fleet_secret, json.dumps(identity, separators=(",", ":")).encode(), "sha256").hex()

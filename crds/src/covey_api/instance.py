@@ -290,6 +290,7 @@ class Instance(Kind):
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Revision", ".spec.revision", wide=True),
         Column("Attempt", ".spec.attempt", "integer", wide=True),
+        Column("Members", ".status.members[*].phase", wide=True),
         Column("Endpoint", ".status.endpoint", wide=True),
         Column("Message", ".status.members[*].message", wide=True),
     )

@@ -9,7 +9,7 @@ from running.
 from covey_api.access_key import EXPIRY_PATTERN
 from covey_api.meta import LABEL_KEY_PATTERN, LABEL_VALUE_PATTERN
 from covey_api.node import ABSOLUTE_PATH_PATTERN
-from covey_api.source import SOURCE_PATTERN, SOURCE_WORDS
+from covey_api.source import SIGNATURE_PATTERN, SIGNATURE_WORDS, SOURCE_PATTERN, SOURCE_WORDS
 from covey_api.units import QUANTITY_PATTERN
 
 PATTERN_WORDS = {
@@ -17,6 +17,7 @@ PATTERN_WORDS = {
     LABEL_KEY_PATTERN: "must be a name such as 'owner' or 'example.com/owner'",
     LABEL_VALUE_PATTERN: "must be letters, digits, '-', '_' and '.', with a letter or digit at both ends",
     ABSOLUTE_PATH_PATTERN: "must be an absolute path without control characters",
+    SIGNATURE_PATTERN: SIGNATURE_WORDS,
     SOURCE_PATTERN: SOURCE_WORDS,
     QUANTITY_PATTERN: "must be digits with an optional suffix such as '512Mi' or '16Gi'",
 }

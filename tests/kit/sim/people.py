@@ -22,6 +22,12 @@ spec:
     source: file:///models/{name}.gguf
     engines: [LlamaServer]
 """
+# In seeds of many kinds: the first of two variants is the larger.
+_LARGE = """  - name: large
+    format: Gguf
+    source: file:///models/{name}-large.gguf
+    engines: [LlamaServer]
+"""
 _PLACEMENT = """apiVersion: covey.dev/v1alpha1
 kind: Placement
 metadata: {{name: {name}}}
@@ -34,6 +40,9 @@ spec:
   timeouts: {{startupSeconds: 20, holdSeconds: 15}}
 """
 _SCALING = """  scaling: {{min: {least}, max: 2, target: 2, idleSeconds: 20, minDwellSeconds: {dwell}}}
+"""
+_RANK = """  priority: {wish.priority}
+  preemption: {preemption}
 """
 # How long what runs by `scaling` serves at least before it makes room.
 DWELL_SECONDS = 5
@@ -57,10 +66,24 @@ class Wish:
     drain_seconds: int
     least: int | None = None
     """As many as are asked for, but at least so many; None: `replicas`."""
+    priority: int | None = None
+    """None: it says nothing of it, and displaces nobody."""
+    is_displacing: bool = False
 
     def render(self, name: str) -> str:
         scaling = "" if self.least is None else _SCALING.format(least=self.least, dwell=DWELL_SECONDS)
-        return _PLACEMENT.format(name=name, wish=self) + scaling
+        preemption = "LowerPriority" if self.is_displacing else "Never"
+        rank = "" if self.priority is None else _RANK.format(wish=self, preemption=preemption)
+        return _PLACEMENT.format(name=name, wish=self) + scaling + rank
+
+
+def render_models(*, has_large: bool) -> str:
+    texts = (_MODEL.format(name=name) for name in MODELS)
+    if not has_large:
+        return "---\n".join(texts)
+    first = "  variants:\n"
+    larger = (text.replace(first, first + _LARGE.format(name=name)) for name, text in zip(MODELS, texts, strict=True))
+    return "---\n".join(larger)
 
 
 @dataclass(slots=True)
@@ -73,6 +96,10 @@ class People:
     """The last valid set that they wrote."""
     scaling: Random | None = None
     """Decides which Placements scale; None: none does, and clients don't wait."""
+    ranks: Random | None = None
+    """Decides who comes before whom; None: all are equal."""
+    has_large: bool = False
+    """Whether models have a second, larger variant, which is preferred."""
     _ticks: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def make_wish(self) -> Wish:
@@ -84,14 +111,18 @@ class People:
             strategy=pick(("Surge", "Surge", "Recreate")),
             drain_seconds=pick((5, 20, 60)),
             least=self.scaling.choice((None, 0, 0, 0, 0, 0, 1)) if self.scaling else None,
+            priority=self.ranks.choice((0, 0, 1, 2)) if self.ranks else None,
+            is_displacing=bool(self.ranks and self.ranks.random() < 0.6),
         )
 
     def begin(self, count: int) -> None:
-        self.save("models.yaml", "---\n".join(_MODEL.format(name=name) for name in MODELS))
+        self.save("models.yaml", render_models(has_large=self.has_large))
         for index in range(count):
             wish = self.make_wish()
             if self.scaling:  # several models on few machines
                 wish = replace(wish, model=MODELS[index % len(MODELS)])
+            if self.ranks:  # all is full before anybody is more important
+                wish = replace(wish, replicas=3, priority=0)
             self.wish(f"p{index}", wish, 0.0)
 
     def wish(self, name: str, wish: Wish | None, now: float) -> None:
@@ -122,6 +153,9 @@ class People:
         wish, kind = self.wishes.get(name), self.random.randrange(10)
         if wish is None:
             self.wish(name, self.make_wish(), now)
+        elif self.ranks is not None and self.ranks.random() < 0.7:
+            displaces = self.ranks.random() < 0.6
+            self.wish(name, replace(wish, priority=self.ranks.choice((0, 1, 2)), is_displacing=displaces), now)
         elif kind < 3:
             self.wish(name, replace(wish, replicas=self.random.randrange(0, 4)), now)
         elif kind < 6:
@@ -152,7 +186,7 @@ class People:
         """The last valid set is written whole again."""
         (self.folder / "broken.yaml").unlink(missing_ok=True)
         if self.said.broken == "empty":
-            self.save("models.yaml", "---\n".join(_MODEL.format(name=name) for name in MODELS))
+            self.save("models.yaml", render_models(has_large=self.has_large))
             for name, wish in sorted(self.wishes.items()):
                 self.save(f"{name}.yaml", wish.render(name))
             for name, is_on in sorted(self.said.cordons.items()):

@@ -28,6 +28,11 @@ DEVICE_LANE = builders.lane(digest="1" * 64, compute=Compute.CUDA, pool=DEVICE_P
 DEVICE_SHARE = 0.3
 # Of seeds, those in which Placements scale and clients wait for models.
 SCALED_EVERY, SCALED_REST = 8, 4
+# Those in which Placements have ranks and may displace, and those of many kinds: a larger variant that is preferred,
+# machines with several small devices, engines that take other memory than is computed.
+KINDS_EVERY, RANKED_REST, MIXED_REST = 16, 9, 10
+LARGE_BYTES = 700 * MIB
+SECOND_LANE = builders.lane(digest="1" * 64, compute=Compute.CUDA, pool="Cuda1")
 
 
 class DrawnPace:
@@ -41,7 +46,9 @@ class DrawnPace:
 
 
 def read_header(source: str) -> tuple[ResolvedArtifact, Geometry]:
-    return builders.artifact(source=source, name=source.rpartition("/")[2]), builders.geometry()
+    name = source.rpartition("/")[2]
+    geometry = builders.geometry(weights_bytes=LARGE_BYTES) if name.endswith("-large.gguf") else builders.geometry()
+    return builders.artifact(source=source, name=name), geometry
 
 
 class SeededWorld(World):
@@ -53,9 +60,15 @@ class SeededWorld(World):
             self.people.scaling = Random(f"{seed} scaling")
             self.wishes.dwell_seconds = DWELL_SECONDS
             self.do_clients_wait = True
+        if seed % KINDS_EVERY == RANKED_REST:
+            self.people.ranks = Random(f"{seed} ranks")
+        self.mixed = Random(f"{seed} kinds") if seed % KINDS_EVERY == MIXED_REST else None
+        self.people.has_large = self.mixed is not None
         self.gateway_names += [f"g{index}" for index in range(self.random.choice((1, 2)))]
         count = self.random.choice((2, 3, 3, 4, 5))
-        for index in range(count if self.people.scaling is None else self.people.scaling.choice((1, 2))):
+        if (few := self.people.scaling or self.people.ranks) is not None:
+            count = few.choice((1, 2))
+        for index in range(count):
             self.add_machine("abcde"[index], self._draw_ground())
 
     def _draw_ground(self) -> Ground:
@@ -64,6 +77,15 @@ class SeededWorld(World):
             pools = {HOST_POOL: RESERVE_BYTES + self.people.scaling.choice((350, 500)) * MIB}
         if self.random.random() < DEVICE_SHARE:
             pools[DEVICE_POOL] = DEVICE_RESERVE_BYTES + self.random.choice((500, 900, 1400)) * MIB
+        lanes = (DEVICE_LANE, LANE) if DEVICE_POOL in pools else (LANE,)
+        used_percent = 0
+        if self.mixed is not None:
+            used_percent = self.mixed.choice((0, 90, 120))
+            if self.mixed.random() < 0.6:
+                pools[HOST_POOL] = RESERVE_BYTES + self.mixed.choice((700, 1000)) * MIB
+                for each in (DEVICE_LANE, SECOND_LANE):
+                    pools[each.pool] = DEVICE_RESERVE_BYTES + self.mixed.choice((600, 800, 1200)) * MIB
+                lanes = (DEVICE_LANE, SECOND_LANE, LANE)
         return Ground(
             facts=NodeFacts(
                 os="linux",
@@ -71,15 +93,16 @@ class SeededWorld(World):
                 cpu_cores=4,
                 pools=tuple(MemoryPool(name=name, total_bytes=size) for name, size in pools.items()),
             ),
-            lanes=(DEVICE_LANE, LANE) if DEVICE_POOL in pools else (LANE,),
+            lanes=lanes,
             reserve_bytes=RESERVE_BYTES,
             pace=DrawnPace(),
             headers=read_header,
+            used_percent=used_percent,
         )
 
     def begin(self) -> None:
         count = self.random.choice((1, 2, 2, 3))
-        self.people.begin(count if self.people.scaling is None else 3)
+        self.people.begin(3 if self.people.scaling or self.people.ranks else count)
         super().begin()
 
     def choose_model(self) -> str:

@@ -148,6 +148,11 @@ def test_parts_of_text_become_one_text() -> None:
     assert text_messages({"messages": [{"role": "user", "content": parts}]})[0]["content"] == "ab"
 
 
+def test_a_developers_words_are_the_systems_for_a_template() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert [one["role"] for one in text_messages({"messages": messages})] == ["system", "user"]
+
+
 def test_kept_prompts_yield_to_what_running_requests_were_promised() -> None:
     settings = parse_settings(["Mlx", "--window", "100", "--slots", "2", "--cache-bytes", "2000"])
     budget = Budget(settings)

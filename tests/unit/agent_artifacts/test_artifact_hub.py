@@ -99,12 +99,12 @@ def test_the_only_model_is_meant_without_a_name_when_it_lies_at_the_top() -> Non
 
 
 def test_a_revision_is_one_part_of_the_address_and_a_path_keeps_its_parts() -> None:
-    settings = HubSettings("https://hub.example")
+    endpoint = "https://hub.example"
     source = HubSource("org/model", "refs/pr/1", "")
     assert (
-        revision_url(settings, source) == "https://hub.example/api/models/org/model/revision/refs%2Fpr%2F1?blobs=true"
+        revision_url(endpoint, source) == "https://hub.example/api/models/org/model/revision/refs%2Fpr%2F1?blobs=true"
     )
-    url = file_url(settings, "org/model", COMMIT, "a b/c?d#e.gguf")
+    url = file_url(endpoint, "org/model", COMMIT, "a b/c?d#e.gguf")
     assert url == f"https://hub.example/org/model/resolve/{COMMIT}/a%20b/c%3Fd%23e.gguf"
 
 

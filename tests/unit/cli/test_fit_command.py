@@ -51,7 +51,7 @@ def test_what_can_not_be_read_is_refused_with_words(tmp_path: Path) -> None:
     page.write_text("<!DOCTYPE html><html>log in</html>")
     assert "it is an HTML page" in str(refusal(str(page)))
     assert "No such file" in str(refusal(str(tmp_path / "none.gguf")))
-    wrong = refusal("oci://a/b")
+    wrong = refusal("store://a/b")
     assert wrong.code is ExitCode.WRONG_USE
     assert "source must be 'hf://" in str(wrong)
     whole = build_model(Shape(context=4096)).write(tmp_path / "whole.gguf")

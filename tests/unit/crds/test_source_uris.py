@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from covey_api.source import SOURCE_PATTERN, FileSource, HubSource, PypiSource, WebSource, parse_source
+from covey_api.source import SOURCE_PATTERN, FileSource, HubSource, OciSource, PypiSource, WebSource, parse_source
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,7 +54,7 @@ def test_web_source_is_its_url(url: str) -> None:
     ],
 )
 def test_other_sources_are_refused_with_what_must_hold(text: str) -> None:
-    with pytest.raises(ValueError, match="source must be 'hf://OWNER/REPO@REVISION#FILE', 'pypi://"):
+    with pytest.raises(ValueError, match="source must be 'hf://OWNER/REPO@REVISION#FILE', 'oci://"):
         parse_source(text)
 
 
@@ -78,7 +78,14 @@ def test_whatever_the_crd_admits_is_parsed_or_refused_for_a_reason_of_its_own(te
         said = str(error)
     else:
         said = ""
-        schemes = {"hf": HubSource, "pypi": PypiSource, "http": WebSource, "https": WebSource, "file": FileSource}
+        schemes = {
+            "hf": HubSource,
+            "oci": OciSource,
+            "pypi": PypiSource,
+            "http": WebSource,
+            "https": WebSource,
+            "file": FileSource,
+        }
         assert isinstance(parsed, schemes[text.partition(":")[0]])
     assert not said.startswith("source must be 'hf://")
 

@@ -28,6 +28,14 @@ def test_too_long_a_prompt_has_both_numbers() -> None:
     assert translated(400, {"error": detail}).code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
 
 
+def test_a_text_longer_than_an_encoders_batch_is_the_requests_fault() -> None:
+    words = "input (903 tokens) is too large to process. increase the physical batch size (current batch size: 512)"
+    error = translated(500, {"error": {"code": 500, "message": words, "type": "server_error"}})
+    assert (error.status, error.code) == (400, ErrorCode.CONTEXT_LENGTH_EXCEEDED)
+    assert "at most 512 tokens" in error.message
+    assert "at least 903" in error.message
+
+
 @pytest.mark.parametrize(
     ("words", "window", "needed", "param"),
     [

@@ -1,5 +1,6 @@
 """Every field that the official SDKs can send has a decision here: read, of no meaning, or refused with a reason."""
 
+import json
 from collections.abc import Collection
 from typing import Any
 
@@ -8,8 +9,16 @@ from anthropic.types.beta.message_create_params import MessageCreateParamsBase a
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase as MessageParams
 from covey_gateway.wire.anthropic import fields as anthropic
+from covey_gateway.wire.anthropic.request import parse_messages
+from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.ollama import request as ollama
 from covey_gateway.wire.openai import fields as openai
+from covey_gateway.wire.openai.chat import parse_chat
+from covey_gateway.wire.openai.embeddings import parse_embeddings, parse_rerank
+from covey_gateway.wire.openai.texts import parse_completion
+from covey_gateway.wire.request import Parsed, Request, render_request
 from covey_gateway.wire.responses import fields as responses
+from covey_gateway.wire.responses.request import parse_response
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as TextParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
@@ -53,3 +62,87 @@ def test_what_touches_what_all_share_is_refused_with_a_reason(refused: dict[str,
 def test_no_field_is_both_taken_and_refused() -> None:
     assert not responses.KNOWN & responses.REFUSED.keys()
     assert not anthropic.MESSAGES_FIELDS & anthropic.REFUSED.keys()
+
+
+HI: Any = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "m"} | fields).encode()
+
+
+def sent(found: Parsed) -> dict[str, Any]:
+    assert isinstance(found, Request), found
+    return json.loads(render_request(found, "m", "LlamaServer"))
+
+
+def test_effort_and_budget_to_think_with_reach_the_engine() -> None:
+    for effort, known in (("low", "low"), ("high", "high"), ("xhigh", "high"), ("max", "high")):
+        asked = sent(parse_messages(body(**HI, max_tokens=1, output_config={"effort": effort})))
+        assert asked["reasoning_effort"] == known
+    thinking = {"type": "enabled", "budget_tokens": 2048}
+    asked = sent(parse_messages(body(**HI, max_tokens=4096, thinking=thinking)))
+    assert (asked["thinking_budget_tokens"], asked["chat_template_kwargs"]) == (2048, {"enable_thinking": True})
+    asked = sent(ollama.parse_chat(body(**HI, think="high")))
+    assert (asked["reasoning_effort"], asked["chat_template_kwargs"]) == ("high", {"enable_thinking": True})
+    assert "reasoning_effort" not in sent(ollama.parse_chat(body(**HI, think=True)))
+
+
+def test_a_tool_that_failed_is_told_to_the_model_as_that() -> None:
+    for is_error, said, told in (
+        (True, "no file", "Error: no file"),
+        (True, "<error>no", "<error>no"),
+        (None, "x", "x"),
+    ):
+        result = {"type": "tool_result", "tool_use_id": "c", "content": said, "is_error": is_error}
+        turns = [{"role": "user", "content": [result]}]
+        assert sent(parse_messages(body(messages=turns, max_tokens=1)))["messages"][0]["content"] == told
+
+
+@pytest.mark.parametrize(
+    ("parse", "fields", "param"),
+    [
+        (ollama.parse_chat, HI | {"think": "a lot"}, "think"),
+        (ollama.parse_generate, {"prompt": "Hi", "raw": True, "format": "json"}, "format"),
+        (ollama.parse_generate, {"prompt": "Hi", "raw": True, "images": ["iVBORw0KGgo="]}, "images"),
+        (ollama.parse_generate, {"prompt": "Hi", "raw": True, "system": "Be brief."}, "system"),
+        (parse_response, {"input": "Hi", "include": ["message.output_text.logprobs"]}, "include"),
+        (parse_messages, HI | {"max_tokens": 1, "output_config": {"effort": "huge"}}, "output_config"),
+        (parse_messages, HI | {"max_tokens": 1, "thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking"),
+    ],
+)
+def test_a_value_that_nothing_here_can_do_is_refused_by_name(parse: Any, fields: Any, param: str) -> None:
+    error = parse(body(**fields))
+    assert isinstance(error, ApiError), error
+    assert (error.status, error.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("parse", "fields"),
+    [
+        (parse_chat, HI),
+        (parse_completion, {"prompt": "Hi"}),
+        (parse_response, {"input": "Hi"}),
+        (parse_messages, HI | {"max_tokens": 1}),
+        (ollama.parse_chat, HI),
+        (ollama.parse_generate, {"prompt": "Hi", "raw": True, "format": None, "images": [], "system": ""}),
+        (parse_rerank, {"query": "q", "documents": ["a"], "max_tokens_per_doc": None}),
+    ],
+)
+def test_a_refused_field_that_is_null_asks_for_nothing(parse: Any, fields: Any) -> None:
+    plain = sent(parse(body(**fields)))
+    assert sent(parse(body(**fields, cache_prompt=None, id_slot=None))) == plain
+    error = parse(body(**fields, cache_prompt=True))
+    assert isinstance(error, ApiError)
+    assert error.param == "cache_prompt"
+
+
+@pytest.mark.parametrize("parse", [ollama.parse_embed, parse_embeddings])
+def test_a_length_of_vectors_that_the_engine_did_not_give_is_refused(parse: Any) -> None:
+    content = json.dumps({"data": [{"index": 0, "embedding": [0.5] * 4}]}).encode()
+    for wished, is_given in ((4, True), (2, False)):
+        request = parse(body(input="Hi", dimensions=wished))
+        assert sent(request)["dimensions"] == wished
+        found = request.make_teller("m").take(content)
+        assert isinstance(found, ApiError) is not is_given
+        assert is_given or "`dimensions` must be 4" in found.message

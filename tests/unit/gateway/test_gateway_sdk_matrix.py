@@ -24,7 +24,7 @@ _LONG = "test_too_long_a_prompt_has_both_numbers_in_every_format"
 _THINK = "test_the_sdks_in_python_read_thoughts_apart_from_the_text"
 _BREAK = "test_the_sdks_in_python_raise_where_a_stream_breaks"
 _NONE = "-: its API has no such call"
-_SAME = "-: the gateway gets the same bytes as from the SDK in Python, and answers in JSON that this one only parses"
+_SAME = "-: it asks as the SDK in Python does and is answered the same; what it makes of the answer isn't looked at"
 
 MATRIX: dict[str, tuple[str, str, str, str, str, str]] = {
     "a whole answer": (_ALL, _ALL, _ALL, "node:chat", "-: `create` is what `stream` gathers", "node:thinking.ollama"),

@@ -77,11 +77,12 @@ def _unknown_instances(draft: Draft, node: NodeSight, known: set[str]) -> list[I
 def _is_believable(instance: Instance, node: str, term: int) -> bool:
     """Whether a node may say this; no agent of ours says anything else.
 
-    1. A node speaks for itself alone: what it says another one runs would be run there, from any source it names.
+    1. A node speaks for itself: what it says another one alone runs would be run there, from any source it names. Of
+       several members one must be its own; the seal proves the others.
     2. A later term than the leader's, or no valid name, could not be stored: every turn would fail by it.
     """
     names = (instance.metadata.name, instance.metadata.namespace or DEFAULT_NAMESPACE)
-    is_own = all(member.node == node for member in instance.spec.members)
+    is_own = any(member.node == node for member in instance.spec.members)
     return is_own and instance.spec.term <= term and all(_NAME.fullmatch(name) for name in names)
 
 

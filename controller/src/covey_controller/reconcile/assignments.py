@@ -8,9 +8,9 @@ doesn't know what is there never lets it be stopped by leaving it out.
 from collections.abc import Mapping
 from operator import is_
 
-from covey_api.instance import Instance, InstanceGoal
+from covey_api.instance import Instance, InstanceGoal, MemberPhase, MemberRole
 from covey_api.kinds import ObjectKey
-from covey_api.messages import Ask, Assignments, MemberAssignment, MemberGoal
+from covey_api.messages import Ask, Assignments, MemberAssignment, MemberFront, MemberGoal
 from covey_api.meta import ObjectMeta
 from covey_api.model import ResolvedArtifact, architecture_for
 from covey_api.node import NodeSpec
@@ -19,6 +19,8 @@ from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import NodeSight, Sight
 from covey_controller.reconcile.stores import is_store, plan_kept
 from covey_controller.reconcile.world import Drain
+
+_DRIVES = frozenset({MemberRole.DRIVER})
 
 
 def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignments]:
@@ -31,7 +33,9 @@ def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignme
         doubt = draft.doubts.get(sight.id)
         for member in sight.instance.spec.members:
             assignment = _assign_member(draft, sight.instance, member.name, goal, before.get((sight.id, member.name)))
-            assignment = assignment.changed(suspect_since=doubt.since if doubt else "")
+            assignment = assignment.changed(
+                suspect_since=doubt.since if doubt else "", fronts=plan_fronts(sight) if member.role in _DRIVES else ()
+            )
             members.setdefault(member.node, []).append(assignment)
     asks: dict[str, list[Ask]] = {}
     for _, open_ask in sorted(draft.asks.items()):
@@ -44,6 +48,19 @@ def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignme
         )
         for name, node in ((node.name, node) for node in draft.nodes.values())
     }
+
+
+def plan_fronts(sight: Sight) -> tuple[MemberFront, ...]:
+    """Donors that are ready in this attempt: their driver is started once all are."""
+    found: list[MemberFront] = []
+    for member, spec in zip(sight.members, sight.instance.spec.members, strict=True):
+        report, node = member.report, member.node.report if member.node else None
+        if spec.role is not MemberRole.DONOR or report is None or node is None:
+            continue
+        is_there = report.phase is MemberPhase.READY and report.attempt == sight.instance.spec.attempt
+        if is_there and report.front_port and node.address:
+            found.append(MemberFront(member=member.name, address=node.address, port=report.front_port))
+    return tuple(found)
 
 
 def member_goal(instance: Instance, drain: Drain | None) -> MemberGoal:

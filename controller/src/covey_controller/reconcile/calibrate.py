@@ -56,6 +56,8 @@ def _observe_load(draft: Draft, instance: Instance, member: MemberSight) -> tupl
     report = member.report
     if report is None or not report.used_bytes or not report.pid:
         return None
+    if len(instance.spec.members) > 1:  # one learns of how a model loads, not of how its layers are shared
+        return None
     key = LoadKey(instance.spec.instance_id, member.name, report.attempt, report.pid)
     before = draft.loads.get(key)
     is_ready = member.phase in (MemberPhase.READY, MemberPhase.DRAINING)

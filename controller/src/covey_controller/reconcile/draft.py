@@ -21,6 +21,7 @@ from covey_api.node import Node
 from covey_api.placement import Failure, Placement
 from covey_api.reasons import EventReason
 from covey_planner.choice import Roster
+from covey_planner.choice.links import LinkKind, Links, classify_link
 from covey_planner.types import Chosen, Decision, NodeState, NodeView
 
 from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance, reservations, view_node
@@ -186,8 +187,13 @@ class Draft:
             held = reservations(self.instances())
             selected = {key: None for each in self.placements.values() for key in each.spec.nodes.selector}
             views = (view_node(sight, held.get(name, ())) for name, sight in self.nodes.items())
-            self._roster = Roster(views, selected)
+            self._roster = Roster(views, selected, self._links())
         return self._roster
+
+    def _links(self) -> Links:
+        """No kind of link is reported yet; a tunnel shows by its address."""
+        addresses = {name: sight.report.address for name, sight in self.nodes.items() if sight.report}
+        return lambda one, other: classify_link(LinkKind.UNKNOWN, addresses.get(one, ""), addresses.get(other, ""))
 
     @contextmanager
     def without(self, *gone: Instance) -> Generator[Roster]:
@@ -203,11 +209,12 @@ class Draft:
 
     def nominate(self, chosen: Chosen) -> None:
         """Keep a place free for the rest of this plan, although what is there still has to leave."""
-        taken: dict[str, int] = {}
-        for costs in chosen.costs:
-            taken[costs.pool] = taken.get(costs.pool, 0) + costs.total_bytes
-        if self._roster is not None and (view := self._roster.view(chosen.node)) is not None:
-            _hold(self._roster, view, taken)
+        for node, parts in chosen.places:
+            taken: dict[str, int] = {}
+            for costs in parts:
+                taken[costs.pool] = taken.get(costs.pool, 0) + costs.total_bytes
+            if self._roster is not None and (view := self._roster.view(node)) is not None:
+                _hold(self._roster, view, taken)
         self.has_reserved = True
 
     def create(self, instance: Instance, reason: EventReason, message: str) -> None:

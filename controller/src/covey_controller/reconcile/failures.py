@@ -62,18 +62,34 @@ class Fault:
 
 def fault_of(draft: Draft, sight: Sight) -> Fault | None:
     """The fault of the current attempt; None while there is none."""
-    for member in sight.members:
-        node = member.node.name if member.node else ""
-        if member.phase is MemberPhase.FAILED:
-            cause = (member.report.cause if member.report else None) or FailureCause.EXITED
-            message, pool = (member.report.message, member.report.pool) if member.report else ("", "")
-            return Fault(node, cause, message, pool)
+    failed = [member for member in sight.members if member.phase is MemberPhase.FAILED]
+    for member in sorted(failed, key=_is_of_another):  # whose end it was, if it is known
+        node = _named_in(sight, member) or (member.node.name if member.node else "")
+        cause = (member.report.cause if member.report else None) or FailureCause.EXITED
+        message, pool = (member.report.message, member.report.pool) if member.report else ("", "")
+        return Fault(node, cause, message, pool)
     since = draft.absent.get(sight.id)
     if since is None or draft.now < since + NEVER_REPORTED_SECONDS:
         return None
-    node = sight.instance.spec.members[0].node
+    absent = [member.node.name for member in sight.members if member.node and _is_absent(member)]
+    node = next(iter(absent), sight.instance.spec.members[0].node)
     message = f"agent of node '{node}' did not report it within {int(NEVER_REPORTED_SECONDS)} s of its assignment"
     return Fault(node, FailureCause.NEVER_REPORTED, message)
+
+
+def _is_of_another(member: MemberSight) -> bool:
+    """Whether it ended only because another member of its attempt did."""
+    return member.report is not None and member.report.cause is FailureCause.NEIGHBOUR_ENDED
+
+
+def _named_in(sight: Sight, member: MemberSight) -> str:
+    """The node of the member whose end this one's keeper was told of: it may be told before its own agent tells it.
+    Empty: it says nothing of another."""
+    if member.report is None or not _is_of_another(member):
+        return ""
+    words = member.report.message
+    members = sight.instance.spec.members
+    return next((m.node for m in members if words.startswith(f"member '{m.name}' on node '{m.node}'")), "")
 
 
 def observe_absence(draft: Draft) -> None:

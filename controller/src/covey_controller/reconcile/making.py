@@ -1,6 +1,6 @@
 """Makes Instances of one Placement at one revision: all that is stamped on them, and their names."""
 
-from covey_api.instance import Instance, InstanceGoal, InstanceSpec, Member, StampedCompanion
+from covey_api.instance import Instance, InstanceGoal, InstanceSpec, Member, MemberRole, StampedCompanion
 from covey_api.kinds import ObjectKey
 from covey_api.model import Model, ResolvedArtifact
 from covey_api.placement import Placement
@@ -40,9 +40,11 @@ class InstanceMaker:
         name = lowest_free_name(self.draft, self.key.namespace, self.key.name)
         spec = self._stamp(chosen, instance_id)
         instance = Instance(metadata=held_metadata(name, self.key.namespace), spec=spec)
+        donors = ", ".join(f"'{each.node}'" for each in chosen.donors)
         message = (
-            f"placed on node '{chosen.node}', lane {chosen.lane.engine}/{chosen.lane.compute}, "
-            f"{chosen.options.slots} slots of {chosen.options.context_tokens} tokens, revision {self.revision}"
+            f"placed on node '{chosen.node}'{f' with donors {donors}' if donors else ''}, lane "
+            f"{chosen.lane.engine}/{chosen.lane.compute}, {chosen.options.slots} slots of "
+            f"{chosen.options.context_tokens} tokens, revision {self.revision}"
         )
         self.draft.create(instance, EventReason.CREATED, message)
         return instance
@@ -72,10 +74,20 @@ class InstanceMaker:
             task=self.model.spec.tasks[0],
             options=chosen.options,
             runtime=variant.runtime,
-            members=(Member(node=chosen.node, costs=chosen.costs),),
+            members=_members(chosen),
             startup_seconds=wish.timeouts.startup_seconds,
             drain_seconds=wish.rollout.drain_seconds,
         )
+
+
+def _members(chosen: Chosen) -> tuple[Member, ...]:
+    """The driver first."""
+    if not chosen.donors:
+        return (Member(node=chosen.node, costs=chosen.costs),)
+    return tuple(
+        Member(name=str(index), node=node, role=MemberRole.DONOR if index else MemberRole.DRIVER, costs=costs)
+        for index, (node, costs) in enumerate(chosen.places)
+    )
 
 
 def find_pin(draft: Draft, chosen: Chosen) -> str:

@@ -18,7 +18,7 @@ for good.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from covey_api.instance import InstanceSpec
+from covey_api.instance import Costs, InstanceSpec
 from covey_api.reasons import EventReason
 from covey_planner.choice import Roster, choose
 from covey_planner.types import Barred, Chosen, Decision, Wish
@@ -111,13 +111,17 @@ def _has_room(roster: Roster, spec: InstanceSpec) -> bool:
 
 
 def _move(maker: InstanceMaker, sight: Sight, place: Chosen) -> None:
-    view = maker.draft.roster().view(place.node)
-    free = {pool.name: pool.unreserved_bytes for pool in view.pools} if view else {}
     where = f"lane {place.lane.engine}/{place.lane.compute} of node '{place.node}'"
-    if any(costs.total_bytes > free.get(costs.pool, 0) for costs in place.costs):
+    if not all(_is_free(maker, node, costs) for node, costs in place.places):
         maker.draft.drain(sight, f"it failed; {where} takes it when this one has left")
     elif (created := maker.create(place)) is not None:
         maker.draft.drain(sight, f"it failed; '{created.metadata.name}' takes its place on {where}")
+
+
+def _is_free(maker: InstanceMaker, node: str, taken: Sequence[Costs]) -> bool:
+    view = maker.draft.roster().view(node)
+    free = {pool.name: pool.unreserved_bytes for pool in view.pools} if view else {}
+    return all(costs.total_bytes <= free.get(costs.pool, 0) for costs in taken)
 
 
 def _start_attempt(draft: Draft, sight: Sight, due: float) -> None:

@@ -20,7 +20,7 @@ from covey_api.trust import Proof
 
 RECIPE = "r1"
 _MODEL_FIELDS = {"context_tokens", "variants", "geometry", "memory"}
-_PLACEMENT_FIELDS = {"model_ref", "engines", "context", "concurrency", "kv_cache"}
+_PLACEMENT_FIELDS = {"model_ref", "engines", "context", "concurrency", "kv_cache", "shape"}
 
 
 def revision_of(placement: Placement, model: Model) -> str:

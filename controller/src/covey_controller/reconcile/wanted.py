@@ -9,10 +9,10 @@ from covey_api.fleet import Fleet
 from covey_api.instance import Instance
 from covey_api.kinds import ObjectKey
 from covey_api.model import Model, ResolvedArtifact, Variant, VariantStatus
-from covey_api.placement import Failure, Placement
+from covey_api.placement import Failure, Placement, ShapeType, ShapeWish
 from covey_api.units import parse_quantity
 from covey_planner.fit.calibration import formula_of
-from covey_planner.types import Barred, CompanionView, VariantView, Wish
+from covey_planner.types import Barred, CompanionView, Spread, VariantView, Wish
 
 from covey_controller.reconcile.companions import find_companion
 from covey_controller.reconcile.world import Scaled
@@ -118,8 +118,15 @@ def render_wish(
         tolerations=spec.nodes.tolerations,
         expected_requests=max(spec.concurrency, spec.scaling.target if spec.scaling else 0),
         task=model.spec.tasks[0],
+        spread=render_spread(spec.shape),
         computes=spec.nodes.computes,
     )
+
+
+def render_spread(shape: ShapeWish) -> Spread | None:
+    if shape.type is ShapeType.SINGLE:
+        return None
+    return Spread(shape.min_nodes, shape.max_nodes, shape.type is ShapeType.RPC)
 
 
 def failed_lanes(failures: Iterable[Failure]) -> frozenset[Barred]:

@@ -113,8 +113,12 @@ class Unknown:
 def take_unknown(fields: Fields, known: Collection[str], refused: Mapping[str, str], call: str) -> Unknown | ApiError:
     """The fields that aren't known, out of `fields`. ApiError: the request is refused whatever the model says.
 
+    Null asks for nothing, as absence does: clients in typed languages send every field that they know.
+
     The fields of a large body with an unknown name are that name alone, so it is refused at once.
     """
+    for name in [name for name in fields if name in refused and first_byte(fields[name]) == b"n" and "model" in fields]:
+        del fields[name]
     for name in fields:
         if name in refused or (name not in known and "model" not in fields):
             return refuse_field(name, refused, known, call)
@@ -169,6 +173,11 @@ def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
 
 def is_array(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
+
+
+def is_blank(raw: msgspec.Raw) -> bool:
+    """Whether it asks for nothing."""
+    return first_byte(raw) == b"n" or is_empty(raw)
 
 
 def is_empty(raw: msgspec.Raw) -> bool:

@@ -47,6 +47,8 @@ class ChoiceDelta(msgspec.Struct):
     index: int = 0
     delta: Delta | None = None
     finish_reason: str | None = None
+    stop_reason: Any = None
+    """The stop text that ended it, of engines that say so; vLLM also tells a token's number."""
     logprobs: Logprobs | None = None
 
 

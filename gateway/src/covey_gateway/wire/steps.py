@@ -47,6 +47,8 @@ class CallGrew:
 @dataclass(frozen=True, slots=True)
 class Finished:
     reason: str
+    stop: str = ""
+    """The stop text that was met, where the engine tells it."""
 
 
 Step = Thought | Said | CallBegun | CallGrew | Finished
@@ -121,7 +123,8 @@ class StepReader:
                 for call in delta.tool_calls or ():
                     yield from self._call_steps(call)
             if choice.finish_reason is not None:
-                yield Finished(choice.finish_reason)
+                stop = choice.stop_reason
+                yield Finished(choice.finish_reason, stop if isinstance(stop, str) else "")
 
     def _call_steps(self, call: ToolCallDelta) -> Iterator[Step]:
         ordinal, begins = self._order.place(call.index, call.id)
@@ -159,7 +162,7 @@ class Gathered:
         self.thought = ""
         self.said = ""
         self.calls: list[GatheredCall] = []
-        self.finish = ""
+        self.finish = self.stop = ""
         self._pieces: tuple[list[str], list[str]] = ([], [])
 
     def add(self, steps: list[Step]) -> None:
@@ -173,8 +176,8 @@ class Gathered:
                     self.calls.append(GatheredCall(id_, name))
                 case CallGrew(ordinal, arguments):
                     self.calls[ordinal].arguments += arguments
-                case Finished(reason):
-                    self.finish = reason
+                case Finished(reason, stop):
+                    self.finish, self.stop = reason, stop
 
     def join(self) -> None:
         """Put the pieces together."""

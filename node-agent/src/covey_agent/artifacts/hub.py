@@ -84,6 +84,8 @@ class Repository:
 
     commit: str
     files: Mapping[str, HubFile]
+    word: str = "commit"
+    """What a `commit` is called there."""
 
 
 def observe_hub_settings(environment: Mapping[str, str], home: Path) -> HubSettings:
@@ -116,12 +118,12 @@ def _checked(token: str) -> str:
     return ""
 
 
-def revision_url(settings: HubSettings, source: HubSource) -> str:
-    return f"{settings.endpoint}/api/models/{source.repository}/revision/{quote(source.revision, safe='')}?blobs=true"
+def revision_url(endpoint: str, source: HubSource) -> str:
+    return f"{endpoint}/api/models/{source.repository}/revision/{quote(source.revision, safe='')}?blobs=true"
 
 
-def file_url(settings: HubSettings, repository: str, commit: str, path: str) -> str:
-    return f"{settings.endpoint}/{repository}/resolve/{commit}/{quote(path)}"
+def file_url(endpoint: str, repository: str, commit: str, path: str) -> str:
+    return f"{endpoint}/{repository}/resolve/{commit}/{quote(path)}"
 
 
 def parse_repository(text: bytes) -> Repository:
@@ -145,11 +147,7 @@ def _parse_file(entry: object) -> HubFile | None:
     path, size, blob_id, lfs = (fields.get(name) for name in ("rfilename", "size", "blobId", "lfs"))
     large = cast("dict[str, object]", lfs) if isinstance(lfs, dict) else {}
     size = large.get("size", size)
-    if not isinstance(path, str) or not isinstance(size, int) or size < 0 or len(path) > 1024:
-        return None
-    if path.startswith("/") or ".." in path.split("/") or not _FILE_NAME.fullmatch(PurePosixPath(path).name):
-        return None
-    if any(letter < " " or letter == "\x7f" or "\ud800" <= letter <= "\udfff" for letter in path):
+    if not isinstance(path, str) or not isinstance(size, int) or size < 0 or not is_file_path(path):
         return None
     sha256 = large.get("sha256")
     return HubFile(
@@ -158,6 +156,15 @@ def _parse_file(entry: object) -> HubFile | None:
         sha256 if isinstance(sha256, str) and _is_hex(sha256, 64) else "",
         blob_id if isinstance(blob_id, str) and _is_hex(blob_id, 40) else "",
     )
+
+
+def is_file_path(path: str) -> bool:
+    """Whether it names a file in a repository, and nothing outside."""
+    if len(path) > 1024 or path.startswith("/") or ".." in path.split("/"):
+        return False
+    if not _FILE_NAME.fullmatch(PurePosixPath(path).name):
+        return False
+    return not any(letter < " " or letter == "\x7f" or "\ud800" <= letter <= "\udfff" for letter in path)
 
 
 def _is_hex(text: str, length: int) -> bool:
@@ -191,7 +198,7 @@ def choose_gguf(found: Repository, source: HubSource) -> tuple[HubFile, ...]:
     if missing := [path for path in paths if path not in found.files]:
         what = f"{len(missing)} of the {len(paths)} files of the model: " if len(paths) > 1 else ""
         raise unavailable(
-            f"'{source.repository}' at commit {found.commit} lacks {what}{_list(missing)}. It has: "
+            f"'{source.repository}' at {found.word} {found.commit} lacks {what}{_list(missing)}. It has: "
             f"{_list(ggufs) or 'no GGUF file'}. Change '#FILE' in the source."
         )
     return tuple(found.files[path] for path in paths)

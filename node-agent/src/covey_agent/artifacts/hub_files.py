@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from covey_api.model import ArtifactFile, Geometry, ResolvedArtifact
 from covey_api.source import HubSource
@@ -21,7 +22,7 @@ from covey_agent.artifacts.checkpoint import CONFIG, INDEX, SINGLE, read_checkpo
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.folder import LOADED, MAX_FILES, digest_of
 from covey_agent.artifacts.header import Header, find_unmeasured, read_geometry, read_gguf_set
-from covey_agent.artifacts.hub import HubFile, HubSettings, Repository
+from covey_agent.artifacts.hub import HubFile, Repository
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.together import do_together, fetch_together
 from covey_agent.artifacts.web import Origin, Web, corrupt, persist, unavailable
@@ -36,10 +37,20 @@ _MAX_SMALL_TOTAL_BYTES = 128 * 1024 * 1024
 _AT_ONCE = 4
 
 
+class Settings(Protocol):
+    """Where files are, and who asks."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+    @property
+    def origin(self) -> Origin: ...
+
+
 class HubFiles:
     """Repositories of one hub."""
 
-    def __init__(self, web: Web, cache: Cache, downloader: Downloader, settings: HubSettings) -> None:
+    def __init__(self, web: Web, cache: Cache, downloader: Downloader, settings: Settings) -> None:
         self._web = web
         self._cache = cache
         self._downloader = downloader
@@ -49,9 +60,12 @@ class HubFiles:
     def _origin(self) -> Origin:
         return self._settings.origin
 
+    def _url(self, repository: str, commit: str, path: str, sha256: str) -> str:
+        return hub.file_url(self._settings.endpoint, repository, commit, path)
+
     async def read_header(self, source: str, parsed: HubSource, sha256: str) -> tuple[ResolvedArtifact, Header]:
         found = await self._resolve(parsed)
-        where = f"'{parsed.repository}' at commit {found.commit[:12]}"
+        where = f"'{parsed.repository}' at {found.word} {found.commit[:12]}"
         small: dict[str, bytes] = {}
         if chosen := hub.choose_gguf(found, parsed):
             name = chosen[0].name
@@ -64,8 +78,8 @@ class HubFiles:
         digest = files[0].sha256 if is_one else digest_of(files)
         if sha256 not in ("", digest):
             raise corrupt(
-                f"'{source}' must have sha256 {sha256}; the hub has {digest} at commit {found.commit}. Change the "
-                "Model's sha256 or source."
+                f"'{source}' must have sha256 {sha256}; the hub has {digest} at {found.word} {found.commit}. Change "
+                "the Model's sha256 or source."
             )
         artifact = ResolvedArtifact(
             source=source,
@@ -86,7 +100,7 @@ class HubFiles:
         folder = PurePosixPath(parsed.file).parent
         remotes = {
             file.name: Remote(
-                hub.file_url(self._settings, parsed.repository, artifact.revision, str(folder / file.name)),
+                self._url(parsed.repository, artifact.revision, str(folder / file.name), file.sha256),
                 file.name,
                 file.sha256,
                 file.size_bytes,
@@ -97,7 +111,7 @@ class HubFiles:
         return await fetch_together(self._downloader, remotes, tell)
 
     async def _resolve(self, parsed: HubSource) -> Repository:
-        url = hub.revision_url(self._settings, parsed)
+        url = hub.revision_url(self._settings.endpoint, parsed)
         what = f"revision '{parsed.revision}' of '{parsed.repository}'"
         _, body = await persist(
             self._web.patience, what, lambda: self._web.read(url, {}, _MAX_PAGE_BYTES, self._origin)
@@ -111,7 +125,7 @@ class HubFiles:
             ) from error
 
     def _open(self, parsed: HubSource, found: Repository, file: HubFile) -> RemoteFile:
-        url = hub.file_url(self._settings, parsed.repository, found.commit, file.path)
+        url = self._url(parsed.repository, found.commit, file.path, file.sha256)
         return RemoteFile(self._web, url, file.name, file.size_bytes, self._origin)
 
     async def _read_ggufs(
@@ -176,7 +190,7 @@ class HubFiles:
                 f"{self._settings.endpoint} gives no digest for '{file.path}' of '{parsed.repository}' that it can be "
                 "verified with, so it isn't fetched."
             )
-        url, limit = hub.file_url(self._settings, parsed.repository, found.commit, file.path), file.size_bytes
+        url, limit = self._url(parsed.repository, found.commit, file.path, file.sha256), file.size_bytes
         _, content = await persist(
             self._web.patience, f"'{file.path}'", lambda: self._web.read(url, {}, limit, self._origin)
         )

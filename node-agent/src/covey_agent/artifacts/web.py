@@ -66,6 +66,8 @@ class Origin:
     """What is wrong when it has no such thing."""
     token: str = field(default="", repr=False)
     """A bearer token: for the host that is asked first, never for one that it redirects to."""
+    scheme: str = "Bearer"
+    """Of the token; `Basic` where it is a login."""
 
 
 INDEX = Origin(
@@ -89,6 +91,14 @@ class Transient(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_seconds = retry_after_seconds
+
+
+class Unauthorized(AgentError):
+    """Who asked must say who it is, as `challenge` (`WWW-Authenticate`) asks."""
+
+    def __init__(self, message: str, challenge: str) -> None:
+        super().__init__(FailureCause.ARTIFACT_UNAVAILABLE, message)
+        self.challenge = challenge
 
 
 class Backoff:
@@ -186,7 +196,7 @@ class Web:
         first = url
         for hop in range(_MAX_REDIRECTS + 1):
             place = _place(url, origin)
-            proof = {"Authorization": f"Bearer {origin.token}"} if _is_trusted(origin, first, url) else {}
+            proof = {"Authorization": f"{origin.scheme} {origin.token}"} if _is_trusted(origin, first, url) else {}
             auth = None if proof else self._auth(url)
             try:
                 async with client.stream("GET", url, headers={**headers, **proof}, auth=auth) as response:
@@ -279,7 +289,10 @@ def _check_status(response: httpx.Response, place: str, origin: Origin, *, is_re
     if status in (401, 403):
         code = response.headers.get("x-error-code", "")
         shown = f" ({code})" if code.isalnum() and len(code) < 40 else ""
-        raise unavailable(f"{place} answers {status}{shown}: credentials are missing or refused. {origin.login}")
+        raise Unauthorized(
+            f"{place} answers {status}{shown}: credentials are missing or refused. {origin.login}",
+            response.headers.get("www-authenticate", "") if status == 401 else "",
+        )
     if status in (404, 410):
         raise unavailable(f"{place} answers {status}: {origin.missing}")
     raise unavailable(f"{place} answers {status}. {origin.check}")

@@ -21,6 +21,10 @@ CPU_DEVICE = "CPU"
 _CONNECT_SECONDS = 5.0
 
 
+def has_donor_program(program: EngineProgram) -> bool:
+    return any(program.path.with_name(name).is_file() for name in PROGRAMS)
+
+
 def find_donor_program(program: EngineProgram) -> EngineProgram:
     """The donor's program of this llama.cpp. AgentError when it came without."""
     for name in PROGRAMS:

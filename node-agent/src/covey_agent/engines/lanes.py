@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from covey_api.companion import CompanionRole
 from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
+from covey_api.instance import MemberRole
 from covey_api.node import MemoryPool
 
 # `  Vulkan0: AMD Radeon RX 7900 XTX (RADV NAVI31) (24560 MiB, 23980 MiB free)`
@@ -101,8 +102,10 @@ def plan_lanes(
     state: LaneState,
     devices: tuple[EngineDevice, ...],
     versions: tuple[str, ...] = (),
+    *,
+    donates: bool = False,
 ) -> tuple[Lane, ...]:
-    """One lane per device, then the CPU."""
+    """One lane per device, then the CPU. `donates`: the donors' program is there too."""
     pools = [(device.compute, device.pool, device.limit_bytes) for device in devices]
     return tuple(
         Lane(
@@ -115,6 +118,7 @@ def plan_lanes(
             versions=versions,
             limit_bytes=limit,
             companions=tuple(CompanionRole),
+            roles=(MemberRole.DRIVER.value, MemberRole.DONOR.value) if donates else (),
         )
         for compute, pool, limit in dict.fromkeys([*pools, (Compute.CPU, HOST_POOL, 0)])
     )

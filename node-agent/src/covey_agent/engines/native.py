@@ -21,6 +21,7 @@ from covey_api.engines import EngineName, Lane, LaneState
 from covey_api.node import EngineOverride
 from covey_api.reasons import FailureCause
 
+from covey_agent.engines.donors import has_donor_program
 from covey_agent.engines.environments import Environment
 from covey_agent.engines.features import parse_features
 from covey_agent.engines.lanes import EngineDevice, parse_devices, plan_lanes
@@ -111,11 +112,20 @@ class LlamaServerSource:
             raise unusable(_install_line(is_provisioning_on(override, self._environment)))
         if program is None:
             recipe, self.problem = self._managed.recipe, self._install_problem
-            return plan_lanes(recipe.version, recipe.digest, LaneState.INSTALLABLE, (), tuple(self._versions))
+            return plan_lanes(
+                recipe.version, recipe.digest, LaneState.INSTALLABLE, (), tuple(self._versions), donates=True
+            )
         seen = await self._look_at(program)
         self.devices, self._listed, self.problem = seen.devices, program, seen.problem
         versions = tuple(self._versions) if program.digest else ()
-        return plan_lanes(program.version or seen.version, program.digest, LaneState.INSTALLED, seen.devices, versions)
+        return plan_lanes(
+            program.version or seen.version,
+            program.digest,
+            LaneState.INSTALLED,
+            seen.devices,
+            versions,
+            donates=has_donor_program(program),
+        )
 
     async def refresh_devices(self) -> None:
         """Of the program that listed them last. A driver that hangs now hung not when lanes were looked at."""

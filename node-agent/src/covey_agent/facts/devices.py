@@ -16,9 +16,9 @@ from covey_agent.engines.probe import ask
 
 NVIDIA_QUERY = ("--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
 # A driver that is stuck makes nvidia-smi hang.
-_PROBE_SECONDS = 2.0
+PROBE_SECONDS = 2.0
 _MIB = 1024 * 1024
-_MAX_DEVICES = 32
+MAX_DEVICES = 32
 _AMD_VENDOR = "0x1002"
 
 
@@ -31,14 +31,14 @@ def parse_nvidia(text: str) -> tuple[Device, ...]:
         uuid, name, total = (field.strip() for field in row)
         total_bytes = int(total) * _MIB if total.isdigit() else 0
         found.append(Device(id=uuid[:128], name=name[:128], compute=Compute.CUDA, total_bytes=total_bytes))
-    return tuple(found[:_MAX_DEVICES])
+    return tuple(found[:MAX_DEVICES])
 
 
 async def observe_nvidia(program: str | None) -> tuple[Device, ...]:
     """`program`: path of `nvidia-smi`, if there is one."""
     if program is None:
         return ()
-    answer = await ask(Path(program), *NVIDIA_QUERY, environment={}, seconds=_PROBE_SECONDS)
+    answer = await ask(Path(program), *NVIDIA_QUERY, environment={}, seconds=PROBE_SECONDS)
     return parse_nvidia(answer.text) if answer and answer.status == 0 else ()
 
 
@@ -52,7 +52,7 @@ def observe_amd(root: Path) -> tuple[Device, ...]:
             continue
         name = _read(device / "product_name") or f"AMD GPU {_read(device / 'device')}"
         found.append(Device(id=f"pci-{address}"[:128], name=name[:128], compute=Compute.ROCM, total_bytes=int(total)))
-    return tuple(found[:_MAX_DEVICES])
+    return tuple(found[:MAX_DEVICES])
 
 
 async def is_any_seen(nvidia_smi: str | None, root: Path) -> bool:

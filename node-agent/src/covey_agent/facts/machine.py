@@ -14,7 +14,7 @@ from covey_api.messages import PoolReading
 from covey_api.node import Device, MemoryPool, NodeFacts
 
 from covey_agent.engines.lanes import EngineDevice, device_pools
-from covey_agent.facts.devices import observe_amd, observe_nvidia
+from covey_agent.facts.devices import observe_nvidia
 from covey_agent.facts.effort import observe_effort
 from covey_agent.facts.host import (
     observe_cpu_cores,
@@ -23,6 +23,7 @@ from covey_agent.facts.host import (
     observe_memory_bytes,
     observe_os_version,
 )
+from covey_agent.facts.tools import SystemTools
 from covey_agent.facts.usage import Usage, observe_taken_bytes
 from covey_agent.ports import Effort
 
@@ -38,6 +39,7 @@ class MachineFacts:
         self._cache = cache
         self._engine_devices = engine_devices
         self._usage = Usage(_ROOT)
+        self._tools = SystemTools(shutil.which, _ROOT)
 
     async def observe_facts(self) -> NodeFacts:
         devices = await self._observe_devices()
@@ -68,7 +70,7 @@ class MachineFacts:
         return observe_effort(pid)
 
     async def _observe_devices(self) -> tuple[Device, ...]:
-        return (*await observe_nvidia(shutil.which("nvidia-smi")), *observe_amd(_ROOT))
+        return (*await observe_nvidia(shutil.which("nvidia-smi")), *await self._tools.observe_devices())
 
     def _observe_host(self, devices: tuple[Device, ...]) -> NodeFacts:
         total_bytes, _ = observe_memory_bytes(_ROOT)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
-from covey_api.source import FileSource, HubSource, PypiSource, WebSource, parse_source
+from covey_api.source import FileSource, HubSource, OciSource, PypiSource, WebSource, parse_source
 from covey_api.trust import SignedBy
 
 from covey_agent.artifacts import hub
@@ -73,10 +73,10 @@ class SignatureFiles:
                 url, origin = parsed.url, SERVER
             case HubSource():
                 revision = _commit_beside(parsed, artifact) or parsed.revision
-                url = hub.file_url(self._hub, parsed.repository, revision, parsed.file)
+                url = hub.file_url(self._hub.endpoint, parsed.repository, revision, parsed.file)
                 origin = self._hub.origin
-            case PypiSource():
-                raise unavailable(f"a signature can't be in a wheel; the Model says '{source}'")
+            case PypiSource() | OciSource():
+                raise unavailable(f"a signature must be at hf://, https:// or file:///; the Model says '{source}'")
         what = f"signature '{source}'"
         _, content = await persist(self._web.patience, what, lambda: self._web.read(url, {}, _MAX_BYTES, origin))
         return content

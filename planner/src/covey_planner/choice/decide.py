@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from covey_api.instance import StampedCompanion
 from covey_api.reasons import ReadyReason
 
+from covey_planner.choice.groups import choose_group, explain_no_group
 from covey_planner.choice.nodes import NOTHING_TAKEN, Offer, evaluate_node
 from covey_planner.choice.refusals import explain_miss
 from covey_planner.choice.roster import Roster
 from covey_planner.choice.search import Search, Tally
 from covey_planner.choice.ways import Question, pending_geometry
 from covey_planner.choice.window import Tenant, widest_window
-from covey_planner.types import Chosen, Decision, NodeView, Pending, Refusal, Wish
+from covey_planner.types import Chosen, Decision, NodeState, NodeView, Pending, Refusal, Spread, Wish
 
 
 def choose(wish: Wish, nodes: Roster | Sequence[NodeView], count: int) -> Decision:
@@ -27,6 +28,10 @@ def choose(wish: Wish, nodes: Roster | Sequence[NodeView], count: int) -> Decisi
         return Decision((), pending, (), None)
     roster = nodes if isinstance(nodes, Roster) else Roster(nodes, wish.selector)
     question = Question(wish)
+    spread = wish.spread
+    if spread is not None and spread.is_asked:
+        group = choose_group(question, spread, tuple(roster), roster.links)
+        return Decision((group,), None, (), None) if group else _no_group(wish, spread, roster)
     search = Search(question, roster)
     placed: list[Offer] = []
     while len(placed) < count and (offer := search.take_best()) is not None:
@@ -34,9 +39,16 @@ def choose(wish: Wish, nodes: Roster | Sequence[NodeView], count: int) -> Decisi
     chosen = _stamp(question, placed)
     if len(chosen) == count:
         return Decision(chosen, None, (), None)
+    if spread is not None and not chosen and (group := choose_group(question, spread, tuple(roster), roster.links)):
+        return Decision((group,), None, (), None)
     tally = search.tally()
     refusal = explain_miss(question, tally.closest) if tally.closest else None
     return Decision(chosen, _pending_facts(tally, len(roster)), tuple(sorted(tally.counts.items())), refusal)
+
+
+def _no_group(wish: Wish, spread: Spread, roster: Roster) -> Decision:
+    waiting = Tally(waiting=[view.name for view in roster if view.state is NodeState.FACTS_PENDING])
+    return Decision((), _pending_facts(waiting, len(roster)), (), explain_no_group(wish, spread))
 
 
 def explain_nodes(wish: Wish, nodes: Sequence[NodeView]) -> tuple[Chosen | Refusal, ...]:

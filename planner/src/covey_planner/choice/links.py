@@ -36,6 +36,11 @@ Links = Callable[[str, str], LinkKind]
 """The kind of link between two nodes, by their names."""
 
 
+def unknown_links(one: str, other: str) -> LinkKind:
+    """Nothing is known of any."""
+    return LinkKind.UNKNOWN
+
+
 def classify_link(kind: LinkKind, *addresses: str) -> LinkKind:
     """What is known of a link, and the addresses at its ends: one in a tunnel's range makes it a tunnel."""
     return LinkKind.VPN if any(_is_tunnel(address) for address in addresses) else kind

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from covey_planner.choice.links import Links, unknown_links
 from covey_planner.types import NodeView
 
 # (free bytes, name), ascending.
@@ -120,8 +121,9 @@ def _free_of(view: NodeView) -> tuple[Free, ...]:
 class Roster:
     """All nodes of one plan, in classes."""
 
-    def __init__(self, views: Iterable[NodeView], label_keys: Iterable[str] = ()) -> None:
+    def __init__(self, views: Iterable[NodeView], label_keys: Iterable[str] = (), links: Links = unknown_links) -> None:
         """`label_keys`: what wishes will select by, as far as it is known."""
+        self.links = links
         self._label_keys = tuple(sorted(set(label_keys)))
         self._classes: dict[tuple[object, ...], NodeClass] = {}
         self._class_of: dict[str, NodeClass] = {}

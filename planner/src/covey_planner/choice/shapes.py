@@ -1,7 +1,7 @@
 """Models that fit on no node alone: which nodes could hold one together, who holds what, and over which link.
 
-Nothing runs like this yet. The shape is what `covey why` and `covey plan` show of it, so that somebody who lacks memory
-on every machine knows whether the machines together would do. It never counts as a place.
+A place is a shape as `Rpc` alone, where its Placement allows one (`choice.groups`). Else it is what `covey why` and
+`covey plan` show, so that somebody who lacks memory on every machine knows whether the machines together would do.
 
 1. Nodes that pass every filter, with a lane of the engine; never two builds of it together, and MLX among nodes of one
    compute only.
@@ -85,7 +85,13 @@ class _Seat:
     usable: int
 
 
-def choose_shape(wish: Wish, nodes: Sequence[NodeView], links: Links, kinds: Iterable[ShapeKind] = ()) -> Shape | None:
+def choose_shape(
+    wish: Wish,
+    nodes: Sequence[NodeView],
+    links: Links,
+    kinds: Iterable[ShapeKind] = (),
+    sizes: range = range(2, MAX_MEMBERS + 1),
+) -> Shape | None:
     """The best shape of several nodes for one replica; `kinds`: only these. None: there is none."""
     if pending_geometry(wish):
         return None
@@ -94,15 +100,17 @@ def choose_shape(wish: Wish, nodes: Sequence[NodeView], links: Links, kinds: Ite
         if way.span.refusal:
             continue
         allowed = tuple(kinds) or SHAPES.get(way.engine, ())
-        found = [shape for kind in allowed for shape in _shapes(question, way, kind, nodes, links)]
+        found = [shape for kind in allowed for shape in _shapes(question, way, kind, nodes, links, sizes)]
         if found:
             return min(found, key=_order)
     return None
 
 
-def _shapes(question: Question, way: Way, kind: ShapeKind, nodes: Sequence[NodeView], links: Links) -> Iterator[Shape]:
+def _shapes(
+    question: Question, way: Way, kind: ShapeKind, nodes: Sequence[NodeView], links: Links, sizes: range
+) -> Iterator[Shape]:
     """Those of the fewest nodes."""
-    for size in range(2, MAX_MEMBERS + 1):
+    for size in sizes:
         found = [
             shape
             for build in _builds(question, way, nodes)
@@ -116,7 +124,7 @@ def _shapes(question: Question, way: Way, kind: ShapeKind, nodes: Sequence[NodeV
 
 def _builds(question: Question, way: Way, nodes: Sequence[NodeView]) -> list[list[_Seat]]:
     """Seats by build of the engine, each with the most memory first."""
-    builds: dict[tuple[str, str], list[_Seat]] = {}
+    builds: dict[tuple[str, str, str], list[_Seat]] = {}
     for view in sorted(nodes, key=lambda each: each.name):
         if filter_node(question, view, view.name) is not None or not way.comes_to(view):
             continue
@@ -127,7 +135,7 @@ def _builds(question: Question, way: Way, nodes: Sequence[NodeView]) -> list[lis
         lane = min(lanes, key=lambda each: (COMPUTE_ORDER[each.compute], each.pool))
         usable = sum(pool.unreserved_bytes for pool in view.pools if pool.name == lane.pool)
         compute = lane.compute.value if lane.engine in _ALIKE else ""
-        builds.setdefault((lane.version, compute), []).append(_Seat(view, lane, usable))
+        builds.setdefault((lane.version, lane.digest, compute), []).append(_Seat(view, lane, usable))
     return [
         sorted(seats, key=lambda seat: (-seat.usable, way.digest not in seat.view.cached, seat.view.name))[
             :MAX_CANDIDATES

@@ -20,7 +20,15 @@ def render_shape(shape: Shape) -> Iterator[str]:
             f"{render_exactly(member.total_bytes)} of {render_exactly(member.usable_bytes)} unreserved in pool "
             f"'{member.lane.pool}'"
         )
-    yield "  Running one model over several nodes is not there yet: nothing of this is started."
+    if can_run(shape):
+        yield "  It runs like this where its Placement says `shape: {type: Auto}`."
+    else:
+        yield "  Running one model over several nodes is not there yet: nothing of this is started."
+
+
+def can_run(shape: Shape) -> bool:
+    """Whether there is anybody to run it: of its kind, with agents that know how."""
+    return shape.kind is ShapeKind.RPC and all(member.role in member.lane.roles for member in shape.members)
 
 
 def shape_data(shape: Shape) -> dict[str, Any]:
@@ -32,7 +40,7 @@ def shape_data(shape: Shape) -> dict[str, Any]:
         "contextTokens": shape.window,
         "slots": shape.slots,
         "link": str(shape.link),
-        "canRun": False,
+        "canRun": can_run(shape),
         "members": [
             {
                 "node": member.node,

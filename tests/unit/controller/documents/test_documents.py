@@ -240,6 +240,13 @@ UNSIGNED = (
             UNSIGNED,
         ),
         (
+            MODEL.replace("[LlamaServer]", "[LlamaServer]\n    signature: pypi://a==1#b"),
+            12,
+            "spec.variants[0].signature",
+            "`spec.variants[0].signature` must be 'hf://OWNER/REPO@REVISION#FILE', 'https://HOST/PATH' or "
+            "'file:///ABSOLUTE/PATH'; got 'pypi://a==1#b'",
+        ),
+        (
             MODEL + "  trust: {signers: [{}]}\n",
             12,
             "spec.trust.signers[0]",
@@ -269,12 +276,12 @@ UNSIGNED = (
             "`spec.tasks[0]` must be a string; got null",
         ),
         (
-            MODEL.replace("file:///models/a.gguf", "oci://org/model"),
+            MODEL.replace("file:///models/a.gguf", "store://org/model"),
             10,
             "spec.variants[0].source",
-            "`spec.variants[0].source` must be 'hf://OWNER/REPO@REVISION#FILE', "
+            "`spec.variants[0].source` must be 'hf://OWNER/REPO@REVISION#FILE', 'oci://REGISTRY/REPOSITORY:TAG#FILE', "
             "'pypi://NAME==VERSION#PATH-IN-WHEEL', 'https://HOST/PATH' or 'file:///ABSOLUTE/PATH'; "
-            "got 'oci://org/model'",
+            "got 'store://org/model'",
         ),
         (
             MODEL.replace("file:///models/a.gguf", "https://example.com/a.gguf"),

@@ -3,8 +3,8 @@
     message_start ─▶ (block_start ─▶ deltas ─▶ block_stop)* ─▶ message_delta ─▶ message_stop
 
 Blocks follow one another: a piece that belongs to another block than the open one closes that. Input tokens come first
-in `message_start`: counted where the engine says so before it computes, else the prompt's bytes, of which there are
-never fewer than tokens; `message_delta` has the true number in any case.
+in `message_start`: counted where the engine says so before it computes, else a bound, the prompt's bytes and what a
+template may add to them; `message_delta` has the true number in any case.
 """
 
 from typing import Any
@@ -67,24 +67,28 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _message(id_: str, model: str, content: list[Any], reason: str | None, usage: Usage) -> dict[str, Any]:
+def _message(id_: str, model: str, content: list[Any], ending: dict[str, str | None], usage: Usage) -> dict[str, Any]:
     return {
         "id": f"msg_{id_}",
         "type": "message",
         "role": "assistant",
         "model": model,
         "content": content,
-        "stop_reason": reason,
-        "stop_sequence": None,
+        **ending,
         "usage": _usage(usage) | _NEVER_COUNTED,
         **_NEVER,
     }
 
 
-def _reason(finish: str, has_calls: bool) -> str:
-    if has_calls and finish == "stop":
-        return "tool_use"
-    return _REASONS.get(finish, "end_turn")
+_NO_END: dict[str, str | None] = {"stop_reason": None, "stop_sequence": None}
+
+
+def _end(finish: str, stop: str, has_calls: bool) -> dict[str, str | None]:
+    """`stop`: the sequence that ended it, empty where the engine doesn't tell."""
+    if stop and finish == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    reason = "tool_use" if has_calls and finish == "stop" else _REASONS.get(finish, "end_turn")
+    return {"stop_reason": reason, "stop_sequence": None}
 
 
 class StreamedMessage:
@@ -99,7 +103,7 @@ class StreamedMessage:
         self._open = ""
         """Kind of the open block; empty: none is."""
         self._call = -1
-        self._finish = ""
+        self._finish = self._stop = ""
 
     def take(self, events: bytes) -> bytes | ApiError:
         steps = self._reader.read(events)
@@ -115,7 +119,7 @@ class StreamedMessage:
 
     def end(self) -> bytes:
         begin = b"" if self._has_begun else self._begin()
-        delta = {"stop_reason": _reason(self._finish, self._call >= 0), "stop_sequence": None, **_NEVER}
+        delta = {**_end(self._finish, self._stop, self._call >= 0), **_NEVER}
         return b"".join(
             (
                 begin,
@@ -131,7 +135,7 @@ class StreamedMessage:
     def _begin(self) -> bytes:
         self._has_begun = True
         usage = self._reader.usage if self._reader.usage.prompt else Usage(self._bound)
-        message = _message(self._reader.id, self._model, [], None, Usage(usage.prompt, 0, usage.cached))
+        message = _message(self._reader.id, self._model, [], _NO_END, Usage(usage.prompt, 0, usage.cached))
         return _event("message_start", message=message)
 
     def _tell(self, step: Step) -> bytes | ApiError:
@@ -149,8 +153,8 @@ class StreamedMessage:
                 if ordinal != self._call or self._open != "tool_use":
                     return engine_failed(self._model, "it went on with a tool call after the next had begun")
                 return self._delta({"type": "input_json_delta", "partial_json": arguments})
-            case Finished(reason):
-                self._finish = reason
+            case Finished(reason, stop):
+                self._finish, self._stop = reason, stop
                 return b""
 
     def _switch(self, kind: str, block: dict[str, Any]) -> bytes:
@@ -194,8 +198,8 @@ class WholeMessage:
         if gathered.said:
             content.append(_text(gathered.said))
         content += [_tool_use(call.id, call.name, parse_arguments(call.arguments)) for call in gathered.calls]
-        reason = _reason(gathered.finish, bool(gathered.calls))
-        return msgspec.json.encode(_message(self._reader.id, self._model, content, reason, self._reader.usage))
+        ending = _end(gathered.finish, gathered.stop, bool(gathered.calls))
+        return msgspec.json.encode(_message(self._reader.id, self._model, content, ending, self._reader.usage))
 
     def fail(self, error: ApiError) -> bytes:
         return render_error_event(error)

@@ -32,6 +32,12 @@ from covey_gateway.wire.request import WITH_USAGE, Call, Request, Teller
 MESSAGES_PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
 
+# As far as the words of a failed tool are looked at for saying so themselves.
+_SAYS_ERROR = 64
+# What the prompt is made of.
+_COUNTED = ("messages", "tools", "chat_template_kwargs", "reasoning_effort")
+# What templates add of their own, a default system prompt above all; a message's marks are fewer than its JSON's bytes.
+_TEMPLATE_TOKENS = 1024
 _BILLING = "x-anthropic-billing-header:"
 
 
@@ -70,7 +76,7 @@ class _ToolChoice(msgspec.Struct):
 
 class _Thinking(msgspec.Struct):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
 
 
 class _Format(msgspec.Struct):
@@ -80,7 +86,7 @@ class _Format(msgspec.Struct):
 
 class _OutputConfig(msgspec.Struct):
     format: _Format | None = None
-    effort: str | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 _MESSAGES = msgspec.json.Decoder(list[_Message])
@@ -101,7 +107,9 @@ def parse_messages(body: bytes) -> Request | ApiError:
     if max_tokens is None:
         return invalid_request("`max_tokens` must be given: a whole number from 1", "max_tokens")
     sent, media = _render(fields)
-    bound = sum(memoryview(fields[name]).nbytes for name in ("messages", "system", "tools") if name in fields)
+    bound = _TEMPLATE_TOKENS + sum(
+        memoryview(fields[name]).nbytes for name in ("messages", "system", "tools") if name in fields
+    )
 
     def make_teller(name: str) -> Teller:
         return StreamedMessage(name, bound) if wants_stream else WholeMessage(name)
@@ -127,7 +135,7 @@ def parse_count(body: bytes) -> Request | ApiError:
         return unknown.error
     model = ensure(read_model(fields))
     sent, media = _render(fields)
-    kept = {name: sent[name] for name in ("messages", "tools", "chat_template_kwargs") if name in sent}
+    kept = {name: sent[name] for name in _COUNTED if name in sent}
     return Request(Call.COUNT, model, kept, WholeCount, media=media)
 
 
@@ -155,6 +163,8 @@ def _render(fields: Fields) -> tuple[dict[str, Any], str]:
     sent |= _render_tools(fields) | _render_output(fields)
     if (thinking := _read(fields, "thinking", _THINKING)) is not None:
         sent["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
+        if thinking.type == "enabled" and thinking.budget_tokens is not None:
+            sent["thinking_budget_tokens"] = thinking.budget_tokens
     sent["stream_options"] = WITH_USAGE
     return sent, place_image(messages, media)
 
@@ -256,7 +266,10 @@ def _render_result(block: _Block, place: str) -> tuple[dict[str, Any], list[tupl
             else:
                 texts.append(_read_text(one, f"{place}.content"))
         content = "\n".join(texts)
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content or ""}, images
+    content = content or ""
+    if block.is_error and "error" not in content[:_SAYS_ERROR].lower():
+        content = f"Error: {content}"  # a chat has no field for it
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}, images
 
 
 def _read_image(block: _Block, place: str) -> str:
@@ -303,14 +316,16 @@ def _render_tool(tool: _Tool) -> dict[str, Any]:
 
 
 def _render_output(fields: Fields) -> dict[str, Any]:
-    """The schema that the answer must follow."""
+    """The schema that the answer must follow, and the effort to think with. Engines know three of Anthropic's."""
     ensure(check_schemas(fields, ("output_config", "output_format")))
     config: _OutputConfig | None = _read(fields, "output_config", _OUTPUT_CONFIG)
     form: _Format | None = config.format if config is not None else None
     form = form or _read(fields, "output_format", _FORMAT)
+    effort = config.effort if config is not None else None
+    sent = {"reasoning_effort": {"xhigh": "high", "max": "high"}.get(effort, effort)} if effort is not None else {}
     if form is None:
-        return {}
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema}}}
+        return sent
+    return sent | {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema}}}
 
 
 def _unsupported(words: str, param: str) -> ApiError:

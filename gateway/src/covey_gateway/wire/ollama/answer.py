@@ -12,6 +12,7 @@ import msgspec
 from covey_gateway.limits import MAX_ANSWER_BYTES
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.ollama.errors import render_error_line
+from covey_gateway.wire.openai.embeddings import check_dimensions
 from covey_gateway.wire.openai.errors import engine_failed
 from covey_gateway.wire.openai.texts import read_texts
 from covey_gateway.wire.steps import (
@@ -149,7 +150,8 @@ class _Embeddings(msgspec.Struct):
 
 
 class EmbedAnswer:
-    def __init__(self, model: str, *, is_list: bool) -> None:
+    def __init__(self, model: str, *, is_list: bool, dimensions: int | None = None) -> None:
+        self._dimensions = dimensions
         self._model = model
         self._is_list = is_list
         self._found = _Embeddings([])
@@ -159,7 +161,7 @@ class EmbedAnswer:
             self._found = msgspec.json.decode(events[:MAX_ANSWER_BYTES], type=_Embeddings)
         except (msgspec.DecodeError, RecursionError):
             return engine_failed(self._model, "it wrote no embeddings")
-        return b""
+        return check_dimensions([one.embedding for one in self._found.data], self._dimensions, self._model) or b""
 
     def end(self) -> bytes:
         vectors = [one.embedding for one in sorted(self._found.data, key=lambda one: one.index)]

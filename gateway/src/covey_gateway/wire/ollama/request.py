@@ -16,9 +16,12 @@ from covey_gateway.wire.body import (
     check_kinds,
     decode_object,
     first_byte,
+    is_blank,
+    read_count,
     read_flag,
     read_struct,
     read_value,
+    refuse_field,
 )
 from covey_gateway.wire.errors import ApiError, invalid_request
 from covey_gateway.wire.media import place_image
@@ -39,6 +42,9 @@ from covey_gateway.wire.openai.chat import check_schemas
 from covey_gateway.wire.openai.tools import choose_tools
 from covey_gateway.wire.request import TAG, WITH_USAGE, Call, Parsed, Question, Request
 
+_EFFORTS = ("low", "medium", "high")
+# Nothing of these is in a prompt without a template.
+_NOT_RAW = ("format", "images", "system")
 _STREAM_BY_DEFAULT = True
 _LIMIT_FIELD = "options.num_predict"
 
@@ -144,10 +150,12 @@ def _ask(
     if isinstance(form, ApiError):
         return form
     think = read_value(fields, "think")
-    if not isinstance(think, bool | str | None):
-        return invalid_request("`think` must be true, false or an effort", "think")
+    if not (isinstance(think, bool | None) or think in _EFFORTS):
+        return invalid_request("`think` must be true, false, 'low', 'medium' or 'high'", "think")
     if think is not None:
         sent["chat_template_kwargs"] = {"enable_thinking": bool(think)}
+    if isinstance(think, str):
+        sent["reasoning_effort"] = think
     return Request(
         Call.CHAT,
         model,
@@ -164,6 +172,11 @@ def _ask(
 
 def _ask_raw(fields: Fields, model: str, prompt: str) -> Request | ApiError:
     """A prompt without a template."""
+    for name in _NOT_RAW:
+        if name in fields and not is_blank(fields[name]):
+            return refuse_field(
+                name, {name: "with `raw` the prompt is all that the model is given"}, (), "/api/generate"
+            )
     opened = _read_options(fields)
     if isinstance(opened, ApiError):
         return opened
@@ -244,8 +257,17 @@ def parse_embed(body: bytes) -> Parsed:
     texts = read_struct(fields.get("input", msgspec.Raw(b"null")), "input", _TEXTS)
     if isinstance(texts, ApiError):
         return texts
-    sent = {"input": fields["input"]} | ({"dimensions": fields["dimensions"]} if "dimensions" in fields else {})
-    return Request(Call.EMBEDDING, model, sent, lambda name: EmbedAnswer(name, is_list=True), prompt_field="input")
+    dimensions = read_count(fields, "dimensions")
+    if isinstance(dimensions, ApiError):
+        return dimensions
+    sent = {"input": fields["input"]} | ({"dimensions": dimensions} if dimensions is not None else {})
+    return Request(
+        Call.EMBEDDING,
+        model,
+        sent,
+        lambda name: EmbedAnswer(name, is_list=True, dimensions=dimensions),
+        prompt_field="input",
+    )
 
 
 def parse_embeddings(body: bytes) -> Parsed:

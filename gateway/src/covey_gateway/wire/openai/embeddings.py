@@ -7,6 +7,7 @@ engine packs, in which order of bytes, is then no question.
 
 import base64
 import struct
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -89,6 +90,16 @@ class _Found(msgspec.Struct):
     usage: dict[str, Any] = {}
 
 
+def check_dimensions(vectors: Sequence[Sequence[float]], wished: int | None, model: str) -> ApiError | None:
+    """Engines that can't shorten a vector ignore the wish."""
+    found = len(vectors[0]) if vectors else 0
+    if wished is None or found == wished:
+        return None
+    return invalid_request(
+        f"`dimensions` must be {found}, which is what model '{model}' has; got {wished}", "dimensions"
+    )
+
+
 class Embeddings:
     def __init__(self, model: str, is_packed: bool, dimensions: int | None) -> None:
         self._model = model
@@ -101,11 +112,7 @@ class Embeddings:
             self._found = msgspec.json.decode(events[:MAX_ANSWER_BYTES], type=_Found)
         except (msgspec.DecodeError, RecursionError):
             return engine_failed(self._model, "it wrote no embeddings")
-        found = len(self._found.data[0].embedding) if self._found.data else 0
-        if self._dimensions is not None and found != self._dimensions:
-            words = f"`dimensions` must be {found}, which is what model '{self._model}' has; got {self._dimensions}"
-            return invalid_request(words, "dimensions")
-        return b""
+        return check_dimensions([one.embedding for one in self._found.data], self._dimensions, self._model) or b""
 
     def end(self) -> bytes:
         rendered = [

@@ -47,6 +47,10 @@ _NEEDED = re.compile(r"\b(\d{1,9}) (?:input tokens|in the (?:messages|prompt))|\
 _ASKED = re.compile(r"\b(\d{1,9}) (?:output tokens|in the completion)")
 
 
+# llama-server's 500 for a text that an encoder must read in one piece.
+_TOO_LARGE = re.compile(r"^input \((\d{1,9}) tokens\) is too large to process\..*current batch size: (\d{1,9})\)")
+
+
 class _Detail(msgspec.Struct):
     message: Any = None
     type: Any = None
@@ -83,6 +87,8 @@ def translate_refusal(
     if status == 400 and (window := _WINDOW.search(words)) and (needed := _NEEDED.search(words)):
         found, wished = int(needed[1] or needed[2]), int(asked[1]) if (asked := _ASKED.search(words)) else 0
         return _both_exceeded(int(window[1]), found, wished, model, prompt_field if found >= wished else limit_field)
+    if (large := _TOO_LARGE.search(words)) is not None:
+        return _both_exceeded(int(large[2]), int(large[1]), 0, model, prompt_field)
     if status in (400, 413, 415, 422, 501) or (status == 500 and _REQUESTS_FAULT.search(words)):
         return invalid_request(words)
     if status in (429, 503):

@@ -23,7 +23,8 @@ READ = frozenset(
     )
 )
 
-# They change nothing of the answer. `include` asks for encrypted reasoning; here it is sent in the clear anyway.
+# They change nothing of the answer. `include` asks for encrypted reasoning, which is sent in the clear here anyway, or
+# for what tools found that aren't run here; log probabilities are refused.
 IGNORED = frozenset(
     (
         "client_metadata",
@@ -60,6 +61,7 @@ REFUSED = openai.REFUSED | {
 }
 
 KINDS = {
+    "include": "array",
     "instructions": "string",
     "metadata": "object",
     "parallel_tool_calls": "boolean",

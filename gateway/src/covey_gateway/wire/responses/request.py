@@ -35,6 +35,7 @@ from covey_gateway.wire.responses.fields import KINDS, KNOWN, REFUSED
 PATH = "/v1/responses"
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_LOGPROBS = "message.output_text.logprobs"
 _DECODED = frozenset((*KNOWN, *REFUSED))
 
 
@@ -70,6 +71,8 @@ def parse_response(body: bytes) -> Request | ApiError:
     ensure(check_kinds(fields, KINDS))
     model, wants_stream = ensure(read_model(fields)), ensure(read_flag(fields, "stream"))
     max_tokens = ensure(read_count(fields, "max_output_tokens"))
+    if _LOGPROBS in (ensure(read_value(fields, "include")) or ()):
+        return invalid_request(f"`include` must not have '{_LOGPROBS}': {REFUSED['top_logprobs']}", "include")
     if read_value(fields, "truncation") not in (None, "disabled"):
         words = "`truncation` must be 'disabled': prompts are never cut; too long a one is refused with both numbers"
         return invalid_request(words, "truncation")

@@ -136,6 +136,10 @@ class LlamaCore:
     def tokenize(self, text: str) -> list[int]:
         return list(self._llama.tokenize(text.encode(), add_bos=False, special=True))
 
+    def count_prompt(self, body: Body) -> int:
+        _refuse_undone(body)
+        return len(self._render_prompt(body))
+
     def answer_chat(self, handler: EngineHandler, body: Body) -> None:
         self._asked.add(handler)
         try:
@@ -144,9 +148,7 @@ class LlamaCore:
             self._asked.discard(handler)
 
     def _answer_chat(self, handler: EngineHandler, body: Body) -> None:
-        for field in _UNDONE:
-            if body.get(field):
-                raise invalid(f"`{field}` is not done by engine 'LlamaCpp'; 'LlamaServer' does it")
+        _refuse_undone(body)
         if body.get("n") not in (None, 1):
             raise invalid("`n` must be 1")
         prompt = self._render_prompt(body)
@@ -215,7 +217,7 @@ class LlamaCore:
             if piece:
                 yield piece
             if stops.is_met:
-                answer.finish = "stop"
+                answer.finish, answer.stop = "stop", stops.met
                 return
             if answer.completion_tokens >= max_tokens:
                 break
@@ -236,12 +238,14 @@ class Answer:
         self._base = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self.completion_tokens = 0
         self.finish = "stop"
+        self.stop: str | None = None
+        """The stop text that ended it."""
 
     def give(self, pieces: Iterator[str]) -> None:
         if not self._is_stream:
             text = "".join(pieces)
             message = {"role": "assistant", "content": text}
-            choice = {"index": 0, "message": message, "finish_reason": self.finish}
+            choice = {"index": 0, "message": message, "finish_reason": self.finish, "stop_reason": self.stop}
             content = {**self._base, "object": "chat.completion", "choices": [choice], "usage": self._usage()}
             self._handler.send_json(200, content)
             return
@@ -257,7 +261,9 @@ class Answer:
         self._handler.end_events()
 
     def _send(self, delta: Body, finish: str | None) -> None:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        choice: Body = {"index": 0, "delta": delta, "finish_reason": finish}
+        if finish is not None and self.stop is not None:
+            choice["stop_reason"] = self.stop
         self._handler.send_event({**self._base, "object": "chat.completion.chunk", "choices": [choice]})
 
     def _usage(self) -> dict[str, int]:
@@ -266,6 +272,12 @@ class Answer:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self._prompt_tokens + self.completion_tokens,
         }
+
+
+def _refuse_undone(body: Body) -> None:
+    for field in _UNDONE:
+        if body.get(field):
+            raise invalid(f"`{field}` is not done by engine 'LlamaCpp'; 'LlamaServer' does it")
 
 
 def parse_sampling(body: Body) -> dict[str, float]:

@@ -165,7 +165,7 @@ class MlxCore:
         if read_object(body, "response_format").get("type", "text") != "text":
             raise invalid("`response_format` is not done by engine 'Mlx'; 'LlamaServer' does it")
         settle_mlx_choices(body)
-        prompt_tokens = self._count_prompt(body)
+        prompt_tokens = self.count_prompt(body)
         window = self._settings.window
         if prompt_tokens >= window:
             raise refuse_too_long(prompt_tokens, window)
@@ -179,7 +179,7 @@ class MlxCore:
         finally:
             self._budget.promise(-prompt_tokens - max_tokens)
 
-    def _count_prompt(self, body: Body) -> int:
+    def count_prompt(self, body: Body) -> int:
         """Tokens of the prompt, as mlx-lm will make it from the same messages."""
         messages = json.loads(json.dumps(text_messages(body)))
         tokenizer = self._provider.tokenizer

@@ -7,16 +7,21 @@ class Stops:
     def __init__(self, texts: tuple[str, ...]) -> None:
         self._texts = texts
         self._held = ""
-        self.is_met = False
+        self.met: str | None = None
+
+    @property
+    def is_met(self) -> bool:
+        return self.met is not None
 
     def take(self, piece: str) -> str:
         if self.is_met:
             return ""
         text = self._held + piece
-        found = [place for stop in self._texts if (place := text.find(stop)) >= 0]
+        found = [(place, stop) for stop in self._texts if (place := text.find(stop)) >= 0]
         if found:
-            self.is_met, self._held = True, ""
-            return text[: min(found)]
+            place, self.met = min(found)
+            self._held = ""
+            return text[:place]
         held = max((_overlap(text, stop) for stop in self._texts), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]

@@ -67,6 +67,10 @@ class Core(Protocol):
 
     def tokenize(self, text: str) -> list[int]: ...
 
+    def count_prompt(self, body: Body) -> int:
+        """Tokens of the prompt that a chat's messages become. Refused as it would be."""
+        ...
+
     def answer_chat(self, handler: "EngineHandler", body: Body) -> None:
         """Answer it whole. Refused before a byte was written says why not."""
         ...
@@ -149,6 +153,9 @@ class EngineHandler(BaseHTTPRequestHandler):
                 case "/v1/chat/completions":
                     self._check_model(body)
                     self.engine_server.core.answer_chat(self, body)
+                case "/v1/chat/completions/input_tokens":
+                    self._check_model(body)
+                    self.send_json(200, {"input_tokens": self.engine_server.core.count_prompt(body)})
                 case "/tokenize":
                     self.send_json(200, {"tokens": self.engine_server.core.tokenize(_content_of(body))})
                 case _:
@@ -225,13 +232,18 @@ class EngineHandler(BaseHTTPRequestHandler):
 
 
 def text_messages(body: Body) -> list[Body]:
-    """`messages`, each with a text; anything else is refused: an image's address would be fetched by the engine."""
+    """`messages`, each with a text; anything else is refused: an image's address would be fetched by the engine.
+
+    OpenAI's newer name of the system's role is in few templates.
+    """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("`messages` must be a list with at least one message")
     for message in cast(list[object], messages):
         if not isinstance(message, dict) or not isinstance(cast(Body, message).get("role"), str):
             raise invalid("`messages[]` must be objects with a `role`")
+        if cast(Body, message)["role"] == "developer":
+            cast(Body, message)["role"] = "system"
         content = cast(Body, message).get("content")
         parts = cast(list[object], content) if isinstance(content, list) else []
         if content is not None and not isinstance(content, str | list):

@@ -1,0 +1,87 @@
+"""Places over several nodes: a shape that llama.cpp runs, as all that is stamped on an Instance of several members.
+
+One at a time, and only where this decision has placed nothing else: what it takes of each node is then counted before
+the next one is looked for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from covey_api.instance import Costs, MemberRole
+from covey_api.reasons import RefusalReason
+
+from covey_planner.choice.links import Links
+from covey_planner.choice.shapes import Shape, ShapeKind, choose_shape
+from covey_planner.choice.ways import Question, Way
+from covey_planner.fit.estimate import CostFormula
+from covey_planner.types import Chosen, Donor, NodeView, Refusal, Spread, Wish
+
+
+def choose_group(question: Question, spread: Spread, nodes: Sequence[NodeView], links: Links) -> Chosen | None:
+    """None where no nodes of one build hold it together."""
+    able = [view for each in nodes if (view := _with_roles(each)).lanes]
+    wish = replace(question.wish, variants=tuple(each for each in question.wish.variants if not each.companions))
+    if not wish.variants:
+        return None
+    shape = choose_shape(wish, able, links, (ShapeKind.RPC,), range(spread.least, spread.most + 1))
+    return _stamp(question, shape, {view.name: view for view in able}) if shape else None
+
+
+def explain_no_group(wish: Wish, spread: Spread) -> Refusal:
+    """For who asked for several nodes and gets none."""
+    sizes = str(spread.least) if spread.least == spread.most else f"{spread.least} to {spread.most}"
+    message = (
+        f"no {sizes} nodes hold model '{wish.model}' together as `Rpc`: each must be free to take it and have the same "
+        "build of `LlamaServer` with donors, all together the memory; a variant with companions has no such place"
+    )
+    return Refusal(wish.placement, RefusalReason.INSUFFICIENT_MEMORY, message)
+
+
+def _with_roles(view: NodeView) -> NodeView:
+    """With the lanes only whose agent runs drivers and donors."""
+    needed = {MemberRole.DRIVER.value, MemberRole.DONOR.value}
+    return replace(view, lanes=tuple(lane for lane in view.lanes if needed <= set(lane.roles)))
+
+
+def _stamp(question: Question, shape: Shape, views: dict[str, NodeView]) -> Chosen:
+    way = next(each for each in question.ways if (each.variant, each.engine) == (shape.variant, shape.engine))
+    costs = [
+        _costs(question, way, each.node, views, shape, each.last_layer - each.first_layer + 1) for each in shape.members
+    ]
+    driver, *donors = shape.members
+    options = question.options(way, cpu_cores=views[driver.node].cpu_cores, window=shape.window)
+    return Chosen(
+        node=driver.node,
+        variant=way.variant,
+        lane=driver.lane,
+        artifact=way.artifact,
+        # Donors' processors don't repack: all layers are computed by the same kernels, whoever has them.
+        options=options.model_copy(update={"repack": False}),
+        costs=costs[0],
+        donors=tuple(Donor(each.node, taken) for each, taken in zip(donors, costs[1:], strict=True)),
+    )
+
+
+def _costs(
+    question: Question, way: Way, node: str, views: dict[str, NodeView], shape: Shape, share: int
+) -> tuple[Costs, ...]:
+    lane = next(each.lane for each in shape.members if each.node == node)
+    first, *others = question.price(way, lane).formulas
+    return (share_costs(first, shape.window, shape.layer_count, share), *(each.costs(shape.window) for each in others))
+
+
+def share_costs(formula: CostFormula, window: int, layers: int, share: int) -> Costs:
+    """Its part of what is per layer, rounded up, and all of the rest: as `choice.shares` counts."""
+    whole = formula.costs(window)
+
+    def part(count: int) -> int:
+        return -(-count * share // layers)
+
+    return whole.model_copy(
+        update={
+            "weights_bytes": part(whole.weights_bytes),
+            "kv_cache_bytes": part(whole.kv_cache_bytes),
+            "checkpoint_bytes": part(whole.checkpoint_bytes),
+            "layers": share,
+        }
+    )

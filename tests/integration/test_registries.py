@@ -1,0 +1,150 @@
+"""`oci://` sources from a real registry: what ORAS puts there, by tag and digest, with logins and tokens."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from covey_agent.artifacts.index import IndexSettings
+from covey_agent.ports import AgentError
+from covey_api.model import ResolvedArtifact
+from kit.artifact_rig import ignore, rig_on
+from kit.checkpoints import build_checkpoint
+from kit.gguf import Shape, build_model
+from kit.registry import PASSWORD, USER, Registry, running_door, running_registry, title
+
+pytestmark = pytest.mark.integration
+
+SHAPE = Shape(embedding=64, feed_forward=128, vocabulary=300, layers=1)
+
+
+@pytest.fixture(scope="module")
+def weights() -> bytes:
+    made = build_model(SHAPE)
+    return made.header + random.Random(7).randbytes(made.file_bytes - len(made.header))
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    with running_registry(tmp_path_factory.mktemp("registry")) as running:
+        yield running
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Whose logins are used."""
+    for name in ("REGISTRY_AUTH_FILE", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "docker"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return folder
+
+
+def log_in(home: Path, registry: Registry) -> None:
+    auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    (home / "config.json").write_text(json.dumps({"auths": {registry.host: {"auth": auth}}}))
+
+
+def pull(folder: Path, source: str) -> tuple[ResolvedArtifact, Path]:
+    async def whole() -> tuple[ResolvedArtifact, Path]:
+        async with rig_on(folder, IndexSettings("http://127.0.0.1:1/simple")) as rig:
+            artifact, geometry = await rig.artifacts.read_header(source, "")
+            assert geometry.layer_count == SHAPE.layers
+            return artifact, await rig.artifacts.fetch(artifact, ignore)
+
+    return asyncio.run(whole())
+
+
+def test_a_file_comes_by_tag_and_stays_that_of_the_manifest_when_the_tag_moves(
+    tmp_path: Path, home: Path, registry: Registry, weights: bytes
+) -> None:
+    log_in(home, registry)
+    layers = [(weights, title("weights.gguf")), (b"# read me", title("README.md"))]
+    digest = registry.push("models/small", "v1", layers)
+    source = f"oci://{registry.host}/models/small:v1"
+    artifact, path = pull(tmp_path / "cache", source)
+    assert path.read_bytes() == weights
+    assert (artifact.name, artifact.revision) == ("weights.gguf", digest)
+    assert artifact.sha256 == hashlib.sha256(weights).hexdigest()
+    registry.push("models/small", "v1", [(b"GGUF", title("weights.gguf"))])
+
+    async def fetch_again() -> Path:
+        async with rig_on(tmp_path / "other", IndexSettings("http://127.0.0.1:1/simple")) as rig:
+            return await rig.artifacts.fetch(artifact, ignore)
+
+    assert asyncio.run(fetch_again()).read_bytes() == weights
+    by_digest = f"oci://{registry.host}/models/small@sha256:{digest}#weights.gguf"
+    assert pull(tmp_path / "third", by_digest)[1].read_bytes() == weights
+
+
+def test_a_checkpoint_is_a_folder_of_layers(tmp_path: Path, home: Path, registry: Registry) -> None:
+    log_in(home, registry)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    build_checkpoint(SHAPE).write(folder)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    registry.push("models/folder", "latest", [(content, title(name)) for name, content in files.items()])
+    _, path = pull(tmp_path / "cache", f"oci://{registry.host}/models/folder")
+    assert {each.name: each.read_bytes() for each in path.iterdir()} == files
+
+
+def test_layers_of_other_tools_are_known_by_their_type_or_path(
+    tmp_path: Path, home: Path, registry: Registry, weights: bytes
+) -> None:
+    log_in(home, registry)
+    kinds: dict[str, dict[str, object]] = {
+        "docker": {"mediaType": "application/vnd.docker.ai.gguf.v3"},
+        "ollama": {"mediaType": "application/vnd.ollama.image.model"},
+        "modelpack": {
+            "mediaType": "application/vnd.cncf.model.weight.v1.raw",
+            "annotations": {"org.cncf.model.filepath": "weights.gguf"},
+        },
+    }
+    for tag, described in kinds.items():
+        registry.push("models/tools", tag, [(weights, described), (b"licence", {"mediaType": "text/plain"})])
+        assert pull(tmp_path / tag, f"oci://{registry.host}/models/tools:{tag}")[1].read_bytes() == weights
+
+
+def test_a_registry_of_tokens_gets_the_login_where_it_is_and_nowhere_else(
+    tmp_path: Path, home: Path, registry: Registry, weights: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    registry.push("models/token", "latest", [(weights, title("weights.gguf"))])
+    with running_door(registry) as door:
+        source = f"oci://{door.registry.host}/models/token"
+        with pytest.raises(
+            AgentError, match=r"answers 401: credentials are missing or refused.*docker login"
+        ) as raised:
+            pull(tmp_path / "cache", source)
+        log_in(home, door.registry)
+        assert pull(tmp_path / "cache", source)[1].read_bytes() == weights
+        door.state.logins.clear()
+        # The same machine by another name: for all that is known, somebody else's.
+        door.state.realm = door.state.realm.replace("127.0.0.1", "localhost")
+        with pytest.raises(AgentError, match="answers 401"):
+            pull(tmp_path / "elsewhere", source)
+        assert door.state.logins == [""]
+    assert "is not shown to 'http://localhost" in caplog.text
+    assert PASSWORD not in caplog.text + raised.value.message
+    assert "one.time" not in caplog.text
+
+
+def test_what_is_not_there_is_said(tmp_path: Path, home: Path, registry: Registry, weights: bytes) -> None:
+    source = f"oci://{registry.host}/models/said"
+    registry.push("models/said", "two", [(weights, title("a.gguf")), (weights + b"x", title("b.gguf"))])
+    with pytest.raises(AgentError, match=f"answers 401: .*`docker login {registry.host}`"):
+        pull(tmp_path / "cache", f"{source}:two")
+    log_in(home, registry)
+    for reference, words in (
+        (":none", "there is no such repository, tag or file"),
+        (":two", "Choose one with '#FILE' in the source: 'a.gguf', 'b.gguf'"),
+        (":two#c.gguf", r"at manifest [0-9a-f]{64} lacks 'c.gguf'"),
+    ):
+        with pytest.raises(AgentError, match=words):
+            pull(tmp_path / "cache", source + reference)

@@ -1,0 +1,163 @@
+"""An Instance of several members from its wish to its end: who starts first, whose end it was, what is adopted."""
+
+from covey_api.instance import Instance, MemberPhase, MemberRole
+from covey_api.messages import MemberAssignment, MemberReport
+from covey_api.placement import Placement, ShapeType, ShapeWish
+from covey_api.reasons import FailureCause
+from covey_controller.seal import seal_instance
+from kit import builders
+from kit.worlds import FakeGateway, Worldlet, member_report
+
+ROLES = (MemberRole.DRIVER.value, MemberRole.DONOR.value)
+NODES = ("a", "b", "c")
+
+
+def begin(*nodes: str, **shape: object) -> Worldlet:
+    story = Worldlet()
+    story.put(builders.model(), builders.placement(shape=ShapeWish.model_validate({"type": ShapeType.RPC} | shape)))
+    story.add_agents(*nodes)
+    for index, name in enumerate(nodes):
+        agent = story.agents[name]
+        agent.lanes, agent.front_port, agent.address = (builders.lane(roles=ROLES),), 52500, f"10.0.0.{index + 1}"
+    story.gateways["g"] = FakeGateway()
+    return story
+
+
+def formed(*nodes: str, **shape: object) -> Worldlet:
+    story = begin(*nodes, **shape)
+    story.run(20)
+    assert story.routed() == ["smollm2-0"]
+    return story
+
+
+def assigned(story: Worldlet, node: str) -> MemberAssignment:
+    (found,) = story.published.assignments[node].members
+    return found
+
+
+def driver_of(instance: Instance) -> str:
+    return instance.spec.members[0].node
+
+
+def test_donors_are_ready_before_their_driver_is_told_where_they_are() -> None:
+    story = begin(*NODES, min_nodes=3)
+    seen: list[tuple[int, list[MemberPhase]]] = []
+    for _ in range(20):
+        story.step()
+        if not story.instances():
+            continue
+        driver, *donors = story.instances()[0].spec.members
+        assert [member.role for member in donors] == [MemberRole.DONOR] * 2
+        assert assigned(story, donors[0].node).fronts == ()
+        phases = [story.agents[each.node].members for each in donors]
+        fronts = len(assigned(story, driver.node).fronts)
+        seen.append((fronts, [next(iter(each.values())).phase for each in phases if each]))
+    (instance,) = story.instances()
+    assert story.routed() == ["smollm2-0"]
+    assert story.published.endpoints is not None
+    assert [each.node for each in story.published.endpoints.endpoints] == [driver_of(instance)]
+    assert {fronts for fronts, _ in seen} == {0, 2}
+    assert all(phases == [MemberPhase.READY] * 2 for fronts, phases in seen if fronts == 2)
+    found = {each.member: each.address for each in assigned(story, driver_of(instance)).fronts}
+    assert found == {member.name: story.agents[member.node].address for member in instance.spec.members[1:]}
+
+
+def break_group(story: Worldlet) -> str:
+    """The first donor's engine ends; every other member is told by its neighbour. The donor's node."""
+    (instance,) = story.instances()
+    broken = instance.spec.members[1]
+    words = f"member '{broken.name}' on node '{broken.node}' lost its engine: it ended by SIGKILL"
+    for member in instance.spec.members:
+        if member is broken:
+            changes = {"cause": FailureCause.KILLED, "message": "'LlamaServer' ended by SIGKILL"}
+        else:
+            changes = {"cause": FailureCause.NEIGHBOUR_ENDED, "message": words}
+        found = member_report(instance, MemberPhase.FAILED, member=member.name, **changes)
+        story.agents[member.node].members[instance.spec.instance_id] = found
+    return broken.node
+
+
+def test_a_members_end_is_the_attempts_and_the_next_one_is_formed_after_a_wait() -> None:
+    story = formed("a", "b")
+    node = break_group(story)
+    story.step()
+    assert story.routed() == []
+    (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
+    (failure,) = placement.status.failures
+    assert (failure.node, failure.cause) == (node, FailureCause.KILLED)
+    assert assigned(story, driver_of(story.instances()[0])).fronts == ()
+    story.run(40)
+    (instance,) = story.instances()
+    assert instance.spec.attempt == 2
+    assert story.routed() == ["smollm2-0"]
+
+
+def test_whose_end_it_was_is_known_before_its_own_agent_tells() -> None:
+    story = formed("a", "b")
+    (instance,) = story.instances()
+    node = break_group(story)
+    story.agents[node].members[instance.spec.instance_id] = member_report(instance, member="1")
+    story.step()
+    assert any(f"attempt 1 on node '{node}' failed: NeighbourEnded" in note.message for note in story.notes)
+
+
+def test_a_group_moves_to_a_node_where_it_has_not_failed() -> None:
+    story = formed(*NODES)
+    (before,) = story.instances()
+    node = break_group(story)
+    story.run(40)
+    (after,) = story.instances()
+    assert after.spec.instance_id != before.spec.instance_id
+    assert node not in {member.node for member in after.spec.members}
+    assert story.routed() == [after.metadata.name]
+
+
+def test_what_is_not_wished_any_more_ends_on_every_node() -> None:
+    story = formed("a", "b")
+    story.put(builders.placement(suspend=True, shape=ShapeWish(type=ShapeType.RPC)))
+    story.run(30)
+    assert story.instances() == []
+    assert not any(agent.members for agent in story.agents.values())
+
+
+def test_a_group_is_adopted_whole_when_the_store_was_lost() -> None:
+    story = formed("a", "b")
+    (before,) = story.instances()
+    story.lose_store()
+    story.run(30)
+    (after,) = story.instances()
+    assert after.spec.members == before.spec.members
+    assert (after.spec.instance_id, after.spec.attempt) == (before.spec.instance_id, 1)
+    assert story.routed() == ["smollm2-0"]
+
+
+def test_a_node_that_lies_about_who_is_what_breaks_the_seal() -> None:
+    (instance,) = formed("a", "b").instances()
+    driver, donor = instance.spec.members
+    swapped = (driver.model_copy(update={"role": donor.role}), donor.model_copy(update={"role": driver.role}))
+    lie = instance.model_copy(update={"spec": instance.spec.model_copy(update={"members": swapped})})
+    assert seal_instance(b"s", lie) != seal_instance(b"s", instance)
+
+
+def test_a_member_that_is_never_reported_is_named() -> None:
+    story = begin("a", "b")
+    story.run(3)
+    (instance,) = story.instances()
+    donor = instance.spec.members[1].node
+
+    def forget(agent_members: dict[str, MemberReport]) -> None:
+        agent_members.clear()
+
+    for _ in range(40):
+        story.agents[donor].deaf = True
+        forget(story.agents[donor].members)
+        story.step()
+    assert any(f"agent of node '{donor}' did not report it" in note.message for note in story.notes)
+
+
+def test_a_shape_that_nobody_can_run_says_what_is_missing() -> None:
+    story = begin("a")
+    story.run(10)
+    assert story.instances() == []
+    (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
+    assert "no 2 to 4 nodes hold model 'smollm2' together as `Rpc`" in placement.status.closest_refusal
