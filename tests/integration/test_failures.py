@@ -19,6 +19,7 @@ from covey_agent.engines.architectures import find_code, is_lacking
 from covey_api.engines import EngineName
 from kit.fleet import EXAMPLE, RunningFleet, running_fleet, wait_until
 from kit.parts import CONTROLLER, GATEWAY, kill_part, wait_part_again
+from kit.parts import answers as is_answering
 from kit.ports import free_port
 from kit.real import provide_real_parts
 
@@ -106,12 +107,13 @@ def test_a_keys_limits_and_usage_outlive_every_part(fleet: RunningFleet) -> None
     row = fleet.covey("key", "usage", "daily").stdout.splitlines()[1].split()
     assert row[:2] == ["daily", "1"]
     assert row[6:8] == [str(counted["total_tokens"]), "1"]
-    for part in (GATEWAY, CONTROLLER):
+    for part in (CONTROLLER, GATEWAY):
         before = kill_part(fleet, part)
         wait_part_again(fleet, part, before)
-    # Until it hears from the controller a new gateway knows of no day; then the day is as it was.
+        wait_until(lambda: is_answering(fleet), "the controller answers")
+    # Until it hears from the controller, which was there first, a new gateway knows of no day; then it is as it was.
     wait_until(lambda: ask().status_code == 429, "the day's tokens are spent still")
-    assert usage()["requests"] >= 1
+    assert usage()["requests"] >= 1, "it counts on"
     fleet.covey("key", "delete", "daily")
     fleet.covey("key", "delete", "first")
 
