@@ -139,6 +139,22 @@ def test_a_node_that_lies_about_who_is_what_breaks_the_seal() -> None:
     assert seal_instance(b"s", lie) != seal_instance(b"s", instance)
 
 
+def test_a_donor_is_not_believed_when_it_tells_of_the_drivers_engine() -> None:
+    story = formed("a", "b")
+    (before,) = story.instances()
+    liar = story.agents[before.spec.members[1].node]
+    (report,) = liar.members.values()
+    assert report.instance is not None
+    options = report.instance.spec.options.model_copy(update={"threads": 63})
+    spec = report.instance.spec.model_copy(update={"options": options})
+    lie = report.instance.model_copy(update={"spec": spec})
+    liar.members[before.spec.instance_id] = report.model_copy(update={"instance": lie})
+    story.lose_store()
+    story.run(30)
+    (after,) = story.instances()
+    assert (after.spec.instance_id, after.spec.options) == (before.spec.instance_id, before.spec.options)
+
+
 def test_a_member_that_is_never_reported_is_named() -> None:
     story = begin("a", "b")
     story.run(3)
