@@ -83,7 +83,8 @@ def _is_believable(instance: Instance, node: str, term: int) -> bool:
     2. A later term than the leader's, or no valid name, could not be stored: every turn would fail by it.
     """
     names = (instance.metadata.name, instance.metadata.namespace or DEFAULT_NAMESPACE)
-    return instance.spec.members[0].node == node and instance.spec.term <= term and all(_NAME.fullmatch(name) for name in names)
+    is_own = instance.spec.members[0].node == node
+    return is_own and instance.spec.term <= term and all(_NAME.fullmatch(name) for name in names)
 
 
 def _adopt(draft: Draft, instance: Instance) -> None:
