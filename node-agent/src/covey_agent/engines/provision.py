@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from covey_api.engines import MAX_LACKS, Compute, EngineName, Lane, LaneState, UnusableEngine
+from covey_api.engines import MAX_LACKS, Compute, EngineName, Lane, UnusableEngine
 from covey_api.node import EngineOverride, NodeSpec
 
 from covey_agent.artifacts.cache import Cache
@@ -67,8 +67,10 @@ class NodeEngines:
             looks = [group.create_task(self._observe(source, spec)) for source in self._sources.values()]
         lanes = tuple(lane for look in looks for lane in look.result())
         self._offers_any = bool(lanes)
-        for engine in {lane.engine for lane in lanes if lane.state is LaneState.INSTALLED}:
-            self._failed.try_again(engine, partial(self.ensure, engine, spec, _ignore))
+        for engine in {lane.engine for lane in lanes}:
+            override, source = find_override(spec, engine), self._sources[engine]
+            is_here, start = partial(source.is_here, override), partial(self._try, source, override)
+            self._failed.try_again(engine, override, is_here, start)
         return lanes
 
     def observe_unusable(self, spec: NodeSpec) -> tuple[UnusableEngine, ...]:
@@ -130,6 +132,15 @@ class NodeEngines:
             raise
         self._failed.succeed(engine, version)
         return program
+
+    async def _try(self, source: EngineSource, override: EngineOverride | None, version: str | None) -> None:
+        """What failed when an Instance wanted it: whether it starts now."""
+        try:
+            await source.ensure(override, _ignore, version)
+        except AgentError as error:
+            self._failed.fail(source.engine, version, override, error, is_trial=True)
+        else:
+            self._failed.succeed(source.engine, version)
 
     async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
         code = find_code(engine, program)
