@@ -485,3 +485,15 @@ def test_a_donor_that_its_driver_could_not_reach_is_refused_in_words(tmp_path: P
             await keepers.start(ID, 1, free_port(), Launch(("/bin/sleep", "60"), {}, (), group=donor_group()))
 
     run(story)
+
+
+def test_a_tunnels_port_that_another_process_has_is_named(tmp_path: Path) -> None:
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            async with fleet(tmp_path) as here:
+                neighbour = Neighbour("1", "b", ADDRESSES["b"], free_port(), port)
+                with pytest.raises(AgentError, match=f"'127.0.0.1:{port}': Address already in use"):
+                    await here.add("a").start(Group("0", FORM_SECONDS, dials=(neighbour,)))
+
+    run(story)

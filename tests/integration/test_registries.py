@@ -17,7 +17,7 @@ from kit.checkpoints import build_checkpoint
 from kit.gguf import Shape, build_model
 from kit.registry import PASSWORD, USER, Registry, running_door, running_registry, title
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 SHAPE = Shape(embedding=64, feed_forward=128, vocabulary=300, layers=1)
 

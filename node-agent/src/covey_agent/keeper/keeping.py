@@ -65,6 +65,8 @@ class Keeper:
         self.record_at: float | None = None
         self.kill_at: float | None = None
         self.look_at = 0.0
+        self.has_child_ended = False
+        """Since the last look at who ended: the kernel tells it by SIGCHLD, also of who was taken in."""
         self.group = open_group(launch["instanceId"], launch.get("memoryBytes", 0))
         self.oom_kills = observe_oom_kills()
         self.started_at, self.started = time.time(), time.monotonic()
@@ -95,7 +97,9 @@ class Keeper:
             signal.signal(number, signal.SIG_IGN)
 
         def read_signals() -> None:
-            if signal.SIGTERM in reader.recv(4096):
+            numbers = reader.recv(4096)
+            self.has_child_ended = self.has_child_ended or signal.SIGCHLD in numbers
+            if signal.SIGTERM in numbers:
                 self.stop("Terminated", OWN_STOP_GRACE_SECONDS)
 
         self.selector.register(reader, selectors.EVENT_READ, read_signals)
@@ -228,7 +232,9 @@ class Keeper:
             self.neighbours.check(now)
         if self.exit is None and self.engine.poll() is not None and self._has_last_word(now):
             self._record_exit()
-        reap(self.engine.pid)
+        if self.has_child_ended:  # most turns are a connection's, and it looks at the whole machine at worst
+            self.has_child_ended = False
+            reap(self.engine.pid)
         if self.exit is None and self.kill_at is not None and now >= self.kill_at:
             self._signal_group(signal.SIGKILL)
             self.kill_at = None
