@@ -96,6 +96,17 @@ def test_better_link_beats_more_memory_and_a_tunnel_comes_last() -> None:
     assert shape.link is LinkKind.VPN
 
 
+def test_a_node_that_only_its_own_machine_reaches_takes_no_part_with_others() -> None:
+    assert classify_link(LinkKind.ETHERNET, "127.0.0.2", "10.0.0.1") is LinkKind.NONE
+    assert classify_link(LinkKind.ETHERNET, "100.64.0.7", "::1") is LinkKind.NONE
+    assert classify_link(LinkKind.ETHERNET, "127.0.0.2", "127.0.0.3") is LinkKind.ETHERNET
+    assert classify_link(LinkKind.ETHERNET, "127.0.0.2", "") is LinkKind.ETHERNET
+    at = {"a": "127.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
+    fleet = [node("a", memory=64 * GIB), node("b", memory=33 * GIB), node("c", memory=33 * GIB)]
+    shape = choose_shape(ASKED, fleet, lambda one, other: classify_link(LinkKind.UNKNOWN, at[one], at[other]))
+    assert names(shape) == ["b", "c"]
+
+
 def test_builds_of_an_engine_are_never_mixed() -> None:
     other = (lane(digest="0" * 64, version="10000"),)
     assert shape_of(node("a", memory=33 * GIB), node("b", memory=33 * GIB, lanes=other)) is None

@@ -169,6 +169,9 @@ def _shape(question: Question, way: Way, kind: ShapeKind, seats: Sequence[_Seat]
         return None
     if _shares(question, way, kind, seats, span.least) is None:
         return None
+    worst = max(links(one.view.name, other.view.name) for one, other in combinations(seats, 2))
+    if worst is LinkKind.NONE:
+        return None
     low, high = 0, (span.most - span.least) // CELL_STEP
     while low < high:
         middle = (low + high + 1) // 2
@@ -180,8 +183,6 @@ def _shape(question: Question, way: Way, kind: ShapeKind, seats: Sequence[_Seat]
     shares = _shares(question, way, kind, seats, window)
     if shares is None:
         return None
-    names = [seat.view.name for seat in seats]
-    worst = max(links(one, other) for one, other in combinations(names, 2))
     members = tuple(_members(question, way, kind, seats, shares, window))
     return Shape(kind, way.variant, way.engine, geometry.layer_count, window, question.wish.slots, worst, members)
 
