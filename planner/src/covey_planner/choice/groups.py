@@ -7,12 +7,11 @@ the next one is looked for.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from covey_api.engines import HOST_POOL, Compute
-from covey_api.instance import Costs, MemberRole
+from covey_api.instance import Costs
 from covey_api.reasons import RefusalReason
 
 from covey_planner.choice.links import Links
-from covey_planner.choice.shapes import Shape, ShapeKind, choose_shape, rpc_bytes, rpc_formula
+from covey_planner.choice.shapes import Shape, ShapeKind, can_join, choose_shape, rpc_bytes, rpc_formula
 from covey_planner.choice.ways import Question, Way
 from covey_planner.fit.estimate import CostFormula
 from covey_planner.types import Chosen, Donor, NodeView, Refusal, Spread, Wish
@@ -39,14 +38,7 @@ def explain_no_group(wish: Wish, spread: Spread) -> Refusal:
 
 
 def _with_roles(view: NodeView) -> NodeView:
-    """With the lanes only whose agent runs drivers and donors.
-
-    An accelerator in the machine's own memory has no pool whose name says which device has the layers: such a node
-    takes part with its processor.
-    """
-    needed = {MemberRole.DRIVER.value, MemberRole.DONOR.value}
-    lanes = (lane for lane in view.lanes if lane.pool != HOST_POOL or lane.compute is Compute.CPU)
-    return replace(view, lanes=tuple(lane for lane in lanes if needed <= set(lane.roles)))
+    return replace(view, lanes=tuple(lane for lane in view.lanes if can_join(lane)))
 
 
 def _stamp(question: Question, shape: Shape, views: dict[str, NodeView]) -> Chosen:

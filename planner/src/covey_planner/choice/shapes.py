@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
 
-from covey_api.engines import HOST_POOL, EngineName, Lane
+from covey_api.engines import HOST_POOL, Compute, EngineName, Lane
+from covey_api.instance import MemberRole
 
 from covey_planner.choice.links import LinkKind, Links
 from covey_planner.choice.nodes import COMPUTE_ORDER, filter_node
@@ -106,6 +107,16 @@ def choose_shape(
         if found:
             return min(found, key=_order)
     return None
+
+
+def can_join(lane: Lane) -> bool:
+    """Whether its agent runs drivers and donors, and they compute there.
+
+    An accelerator in the machine's own memory has no pool whose name says which device has the layers: such a node
+    takes part with its processor.
+    """
+    has_place = lane.pool != HOST_POOL or lane.compute is Compute.CPU
+    return has_place and {MemberRole.DRIVER.value, MemberRole.DONOR.value} <= set(lane.roles)
 
 
 def rpc_formula(way: Way, formula: CostFormula) -> CostFormula:

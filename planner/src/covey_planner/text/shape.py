@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from covey_planner.choice.shapes import Shape, ShapeKind, ShapeMember
+from covey_planner.choice.shapes import Shape, ShapeKind, ShapeMember, can_join
 from covey_planner.words import render_exactly
 
 
@@ -28,7 +28,7 @@ def render_shape(shape: Shape) -> Iterator[str]:
 
 def can_run(shape: Shape) -> bool:
     """Whether there is anybody to run it: of its kind, with agents that know how."""
-    return shape.kind is ShapeKind.RPC and all(member.role in member.lane.roles for member in shape.members)
+    return shape.kind is ShapeKind.RPC and all(can_join(member.lane) for member in shape.members)
 
 
 def shape_data(shape: Shape) -> dict[str, Any]:
