@@ -93,14 +93,15 @@ class RegistryFiles:
             return replace(origin, token=_render(login), scheme="Basic")
         if scheme != "bearer" or not asked.get("realm"):
             raise refused
-        realm, _ = split_login(asked["realm"])
+        realm = _read_realm(asked["realm"], origin)
         if login is not None and not _is_kin(host_of(parsed.registry), realm):
             logger.warning("the login for '%s' is not shown to '%s', which it names", parsed.registry, realm)
             login = None
         query = {"scope": asked.get("scope") or f"repository:{parsed.repository}:pull"}
         query |= {"service": asked["service"]} if asked.get("service") else {}
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
-        who = replace(origin, token=_render(login), scheme="Basic") if login else origin
+        # The registry gets what comes of it: another host's login, out of ~/.netrc, would make a token for a stranger.
+        who = replace(origin, token=_render(login) if login else "", scheme="Basic", is_anonymous=True)
         _, body = await persist(
             self._web.patience, f"token of '{parsed.registry}'", lambda: self._web.read(url, {}, _MAX_TOKEN_BYTES, who)
         )
@@ -134,6 +135,24 @@ def _origin_of(registry: str) -> Origin:
         login=f"Give the agent's user a login by `docker login {registry}` or `oras login {registry}`.",
         missing="there is no such repository, tag or file. Change the source.",
     )
+
+
+def _read_realm(text: str, origin: Origin) -> str:
+    """Where a token is asked for, without a login; only where nobody between can read it."""
+    try:
+        realm, _ = split_login(text)
+        parts = urlsplit(realm)
+        is_private = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+    except ValueError as error:
+        raise unavailable(
+            f"the registry names a token service whose URL can't be read as one. {origin.check}"
+        ) from error
+    if not is_private:
+        raise unavailable(
+            f"the registry names a token service that must be at https://, or on this machine; its scheme is "
+            f"'{parts.scheme[:20]}'. {origin.check}"
+        )
+    return realm
 
 
 def _render(login: Login) -> str:
