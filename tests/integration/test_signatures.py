@@ -140,7 +140,7 @@ def test_only_who_is_named_counts(tmp_path: Path, packages: Path, key: SigningKe
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"<html>", "it is none (it begins with '<html>')"),
+        (b"covey-token", "it is none (it has 11 characters)"),
         (b"\xff\xfe", "it is no text"),
         (b"[" * 100_000, "it is none"),
         (b'{"verificationMaterial": {"publicKey": {}}, "dsseEnvelope": 7}', "doesn't hold"),
@@ -151,6 +151,9 @@ def test_what_is_no_signature_is_refused_in_words(tmp_path: Path, key: SigningKe
     model.write_bytes(b"weights")
     signature.write_bytes(content)
     refuses(tmp_path / "cache", local(model, signature, Signer(public_key=key.public_pem)), words)
+    with pytest.raises(AgentError) as raised:
+        fetch(tmp_path / "cache", local(model, signature, Signer(public_key=key.public_pem)))
+    assert "covey-token" not in raised.value.message, "a Model may name any file"
 
 
 @pytest.mark.usefixtures("packages")

@@ -93,9 +93,10 @@ def _find_maker(text: str) -> tuple[str, str]:
         made_with = next(kind for kind in _MAKERS if kind in material and is_whole)
         hint = material[made_with].get("hint", "") if made_with == "publicKey" else ""
     except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError) as error:
+        # None of it is quoted: a Model may name any file that the agent can read, and many read what it says.
         raise Refused(
             "it must be a Sigstore bundle in JSON, as `model_signing sign` or `cosign sign-blob --bundle` write it; it "
-            f"is none (it begins with {text[:24]!r})"
+            f"is none (it has {len(text)} characters)"
         ) from error
     return made_with, hint if isinstance(hint, str) else ""
 
