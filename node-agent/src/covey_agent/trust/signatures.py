@@ -9,6 +9,7 @@ Model says.
 import asyncio
 import hashlib
 import logging
+import os
 from pathlib import Path
 
 from covey_api.model import Geometry, ResolvedArtifact
@@ -20,6 +21,7 @@ from covey_agent.artifacts import hub
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import run_to_end, write_atomically
 from covey_agent.artifacts.hub import HubSettings
+from covey_agent.artifacts.local import open_file
 from covey_agent.artifacts.local_set import is_of_set
 from covey_agent.artifacts.node import NodeArtifacts
 from covey_agent.artifacts.web import SERVER, Web, persist, unavailable
@@ -93,7 +95,7 @@ def _commit_beside(signature: HubSource, artifact: ResolvedArtifact) -> str | No
 
 def _read_file(path: str) -> bytes:
     try:
-        with Path(path).open("rb") as file:
+        with os.fdopen(open_file(path), "rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise unavailable(f"signature '{path}' can't be read on this node: {error.strerror}.") from error
