@@ -56,6 +56,19 @@ def stored(story: Worldlet) -> Model:
     return next(item for item in story.objects.values() if isinstance(item, Model))
 
 
+def test_no_node_says_which_signature_is_demanded() -> None:
+    """Other nodes would read what it names."""
+    story = Worldlet()
+    story.put(model(), builders.placement())
+    story.add_agents("a")
+    story.agents["a"].headers = {PROJECTOR: clip()}
+    story.agents["a"].lies = {"proof": SignedBy(signature="file:///home/covey/.netrc", signers=())}
+    story.run(30)
+    spec = story.instances()[0].spec
+    assert [each.proof for each in (spec.artifact, *(beside.artifact for beside in spec.companions))] == [None] * 3
+    assert "netrc" not in stored(story).model_dump_json()
+
+
 def test_a_demanded_signature_is_stamped_on_every_file() -> None:
     signed = variant(
         signature="file:///w.sig",
