@@ -266,7 +266,10 @@ def test_an_engines_file_must_have_the_provenance_that_the_index_gives(
     for name, published, words in (
         ("real", provenance, "was published by CircleCI 'github.com/CircleCI-Public/sign-and-publish-examples"),
         ("none", None, ""),
+        ("page", "<html>", "not looked at; its pinned digest is: must be a provenance of version 1 (PEP 740)"),
+        ("newer", provenance.replace('"CircleCI"', '"Newer"'), "it can't be read as one (1 validation error"),
     ):
+        caplog.clear()
         with running_index() as index:
             index.add(WHEEL, content)
             if published is not None:
@@ -275,7 +278,6 @@ def test_an_engines_file_must_have_the_provenance_that_the_index_gives(
             assert words in caplog.text
     for name, published, words in (
         ("stranger", provenance.replace("fdd9283f", "aaaaaaaa"), "does not match expected Trusted Publisher"),
-        ("page", "<html>", "must be a provenance of version 1 (PEP 740)"),
         ("empty", '{"version": 1, "attestation_bundles": []}', "must hold an attestation of its publisher"),
         (
             "another file's",

@@ -3,9 +3,9 @@
     python -I -S verify.py PACKAGES REQUEST
 
 `REQUEST` is a file with JSON: what is to be looked at. The last line that is printed is the answer: `{"by": …}`, or
-`{"refused": …}` with what was expected and found. It runs in a process and an environment of its own, because it reads
-what strangers wrote, by libraries that the agent needs for nothing else (ADR 53). It needs no network: keys come with
-the request, Sigstore's root with its library.
+`{"refused": …}` with what was expected and found, or `{"unread": …}` where a provenance can't be read. It runs in
+a process and an environment of its own, because it reads what strangers wrote, by libraries that the agent needs for
+nothing else (ADR 53). It needs no network: keys come with the request, Sigstore's root with its library.
 
 No file of the model is read here. The agent has found each file's sha256; what is asked is whether a signer named the
 same ones. So a signature over a folder does for a model of which only some files are needed, and one in the format of
@@ -50,6 +50,10 @@ class Refused(Exception):
     """What was expected and what was found."""
 
 
+class Unread(Exception):
+    """It says nothing that this version understands, neither for nor against."""
+
+
 def main(packages: str, request_path: str) -> int:
     sys.path.append(packages)
     request: Json = json.loads(Path(request_path).read_text(encoding="utf-8"))
@@ -57,6 +61,8 @@ def main(packages: str, request_path: str) -> int:
         by = check_provenance(request) if "provenance" in request else check_signature(request)
     except Refused as refused:
         print(json.dumps({"refused": str(refused)}))
+    except Unread as unread:
+        print(json.dumps({"unread": str(unread)}))
     else:
         print(json.dumps({"by": by}))
     return 0
@@ -226,16 +232,20 @@ def compare(files: Mapping[str, str], signed: Mapping[str, set[str]]) -> None:
 
 
 def check_provenance(request: Json) -> str:
-    """Who published a file of a package index, as its provenance (PEP 740) says. Refused unless all of it is so."""
+    """Who published a file of a package index, as its provenance (PEP 740) says. Refused unless all of it is so; Unread
+    if it is a page of something else, or names publishers of a kind that isn't known here."""
     attestations = importlib.import_module("pypi_attestations")
     named = {"filename": request["filename"], "sha256": request["sha256"]}
     try:
         provenance = attestations.Provenance.model_validate_json(request["provenance"])
-        file = attestations.Distribution(name=named["filename"], digest=named["sha256"])
     except ValueError as error:
-        raise Refused(
+        raise Unread(
             f"must be a provenance of version 1 (PEP 740); it can't be read as one ({_first(error)})"
         ) from error
+    try:
+        file = attestations.Distribution(name=named["filename"], digest=named["sha256"])
+    except ValueError as error:
+        raise Refused(f"can't be held against '{named['filename']}' ({_first(error)})") from error
     bundles = provenance.attestation_bundles
     pairs = [(bundle.publisher, each) for bundle in bundles for each in bundle.attestations]
     if not pairs:
