@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
@@ -168,9 +168,19 @@ class SignedArtifacts:
 
 def _known_files(artifact: ResolvedArtifact) -> dict[str, str]:
     """sha256 by name, as far as they are known before the files are here; what comes must then be the same."""
+    folder = _folder_of(artifact.source)
     if artifact.files:
         # The list itself is held against the artifact's digest when it is fetched.
-        return {file.name: file.sha256 for file in artifact.files}
+        return {str(folder / file.name): file.sha256 for file in artifact.files}
     # Of several files at a path, the digest is that of a list that isn't here.
     is_list = artifact.source.startswith("file:") and is_of_set(artifact.name)
-    return {artifact.name: artifact.sha256} if artifact.sha256 and not is_list else {}
+    return {str(folder / artifact.name): artifact.sha256} if artifact.sha256 and not is_list else {}
+
+
+def _folder_of(source: str) -> PurePosixPath:
+    """Where it is in its repository: a signature may be over all of that."""
+    try:
+        parsed = parse_source(source)
+    except ValueError:
+        return PurePosixPath()  # its fetch says so
+    return PurePosixPath(parsed.file).parent if isinstance(parsed, HubSource | OciSource) else PurePosixPath()

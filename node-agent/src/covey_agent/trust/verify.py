@@ -192,7 +192,7 @@ def _parse_statement(kind: str, payload: bytes) -> Json:
 
 
 def list_signed(statement: Json) -> dict[str, set[str]]:
-    """sha256 by name, as signed."""
+    """sha256 by path, as signed."""
     kind = statement.get("predicateType")
     if kind in _OMS:
         manifest = importlib.import_module("model_signing._signing.signing").dsse_payload_to_manifest(statement)
@@ -208,7 +208,7 @@ def list_signed(statement: Json) -> dict[str, set[str]]:
         raise Refused(f"must be a model's signature or a file's provenance; the signature is a statement '{kind}'")
     found: dict[str, set[str]] = {}
     for name, _, digest in pairs:
-        found.setdefault(PurePosixPath(name).name or _ITSELF, set()).add(digest)
+        found.setdefault(str(PurePosixPath(name)), set()).add(digest)
     return found
 
 
@@ -217,10 +217,10 @@ def _descriptors(manifest: Any) -> list[Any]:
 
 
 def compare(files: Mapping[str, str], signed: Mapping[str, set[str]]) -> None:
-    """Refused unless each file is among what was signed, by name and digest. More may be signed than is needed."""
+    """Refused unless each file is among what was signed, by path and digest. More may be signed than is needed."""
     wrong: list[str] = []
     for name, digest in sorted(files.items()):
-        named: set[str] = signed.get(name, set[str]())
+        named = _find_digests(name, signed)
         if len(files) == 1:
             named = named | signed.get(_ITSELF, set[str]())
         if digest not in named:
@@ -229,6 +229,21 @@ def compare(files: Mapping[str, str], signed: Mapping[str, set[str]]) -> None:
     if wrong:
         more = f"; and {len(wrong) - _NAMED} more files" if len(wrong) > _NAMED else ""
         raise Refused("; ".join(wrong[:_NAMED]) + more)
+
+
+def _find_digests(path: str, signed: Mapping[str, set[str]]) -> set[str]:
+    """Of the same path; else of the same name elsewhere, since a folder may be signed by itself, or a file be taken out
+    of one. Refused where this name stands for several files: any of them could be given as another."""
+    if path in signed:
+        return signed[path]
+    name = PurePosixPath(path).name
+    alike = sorted(each for each in signed if PurePosixPath(each).name == name)
+    found = set[str]().union(*(signed[each] for each in alike))
+    if len(alike) > 1 and len(found) > 1:
+        more = ", …" if len(alike) > _NAMED else ""
+        shown = ", ".join(f"'{each}'" for each in alike[:_NAMED])
+        raise Refused(f"must list '{path}'; the signature lists several of that name: {shown}{more}")
+    return found
 
 
 def check_provenance(request: Json) -> str:
