@@ -37,7 +37,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Whose logins are used."""
-    for name in ("REGISTRY_AUTH_FILE", "XDG_CONFIG_HOME"):
+    for name in ("REGISTRY_AUTH_FILE", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "docker"
     folder.mkdir()

@@ -95,6 +95,11 @@ def test_logins_are_those_that_docker_and_podman_keep(tmp_path: Path, caplog: py
         assert (login.user, login.password) == ("covey", "secret:secret")
         assert "secret" not in repr(login)
     assert [find_login({}, tmp_path, each) for each in ("bad", "far", "other.example")] == [None] * 3
+    session = tmp_path / "run"
+    (session / "containers").mkdir(parents=True)
+    (session / "containers" / "auth.json").write_text(json.dumps({"auths": {"podman.example": entry}}))
+    assert find_login({}, tmp_path, "podman.example") is None
+    assert find_login({"XDG_RUNTIME_DIR": str(session)}, tmp_path, "podman.example") is not None
     (tmp_path / "auth.json").write_text("secret")
     assert find_login({"REGISTRY_AUTH_FILE": str(tmp_path / "auth.json")}, tmp_path, "r.example") is not None
     assert "secret" not in caplog.text

@@ -93,9 +93,11 @@ def find_login(environment: Mapping[str, str], home: Path, registry: str) -> Log
     """As `docker login`, `podman login` and `oras login` keep it. Programs that keep logins elsewhere aren't asked."""
     folder = Path(environment.get("DOCKER_CONFIG") or home / ".docker")
     kept = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json"
-    given = environment.get("REGISTRY_AUTH_FILE")
+    given, session = environment.get("REGISTRY_AUTH_FILE"), environment.get("XDG_RUNTIME_DIR")
+    # Where podman keeps them until the machine starts anew, unless told otherwise.
+    fleeting = (Path(session) / "containers" / "auth.json",) if session else ()
     keys = (registry, f"https://{registry}", *((_DOCKER_LOGIN,) if registry == _DOCKER else ()))
-    for path in (*((Path(given),) if given else ()), folder / "config.json", kept):
+    for path in (*((Path(given),) if given else ()), folder / "config.json", *fleeting, kept):
         logins = _read_logins(path)
         for key in keys:
             if login := _parse_login(logins.get(key)):
