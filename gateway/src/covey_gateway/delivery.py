@@ -280,6 +280,9 @@ class Delivery:
         """An engine that is silent too long has failed. A client that is slow is not the engine's fault."""
         if self._is_in_line and not self._is_sent:
             if now - self._asked_at > (limit := self.target.timeouts.queue_seconds):
+                # First out of its line, which may be moved elsewhere for this very failure.
+                self._is_in_line = False
+                self._traffic.lines.leave(self.target, self, self._ticket)
                 self._fail(ApiError(504, ErrorCode.UPSTREAM_TIMEOUT, f"the engine {_NO_SLOT} ({limit} s)"))
             return
         if self._connection is None or self._pace.is_stalled():
