@@ -99,8 +99,8 @@ def refuse_pool(model: str, request: Request, tokens: int, prompt_tokens: int, p
 
 
 def refuse_displaced(model: str) -> ApiError:
-    """One of many of its key, for one of a key that has fewer."""
-    words = f"as many requests wait for model '{model}' as may, and most are this key's; try again"
+    """One of a lower priority, or one of many of its key for one of a key that has fewer."""
+    words = f"as many requests wait for model '{model}' as may, and another one's came before it; try again"
     return ApiError(503, ErrorCode.OVERLOADED, words, retry_after_seconds=1)
 
 
