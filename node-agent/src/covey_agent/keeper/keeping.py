@@ -12,6 +12,7 @@ disk, a vanished folder or a stuck agent must never cost an engine.
 
 import contextlib
 import ctypes
+import errno
 import os
 import selectors
 import signal
@@ -72,14 +73,14 @@ class Keeper:
         self.asking = Asking(self.selector, self)
         self._watch_signals()
         take_in()
-        self.neighbours = self._meet_neighbours()
         try:
+            self.neighbours = self._meet_neighbours()
+            self.front = self._open_front()
             self.engine = self._start_engine()
         except BaseException:
             if self.group is not None:
                 self.group.remove()
             raise
-        self.front = self._open_front()
         self._write_keeper()
 
     # ----- start
@@ -155,16 +156,24 @@ class Keeper:
         self.stop("Neighbour", NEIGHBOUR_STOP_GRACE_SECONDS)
 
     def _open_front(self) -> "Front | None":
-        """Where this node's engines are reached from elsewhere. What goes wrong costs the way in, not the engine."""
+        """Where this node's engines are reached from elsewhere. What goes wrong costs the way in, not the engine.
+
+        OSError where other members come in by it: without it they never do, and the attempt would wait for ever.
+        """
         if self.launch["front"] is None:
             return None
         from covey_agent.keeper.front import Front  # TLS is some MB that a keeper on its own has no use for
 
+        front, why = None, ""
         try:
-            return Front(self.selector, self.launch, self.neighbours)
-        except Exception:
+            front = Front(self.selector, self.launch, self.neighbours)
+            why = front.problem
+        except Exception as error:
             self.output.write(f"keeper: no front: {traceback.format_exc()}".encode())
-            return None
+            why = f"no front: {error}"
+        if (front is None or not front.port) and self.neighbours is not None and self.neighbours.admitted:
+            raise OSError(errno.EADDRNOTAVAIL, f"the other members must reach this one: {why}", "front")
+        return front
 
     def _write_keeper(self) -> None:
         self.record = {
