@@ -62,6 +62,7 @@ REFUSED = [
     ("gateway.insecure=maybe", "at '/gateway/insecure': got string, want boolean"),
     ("gateway.tlsSecretName=A_B", "at '/gateway/tlsSecretName': 'A_B' does not match pattern"),
     ("gateway.corsOrigins[0]=app.example", "at '/gateway/corsOrigins/0': 'app.example' does not match pattern"),
+    ("gateway.corsOrigins[0]=https://*.app.example", "'https://*.app.example' does not match pattern"),
     ("gateway.insecure=true,gateway.corsOrigins[0]=*", "at '/gateway/corsOrigins/0': 'not' failed"),
     ("image.pullPolicy=Sometimes", "at '/image/pullPolicy': value must be one of 'Always', 'IfNotPresent', 'Never'"),
     ("image.repository=", "at '/image/repository': minLength: got 0, want 1"),

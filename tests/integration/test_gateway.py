@@ -372,6 +372,7 @@ async def test_cold_paths_answer_in_openais_shape() -> None:
         (model,) = (await get("/v1/models")).content["data"]
         assert (model["id"], model["object"], model["covey"]["ready"]) == ("m", "model", True)
         assert (await get("/v1/models/gpt-4o")).content["id"] == "gpt-4o"
+        assert (await get("/v1/models/m:latest")).status == 200
         assert (await get("/v1/models/org/none")).error["code"] == "model_not_found"
         assert (await get("/nothing")).error["code"] == "not_found"
         assert (await get("/v1/models", "DELETE")).error["code"] == "method_not_allowed"

@@ -157,6 +157,20 @@ async def test_who_has_a_higher_priority_takes_the_place_of_the_lowest_that_came
         assert {(await each).status for each in (*others, *high)} == {404}
 
 
+async def test_who_asks_to_load_a_model_gives_way_like_all_others() -> None:
+    async with running_gateway() as gateway, connected(gateway) as loading:
+        gateway.route(models=(LOADING,), keys=KEYS)
+        others = [asyncio.create_task(ask_as(gateway, "plain")) for _ in range(MAX_HELD_PER_MODEL - 1)]
+        await eventually(lambda: held(gateway) == MAX_HELD_PER_MODEL - 1)
+        await ask(loading, "/api/generate", {})
+        await eventually(lambda: held(gateway) == MAX_HELD_PER_MODEL)
+        high = asyncio.create_task(ask_as(gateway, "high"))
+        assert (await loading.read_answer()).status == 503
+        assert held(gateway) == MAX_HELD_PER_MODEL
+        gateway.route(models=(), keys=KEYS)
+        assert {(await each).status for each in (*others, high)} == {404}
+
+
 async def test_it_is_given_up_when_its_time_is_over_and_counts_as_asked_for() -> None:
     async with running_gateway() as gateway, connected(gateway) as client:
         gateway.route(models=(LOADING,))

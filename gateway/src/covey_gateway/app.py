@@ -25,7 +25,6 @@ from covey_gateway.routing.refusals import (
     refuse_method,
     refuse_no_request,
     refuse_path,
-    refuse_unknown,
 )
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
@@ -50,9 +49,9 @@ def build_app(traffic: Traffic) -> Starlette:
 
     async def read_model(request: Request) -> Response:
         caller, name = _caller(request), str(request.path_params["name"])
-        model = traffic.table.resolve(caller, name)
-        if model is None:
-            return _render_error(request, refuse_unknown(name, traffic.table.names_for(caller)))
+        model = traffic.resolve(caller, name)
+        if isinstance(model, ApiError):
+            return _render_error(request, model)
         if "anthropic-version" in request.headers:
             return JSONResponse(render_model(traffic.render_listing(name, model)))
         return JSONResponse(_render_model(traffic, name, model))

@@ -91,6 +91,8 @@ class Delivery:
         """Whether a byte of the answer has come."""
         self._is_over = False
         self._ticket = ask.ticket
+        self._bounded: Request | None = None
+        """With the bound for its answer that this endpoint's cache asks for; another endpoint's may be wider."""
         self._is_in_line = False
         self._is_sent = False
         self._heard_at = self._asked_at = pace.now()
@@ -113,9 +115,10 @@ class Delivery:
         if (pool_tokens := self._traffic.lines.pool_of(self.target)) and self.ask.request is not None:
             reservation = plan_reservation(self.ask.request, self.target, pool_tokens)
             if reservation.tokens > pool_tokens:
-                self._sender.fail(refuse_pool(self.ask.model.name, reservation.tokens, pool_tokens))
+                found = (reservation.tokens, reservation.prompt_tokens, pool_tokens)
+                self._sender.fail(refuse_pool(self.ask.model.name, self.ask.request, *found))
                 return
-            self.ask.request = reservation.request
+            self._bounded = reservation.request
             self._ticket = replace(self._ticket, tokens=reservation.tokens)
         self._is_in_line = True
         self._traffic.lines.enter(self.target, self, self._ticket)
@@ -180,7 +183,7 @@ class Delivery:
         self._connection = connection
         self._heard_at = self._asked_at = self._pace.now()
         self._look_for_turn(self._asked_at)
-        target, request = self.target, self.ask.request
+        target, request = self.target, self._bounded or self.ask.request
         if request is None:
             raise AssertionError("a request that an engine answered is sent again")
         content = render_request(request, self.ask.model.name, target.engine)
@@ -224,7 +227,7 @@ class Delivery:
                 ask.meter,
                 self.target.engine,
             )
-        self.ask.request = None
+        self.ask.request = self._bounded = None
         self._sender.accept_head()
         if self._reply.is_stream:
             self._sender.begin_stream()
@@ -280,6 +283,9 @@ class Delivery:
         """An engine that is silent too long has failed. A client that is slow is not the engine's fault."""
         if self._is_in_line and not self._is_sent:
             if now - self._asked_at > (limit := self.target.timeouts.queue_seconds):
+                # First out of its line, which may be moved elsewhere for this very failure.
+                self._is_in_line = False
+                self._traffic.lines.leave(self.target, self, self._ticket)
                 self._fail(ApiError(504, ErrorCode.UPSTREAM_TIMEOUT, f"the engine {_NO_SLOT} ({limit} s)"))
             return
         if self._connection is None or self._pace.is_stalled():

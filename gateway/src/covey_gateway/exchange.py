@@ -286,6 +286,9 @@ class Exchange:
         if self._ask is not None:
             self._hold.give_up()
             self._deliver(self._ask)
+        elif self._question is not None and not isinstance(self._admitted, ApiError):
+            self._hold.give_up()
+            self._tell(self._question, self._admitted, may_wait=False)
 
     def reserve(self, count: int) -> bool:
         is_free = not self.is_over and self._traffic.reserve_body(count)

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -178,13 +179,33 @@ def _parse_address(parser: argparse.ArgumentParser, flag: str, text: str) -> tup
 
 def _parse_receiver(parser: argparse.ArgumentParser, text: str) -> str:
     """Without a login: an address ends up in logs."""
-    found = urlsplit(text)
-    is_address = found.scheme in ("http", "https") and found.hostname and not (found.query or found.fragment)
-    if text and (not is_address or "@" in found.netloc):
+    if not text:
+        return ""
+    if not _is_receiver(text):
         parser.error(
             "`--otlp-endpoint` must be http://HOST:PORT or https://…; a login goes into OTEL_EXPORTER_OTLP_HEADERS"
         )
+    if not _has_otlp():
+        parser.error("`--otlp-endpoint` needs the extra `otlp`, which isn't installed here: `covey-gateway[otlp]`")
     return text.rstrip("/")
+
+
+def _is_receiver(text: str) -> bool:
+    try:
+        found = urlsplit(text)
+        found.port  # noqa: B018 - looked at only when it is asked for
+    except ValueError:
+        return False
+    is_plain = not (found.query or found.fragment or "@" in found.netloc)
+    return found.scheme in ("http", "https") and bool(found.hostname) and is_plain
+
+
+def _has_otlp() -> bool:
+    """Without loading it: that takes a while."""
+    try:
+        return find_spec("opentelemetry.sdk.trace") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _default_state() -> Path:

@@ -1,7 +1,9 @@
 """What an operator may ask a gateway to tell: an access log, figures on a port of their own. Off unless asked for."""
 
 import asyncio
+import errno
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from importlib import import_module
 from pathlib import Path
@@ -23,10 +25,29 @@ def begin_access_log(where: str, traffic: Traffic, spawn: Spawn) -> asyncio.Task
     try:
         log.open()
     except (OSError, ValueError) as error:
-        words = getattr(error, "strerror", None) or str(error)
-        raise StartError(f"`--access-log` must be `-` or a file that can be written; '{where}': {words}") from None
+        raise _refuse_access_log(where, error) from None
     traffic.ledger.log = log
     return spawn(log.run())
+
+
+def check_access_log(where: str) -> None:
+    """StartError where the file can't be written to by who asks. It isn't made: others may write it later."""
+    if where == "-":
+        return
+    try:
+        path = Path(where)
+        if path.exists():
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            code = errno.EACCES if path.parent.is_dir() else errno.ENOENT
+            raise OSError(code, f"{os.strerror(code)}: '{path.parent}'")
+    except (OSError, ValueError) as error:
+        raise _refuse_access_log(where, error) from None
+
+
+def _refuse_access_log(where: str, error: Exception) -> StartError:
+    words = getattr(error, "strerror", None) or str(error)
+    return StartError(f"`--access-log` must be `-` or a file that can be written; '{where}': {words}")
 
 
 async def trace_requests(endpoint: str, traffic: Traffic) -> None:

@@ -1,11 +1,13 @@
 """What `covey up` and `covey join` hand to their gateway, and what they refuse before anything starts."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from covey.commands.join import join
 from covey.commands.up import up
+from covey.errors import CommandError
 from covey.service.roles import render_arguments
 from covey.up.joined import JoinSettings
 from covey.up.parent import Settings
@@ -38,14 +40,29 @@ def test_what_a_gateway_would_refuse_is_refused_before_anything_starts(tmp_path:
     assert "`--tls-cert` must be a readable file" in words
     assert "must be http://HOST:PORT" in refused(source, "--otlp-endpoint", "collector")
     assert "must be HOST:PORT" in refused(source, "--metrics-listen", "9411")
+    assert "a file that can be written" in refused(source, "--access-log", str(tmp_path / "none" / "log"))
+    shown = ("https://h:1", "--listen", "0.0.0.0:5", "--insecure", "--cors-origin", "*")
+    assert "only where a key is needed" in refused(*shown)
+    assert "`--metrics-listen` must be HOST:PORT" in refused("https://h:1", "--metrics-listen", "9411")
+    assert "--no-gateway starts none" in refused("https://h:1", "--no-gateway", "--metrics-listen", "127.0.0.1:9411")
     assert "--no-gateway starts none" in refused("https://h:1", "--no-gateway", "--cors-origin", "https://app.example")
 
 
 @pytest.mark.parametrize("role", ["up", "join"])
 def test_a_service_has_each_of_several_origins_and_whole_paths(role: str, tmp_path: Path) -> None:
     place = str(tmp_path) if role == "up" else "https://h:1"
-    given = ["--cors-origin", "https://a.example", "--cors-origin", "https://b.example", "--tls-cert", "a.crt", place]
+    given = ["--cors-origin", "https://a.example", "--cors-origin", "https://b.example", "--access-log", "a.log", place]
     found = render_arguments(role, given, tmp_path, Path("/state"), Path("/cache"))
     origins = [found[index + 1] for index, word in enumerate(found) if word == "--cors-origin"]
     assert origins == ["https://a.example", "https://b.example"]
-    assert found[found.index("--tls-cert") + 1] == str(tmp_path / "a.crt")
+    assert found[found.index("--access-log") + 1] == str(tmp_path / "a.log")
+    for flags in (["--tls-cert", "a.crt"], ["--tls-cert", "a.crt", "--tls-key", "a.key"]):
+        with pytest.raises(CommandError, match="tls-cert"):
+            render_arguments(role, [*flags, place], tmp_path, Path("/state"), Path("/cache"))
+
+
+def test_a_receiver_of_spans_is_refused_where_the_extra_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    assert "covey-gateway[otlp]" in refused(str(tmp_path), "--otlp-endpoint", "http://127.0.0.1:4318")

@@ -1,15 +1,17 @@
 """What a request costs whose engine hasn't answered, by how it ended."""
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
+import msgspec
 import pytest
 from covey_api.messages import ModelState, Order, ServedModel
 from covey_gateway.delivery import Ask, Delivery, Sender
 from covey_gateway.ledger import Ledger
 from covey_gateway.records import Record
 from covey_gateway.routing.access import AccessPolicy
-from covey_gateway.routing.table import RoutingTable, Target, build_table
+from covey_gateway.routing.table import Target, build_table
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import EngineConnection, Engines
 from covey_gateway.wire.metering import Meter
@@ -55,9 +57,22 @@ class Exchange:
     def fail(self, *_: object) -> None: ...
 
 
+class Told(Exchange):
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def look_again(self) -> None:
+        self.calls.append("look again")
+
+    def fail(self, *_: object) -> None:
+        self.calls.append("fail")
+
+
 class Pace:
+    at = 0.0
+
     def now(self) -> float:
-        return 0.0
+        return self.at
 
     def is_stalled(self) -> bool:
         return False
@@ -76,22 +91,21 @@ class Watched(Traffic):
 
 
 class Rig:
-    def __init__(self) -> None:
+    def __init__(self, *targets: Target) -> None:
         self.traffic = Watched(AccessPolicy(needs_local_origin=True, needs_key=False), lambda: 0.0)
-        self.traffic.apply_table(self._table())
+        self.traffic.apply_table(build_table(Order(term=1, serial=1), [MODEL], targets or [TARGET], []))
         self.charged: list[Record] = []
         self.traffic.ledger = Ledger(lambda: 0.0, self.charged.append)
 
-    def _table(self) -> RoutingTable:
-        return build_table(Order(term=1, serial=1), [MODEL], [TARGET], [])
-
-    def started(self, call: Call = Call.CHAT) -> tuple[Delivery, Meter]:
+    def started(
+        self, call: Call = Call.CHAT, sender: Exchange | None = None, pace: Pace | None = None
+    ) -> tuple[Delivery, Meter]:
         target = self.traffic.take(MODEL)
         assert isinstance(target, Target)
         meter = Meter(call)
         request = Request(call, "m", {}, cast(Any, None))
         ask = Ask(MODEL, request, PassedChat("m"), meter)
-        made = Delivery(cast(Sender, Exchange()), Pace(), self.traffic, target, ask, "r")
+        made = Delivery(cast(Sender, sender or Exchange()), pace or Pace(), self.traffic, target, ask, "r")
         made.start(cast(Engines, Dial()))
         return made, meter
 
@@ -183,3 +197,36 @@ def test_what_waited_behind_others_until_it_left_costs_nothing() -> None:
     assert rig.over(second, second_meter) == 0
     assert rig.over(first, first_meter) == BYTES // 4
     assert rig.over(third, third_meter) == BYTES // 4, "its turn had come"
+
+
+def test_the_bound_of_one_endpoints_cache_does_not_go_elsewhere_with_the_request() -> None:
+    class Sent(Connection):
+        content = b""
+
+        def send(self, *given: object) -> None:
+            self.content = cast(bytes, given[2])
+
+    rig = Rig(replace(TARGET, kv_tokens=8000, output_tokens=77))
+    delivery, _ = rig.started()
+    connection = Sent()
+    delivery.on_connected(cast(EngineConnection, connection))
+    assert msgspec.json.decode(connection.content)["max_tokens"] == 77
+    assert delivery.ask.request is not None
+    assert delivery.ask.request.max_tokens is None
+
+
+def test_who_had_no_turn_in_time_is_told_so_and_not_moved() -> None:
+    """Though it is this that sets its endpoint aside."""
+    rig = Rig(replace(TARGET, most_sent=1), replace(TARGET, id="j", instance_id="j", confirmed=False))
+    rig.started()
+    sender, pace = Told(), Pace()
+    waiting, _ = rig.started(sender=sender, pace=pace)
+    assert waiting.target.id == "i"
+    load = rig.traffic._loads["i"]  # pyright: ignore[reportPrivateUsage]  (else it takes five that fail)
+    load.is_silent = True
+    pace.at = 10_000.0
+    waiting.check_deadlines(pace.at)
+    assert load.aside is not None
+    assert sender.calls == ["fail"]
+    waiting.abandon()
+    assert rig.traffic.lines.count_waiting("i") == 0

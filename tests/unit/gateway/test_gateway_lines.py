@@ -10,6 +10,7 @@ from covey_gateway.accounts import Accounts
 from covey_gateway.limits import LEFT_POOL_SECONDS, OUTPUT_TOKENS
 from covey_gateway.lines import Lines
 from covey_gateway.routing.line import Ticket
+from covey_gateway.routing.refusals import refuse_pool
 from covey_gateway.routing.reservation import TEMPLATE_TOKENS, plan_reservation
 from covey_gateway.routing.table import Target, build_table
 from covey_gateway.table import parse_table
@@ -183,8 +184,31 @@ def test_what_generates_nothing_reserves_its_prompt_alone() -> None:
     assert plan_reservation(request(Call.COUNT, messages=MESSAGES), SHARED, 600).tokens == 0
     found = plan_reservation(request(Call.EMBEDDING, input="x" * 100), SHARED, 600)
     assert (found.request.max_tokens, found.tokens >= 100 + TEMPLATE_TOKENS) == (None, True)
-    image = replace(request(max_tokens=1, messages=MESSAGES), media="messages[0]")
-    assert plan_reservation(image, SHARED, 5000).tokens == 5001, "how much an image is nobody here knows"
+
+
+def test_an_image_takes_its_window_or_all_there_is() -> None:
+    """How much one is nobody here knows, and its bytes don't tell."""
+    large = [{"role": "user", "content": "x" * 100_000}]
+    image = replace(request(max_tokens=1, messages=large), media="messages[0]")
+    assert plan_reservation(image, SHARED, 5000).tokens == 5000
+    assert plan_reservation(image, replace(SHARED, context_tokens=3000), 5000).tokens == 3001
+    assert plan_reservation(replace(image, max_tokens=5000), SHARED, 5000).tokens > 5000, "never, whatever the image"
+    unbounded = plan_reservation(replace(image, max_tokens=None), SHARED, 5000)
+    assert (unbounded.tokens, unbounded.request.max_tokens) == (5000, OUTPUT_TOKENS)
+
+
+def test_a_refusal_names_the_prompt_where_that_alone_is_too_much() -> None:
+    def refused(asked: Request, pool: int) -> tuple[str | None, str]:
+        found = plan_reservation(asked, SHARED, pool)
+        assert found.tokens > pool
+        error = refuse_pool("m", asked, found.tokens, found.prompt_tokens, pool)
+        return error.param, error.message
+
+    long = replace(request(max_tokens=5, input="x" * 5000), prompt_field="input", limit_field="max_output_tokens")
+    assert refused(long, 4000)[0] == "input"
+    param, words = refused(replace(long, max_tokens=5000), 8000)
+    assert (param, "`max_output_tokens`" in words, "`max_tokens`" in words) == ("max_output_tokens", True, False)
+    assert refused(request(messages=[{"role": "user", "content": "x" * 5000}]), 4000)[0] == "messages"
 
 
 # Where the numbers come from

@@ -64,7 +64,17 @@ def test_a_state_that_cannot_pass_is_left_out_alone(state: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:4318", "ftp://h", "http://", "http://user:secret@h:4318", "http://h/?key=x"]
+    "url",
+    [
+        "localhost:4318",
+        "ftp://h",
+        "http://",
+        "http://user:secret@h:4318",
+        "http://h/?key=x",
+        "http://[::1:4318",
+        "http://h:abc",
+        "http://h:99999",
+    ],
 )
 def test_what_is_no_address_of_a_receiver_is_refused_and_not_repeated(
     url: str, capsys: pytest.CaptureFixture[str]

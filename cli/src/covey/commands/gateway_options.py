@@ -1,5 +1,6 @@
 """Options of `covey up` and `covey join` that are their gateway's own flags."""
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
 from io import StringIO
@@ -20,7 +21,9 @@ _OPTIONS = (
     click.option("--access-log", type=_FILE, help="The gateway writes a JSON line a request to this file."),
     click.option("--otlp-endpoint", metavar="URL", help="The gateway sends spans of requests there (OTLP over HTTP)."),
 )
-_NAMES = ("tls_cert", "tls_key", "cors_origin", "access_log", "otlp_endpoint")
+_NAMES = ("tls_cert", "tls_key", "cors_origin", "access_log", "otlp_endpoint", "metrics_listen")
+# Where the gateway takes these from, too.
+_VARIABLES = ("COVEY_CORS_ORIGINS", "COVEY_ACCESS_LOG", "COVEY_OTLP_ENDPOINT")
 
 
 def gateway_options(command: Command) -> Command:
@@ -29,13 +32,26 @@ def gateway_options(command: Command) -> Command:
     return command
 
 
-def take_gateway_flags(given: dict[str, Any], listen: str) -> tuple[str, ...]:
+def take_gateway_flags(given: dict[str, Any], listen: str, *, is_open: bool = False) -> tuple[str, ...]:
     """The gateway's flags, taken out of all that was given. What it would refuse is refused here, before anything
-    starts: it would be started again and again."""
-    flags = tuple(_render({name: given.pop(name) for name in _NAMES}))
-    if flags:
-        _check(["--controller", "https://unused", "--listen", listen, *flags])
+    starts: it would be started again and again. `listen` is empty where none is started; `is_open`: it serves without
+    keys, whoever reaches it."""
+    flags = tuple(_render({name: given.pop(name) for name in _NAMES if name in given}))
+    if flags and not listen:
+        raise CommandError(f"{flags[0]} is the gateway's, and --no-gateway starts none", ExitCode.WRONG_USE)
+    if listen and (flags or any(os.environ.get(name) for name in _VARIABLES)):
+        opened = ["--insecure"] if is_open else []
+        _check(["--controller", "https://unused", "--listen", listen, *opened, *flags])
     return flags
+
+
+def check_gateway_flags(parameters: Mapping[str, Any]) -> None:
+    """The same of all parameters of `covey up` or `covey join`, before it is started by somebody else."""
+    listen = parameters.get("listen") or f"127.0.0.1:{parameters.get('port')}"
+    given = dict(parameters)
+    if "port" in given:
+        del given["metrics_listen"]  # the controller's, there
+    take_gateway_flags(given, "" if given.get("no_gateway") else listen, is_open=bool(given.get("insecure")))
 
 
 def _check(arguments: list[str]) -> None:
@@ -50,6 +66,10 @@ def _check(arguments: list[str]) -> None:
             from covey_gateway.tls import ServedCertificate
 
             ServedCertificate(*options.tls)
+        if options.access_log:
+            from covey_gateway.seeing import check_access_log
+
+            check_access_log(options.access_log)
     except SystemExit:  # its parser has said why, in the last line
         words = said.getvalue().strip().rpartition("error: ")[2]
         raise CommandError(words, ExitCode.WRONG_USE) from None

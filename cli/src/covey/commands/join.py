@@ -35,6 +35,7 @@ DEFAULT_LISTEN = "127.0.0.1:52415"
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Address of the gateway, HOST:PORT.")
 @click.option("--insecure", is_flag=True, help="The gateway serves without keys also where others reach it.")
 @gateway_options
+@click.option("--metrics-listen", metavar="HOST:PORT", help="Where the gateway answers Prometheus, whoever asks.")
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),
@@ -57,9 +58,7 @@ def join(
 
     URL is its fleet API, https://HOST:PORT. A token (`covey token create --role machine` there) is needed once.
     """
-    flags = take_gateway_flags(gateway_flags, listen)
-    if no_gateway and flags:
-        raise CommandError(f"{flags[0]} is the gateway's, and --no-gateway starts none", ExitCode.WRONG_USE)
+    flags = take_gateway_flags(gateway_flags, "" if no_gateway else listen, is_open=insecure)
     settings = JoinSettings(
         controller=_parse_url(url),
         state=state.expanduser().absolute(),

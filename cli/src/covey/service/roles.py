@@ -15,6 +15,7 @@ import click
 from covey_fleet_client.calls import parse_controller_url
 from covey_fleet_client.errors import FleetError
 
+from covey.commands.gateway_options import check_gateway_flags
 from covey.commands.source_options import parse_source
 from covey.errors import CommandError, ExitCode
 
@@ -98,6 +99,7 @@ def _check(parser: Any, role: str, arguments: list[str]) -> None:
     if isinstance(parser, click.Command):
         with parser.make_context(f"covey {role}", list(arguments)) as context:
             url = str(context.params.get("url", ""))
+            check_gateway_flags(context.params)
     else:
         check: Callable[[list[str]], object] = parser
         check(arguments)

@@ -104,10 +104,10 @@ def find_pin(draft: Draft, node: str, lane: Lane) -> str:
 def demand_proof(model: Model, signature: str | None, artifact: ResolvedArtifact) -> ResolvedArtifact:
     """With the signature that the Model demands of it: its node looks at that before an engine gets the file."""
     trust = model.spec.trust
-    if trust.requires is not Proof.SIGNATURE:
-        return artifact
-    # The schema demands one; of a Model that is older than that rule nothing is believed.
-    return artifact.model_copy(update={"proof": SignedBy(signature=signature or "", signers=trust.signers)})
+    # The schema demands a signature; of a Model that is older than that rule nothing is believed.
+    is_demanded = trust.requires is Proof.SIGNATURE
+    proof = SignedBy(signature=signature or "", signers=trust.signers) if is_demanded else None
+    return artifact.model_copy(update={"proof": proof})
 
 
 def running_instances(draft: Draft, key: ObjectKey) -> list[Instance]:

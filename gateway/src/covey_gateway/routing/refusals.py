@@ -86,18 +86,21 @@ def refuse_none_free(model: ServedModel, found: NoneFree) -> ApiError:
     return ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=found.retry_after_seconds)
 
 
-def refuse_pool(model: str, tokens: int, pool_tokens: int) -> ApiError:
+def refuse_pool(model: str, request: Request, tokens: int, prompt_tokens: int, pool_tokens: int) -> ApiError:
     """What is more than the whole of a cache that slots share, as far as its bytes tell."""
-    message = (
-        f"the request may come to {tokens} tokens, by its bytes and `max_tokens`; model '{model}' has room for "
-        f"{pool_tokens} at a time here. Shorten it, or ask for fewer"
-    )
-    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, "max_tokens")
+    room = f"model '{model}' has room for {pool_tokens} at a time here"
+    if prompt_tokens >= pool_tokens:
+        field = request.prompt_field
+        message = f"`{field}` may come to {prompt_tokens} tokens, by its bytes; {room}. Shorten it"
+    else:
+        field = request.limit_field
+        message = f"the request may come to {tokens} tokens, by its bytes and `{field}`; {room}. Ask for fewer"
+    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, field)
 
 
 def refuse_displaced(model: str) -> ApiError:
-    """One of many of its key, for one of a key that has fewer."""
-    words = f"as many requests wait for model '{model}' as may, and most are this key's; try again"
+    """One of a lower priority, or one of many of its key for one of a key that has fewer."""
+    words = f"as many requests wait for model '{model}' as may, and another one's came before it; try again"
     return ApiError(503, ErrorCode.OVERLOADED, words, retry_after_seconds=1)
 
 

@@ -27,31 +27,38 @@ class Reservation:
     request: Request
     """With a bound for its answer, where the client set none."""
     tokens: int
+    prompt_tokens: int = 0
+    """What its prompts come to without any answer, as often as there are answers."""
 
 
 def plan_reservation(request: Request, target: Target, pool_tokens: int) -> Reservation:
     """`pool_tokens`: this gateway's part of the endpoint's cache. It may come to more than that: then it never fits.
 
-    1. The prompt's bound; all of the window for one with an image.
+    1. The prompt's bound; all of the window for one with an image, but no more than there is: how much an image is
+    nobody here knows, so it goes when nothing else of this gateway is there.
     2. `max_tokens`, or without one what the endpoint gives by itself, but no more than fits beside the prompt when
        nobody else is there.
     3. Both as often as there are answers.
     """
     if request.call is Call.COUNT:
         return Reservation(request, 0)
-    prompt = TEMPLATE_TOKENS + len(_ENCODE(request.fields))
+    prompt = TEMPLATE_TOKENS
     if "tools" in request.fields or "functions" in request.fields:
         prompt += TOOLS_TOKENS
-    if request.media:
-        prompt = max(prompt, target.context_tokens or pool_tokens)
+    if not request.media:
+        prompt += len(_ENCODE(request.fields))  # an image's bytes say nothing of its tokens
     if request.call not in STREAMED:
-        return Reservation(request, prompt)
+        return Reservation(request, prompt, prompt)
     answers = _count_answers(request)
     most = request.max_tokens
     if most is None:
         most = max(1, min(target.output_tokens, pool_tokens // answers - prompt))
         request = replace(request, max_tokens=most)
-    return Reservation(request, answers * (prompt + most))
+    tokens = answers * (prompt + most)
+    if request.media:
+        window = target.context_tokens or pool_tokens
+        tokens = max(tokens, min(answers * (window + most), pool_tokens))
+    return Reservation(request, tokens, answers * prompt)
 
 
 def _count_answers(request: Request) -> int:

@@ -46,7 +46,10 @@ KINDS: Mapping[str, tuple[str, bytes]] = {
 
 
 def decode_object(body: bytes, known: frozenset[str]) -> Fields | ApiError:
-    """The top level of a JSON object. Of a large body with a name that isn't `known`, that name is the first fault."""
+    """The top level of a JSON object. Of a large body with a name that isn't `known`, that name is the first fault.
+
+    `known` has the names that are refused, too: with null they ask for nothing, however large the body is.
+    """
     if (error := _check_text(body)) is not None:
         return error
     try:

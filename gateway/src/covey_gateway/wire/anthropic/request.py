@@ -32,6 +32,7 @@ from covey_gateway.wire.request import WITH_USAGE, Call, Request, Teller
 MESSAGES_PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
 
+_DECODED = frozenset((*MESSAGES_FIELDS, *REFUSED))
 # As far as the words of a failed tool are looked at for saying so themselves.
 _SAYS_ERROR = 64
 # What the prompt is made of.
@@ -140,7 +141,7 @@ def parse_count(body: bytes) -> Request | ApiError:
 
 
 def _open(body: bytes) -> tuple[Fields, Unknown]:
-    fields = ensure(decode_object(body, MESSAGES_FIELDS))
+    fields = ensure(decode_object(body, _DECODED))
     unknown = ensure(take_unknown(fields, MESSAGES_FIELDS, REFUSED, "messages"))
     ensure(check_kinds(fields, KINDS))
     return fields, unknown

@@ -76,7 +76,7 @@ _TEXTS = msgspec.json.Decoder(str | list[str])
 
 def _open(body: bytes, known: frozenset[str], call: str) -> tuple[Fields, str] | ApiError:
     """The fields, and the model that is asked for."""
-    fields = decode_object(body, known)
+    fields = decode_object(body, frozenset((*known, *REFUSED)))
     if isinstance(fields, ApiError):
         return fields
     if (error := check_fields(fields, known, REFUSED, call) or check_kinds(fields, KINDS)) is not None:

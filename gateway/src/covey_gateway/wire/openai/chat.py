@@ -37,6 +37,7 @@ PATH = "/v1/chat/completions"
 
 STREAM_OPTIONS = frozenset(("include_usage", "include_obfuscation", "continuous_usage_stats"))
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
+_DECODED = frozenset((*CHAT_FIELDS, *REFUSED))
 _TEXT_PARTS = frozenset(("text", "refusal"))
 _ANY = msgspec.json.Decoder()
 
@@ -69,7 +70,7 @@ def parse_chat(body: bytes) -> Request | ApiError:
     5. `max_tokens` and `max_completion_tokens` whole numbers above zero; the smaller counts.
     6. Tools that are chosen are there. No pattern in a JSON schema that would hang the engine.
     """
-    fields = decode_object(body, CHAT_FIELDS)
+    fields = decode_object(body, _DECODED)
     if isinstance(fields, ApiError):
         return fields
     unknown = take_unknown(fields, CHAT_FIELDS, REFUSED, "chat completions")

@@ -60,7 +60,7 @@ _TEXTS = msgspec.json.Decoder(str | list[str])
 
 
 def _open(body: bytes, known: frozenset[str], kinds: dict[str, str], call: str) -> tuple[Fields, str]:
-    fields = ensure(decode_object(body, known))
+    fields = ensure(decode_object(body, frozenset((*known, *REFUSED))))
     ensure(check_fields(fields, known, REFUSED, call) or check_kinds(fields, kinds))
     return fields, ensure(read_model(fields))
 
