@@ -473,3 +473,27 @@ def test_a_member_of_several_without_an_address_is_refused_in_words(tmp_path: Pa
             await keepers.start(ID, 1, free_port(), Launch(("/bin/true",), {}, (), group=donor_group()))
 
     run(story)
+
+
+def test_a_donor_that_its_driver_could_not_reach_is_refused_in_words(tmp_path: Path) -> None:
+    async def story() -> None:
+        authority = authority_in(tmp_path / "controller", time.time())
+        identity = write_identity(tmp_path / "agent", authority, CertificateRole.AGENT, "b")
+        # Of a link, and without the name of one: no socket is bound to it.
+        keepers = ProcessKeepers(tmp_path / "members", 60, lambda: FrontSettings("fe80::1", identity))
+        with pytest.raises(AgentError, match="the other members must reach this one: no front on 'fe80::1'"):
+            await keepers.start(ID, 1, free_port(), Launch(("/bin/sleep", "60"), {}, (), group=donor_group()))
+
+    run(story)
+
+
+def test_a_tunnels_port_that_another_process_has_is_named(tmp_path: Path) -> None:
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            async with fleet(tmp_path) as here:
+                neighbour = Neighbour("1", "b", ADDRESSES["b"], free_port(), port)
+                with pytest.raises(AgentError, match=f"'127.0.0.1:{port}': Address already in use"):
+                    await here.add("a").start(Group("0", FORM_SECONDS, dials=(neighbour,)))
+
+    run(story)

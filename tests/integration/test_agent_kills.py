@@ -17,7 +17,7 @@ from kit.index import PackageIndex, build_wheel, running_index
 from kit.processes import processes_of
 from shared_rig import assign_model
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 C = "00000000000000cc"
 # Some megabytes.

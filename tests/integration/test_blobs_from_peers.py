@@ -136,6 +136,26 @@ async def test_a_node_that_is_offline_gets_from_others_and_asks_no_origin(tmp_pa
     assert origin.requests_for(NAME) == []
 
 
+async def test_a_model_of_a_registry_comes_from_other_nodes_with_the_registry_away(tmp_path: Path) -> None:
+    artifact = ResolvedArtifact(
+        source="oci://127.0.0.1:1/models/small:v1",
+        name=NAME,
+        size_bytes=len(CONTENT),
+        sha256=DIGEST,
+        revision="a" * 64,
+    )
+    async with running_peers(tmp_path) as fleet:
+        a, b = [await fleet.add(name) for name in "ab"]
+        b.web.is_offline = True
+        with pytest.raises(
+            AgentError, match=r"models/small/manifests/sha256:a+ isn't asked, since this Node is offline"
+        ):
+            await b.artifacts.fetch(artifact, ignore)
+        have(a)
+        await a.report()
+        assert (await b.artifacts.fetch(artifact, ignore)).read_bytes() == CONTENT
+
+
 async def test_without_a_controller_the_origin_is_asked(tmp_path: Path, origin: PackageIndex) -> None:
     async with running_peers(tmp_path) as fleet:
         a, b = await fleet.add("a"), await fleet.add("b")

@@ -7,7 +7,7 @@ import pytest
 from kit.apart import Apart, running_apart
 from kit.fleet import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 HINT = "covey key create"
 

@@ -12,7 +12,7 @@ from covey_gateway.routing.table import Target, build_table
 from integration.engine_rig import started_engine
 from integration.gateway_rig import MODEL, Gateway, connected, running_gateway
 
-pytestmark = [pytest.mark.anyio, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.integration, pytest.mark.timeout(900)]
 
 POOL_TOKENS = 4608
 SLOTS = 16

@@ -20,7 +20,7 @@ from integration.gateway_rig import DONE, LAST_CHUNK, STREAM_HEAD, Call, Scripte
 from kit.ports import free_port
 from testbed.prometheus import NoPrometheus, find_program
 
-pytestmark = [pytest.mark.anyio, pytest.mark.integration]
+pytestmark = [pytest.mark.anyio, pytest.mark.integration, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "manifests" / "observability" / "rules.yaml"

@@ -17,7 +17,7 @@ from kit.checkpoints import build_checkpoint
 from kit.gguf import Shape, build_model
 from kit.registry import PASSWORD, USER, Registry, running_door, running_registry, title
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 SHAPE = Shape(embedding=64, feed_forward=128, vocabulary=300, layers=1)
 
@@ -37,7 +37,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Whose logins are used."""
-    for name in ("REGISTRY_AUTH_FILE", "XDG_CONFIG_HOME"):
+    for name in ("REGISTRY_AUTH_FILE", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "docker"
     folder.mkdir()
@@ -51,9 +51,9 @@ def log_in(home: Path, registry: Registry) -> None:
     (home / "config.json").write_text(json.dumps({"auths": {registry.host: {"auth": auth}}}))
 
 
-def pull(folder: Path, source: str) -> tuple[ResolvedArtifact, Path]:
+def pull(folder: Path, source: str, netrc: Path | None = None) -> tuple[ResolvedArtifact, Path]:
     async def whole() -> tuple[ResolvedArtifact, Path]:
-        async with rig_on(folder, IndexSettings("http://127.0.0.1:1/simple")) as rig:
+        async with rig_on(folder, IndexSettings("http://127.0.0.1:1/simple", netrc=netrc)) as rig:
             artifact, geometry = await rig.artifacts.read_header(source, "")
             assert geometry.layer_count == SHAPE.layers
             return artifact, await rig.artifacts.fetch(artifact, ignore)
@@ -133,6 +133,35 @@ def test_a_registry_of_tokens_gets_the_login_where_it_is_and_nowhere_else(
     assert "is not shown to 'http://localhost" in caplog.text
     assert PASSWORD not in caplog.text + raised.value.message
     assert "one.time" not in caplog.text
+
+
+def test_a_token_is_made_with_nobody_elses_login(
+    tmp_path: Path, home: Path, registry: Registry, weights: bytes
+) -> None:
+    """A registry gets the token: were another host's login shown there, it would be a stranger's token."""
+    registry.push("models/netrc", "latest", [(weights, title("weights.gguf"))])
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine localhost login {USER} password {PASSWORD}\n")
+    with running_door(registry) as door, running_door(registry) as other:
+        source = f"oci://{door.registry.host}/models/netrc"
+        at_other = other.state.realm.replace("127.0.0.1", "localhost")
+        door.state.realm = at_other
+        with pytest.raises(AgentError, match="answers 401"):
+            pull(tmp_path / "named", source, netrc)
+        # The realm is the registry's own, and leads there.
+        door.state.realm = f"http://{door.registry.host}/away?to={at_other}"
+        log_in(home, door.registry)
+        with pytest.raises(AgentError, match="answers 401"):
+            pull(tmp_path / "redirected", source, netrc)
+        assert set(other.state.logins) == {""}
+        for realm, words in (
+            ("http://registry.example/token", "must be at https://, or on this machine; its scheme is 'http'"),
+            ("ftp://127.0.0.1/token", "its scheme is 'ftp'"),
+            ("https://[", "can't be read as one"),
+        ):
+            door.state.realm = realm
+            with pytest.raises(AgentError, match=words):
+                pull(tmp_path / "plain", source)
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, home: Path, registry: Registry, weights: bytes) -> None:

@@ -38,7 +38,7 @@ from kit.signing import (
     render_bundle,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_only_who_is_named_counts(tmp_path: Path, packages: Path, key: SigningKe
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"<html>", "it is none (it begins with '<html>')"),
+        (b"covey-token", "it is none (it has 11 characters)"),
         (b"\xff\xfe", "it is no text"),
         (b"[" * 100_000, "it is none"),
         (b'{"verificationMaterial": {"publicKey": {}}, "dsseEnvelope": 7}', "doesn't hold"),
@@ -151,6 +151,9 @@ def test_what_is_no_signature_is_refused_in_words(tmp_path: Path, key: SigningKe
     model.write_bytes(b"weights")
     signature.write_bytes(content)
     refuses(tmp_path / "cache", local(model, signature, Signer(public_key=key.public_pem)), words)
+    with pytest.raises(AgentError) as raised:
+        fetch(tmp_path / "cache", local(model, signature, Signer(public_key=key.public_pem)))
+    assert "covey-token" not in raised.value.message, "a Model may name any file"
 
 
 @pytest.mark.usefixtures("packages")
@@ -263,7 +266,10 @@ def test_an_engines_file_must_have_the_provenance_that_the_index_gives(
     for name, published, words in (
         ("real", provenance, "was published by CircleCI 'github.com/CircleCI-Public/sign-and-publish-examples"),
         ("none", None, ""),
+        ("page", "<html>", "not looked at; its pinned digest is: must be a provenance of version 1 (PEP 740)"),
+        ("newer", provenance.replace('"CircleCI"', '"Newer"'), "it can't be read as one (1 validation error"),
     ):
+        caplog.clear()
         with running_index() as index:
             index.add(WHEEL, content)
             if published is not None:
@@ -272,7 +278,6 @@ def test_an_engines_file_must_have_the_provenance_that_the_index_gives(
             assert words in caplog.text
     for name, published, words in (
         ("stranger", provenance.replace("fdd9283f", "aaaaaaaa"), "does not match expected Trusted Publisher"),
-        ("page", "<html>", "must be a provenance of version 1 (PEP 740)"),
         ("empty", '{"version": 1, "attestation_bundles": []}', "must hold an attestation of its publisher"),
         (
             "another file's",

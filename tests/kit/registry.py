@@ -162,6 +162,8 @@ class _DoorHandler(BaseHTTPRequestHandler):
             self.state.logins.append(said)
             is_known = said == LOGIN and "scope=repository%3A" in self.path and "service=tests" in self.path
             self._answer(200 if is_known else 401, json.dumps({"token": "one.time"}).encode() if is_known else b"{}")
+        elif self.path.startswith("/away?to="):
+            self._answer(302, b"", Location=self.path.removeprefix("/away?to=").replace("&", "?", 1))
         elif said != "Bearer one.time":
             wants = f'Bearer realm="{self.state.realm}",service="tests",scope="repository:x:pull"'
             self._answer(401, b"{}", **{"WWW-Authenticate": wants})

@@ -15,6 +15,7 @@ FAILED_ONCE: dict[int, str] = {
     136: "a leader that began while its store refused writes published no table: a dead engine stayed routed",
     156: "a door that was opened while the store failed was taken for closed: a swap stopped an engine in mid-request",
     894: "an old replica never made room on the one node left where the new revision had failed once",
+    1494: "an engine that served was stopped in mid-request: its agent had lost its files and called it starting",
     2900: "a wedged engine's request was counted as cut by a swap (by the simulator's own rules)",
     3700: "a node whose stream was broken was given up in spite of its reports",
 }

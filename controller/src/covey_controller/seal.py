@@ -18,7 +18,7 @@ _PURPOSE = "covey instance seal 1"
 def seal_instance(fleet_secret: bytes, instance: Instance) -> str:
     """64 hex digits: the same for every goal, attempt and term of this Instance, and for no other one."""
     spec = instance.spec
-    identity = [
+    identity: list[object] = [
         _PURPOSE,
         spec.instance_id,
         instance.metadata.namespace or DEFAULT_NAMESPACE,

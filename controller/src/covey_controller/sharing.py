@@ -72,7 +72,7 @@ class Sharing:
         asking = agents.get(node)
         machine = asking.report.machine if asking and asking.report else ""
         self._follow(agents)
-        holding = (agents[name] for name in self._holders.get(wanted.sha256, ()))
+        holding = (agents[name] for name in self._holders.get(wanted.sha256, ()) if name in agents)
         found = [
             Holder(node=session.node, address=session.report.address, port=session.report.blobs_port)
             for session in holding
@@ -94,18 +94,19 @@ class Sharing:
                 self._forget(name)
                 if blobs:
                     self._listed[name] = blobs
-                for digest in blobs:
+                for digest in dict.fromkeys(blobs):
                     self._holders.setdefault(digest, {})[name] = None
         if len(self._listed) > len(agents) or not self._listed.keys() <= agents.keys():
             for name in [name for name in self._listed if name not in agents]:
                 self._forget(name)
 
     def _forget(self, name: str) -> None:
-        for digest in self._listed.pop(name, ()):
-            holders = self._holders[digest]
+        # A node may list a digest twice.
+        for digest in dict.fromkeys(self._listed.pop(name, ())):
+            holders = self._holders.get(digest, {})
             holders.pop(name, None)
             if not holders:
-                del self._holders[digest]
+                self._holders.pop(digest, None)
 
 
 def _gives(report: Report, machine: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from covey_api.meta import Message
-from covey_api.reasons import FailureCause
+from covey_api.reasons import ReportedEngineCause
 
 
 class EngineName(StrEnum):
@@ -138,7 +138,7 @@ class UnusableEngine(Message):
 
     engine: EngineName
     """The program that would run weights."""
-    cause: FailureCause
+    cause: ReportedEngineCause
     """What kind of problem it is."""
     message: Annotated[str, Field(max_length=1024)]
     """What was found, and what to do."""

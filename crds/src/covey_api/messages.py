@@ -16,7 +16,7 @@ from covey_api.meta import Message, Sha256
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import NodeFacts, NodeSpec
 from covey_api.placement import RequestTimeouts
-from covey_api.reasons import FailureCause
+from covey_api.reasons import ReportedCause
 
 FLEET_PREFIX = "/fleet/v1"
 
@@ -245,7 +245,8 @@ class MemberReport(Message):
     pid: Count = 0
     used_bytes: Count = 0
     """The most host memory that its keeper and engine had resident so far, in whole MiB; 0: not known."""
-    cause: FailureCause | None = None
+    cause: ReportedCause | None = None
+    """One that the reader doesn't know is `Exited` to it."""
     message: Annotated[str, Field(max_length=1024)] = ""
     pool: Annotated[str, Field(max_length=63)] = ""
     """With the cause `InsufficientMemory`: which one is short. Empty: of a version that didn't say."""

@@ -3,7 +3,11 @@
 Reasons are for machines, the message beside them for people. Each has a section in `docs/reference/errors.md`.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 
 class ReadyReason(StrEnum):
@@ -210,6 +214,23 @@ class FailureCause(StrEnum):
     """The engine's process lives, and nothing of it generates any more."""
     NEIGHBOUR_ENDED = "NeighbourEnded"
     """Another member of the same attempt ended, or could not be reached: the message names it."""
+
+
+def _known_or(other: FailureCause) -> Callable[[object], object]:
+    """A cause that this version doesn't know is read as `other`: the message beside it keeps the words. A report that
+    is refused whole for it would lose the node."""
+
+    known = frozenset(each.value for each in FailureCause)
+
+    def read(value: object) -> object:
+        return other if isinstance(value, str) and value not in known else value
+
+    return read
+
+
+# As agents tell them, which may be of a newer version than who reads it.
+ReportedCause = Annotated[FailureCause, BeforeValidator(_known_or(FailureCause.EXITED))]
+ReportedEngineCause = Annotated[FailureCause, BeforeValidator(_known_or(FailureCause.NO_USABLE_ENGINE))]
 
 
 class ErrorCode(StrEnum):

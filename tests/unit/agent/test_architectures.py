@@ -106,7 +106,12 @@ def test_what_was_refused_is_told_by_every_lane_of_the_build_until_it_is_another
         assert await _lacks(engines) == [("bert9", "gemma")] * 2
         for index in range(MAX_LACKS):
             await _refuse(engines, program, f"x{index:02}")
-        assert [len(each) for each in await _lacks(engines)] == [MAX_LACKS] * 2
+        told = await _lacks(engines)
+        assert [len(each) for each in told] == [MAX_LACKS] * 2
+        pinned = tmp_path / "pinned"
+        pinned.mkdir()
+        await _refuse(engines, EngineProgram(library(pinned), {}, "10092", "d"), "qwen8")
+        assert await _lacks(engines) == told, "another build beside it, for Instances that are pinned to it"
         source.version = "10435"
         assert await _lacks(engines) == [(), ()]
         source.version = "10434"

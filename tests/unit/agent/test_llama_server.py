@@ -197,6 +197,12 @@ def test_key_is_in_a_file_and_nowhere_else(adapter: Adapter) -> None:
             "another process took the engine's port",
         ),
         (
+            0,
+            "Starting RPC server v5.0.0\n  transport      : TCP\nFailed to create server socket\n",
+            FailureCause.PORT_TAKEN,
+            "another process took the engine's port",
+        ),
+        (
             1,
             "0.00.004.685 E gguf_init_from_reader: invalid magic characters: '???:', expected 'GGUF'\n"
             "0.00.004.690 E llama_model_load: error loading model: failed to load model from /tmp/r.gguf\n",

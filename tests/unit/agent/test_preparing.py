@@ -134,6 +134,25 @@ def test_what_will_fail_again_is_given_up_at_once(card: dict[str, str]) -> None:
     run(card, FailureCause.NO_USABLE_ENGINE, story=story)
 
 
+@pytest.mark.parametrize(
+    ("cause", "is_told"),
+    [
+        (FailureCause.ARTIFACT_UNAVAILABLE, False),
+        (FailureCause.DISK_FULL, False),
+        (FailureCause.NO_USABLE_ENGINE, True),
+    ],
+)
+def test_a_source_that_is_away_or_a_full_disk_is_not_told_as_the_engines_problem(
+    card: dict[str, str], cause: FailureCause, is_told: bool
+) -> None:
+    async def story(looks: Looks) -> None:
+        await looks.look()
+        assert await looks.source.observe_lanes(None)
+        assert (looks.source.problem is not None) is is_told
+
+    run(card, cause, story=story)
+
+
 def test_who_has_members_waits_for_nothing_and_gets_the_program_meanwhile(card: dict[str, str]) -> None:
     async def story(looks: Looks) -> None:
         assert await looks.look(is_wished=False, has_members=True)

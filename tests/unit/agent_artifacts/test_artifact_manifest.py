@@ -36,6 +36,8 @@ def names(*layers: object) -> list[str]:
         layer(annotations={"org.opencontainers.image.title": "/a.gguf"}),
         layer(annotations={"org.opencontainers.image.title": 7}),
         layer(mediaType="application/vnd.cncf.model.weight.v1.tar"),
+        layer(annotations={}, mediaType=["application/vnd.docker.ai.gguf.v3"]),
+        layer(annotations={}, mediaType={}),
         layer(mediaType="application/vnd.oci.image.layer.v1.tar+gzip"),
         7,
         None,
@@ -76,14 +78,28 @@ def test_logins_are_those_that_docker_and_podman_keep(tmp_path: Path, caplog: py
     (tmp_path / ".docker").mkdir()
     entry = {"auth": "Y292ZXk6c2VjcmV0OnNlY3JldA=="}
     (tmp_path / ".docker" / "config.json").write_text(
-        json.dumps({"auths": {"r.example": entry, "https://index.docker.io/v1/": entry, "bad": {"auth": "%"}}})
+        json.dumps(
+            {
+                "auths": {
+                    "r.example": entry,
+                    "https://index.docker.io/v1/": entry,
+                    "bad": {"auth": "%"},
+                    "far": {"auth": "ü"},
+                }
+            }
+        )
     )
     for registry in ("r.example", "docker.io"):
         login = find_login({}, tmp_path, registry)
         assert login is not None
         assert (login.user, login.password) == ("covey", "secret:secret")
         assert "secret" not in repr(login)
-    assert [find_login({}, tmp_path, each) for each in ("bad", "other.example")] == [None, None]
+    assert [find_login({}, tmp_path, each) for each in ("bad", "far", "other.example")] == [None] * 3
+    session = tmp_path / "run"
+    (session / "containers").mkdir(parents=True)
+    (session / "containers" / "auth.json").write_text(json.dumps({"auths": {"podman.example": entry}}))
+    assert find_login({}, tmp_path, "podman.example") is None
+    assert find_login({"XDG_RUNTIME_DIR": str(session)}, tmp_path, "podman.example") is not None
     (tmp_path / "auth.json").write_text("secret")
     assert find_login({"REGISTRY_AUTH_FILE": str(tmp_path / "auth.json")}, tmp_path, "r.example") is not None
     assert "secret" not in caplog.text

@@ -13,6 +13,7 @@ from covey_api.reasons import EventReason, ModelReason
 from covey_api.trust import ModelTrust, Proof, SignedBy, Signer
 from covey_controller.reconcile.forecast import forecast
 from covey_controller.reconcile.forecast_text import render_forecast
+from covey_controller.reconcile.making import demand_proof
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.why import explain
 from covey_controller.seal import seal_instance
@@ -54,6 +55,21 @@ def fleet(found: Model, headers: dict[str, Geometry] | None = None) -> Worldlet:
 
 def stored(story: Worldlet) -> Model:
     return next(item for item in story.objects.values() if isinstance(item, Model))
+
+
+def test_no_node_says_which_signature_is_demanded() -> None:
+    """Other nodes would read what it names."""
+    story = Worldlet()
+    story.put(model(), builders.placement())
+    story.add_agents("a")
+    story.agents["a"].headers = {PROJECTOR: clip()}
+    story.agents["a"].lies = {"proof": SignedBy(signature="file:///home/covey/.netrc", signers=())}
+    story.run(30)
+    spec = story.instances()[0].spec
+    assert [each.proof for each in (spec.artifact, *(beside.artifact for beside in spec.companions))] == [None] * 3
+    assert "netrc" not in stored(story).model_dump_json()
+    kept = builders.artifact(proof=SignedBy(signature="file:///home/covey/.netrc", signers=()))
+    assert demand_proof(model(), None, kept).proof is None, "a status that an earlier version wrote"
 
 
 def test_a_demanded_signature_is_stamped_on_every_file() -> None:

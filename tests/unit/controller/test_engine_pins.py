@@ -2,10 +2,12 @@
 
 from covey_api.engines import EngineName, Lane
 from covey_api.fleet import EnginePin, Fleet, FleetSpec
+from covey_api.instance import InstanceGoal, InstancePhase, MemberPhase
 from covey_api.meta import ObjectMeta
 from covey_api.node import EngineOverride, Node, NodeSpec
+from covey_api.reasons import FailureCause
 from kit import builders
-from kit.worlds import FakeAgent, Worldlet
+from kit.worlds import FakeAgent, Worldlet, member_report
 
 OLD, NEW = "0.9", "1.0"
 MANAGED = builders.lane().model_copy(update={"version": NEW, "versions": (NEW, OLD)})
@@ -57,3 +59,24 @@ def test_a_pin_that_changes_touches_nothing_that_runs_and_counts_for_the_next() 
     story.put(builders.placement(replicas=2))
     story.run(30)
     assert versions_of(story) == [NEW, OLD]
+
+
+def test_a_pin_that_was_wrong_is_mended_where_there_is_no_other_node() -> None:
+    story = begin(fleet_of(OLD))
+
+    def fail() -> None:
+        for each in story.instances():
+            if each.spec.engine_version == OLD and each.spec.goal is InstanceGoal.RUN:
+                failed = member_report(each, MemberPhase.FAILED, cause=FailureCause.NO_USABLE_ENGINE)
+                story.agents["a"].members[each.spec.instance_id] = failed
+
+    fail()
+    story.run(3)
+    assert versions_of(story) == [OLD]
+    story.put(fleet_of(NEW))
+    for _ in range(120):
+        fail()
+        story.step()
+    story.run(60)
+    assert versions_of(story) == [NEW]
+    assert story.instances()[0].status.phase is InstancePhase.READY

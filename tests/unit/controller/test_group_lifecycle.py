@@ -2,7 +2,9 @@
 
 from covey_api.instance import Instance, MemberPhase, MemberRole
 from covey_api.messages import MemberAssignment, MemberReport
-from covey_api.placement import Placement, ShapeType, ShapeWish
+from covey_api.meta import ConditionStatus
+from covey_api.node import Node
+from covey_api.placement import ContextWish, NodeChoice, Placement, Preemption, ShapeType, ShapeWish
 from covey_api.reasons import FailureCause
 from covey_controller.seal import seal_instance
 from kit import builders
@@ -137,6 +139,53 @@ def test_a_node_that_lies_about_who_is_what_breaks_the_seal() -> None:
     swapped = (driver.model_copy(update={"role": donor.role}), donor.model_copy(update={"role": driver.role}))
     lie = instance.model_copy(update={"spec": instance.spec.model_copy(update={"members": swapped})})
     assert seal_instance(b"s", lie) != seal_instance(b"s", instance)
+
+
+def test_a_donor_is_not_believed_when_it_tells_of_the_drivers_engine() -> None:
+    story = formed("a", "b")
+    (before,) = story.instances()
+    liar = story.agents[before.spec.members[1].node]
+    (report,) = liar.members.values()
+    assert report.instance is not None
+    options = report.instance.spec.options.model_copy(update={"threads": 63})
+    spec = report.instance.spec.model_copy(update={"options": options})
+    lie = report.instance.model_copy(update={"spec": spec})
+    liar.members[before.spec.instance_id] = report.model_copy(update={"instance": lie})
+    story.lose_store()
+    story.run(30)
+    (after,) = story.instances()
+    assert (after.spec.instance_id, after.spec.options) == (before.spec.instance_id, before.spec.options)
+
+
+def test_gateways_have_a_way_to_the_driver_and_nothing_is_said_of_donors() -> None:
+    story = formed("a", "b")
+    (instance,) = story.instances()
+    for member in instance.spec.members:
+        node = next(item for item in story.objects.values() if isinstance(item, Node) and item.key.name == member.node)
+        told = [each.status for each in node.status.conditions if each.type == "DataPathReachable"]
+        assert told == ([ConditionStatus.TRUE] if member.role is MemberRole.DRIVER else [])
+
+
+def test_what_leaves_a_donors_node_is_named_to_the_group_that_waits_for_it() -> None:
+    context = ContextWish(tokens=8192)
+    story = begin("a", "b")
+    story.agents["a"].total_bytes, story.agents["b"].total_bytes = 2_600_000_000, 2_500_000_000
+    shape = ShapeWish(type=ShapeType.RPC)
+    story.put(
+        builders.placement(suspend=True, context=context, shape=shape),
+        builders.placement("first", model="smollm2", context=context, nodes=NodeChoice(include=("b",))),
+    )
+    story.run(20)
+    (held,) = story.instances()
+    story.gateways["g"].in_flight = {held.spec.instance_id: 1}
+    story.put(
+        builders.placement("first", model="smollm2", context=context, suspend=True),
+        builders.placement(context=context, shape=shape, preemption=Preemption.LOWER_PRIORITY, priority=1),
+    )
+    story.run(5)
+    placement = next(i for i in story.objects.values() if isinstance(i, Placement) and i.key.name == "smollm2")
+    ready = next(each for each in placement.status.conditions if each.type == "Ready")
+    assert "waits for 'first-0' to leave node 'b'" in ready.message
 
 
 def test_a_member_that_is_never_reported_is_named() -> None:

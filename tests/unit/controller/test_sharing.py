@@ -114,3 +114,16 @@ def test_turns_are_bounded() -> None:
     fleet.now += TURN_SECONDS
     assert fleet.ask("x") == ([], "")
     assert fleet.ask("y") == ([], "x")
+
+
+def test_a_node_that_lists_a_blob_twice_is_forgotten_like_others() -> None:
+    fleet = Fleet()
+    fleet.add("x")
+    fleet.add("y", A, A)
+    assert fleet.ask("x") == (["y"], "")
+    fleet.add("y", B)
+    assert fleet.ask("x") == ([], "")
+    fleet.add("y", B, B)
+    assert fleet.ask("x", B) == (["y"], "")
+    del fleet.agents["y"]
+    assert fleet.ask("x", B) == ([], "")

@@ -895,7 +895,7 @@ def test_nothing_is_taken_in_that_a_node_may_not_say() -> None:
     there = builders.instance("x-1", instance_id="e" * 16, node="b")
     member = builders.instance("x-2").spec.members[0]
     spread = builders.instance("x-2", instance_id="f" * 16)
-    both = (member, member.model_copy(update={"name": "1", "node": "b"}))
+    both = (member.model_copy(update={"node": "b"}), member.model_copy(update={"name": "1"}))
     spread = spread.model_copy(update={"spec": spread.spec.model_copy(update={"members": both})})
     later = builders.instance("x-3", instance_id="d" * 16, term=2)
     unnamed = builders.instance("../x\x1b[2J", instance_id="c" * 16)

@@ -6,6 +6,7 @@ import pytest
 from covey_api.engines import Compute
 from covey_api.instance import MemberRole
 from covey_planner.choice import choose
+from covey_planner.fit.split import layer_weights, output_bytes
 from covey_planner.types import Chosen, NodeView, Spread
 from kit.builders import lane
 from kit.planning import GIB, large_geometry, large_variant, node, wish
@@ -66,6 +67,25 @@ def test_members_hold_all_layers_and_no_more_than_is_unreserved() -> None:
 )
 def test_nodes_that_cannot_be_members_make_no_group(other: NodeView) -> None:
     assert place(ASKED, able("a", 64), other) is None
+
+
+def test_a_device_in_the_machines_own_memory_is_no_members_and_its_processor_is() -> None:
+    device = lane(roles=ABLE[0].roles, compute=Compute.METAL)
+    fleet = [replace(able(name, 33), lanes=(device, *ABLE)) for name in "ab"]
+    chosen = place(ASKED, *fleet)
+    assert chosen is not None
+    assert chosen.lane.compute is Compute.CPU
+    assert place(ASKED, *(replace(each, lanes=(device,)) for each in fleet)) is None
+
+
+def test_the_last_donor_has_the_output_and_the_driver_the_embeddings() -> None:
+    assert HUGE.geometry is not None
+    layers = layer_weights(HUGE.geometry)
+    chosen = place(Spread(3, 3, is_asked=True), able("a", 33), able("b", 25), able("c", 17))
+    assert chosen is not None
+    held = [costs for _, (costs,) in chosen.places]
+    beside = [costs.weights_bytes - -(-layers * costs.layers // 64) for costs in held]
+    assert beside == [HUGE.geometry.token_embedding_bytes, 0, output_bytes(HUGE.geometry)]
 
 
 def test_why_there_is_no_group_is_said() -> None:

@@ -10,6 +10,7 @@ from covey_planner.choice import choose
 from covey_planner.choice.links import LinkKind, classify_link
 from covey_planner.choice.shapes import Shape, ShapeKind, choose_shape
 from covey_planner.choice.shares import can_divide, share_layers
+from covey_planner.fit.limits import limit_pools
 from covey_planner.types import NodeView, Pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,6 +122,15 @@ def test_ranks_of_mlx_compute_alike_and_llama_servers_donors_may_differ() -> Non
         asked = replace(ASKED, variants=(replace(HUGE, engines=(engine,)),))
         shape = choose_shape(asked, fleet(engine), ethernet)
         assert (names(shape), shape.kind if shape else None) == (expected, kind)
+
+
+def test_what_a_device_can_fill_of_the_hosts_memory_bounds_its_part() -> None:
+    device = lane(compute=Compute.ROCM, digest="0" * 64, limit_bytes=30 * GIB)
+    pools = (Pool("Host", 64 * GIB, GIB, 0), *limit_pools((device,)))
+    fleet = [node(name, pools=pools, lanes=(device,)) for name in "ab"]
+    shape = shape_of(*fleet)
+    assert shape is not None
+    assert [member.usable_bytes for member in shape.members] == [30 * GIB] * 2
 
 
 def test_tensor_needs_a_number_of_nodes_that_divides_width_and_heads() -> None:

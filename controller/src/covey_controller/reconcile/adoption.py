@@ -78,11 +78,12 @@ def _is_believable(instance: Instance, node: str, term: int) -> bool:
     """Whether a node may say this; no agent of ours says anything else.
 
     1. A node speaks for itself: what it says another one alone runs would be run there, from any source it names. Of
-       several members one must be its own; the seal proves the others.
+       several members its first must be its own: that node computes and has the file. From a donor's words the options,
+       runtime and sources of another node's engine would be taken, which no seal holds.
     2. A later term than the leader's, or no valid name, could not be stored: every turn would fail by it.
     """
     names = (instance.metadata.name, instance.metadata.namespace or DEFAULT_NAMESPACE)
-    is_own = any(member.node == node for member in instance.spec.members)
+    is_own = instance.spec.members[0].node == node
     return is_own and instance.spec.term <= term and all(_NAME.fullmatch(name) for name in names)
 
 

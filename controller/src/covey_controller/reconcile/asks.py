@@ -60,6 +60,9 @@ def plan_answers(draft: Draft) -> None:
 
 
 def _take_answer(draft: Draft, open_ask: OpenAsk, answer: AskAnswer) -> None:
+    if answer.artifact is not None:
+        # Which signature is demanded, the Model says, never a node: all that load the artifact would read it.
+        answer = answer.model_copy(update={"artifact": answer.artifact.model_copy(update={"proof": None})})
     key = ArtifactKey(open_ask.ask.source, open_ask.ask.sha256)
     strange = _explain_strange(key, answer)
     error = answer.error or ("" if answer.artifact and answer.geometry else "the node's answer held no header")

@@ -3,6 +3,7 @@
 | step | what is seen | what follows |
 |---|---|---|
 | goal `Drain` | it can't hold a request (it is not Ready, or never was in a table) | members stop at once |
+| goal `Drain` | its agent, which lost its files, says that it has yet to begin; a gateway has requests | as if Ready |
 | out of the table | a live gateway has not applied it, or reports requests on it | wait: `drainSeconds` at most |
 | quiet | every live gateway applied it and reports none in flight | members stop |
 | quiet, new leader | `GATEWAYS_RETURN_SECONDS` of its leading have not passed | wait: a gateway may not be back yet |
@@ -12,6 +13,8 @@
 
 Nothing is deleted or judged lost before the fleet has been seen whole (`complete`).
 """
+
+from dataclasses import replace
 
 from covey_api.instance import InstanceGoal, MemberPhase
 from covey_api.messages import NODE_SILENCE_SECONDS, MemberGoal, Order
@@ -34,6 +37,7 @@ GATEWAYS_RETURN_SECONDS = 12.0
 # What comes back of a node that was silent is asked for here; of more, 15 minutes decide as of any stray.
 MAX_ENDED = 1024
 _HOLDS_REQUESTS = frozenset({MemberPhase.READY, MemberPhase.DRAINING})
+_BEFORE_A_LOOK = frozenset({MemberPhase.PENDING, MemberPhase.FETCHING, MemberPhase.STARTING})
 
 
 def observe_losses(draft: Draft) -> None:
@@ -89,7 +93,7 @@ def plan_drains(draft: Draft, strays: list[Sight]) -> None:
     leaving = [s for s in strays if s.instance.spec.goal is InstanceGoal.DRAIN]
     drains: dict[str, Drain] = {}
     for sight in sorted((*draining, *leaving), key=lambda each: each.id):
-        drains[sight.id] = _advance(draft, sight, draft.drains.get(sight.id, Drain(draft.now)))
+        drains[sight.id] = _advance(draft, sight, draft.drains.get(sight.id) or Drain(draft.now))
     draft.drains = drains
     for sight in draining:
         if why := why_ended(draft, sight):
@@ -100,14 +104,11 @@ def plan_drains(draft: Draft, strays: list[Sight]) -> None:
 
 
 def _advance(draft: Draft, sight: Sight, drain: Drain) -> Drain:
-    left = drain.left or left_at(draft, sight.id)
-    if drain.stop:
-        return Drain(drain.since, left, stop=True)
-    why = why_quiet(draft, sight, Drain(drain.since, left))
-    if why is None:
-        return Drain(drain.since, left)
+    drain = replace(drain, left=drain.left or left_at(draft, sight.id))
+    if drain.stop or (why := why_quiet(draft, sight, drain)) is None:
+        return drain
     draft.note(sight.instance.key, EventReason.DRAIN_ENDED, f"its members stop: {why}")
-    return Drain(drain.since, left, stop=True)
+    return replace(drain, stop=True)
 
 
 def left_at(draft: Draft, instance_id: str) -> Order | None:
@@ -118,13 +119,14 @@ def left_at(draft: Draft, instance_id: str) -> Order | None:
 
 def why_quiet(draft: Draft, sight: Sight, drain: Drain) -> str | None:
     """Why its members may stop now, in words; None while requests may still be on it. Decisions in the table above."""
-    if sight.phase not in _HOLDS_REQUESTS:
+    live = live_gateways(draft)
+    is_used = _may_have_served(sight) and not all(is_quiet(gateway, sight.id, drain.left) for gateway in live)
+    if sight.phase not in _HOLDS_REQUESTS and not is_used:
         return "it serves no request"
     deadline = drain.since + sight.instance.spec.drain_seconds
     if draft.now >= deadline:
         return f"`drainSeconds` ({sight.instance.spec.drain_seconds}) have passed"
     draft.wake_at(deadline)
-    live = live_gateways(draft)
     if not live:
         due = max(drain.since + NO_GATEWAY_SECONDS, draft.world.led_since + GATEWAYS_RETURN_SECONDS)
         draft.wake_at(due)
@@ -136,6 +138,11 @@ def why_quiet(draft: Draft, sight: Sight, drain: Drain) -> str | None:
         draft.wake_at(all_back_at)
         return None
     return "every gateway has the table without it and no request on it"
+
+
+def _may_have_served(sight: Sight) -> bool:
+    """Although its agent says that it has yet to begin: one that lost its files says so of an engine that serves."""
+    return sight.phase in _BEFORE_A_LOOK and not any(each.report and each.report.restarts for each in sight.members)
 
 
 def is_quiet(gateway: GatewayView, instance_id: str, left: Order | None) -> bool:

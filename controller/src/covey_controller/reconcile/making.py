@@ -1,5 +1,6 @@
 """Makes Instances of one Placement at one revision: all that is stamped on them, and their names."""
 
+from covey_api.engines import Lane
 from covey_api.instance import Instance, InstanceGoal, InstanceSpec, Member, MemberRole, StampedCompanion
 from covey_api.kinds import ObjectKey
 from covey_api.model import Model, ResolvedArtifact
@@ -62,7 +63,7 @@ class InstanceMaker:
             term=self.draft.world.term,
             engine=chosen.lane.engine,
             compute=chosen.lane.compute,
-            engine_version=find_pin(self.draft, chosen),
+            engine_version=find_pin(self.draft, chosen.node, chosen.lane),
             artifact=demand_proof(self.model, variant.signature, chosen.artifact),
             companions=tuple(
                 StampedCompanion(
@@ -90,23 +91,23 @@ def _members(chosen: Chosen) -> tuple[Member, ...]:
     )
 
 
-def find_pin(draft: Draft, chosen: Chosen) -> str:
+def find_pin(draft: Draft, node: str, lane: Lane) -> str:
     """The Node's, or else the Fleet's; empty also where the lane's program is the operator's."""
-    if not chosen.lane.versions:
+    if not lane.versions:
         return ""
-    sight = draft.nodes.get(chosen.node)
+    sight = draft.nodes.get(node)
     overrides = sight.node.spec.engines if sight is not None and sight.node is not None else ()
     pins = (*overrides, *(draft.fleet.spec.engines if draft.fleet is not None else ()))
-    return next((each.version for each in pins if each.engine is chosen.lane.engine and each.version), "")
+    return next((each.version for each in pins if each.engine is lane.engine and each.version), "")
 
 
 def demand_proof(model: Model, signature: str | None, artifact: ResolvedArtifact) -> ResolvedArtifact:
     """With the signature that the Model demands of it: its node looks at that before an engine gets the file."""
     trust = model.spec.trust
-    if trust.requires is not Proof.SIGNATURE:
-        return artifact
-    # The schema demands one; of a Model that is older than that rule nothing is believed.
-    return artifact.model_copy(update={"proof": SignedBy(signature=signature or "", signers=trust.signers)})
+    # The schema demands a signature; of a Model that is older than that rule nothing is believed.
+    is_demanded = trust.requires is Proof.SIGNATURE
+    proof = SignedBy(signature=signature or "", signers=trust.signers) if is_demanded else None
+    return artifact.model_copy(update={"proof": proof})
 
 
 def running_instances(draft: Draft, key: ObjectKey) -> list[Instance]:

@@ -5,7 +5,7 @@
 | a live gateway names a failure for an Instance, Ready on a Ready node | False, with who, where, what to open |
 | the node silent, or the leader too young to have heard every gateway again | as it was |
 | none, and what serves there has a front | True |
-| none, and it has no front | absent: every gateway is on that machine, or nothing serves |
+| none, and it has no front, or donors' alone | absent: every gateway is on that machine, or nothing serves |
 
 A gateway names a failure only after several tries in a row (`covey_gateway.paths`), and takes it back with the first
 that succeeds. So there is nothing to count here, and no time in it but a leader's first seconds.
@@ -14,6 +14,8 @@ that succeeds. So there is nothing to count here, and no time in it but a leader
 from collections.abc import Mapping
 
 from covey_api.instance import InstanceGoal, MemberPhase
+from covey_api.kinds import ObjectKey
+from covey_api.messages import MemberReport
 from covey_api.meta import Condition, ConditionStatus
 from covey_api.node import Node
 from covey_api.reasons import EventReason, NodeReason
@@ -64,13 +66,20 @@ def plan_path_condition(
         return (Claim(before.type, before.status, before.reason, before.message),) if before is not None else ()
     if failed := failures.get(node.name):
         return (_tell(draft, stored, before, _render(node.name, failed)),)
-    has_front = any(report.front_port for report in (node.report.members if node.report else None) or ())
+    reports = (node.report.members if node.report else None) or ()
+    has_front = any(report.front_port and not _is_of_donor(draft, node, report) for report in reports)
     if not has_front:
         return ()
     if before is not None and before.status is ConditionStatus.FALSE:
         draft.note(stored.key, EventReason.DATA_PATH_OPENED, "every gateway reaches what serves on it again")
     message = "no gateway misses a way to what serves on it"
     return (make_claim(TYPE, is_true=True, reason=NodeReason.DATA_PATH_OPEN, message=message),)
+
+
+def _is_of_donor(draft: Draft, node: NodeSight, report: MemberReport) -> bool:
+    """Whether no gateway comes by this front: an Instance is reached at its first member's."""
+    sight = draft.sights.get(ObjectKey("Instance", report.namespace, report.name))
+    return sight is not None and sight.id == report.instance_id and sight.instance.spec.members[0].node != node.name
 
 
 def _tell(draft: Draft, stored: Node, before: Condition | None, message: str) -> Claim:

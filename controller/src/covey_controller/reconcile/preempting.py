@@ -11,6 +11,8 @@ By preemption never of equal priority: two such Placements would take turns for 
 Who was drained is missing a replica and looks for another place at once, after everybody of higher priority.
 """
 
+from collections.abc import Sequence
+
 from covey_api.instance import InstanceGoal
 from covey_api.kinds import ObjectKey
 from covey_api.placement import Placement, Preemption
@@ -59,8 +61,14 @@ def _wait_for_leaving(maker: InstanceMaker, wish: Wish) -> str:
     if place is None:
         return ""
     draft.nominate(place)
-    here = [sight for sight in going if any(m.node == place.node for m in sight.instance.spec.members)]
-    return f"waits for {quote_names(here)} to leave node '{place.node}'"
+    nodes = {node for node, _ in place.places}
+    here = [sight for sight in going if any(member.node in nodes for member in sight.instance.spec.members)]
+    left = sorted(nodes & {member.node for sight in here for member in sight.instance.spec.members})
+    return f"waits for {quote_names(here)} to leave {'node' if len(left) == 1 else 'nodes'} {_quote(left)}"
+
+
+def _quote(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
 
 
 def _preempt(maker: InstanceMaker, wish: Wish) -> str:

@@ -27,7 +27,7 @@ from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.failures import barred_of, due_at, fault_of
 from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.holding import held_bytes
-from covey_controller.reconcile.making import InstanceMaker
+from covey_controller.reconcile.making import InstanceMaker, find_pin
 from covey_controller.reconcile.world import Spot
 
 
@@ -37,7 +37,7 @@ def retry_failed(maker: InstanceMaker, wish: Wish, names: Sequence[str]) -> None
     1. There is a place elsewhere: another Instance takes it, at once where there is room beside what this one holds,
        else when this one is gone.
     2. By the facts of now it does not fit its node: it leaves, and is placed anew.
-    3. Else its next attempt, when that is due.
+    3. Else its next attempt, when that is due; another Instance where its engine would be of another version now.
     """
     draft = maker.draft
     for name in names:
@@ -129,7 +129,20 @@ def _start_attempt(draft: Draft, sight: Sight, due: float) -> None:
     if draft.now < due:
         draft.wake_at(due)
         return
+    if (pin := _find_pin_now(draft, spec)) not in (None, spec.engine_version):
+        was, now = (f"'{each}'" if each else "none" for each in (spec.engine_version, pin))
+        draft.drain(sight, f"it failed, and its pin changed: the version of {spec.engine} was {was} and is {now}")
+        return
     changed = spec.model_copy(update={"attempt": spec.attempt + 1, "term": max(spec.term, draft.world.term)})
     draft.absent.pop(sight.id, None)
     draft.update(sight.instance.model_copy(update={"spec": changed}))
     draft.note(sight.instance.key, EventReason.ATTEMPT_STARTED, f"attempt {changed.attempt}: no other place takes it")
+
+
+def _find_pin_now(draft: Draft, spec: InstanceSpec) -> str | None:
+    """Which version its engine would be stamped with; None: its node has no such lane now."""
+    node = spec.members[0].node
+    report = known.report if (known := draft.nodes.get(node)) else None
+    lanes = (report.lanes if report else None) or ()
+    lane = next((each for each in lanes if (each.engine, each.compute) == (spec.engine, spec.compute)), None)
+    return find_pin(draft, node, lane) if lane else None

@@ -89,8 +89,8 @@ def _read_piece(path: str, offset: int) -> bytes:
         return os.pread(file.fileno(), 1024 * 1024, offset)
 
 
-def _observe_file(path: str) -> os.stat_result:
-    """A regular, readable, non-empty file; AgentError with words otherwise."""
+def open_file(path: str) -> int:
+    """A descriptor of a regular, readable file; AgentError with words otherwise. Never waits, whatever is there."""
     try:
         # Not blocking: opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -99,12 +99,19 @@ def _observe_file(path: str) -> os.stat_result:
         raise unavailable(
             f"file '{path}' can't be opened on this node: {words}. It must be there and readable by the agent's user."
         ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise unavailable(f"'{path}' must be a regular file on this node; it is something else (a folder or a device).")
+    return descriptor
+
+
+def _observe_file(path: str) -> os.stat_result:
+    """A regular, readable, non-empty file; AgentError with words otherwise."""
+    descriptor = open_file(path)
     try:
         found = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        raise unavailable(f"'{path}' must be a regular file on this node; it is something else (a folder or a device).")
     if found.st_size == 0:
         raise corrupt(f"file '{path}' is empty.")
     return found

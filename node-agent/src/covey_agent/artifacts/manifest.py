@@ -6,7 +6,6 @@ forms, such as archives of folders, are none of an engine's and are left out.
 """
 
 import base64
-import binascii
 import hashlib
 import json
 import logging
@@ -62,7 +61,8 @@ def _parse_layer(layer: object) -> HubFile | None:
     fields = cast("dict[str, object]", layer) if isinstance(layer, dict) else {}
     digest, size, kind, notes = (fields.get(name) for name in ("digest", "size", "mediaType", "annotations"))
     named = cast("dict[str, object]", notes) if isinstance(notes, dict) else {}
-    name = next((named[key] for key in _NAMES if key in named), _UNNAMED if kind in _GGUF_TYPES else None)
+    is_gguf = isinstance(kind, str) and kind in _GGUF_TYPES
+    name = next((named[key] for key in _NAMES if key in named), _UNNAMED if is_gguf else None)
     matched = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
     if not matched or not isinstance(size, int) or size < 0 or not isinstance(name, str) or not is_file_path(name):
         return None
@@ -93,9 +93,11 @@ def find_login(environment: Mapping[str, str], home: Path, registry: str) -> Log
     """As `docker login`, `podman login` and `oras login` keep it. Programs that keep logins elsewhere aren't asked."""
     folder = Path(environment.get("DOCKER_CONFIG") or home / ".docker")
     kept = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json"
-    given = environment.get("REGISTRY_AUTH_FILE")
+    given, session = environment.get("REGISTRY_AUTH_FILE"), environment.get("XDG_RUNTIME_DIR")
+    # Where podman keeps them until the machine starts anew, unless told otherwise.
+    fleeting = (Path(session) / "containers" / "auth.json",) if session else ()
     keys = (registry, f"https://{registry}", *((_DOCKER_LOGIN,) if registry == _DOCKER else ()))
-    for path in (*((Path(given),) if given else ()), folder / "config.json", kept):
+    for path in (*((Path(given),) if given else ()), folder / "config.json", *fleeting, kept):
         logins = _read_logins(path)
         for key in keys:
             if login := _parse_login(logins.get(key)):
@@ -124,6 +126,6 @@ def _parse_login(entry: object) -> Login | None:
         return None
     try:
         user, colon, password = base64.b64decode(auth, validate=True).decode("utf-8").partition(":")
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return None
     return Login(user, password) if colon and user else None

@@ -5,6 +5,7 @@ A manifest has the sha256 of each file, so a registry is read as a hub is whose 
 tag is resolved to a manifest's digest by whoever reads the header, and only that manifest is fetched from then on.
 """
 
+import asyncio
 import base64
 import logging
 import os
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
 
-from covey_api.model import ResolvedArtifact
+from covey_api.model import ArtifactFile, ResolvedArtifact
 from covey_api.source import HubSource, OciSource
 
 from covey_agent.artifacts.cache import Cache
@@ -22,8 +23,10 @@ from covey_agent.artifacts.hub import Repository
 from covey_agent.artifacts.hub_files import HubFiles
 from covey_agent.artifacts.index import Login, split_login
 from covey_agent.artifacts.manifest import ACCEPT, find_login, host_of, parse_challenge, parse_manifest, parse_token
+from covey_agent.artifacts.together import AT_ONCE, Sum, do_together
+from covey_agent.artifacts.verifying import find_verified
 from covey_agent.artifacts.web import Origin, Unauthorized, Web, corrupt, is_loopback, persist, unavailable
-from covey_agent.ports import OnTransfer
+from covey_agent.ports import OnTransfer, Transfer
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +58,35 @@ class RegistryFiles:
         return await files.read_header(source, _as_repository(parsed), sha256)
 
     async def fetch(self, artifact: ResolvedArtifact, parsed: OciSource, tell: OnTransfer) -> dict[str, Path]:
-        if artifact.revision is None:
+        """The blob of each file, by the file's name. The registry is asked for those alone that nobody nearer has."""
+        if artifact.sha256 is None or artifact.revision is None:
             raise corrupt(f"'{artifact.source}' was never resolved to a manifest; its header must be read again.")
-        files = await self._open(parsed, f"sha256:{artifact.revision}")
-        return await files.fetch(artifact, _as_repository(parsed), tell)
+        reference = f"sha256:{artifact.revision}"
+        one = ArtifactFile(name=artifact.name, size_bytes=artifact.size_bytes, sha256=artifact.sha256)
+        files = artifact.files or (one,)
+        progress = Sum(sum(file.size_bytes for file in files), tell)
+        opening = asyncio.Lock()
+        opened: list[_ManifestFiles] = []
+
+        async def open_once() -> _ManifestFiles:
+            async with opening:
+                if not opened:
+                    opened.append(await self._open(parsed, reference))
+            return opened[0]
+
+        async def fetch(file: ArtifactFile) -> Path:
+            told = progress.part(file.name)
+            path = await find_verified(self._cache, file.sha256, file.size_bytes)
+            if path is None:
+                path = await self._downloader.take(file.name, file.sha256, file.size_bytes, told, keeps_partial=True)
+            if path is None:
+                part = artifact.model_copy(update={"files": (file,)})
+                path = (await (await open_once()).fetch(part, _as_repository(parsed), told))[file.name]
+            told(Transfer(file.size_bytes, file.size_bytes, 0))
+            return path
+
+        names = [file.name for file in files]
+        return dict(zip(names, await do_together(fetch, files, AT_ONCE), strict=True))
 
     async def _open(self, parsed: OciSource, reference: str) -> "_ManifestFiles":
         """The files of a manifest, which is read by whoever it takes."""
@@ -93,14 +121,15 @@ class RegistryFiles:
             return replace(origin, token=_render(login), scheme="Basic")
         if scheme != "bearer" or not asked.get("realm"):
             raise refused
-        realm, _ = split_login(asked["realm"])
+        realm = _read_realm(asked["realm"], origin)
         if login is not None and not _is_kin(host_of(parsed.registry), realm):
             logger.warning("the login for '%s' is not shown to '%s', which it names", parsed.registry, realm)
             login = None
         query = {"scope": asked.get("scope") or f"repository:{parsed.repository}:pull"}
         query |= {"service": asked["service"]} if asked.get("service") else {}
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
-        who = replace(origin, token=_render(login), scheme="Basic") if login else origin
+        # The registry gets what comes of it: another host's login, out of ~/.netrc, would make a token for a stranger.
+        who = replace(origin, token=_render(login) if login else "", scheme="Basic", is_anonymous=True)
         _, body = await persist(
             self._web.patience, f"token of '{parsed.registry}'", lambda: self._web.read(url, {}, _MAX_TOKEN_BYTES, who)
         )
@@ -134,6 +163,24 @@ def _origin_of(registry: str) -> Origin:
         login=f"Give the agent's user a login by `docker login {registry}` or `oras login {registry}`.",
         missing="there is no such repository, tag or file. Change the source.",
     )
+
+
+def _read_realm(text: str, origin: Origin) -> str:
+    """Where a token is asked for, without a login; only where nobody between can read it."""
+    try:
+        realm, _ = split_login(text)
+        parts = urlsplit(realm)
+        is_private = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+    except ValueError as error:
+        raise unavailable(
+            f"the registry names a token service whose URL can't be read as one. {origin.check}"
+        ) from error
+    if not is_private:
+        raise unavailable(
+            f"the registry names a token service that must be at https://, or on this machine; its scheme is "
+            f"'{parts.scheme[:20]}'. {origin.check}"
+        )
+    return realm
 
 
 def _render(login: Login) -> str:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # More connections to one host gain nothing that these don't, and hold up other downloads.
-_AT_ONCE = 3
+AT_ONCE = 3
 
 
 class Sum:
@@ -44,7 +44,7 @@ async def fetch_together(downloader: Downloader, remotes: Mapping[str, Remote], 
         progress.part(key)(Transfer(remote.size_bytes, remote.size_bytes, 0))
         return path
 
-    return dict(zip(remotes, await do_together(fetch, tuple(remotes), _AT_ONCE), strict=True))
+    return dict(zip(remotes, await do_together(fetch, tuple(remotes), AT_ONCE), strict=True))
 
 
 async def do_together(work: Callable[[T], Awaitable[R]], items: Sequence[T], at_once: int) -> list[R]:

@@ -68,6 +68,8 @@ class Origin:
     """A bearer token: for the host that is asked first, never for one that it redirects to."""
     scheme: str = "Bearer"
     """Of the token; `Basic` where it is a login."""
+    is_anonymous: bool = False
+    """Nothing but the token is shown: no login out of an index's URL or ~/.netrc, wherever it leads."""
 
 
 INDEX = Origin(
@@ -197,7 +199,7 @@ class Web:
         for hop in range(_MAX_REDIRECTS + 1):
             place = _place(url, origin)
             proof = {"Authorization": f"{origin.scheme} {origin.token}"} if _is_trusted(origin, first, url) else {}
-            auth = None if proof else self._auth(url)
+            auth = None if proof or origin.is_anonymous else self._auth(url)
             try:
                 async with client.stream("GET", url, headers={**headers, **proof}, auth=auth) as response:
                     if response.status_code not in _REDIRECTS:

@@ -63,6 +63,9 @@ class VllmSource:
             self._sound = {identity: EngineProgram(program.path, {}, found, "")}
         return self._sound[identity]
 
+    def is_here(self, override: EngineOverride | None, version: str | None = None) -> bool:
+        return True  # one that isn't is refused, and never fetched
+
     async def _sees_card(self) -> bool:
         now = time.monotonic()
         if self._cards is None or now - self._cards[0] >= _CARDS_SECONDS:

@@ -12,15 +12,14 @@ from typing import Any
 
 from covey_api.engines import EngineName
 from covey_api.node import EngineOverride
-from covey_api.reasons import FailureCause
 
-from covey_agent.engines.source import UnknownVersion
+from covey_agent.engines.source import is_lasting
 from covey_agent.ports import AgentError
 
 # A person who installed what was missing sees it within that; an engine in Python takes seconds of a core to answer.
 AGAIN_SECONDS = 60.0
-# What lasts until a person does something; a source that can't be reached, or a full disk, are not the engine's.
-_LASTING = frozenset({FailureCause.NO_USABLE_ENGINE, FailureCause.MISSING_LIBRARY})
+# A version that no Instance asked for so long isn't pinned any more, for all that an agent can know.
+UNASKED_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,8 @@ class _Failed:
     override: EngineOverride | None
     """What the Node's spec said of it then."""
     at_seconds: float
+    asked_seconds: float
+    """When an Instance wanted it last."""
 
 
 _Key = tuple[EngineName, str | None]
@@ -43,27 +44,47 @@ class FailedEngines:
         self._trials: dict[_Key, asyncio.Task[None]] = {}
 
     def find(self, engine: EngineName, override: EngineOverride | None) -> AgentError | None:
-        found = (failed for (name, _), failed in self._failed.items() if name is engine)
-        return next((failed.error for failed in found if failed.override == override), None)
+        self._forget(engine, override)
+        return next((failed.error for (name, _), failed in self._failed.items() if name is engine), None)
 
-    def fail(self, engine: EngineName, version: str | None, override: EngineOverride | None, error: AgentError) -> None:
-        if error.cause in _LASTING and not isinstance(error, UnknownVersion):
-            self._failed[engine, version] = _Failed(error, override, self._observe_now())
+    def fail(
+        self,
+        engine: EngineName,
+        version: str | None,
+        override: EngineOverride | None,
+        error: AgentError,
+        *,
+        is_trial: bool = False,
+    ) -> None:
+        """`is_trial`: no Instance wanted it now; then what was forgotten meanwhile stays so."""
+        known, now = self._failed.get((engine, version)), self._observe_now()
+        if is_lasting(error) and (known is not None or not is_trial):
+            asked = known.asked_seconds if known is not None and is_trial else now
+            self._failed[engine, version] = _Failed(error, override, now, asked)
 
     def succeed(self, engine: EngineName, version: str | None) -> None:
         self._failed.pop((engine, version), None)
 
-    def try_again(self, engine: EngineName, start: Callable[[str | None], Coroutine[Any, Any, object]]) -> None:
-        """One trial at a time of each version, once the last one is old; `start` says here how it ended."""
+    def try_again(
+        self,
+        engine: EngineName,
+        override: EngineOverride | None,
+        is_here: Callable[[str | None], bool],
+        start: Callable[[str | None], Coroutine[Any, Any, None]],
+    ) -> None:
+        """One trial at a time of each version that is on the machine, once the last one is old; `start` says here how
+        it ended. A version that isn't here would be fetched and installed each time."""
+        self._forget(engine, override)
+        self._trials = {key: trial for key, trial in self._trials.items() if not trial.done()}
         for key, failed in self._failed.items():
-            trial = self._trials.get(key)
-            is_under_way = trial is not None and not trial.done()
-            if key[0] is engine and not is_under_way and self._observe_now() - failed.at_seconds >= AGAIN_SECONDS:
-                self._trials[key] = asyncio.create_task(_settle(start(key[1])))
+            is_due = key not in self._trials and self._observe_now() - failed.at_seconds >= AGAIN_SECONDS
+            if key[0] is engine and is_due and is_here(key[1]):
+                self._trials[key] = asyncio.create_task(start(key[1]))
 
-
-async def _settle(trial: Coroutine[Any, Any, object]) -> None:
-    try:
-        await trial
-    except AgentError:
-        return  # it was remembered where it was raised
+    def _forget(self, engine: EngineName, override: EngineOverride | None) -> None:
+        """What failed under another spec, and versions that nobody asks for any more."""
+        now = self._observe_now()
+        for key, failed in list(self._failed.items()):
+            is_unasked = key[1] is not None and now - failed.asked_seconds >= UNASKED_SECONDS
+            if key[0] is engine and (failed.override != override or is_unasked):
+                del self._failed[key]

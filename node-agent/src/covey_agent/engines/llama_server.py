@@ -182,7 +182,8 @@ LLAMA_SERVER = Description(
     signs=(
         Sign(OUT_OF_MEMORY, FailureCause.OUT_OF_MEMORY),
         Sign(
-            re.compile(r"couldn't bind HTTP server socket"),
+            # The second is a donor's, `ggml-rpc-server`, which ends with 0 then.
+            re.compile(r"couldn't bind HTTP server socket|^Failed to create server socket", re.MULTILINE),
             FailureCause.PORT_TAKEN,
             "another process took the engine's port before it did: ",
             is_only_of_exits=True,

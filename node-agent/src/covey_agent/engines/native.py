@@ -33,6 +33,7 @@ from covey_agent.engines.source import (
     ask_version,
     given_path,
     identify,
+    is_lasting,
     is_provisioning_on,
     judge_version,
     parse_version,
@@ -177,7 +178,7 @@ class LlamaServerSource:
 
     def _judge(self, problem: AgentError | None, seconds: float) -> None:
         """Whether it is waited for, and what failed is tried again, at the next look."""
-        self._install_problem = problem
+        self._install_problem = problem if problem is not None and is_lasting(problem) else None
         if problem is not None and problem.cause is not FailureCause.ARTIFACT_UNAVAILABLE:
             self._has_given_up = True
             logger.error("no accelerator can be offered before llama-server is installed: %s", problem.message)
@@ -196,6 +197,12 @@ class LlamaServerSource:
             managed = self._environment_of(version)
             program = self._program(managed, await managed.ensure(on_transfer))
         return await self._check(program)
+
+    def is_here(self, override: EngineOverride | None, version: str | None = None) -> bool:
+        try:
+            return self._find(override, version) is not None
+        except AgentError:
+            return False
 
     def _environment_of(self, version: str | None) -> Environment:
         if version is None:

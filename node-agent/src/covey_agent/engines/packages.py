@@ -84,6 +84,10 @@ class PythonSource:
         self._sound = {identity: sound}
         return sound
 
+    def is_here(self, override: EngineOverride | None, version: str | None = None) -> bool:
+        managed = self._find_environment()
+        return (override is not None and override.path is not None) or bool(managed and managed.find())
+
     def _given(self, python: Path) -> EngineProgram:
         return EngineProgram(python, self._extras(), "", "", ("-I", str(SERVE), self.engine.value))
 

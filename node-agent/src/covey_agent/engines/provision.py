@@ -8,11 +8,11 @@ import logging
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from covey_api.engines import MAX_LACKS, Compute, EngineName, Lane, LaneState, UnusableEngine
+from covey_api.engines import MAX_LACKS, Compute, EngineName, Lane, UnusableEngine
 from covey_api.node import EngineOverride, NodeSpec
 
 from covey_agent.artifacts.cache import Cache
@@ -44,7 +44,7 @@ class NodeEngines:
         self._complaints: dict[EngineName, str] = {}
         self._failed = FailedEngines()
         self._offers_any = True
-        self._lacking: dict[EngineName, _Lacking] = {}
+        self._lacking: dict[_Build, _Lacking] = {}
 
     @property
     def devices(self) -> tuple[EngineDevice, ...]:
@@ -67,8 +67,10 @@ class NodeEngines:
             looks = [group.create_task(self._observe(source, spec)) for source in self._sources.values()]
         lanes = tuple(lane for look in looks for lane in look.result())
         self._offers_any = bool(lanes)
-        for engine in {lane.engine for lane in lanes if lane.state is LaneState.INSTALLED}:
-            self._failed.try_again(engine, partial(self.ensure, engine, spec, _ignore))
+        for engine in {lane.engine for lane in lanes}:
+            override, source = find_override(spec, engine), self._sources[engine]
+            is_here, start = partial(source.is_here, override), partial(self._try, source, override)
+            self._failed.try_again(engine, override, is_here, start)
         return lanes
 
     def observe_unusable(self, spec: NodeSpec) -> tuple[UnusableEngine, ...]:
@@ -106,8 +108,13 @@ class NodeEngines:
             self._complaints[source.engine] = error.message
             return ()
         self._complaints.pop(source.engine, None)
-        lacking = self._lacking.get(source.engine)
-        return tuple(map(lacking.mark, lanes)) if lacking and lacking.is_so() else lanes
+        for build in [build for build, each in self._lacking.items() if not each.is_so()]:
+            del self._lacking[build]
+        return tuple(map(self._mark, lanes))
+
+    def _mark(self, lane: Lane) -> Lane:
+        lacking = self._lacking.get((lane.engine, lane.version, lane.digest))
+        return lane.changed(lacks=tuple(sorted(lacking.names))[:MAX_LACKS]) if lacking else lane
 
     async def refresh_devices(self) -> None:
         await self._llama_server.refresh_devices()
@@ -131,15 +138,23 @@ class NodeEngines:
         self._failed.succeed(engine, version)
         return program
 
+    async def _try(self, source: EngineSource, override: EngineOverride | None, version: str | None) -> None:
+        """What failed when an Instance wanted it: whether it starts now."""
+        try:
+            await source.ensure(override, _ignore, version)
+        except AgentError as error:
+            self._failed.fail(source.engine, version, override, error, is_trial=True)
+        else:
+            self._failed.succeed(source.engine, version)
+
     async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
         code = find_code(engine, program)
         if code is None or not await asyncio.to_thread(is_lacking, code, architecture):
             return
-        known = self._lacking.get(engine)
-        found = _Lacking(code, identify(code), program.version, program.digest, frozenset({architecture}))
-        if known is not None and known.is_of_one_build_with(found):
-            found = replace(found, names=known.names | found.names)
-        self._lacking[engine] = found
+        build, identity = (engine, program.version, program.digest), identify(code)
+        known = self._lacking.get(build)
+        names = known.names if known is not None and known.identity == identity else frozenset[str]()
+        self._lacking[build] = _Lacking(code, identity, names | {architecture})
         raise unusable(
             f"{engine} {program.version} on this node has no code for models of architecture '{architecture}'. Give a "
             "newer build in the Node's `spec.engines`, or the Model a variant for another engine."
@@ -150,27 +165,21 @@ def _ignore(transfer: Transfer) -> None:
     """What is tried again is here."""
 
 
+# Its engine, its version, its digest: what a lane tells of itself. Pinned versions are there beside the own one.
+_Build = tuple[EngineName, str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class _Lacking:
     """What one build was asked for and has no code for."""
 
     code: Path
     identity: Identity
-    version: str
-    digest: str
     names: frozenset[str]
-
-    def is_of_one_build_with(self, other: "_Lacking") -> bool:
-        """Whether both are of one build."""
-        return replace(self, names=other.names) == other
 
     def is_so(self) -> bool:
         """Whether the build is what it was."""
         return identify(self.code) == self.identity
-
-    def mark(self, lane: Lane) -> Lane:
-        is_of_it = (lane.version, lane.digest) == (self.version, self.digest)
-        return lane.changed(lacks=tuple(sorted(self.names))[:MAX_LACKS]) if is_of_it else lane
 
 
 def find_override(spec: NodeSpec, engine: EngineName) -> EngineOverride | None:

@@ -26,6 +26,9 @@ _VERSION = re.compile(r"^version: (.{1,64})", re.MULTILINE)
 
 Identity = tuple[str, int, int, int]
 
+# What lasts until a person does something; a source that can't be reached, or a full disk, are not the engine's.
+_LASTING = frozenset({FailureCause.NO_USABLE_ENGINE, FailureCause.MISSING_LIBRARY})
+
 
 class EngineSource(Protocol):
     """One engine on this node. `override`: what the Node's spec says of it, if anything."""
@@ -41,6 +44,10 @@ class EngineSource(Protocol):
     ) -> EngineProgram:
         """The engine, provisioned if needed; it answered. `version`: of what is installed; a program that the operator
         gave is what it is."""
+        ...
+
+    def is_here(self, override: EngineOverride | None, version: str | None = None) -> bool:
+        """Whether `ensure` would find it on the machine, and fetch nothing."""
         ...
 
 
@@ -76,6 +83,11 @@ def parse_version(text: str) -> str:
 
 class UnknownVersion(AgentError):
     """Whoever pinned it is to blame, and not the engine."""
+
+
+def is_lasting(error: AgentError) -> bool:
+    """Whether it is told of the node: the engine itself is to blame, until a person does something."""
+    return error.cause in _LASTING and not isinstance(error, UnknownVersion)
 
 
 def refuse_version(engine: EngineName, version: str, known: Sequence[str]) -> UnknownVersion:

@@ -73,11 +73,17 @@ class Front:
         self._reviewed = self._credentials.observe_refused()
         self.due: float | None = None
         """When `check` is to be called next, monotonic; None while nobody is connected."""
-        self._listener = open_listener(launch["front"]["address"], self._log.write)
+        self.problem = ""
+        """Why it could not be opened; empty: it is."""
+        self._listener = open_listener(launch["front"]["address"], self._complain)
         self.port = 0
         if self._listener is not None:
             self.port = self._listener.getsockname()[1]
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _complain(self, words: str) -> None:
+        self.problem = words
+        self._log.write(words)
 
     def check(self, now: float) -> None:
         """Close who let a deadline pass, and who was removed meanwhile."""

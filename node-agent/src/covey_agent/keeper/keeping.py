@@ -12,6 +12,7 @@ disk, a vanished folder or a stuck agent must never cost an engine.
 
 import contextlib
 import ctypes
+import errno
 import os
 import selectors
 import signal
@@ -64,20 +65,22 @@ class Keeper:
         self.record_at: float | None = None
         self.kill_at: float | None = None
         self.look_at = 0.0
+        self.has_child_ended = False
+        """Since the last look at who ended: the kernel tells it by SIGCHLD, also of who was taken in."""
         self.group = open_group(launch["instanceId"], launch.get("memoryBytes", 0))
         self.oom_kills = observe_oom_kills()
         self.started_at, self.started = time.time(), time.monotonic()
         self.asking = Asking(self.selector, self)
         self._watch_signals()
         take_in()
-        self.neighbours = self._meet_neighbours()
         try:
+            self.neighbours = self._meet_neighbours()
+            self.front = self._open_front()
             self.engine = self._start_engine()
         except BaseException:
             if self.group is not None:
                 self.group.remove()
             raise
-        self.front = self._open_front()
         self._write_keeper()
 
     # ----- start
@@ -94,7 +97,9 @@ class Keeper:
             signal.signal(number, signal.SIG_IGN)
 
         def read_signals() -> None:
-            if signal.SIGTERM in reader.recv(4096):
+            numbers = reader.recv(4096)
+            self.has_child_ended = self.has_child_ended or signal.SIGCHLD in numbers
+            if signal.SIGTERM in numbers:
                 self.stop("Terminated", OWN_STOP_GRACE_SECONDS)
 
         self.selector.register(reader, selectors.EVENT_READ, read_signals)
@@ -151,16 +156,24 @@ class Keeper:
         self.stop("Neighbour", NEIGHBOUR_STOP_GRACE_SECONDS)
 
     def _open_front(self) -> "Front | None":
-        """Where this node's engines are reached from elsewhere. What goes wrong costs the way in, not the engine."""
+        """Where this node's engines are reached from elsewhere. What goes wrong costs the way in, not the engine.
+
+        OSError where other members come in by it: without it they never do, and the attempt would wait for ever.
+        """
         if self.launch["front"] is None:
             return None
         from covey_agent.keeper.front import Front  # TLS is some MB that a keeper on its own has no use for
 
+        front, why = None, ""
         try:
-            return Front(self.selector, self.launch, self.neighbours)
-        except Exception:
+            front = Front(self.selector, self.launch, self.neighbours)
+            why = front.problem
+        except Exception as error:
             self.output.write(f"keeper: no front: {traceback.format_exc()}".encode())
-            return None
+            why = f"no front: {error}"
+        if (front is None or not front.port) and self.neighbours is not None and self.neighbours.admitted:
+            raise OSError(errno.EADDRNOTAVAIL, f"the other members must reach this one: {why}", "front")
+        return front
 
     def _write_keeper(self) -> None:
         self.record = {
@@ -219,7 +232,9 @@ class Keeper:
             self.neighbours.check(now)
         if self.exit is None and self.engine.poll() is not None and self._has_last_word(now):
             self._record_exit()
-        reap(self.engine.pid)
+        if self.has_child_ended:  # most turns are a connection's, and it looks at the whole machine at worst
+            self.has_child_ended = False
+            reap(self.engine.pid)
         if self.exit is None and self.kill_at is not None and now >= self.kill_at:
             self._signal_group(signal.SIGKILL)
             self.kill_at = None

@@ -57,7 +57,9 @@ def keep(folder: str, told: int) -> int:
         os.write(told, b"another keeper holds this member's lock")
         return LOCKED_STATUS
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
-        words = f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) else repr(error)
+        words = (
+            f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) and error.filename else repr(error)
+        )
         os.write(told, words.encode())
         return 1
     os.write(told, STARTED)

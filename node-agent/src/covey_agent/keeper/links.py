@@ -10,7 +10,7 @@ import selectors
 import time
 from collections.abc import Callable
 
-from covey_agent.keeper.sides import PeerSide
+from covey_agent.keeper.sides import Side
 from covey_agent.keeper.ways import Watch
 
 PING_SECONDS = 1.0
@@ -22,16 +22,28 @@ CLOSED = "closed its link without a word: its keeper or its machine ended"
 
 
 class MembersLink:
-    """With the member that `words` names. `on_end` hears once, in a sentence, whose end ends this one."""
+    """With the member that `words` names. `on_end` hears once, in a sentence, whose end ends this one.
+
+    `hears_on`: also when this member has told of its end. An engine that dials others may end by an end of theirs, of
+    which their own word is on its way still; what else comes then is their answer.
+    """
 
     def __init__(
-        self, selector: selectors.BaseSelector, peer: PeerSide, words: str, on_end: Callable[[str], None]
+        self,
+        selector: selectors.BaseSelector,
+        peer: Side,
+        words: str,
+        on_end: Callable[[str], None],
+        *,
+        hears_on: bool = False,
     ) -> None:
         self._words = words
         self.has_heard = False
         """Whether the other keeper has said anything, so took this connection for a link."""
         self._peer = peer
         self._on_end = on_end
+        self._hears_on = hears_on
+        self._has_told = False
         self._is_over = False
         self._is_closed = False
         self._unread = b""
@@ -64,7 +76,7 @@ class MembersLink:
 
     def check(self, now: float) -> None:
         """Once a second at least."""
-        if self._is_over:
+        if self._is_over or self._has_told:
             return
         if now - self._heard >= SILENCE_SECONDS:
             self._end(f"said nothing for {SILENCE_SECONDS:.0f} s")
@@ -77,9 +89,9 @@ class MembersLink:
     def tell_end(self, words: str, *, is_own: bool) -> None:
         """This member ends. The socket stays until the other end closes: to close over unread bytes would take the
         last line back."""
-        if self._is_over:
+        if self._is_over or self._has_told:
             return
-        self._is_over = True
+        self._has_told = True
         try:
             self._say(f"{'end' if is_own else 'for'} {words}".encode()[: MAX_LINE_BYTES - 1] + b"\n")
             self._peer.end()
@@ -106,14 +118,15 @@ class MembersLink:
             if line.startswith((b"end ", b"for ")):
                 words = line[4:MAX_LINE_BYTES].decode(errors="replace")
                 plain = "".join(letter if letter.isprintable() else "?" for letter in words)
-                self._end(plain, is_own=line.startswith(b"end"))
+                is_own = line.startswith(b"end")
+                self._end(plain, is_own=is_own, is_news=is_own and self._hears_on)
         if len(self._unread) > MAX_LINE_BYTES:
             self._end("said what is no word of a link")
         if self._peer.has_ended:
             self._end(CLOSED)
 
-    def _end(self, why: str, *, is_own: bool = True) -> None:
-        was_over = self._is_over
+    def _end(self, why: str, *, is_own: bool = True, is_news: bool = False) -> None:
+        is_known = self._is_over or (self._has_told and not is_news)
         self.close()
-        if not was_over:
+        if not is_known:
             self._on_end(f"{self._words} {why}" if is_own else why)

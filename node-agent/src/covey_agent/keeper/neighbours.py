@@ -90,7 +90,7 @@ class Reach:
         self._watch.set(dial.peer.socket)
         self._dial = None
         self.certificate = dial.certificate
-        self._link = MembersLink(self._selector, dial.peer, self.target.words, self._hear_end)
+        self._link = MembersLink(self._selector, dial.peer, self.target.words, self._hear_end, hears_on=True)
         self._link.begin()
 
     def _hear_end(self, why: str) -> None:
@@ -134,7 +134,10 @@ class Neighbours:
         form_seconds = group["formSeconds"]
         self._form_until = float("inf") if form_seconds is None else time.monotonic() + form_seconds
         self._taken: dict[str, tuple[dict[str, Any], MembersLink]] = {}
+        self._has_told = False
+        """Neighbours know of this member's end."""
         self._is_over = False
+        """Whose end it was is settled."""
         self._admission = Credentials(
             group["identity"], None, self.log.write, "agent", "node", frozenset(self.admitted)
         )
@@ -151,7 +154,7 @@ class Neighbours:
 
     def explain_full(self, node: str) -> str:
         """Why no link of this node is taken; empty: one is."""
-        if self._is_over:
+        if self._is_over or self._has_told:
             return "this member has ended"
         return "its member has a link here already" if node in self._taken else ""
 
@@ -178,7 +181,7 @@ class Neighbours:
         self.due = now + PING_SECONDS
         for tunnel in self._tunnels:
             tunnel.check(now)
-        if self._is_over:
+        if self._is_over or self._has_told:
             return
         for reach in self._reaches:
             reach.check(now)
@@ -193,8 +196,11 @@ class Neighbours:
                 self._hear_end(f"{self._words(node)} did not come in time")
 
     def tell_end(self, words: str, *, is_own: bool) -> None:
-        """This member ends: every neighbour is told at once. Not `is_own`: it does for another's, which is named."""
-        self._is_over = True
+        """This member ends: every neighbour is told at once. Not `is_own`: it does for another's, which is named.
+
+        Until `close`, `on_end` may still hear of a member that was dialled and ended before this one.
+        """
+        self._has_told = True
         for reach in self._reaches:
             reach.tell_end(words, is_own=is_own)
         for _, link in self._taken.values():
@@ -202,6 +208,7 @@ class Neighbours:
 
     def close(self) -> None:
         """The engine has ended: nothing is carried any more. What was said to neighbours stays said."""
+        self._is_over = True
         for tunnel in self._tunnels:
             tunnel.close()
         self._tunnels = []

@@ -5,6 +5,7 @@ engine is one TLS connection to that member's front. Nobody can ask for another 
 """
 
 import errno
+import os
 import selectors
 import socket
 import time
@@ -85,7 +86,11 @@ class Tunnel:
         self._target = target
         self._complain = complain
         self._streams: set[Stream] = set()
-        self._listener = socket.create_server(("127.0.0.1", target.local_port), backlog=MAX_STREAMS)
+        try:
+            self._listener = socket.create_server(("127.0.0.1", target.local_port), backlog=MAX_STREAMS)
+        except OSError as error:
+            where = f"127.0.0.1:{target.local_port}"  # as a file's name would be: whoever says what failed says where
+            raise OSError(error.errno, os.strerror(error.errno or 0), where) from error
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 

@@ -9,7 +9,8 @@ Model says.
 import asyncio
 import hashlib
 import logging
-from pathlib import Path
+import os
+from pathlib import Path, PurePosixPath
 
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
@@ -20,6 +21,7 @@ from covey_agent.artifacts import hub
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import run_to_end, write_atomically
 from covey_agent.artifacts.hub import HubSettings
+from covey_agent.artifacts.local import open_file
 from covey_agent.artifacts.local_set import is_of_set
 from covey_agent.artifacts.node import NodeArtifacts
 from covey_agent.artifacts.web import SERVER, Web, persist, unavailable
@@ -93,7 +95,7 @@ def _commit_beside(signature: HubSource, artifact: ResolvedArtifact) -> str | No
 
 def _read_file(path: str) -> bytes:
     try:
-        with Path(path).open("rb") as file:
+        with os.fdopen(open_file(path), "rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise unavailable(f"signature '{path}' can't be read on this node: {error.strerror}.") from error
@@ -166,9 +168,19 @@ class SignedArtifacts:
 
 def _known_files(artifact: ResolvedArtifact) -> dict[str, str]:
     """sha256 by name, as far as they are known before the files are here; what comes must then be the same."""
+    folder = _folder_of(artifact.source)
     if artifact.files:
         # The list itself is held against the artifact's digest when it is fetched.
-        return {file.name: file.sha256 for file in artifact.files}
+        return {str(folder / file.name): file.sha256 for file in artifact.files}
     # Of several files at a path, the digest is that of a list that isn't here.
     is_list = artifact.source.startswith("file:") and is_of_set(artifact.name)
-    return {artifact.name: artifact.sha256} if artifact.sha256 and not is_list else {}
+    return {str(folder / artifact.name): artifact.sha256} if artifact.sha256 and not is_list else {}
+
+
+def _folder_of(source: str) -> PurePosixPath:
+    """Where it is in its repository: a signature may be over all of that."""
+    try:
+        parsed = parse_source(source)
+    except ValueError:
+        return PurePosixPath()  # its fetch says so
+    return PurePosixPath(parsed.file).parent if isinstance(parsed, HubSource | OciSource) else PurePosixPath()

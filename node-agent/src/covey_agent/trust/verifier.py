@@ -73,6 +73,8 @@ class Verifier:
             return said["by"]
         if "refused" in said:
             raise SignatureRefused(said["refused"])
+        if "unread" in said:
+            raise AgentError(FailureCause.ARTIFACT_UNAVAILABLE, said["unread"])
         raise _blind(f"its program ended with {answer.status}: {' '.join(answer.text.split())[-300:]}")
 
 

@@ -3,9 +3,9 @@
     python -I -S verify.py PACKAGES REQUEST
 
 `REQUEST` is a file with JSON: what is to be looked at. The last line that is printed is the answer: `{"by": …}`, or
-`{"refused": …}` with what was expected and found. It runs in a process and an environment of its own, because it reads
-what strangers wrote, by libraries that the agent needs for nothing else (ADR 53). It needs no network: keys come with
-the request, Sigstore's root with its library.
+`{"refused": …}` with what was expected and found, or `{"unread": …}` where a provenance can't be read. It runs in
+a process and an environment of its own, because it reads what strangers wrote, by libraries that the agent needs for
+nothing else (ADR 53). It needs no network: keys come with the request, Sigstore's root with its library.
 
 No file of the model is read here. The agent has found each file's sha256; what is asked is whether a signer named the
 same ones. So a signature over a folder does for a model of which only some files are needed, and one in the format of
@@ -50,6 +50,10 @@ class Refused(Exception):
     """What was expected and what was found."""
 
 
+class Unread(Exception):
+    """It says nothing that this version understands, neither for nor against."""
+
+
 def main(packages: str, request_path: str) -> int:
     sys.path.append(packages)
     request: Json = json.loads(Path(request_path).read_text(encoding="utf-8"))
@@ -57,6 +61,8 @@ def main(packages: str, request_path: str) -> int:
         by = check_provenance(request) if "provenance" in request else check_signature(request)
     except Refused as refused:
         print(json.dumps({"refused": str(refused)}))
+    except Unread as unread:
+        print(json.dumps({"unread": str(unread)}))
     else:
         print(json.dumps({"by": by}))
     return 0
@@ -93,9 +99,10 @@ def _find_maker(text: str) -> tuple[str, str]:
         made_with = next(kind for kind in _MAKERS if kind in material and is_whole)
         hint = material[made_with].get("hint", "") if made_with == "publicKey" else ""
     except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError) as error:
+        # None of it is quoted: a Model may name any file that the agent can read, and many read what it says.
         raise Refused(
             "it must be a Sigstore bundle in JSON, as `model_signing sign` or `cosign sign-blob --bundle` write it; it "
-            f"is none (it begins with {text[:24]!r})"
+            f"is none (it has {len(text)} characters)"
         ) from error
     return made_with, hint if isinstance(hint, str) else ""
 
@@ -185,7 +192,7 @@ def _parse_statement(kind: str, payload: bytes) -> Json:
 
 
 def list_signed(statement: Json) -> dict[str, set[str]]:
-    """sha256 by name, as signed."""
+    """sha256 by path, as signed."""
     kind = statement.get("predicateType")
     if kind in _OMS:
         manifest = importlib.import_module("model_signing._signing.signing").dsse_payload_to_manifest(statement)
@@ -201,7 +208,7 @@ def list_signed(statement: Json) -> dict[str, set[str]]:
         raise Refused(f"must be a model's signature or a file's provenance; the signature is a statement '{kind}'")
     found: dict[str, set[str]] = {}
     for name, _, digest in pairs:
-        found.setdefault(PurePosixPath(name).name or _ITSELF, set()).add(digest)
+        found.setdefault(str(PurePosixPath(name)), set()).add(digest)
     return found
 
 
@@ -210,10 +217,10 @@ def _descriptors(manifest: Any) -> list[Any]:
 
 
 def compare(files: Mapping[str, str], signed: Mapping[str, set[str]]) -> None:
-    """Refused unless each file is among what was signed, by name and digest. More may be signed than is needed."""
+    """Refused unless each file is among what was signed, by path and digest. More may be signed than is needed."""
     wrong: list[str] = []
     for name, digest in sorted(files.items()):
-        named: set[str] = signed.get(name, set[str]())
+        named = _find_digests(name, signed)
         if len(files) == 1:
             named = named | signed.get(_ITSELF, set[str]())
         if digest not in named:
@@ -224,17 +231,36 @@ def compare(files: Mapping[str, str], signed: Mapping[str, set[str]]) -> None:
         raise Refused("; ".join(wrong[:_NAMED]) + more)
 
 
+def _find_digests(path: str, signed: Mapping[str, set[str]]) -> set[str]:
+    """Of the same path; else of the same name elsewhere, since a folder may be signed by itself, or a file be taken out
+    of one. Refused where this name stands for several files: any of them could be given as another."""
+    if path in signed:
+        return signed[path]
+    name = PurePosixPath(path).name
+    alike = sorted(each for each in signed if PurePosixPath(each).name == name)
+    found = set[str]().union(*(signed[each] for each in alike))
+    if len(alike) > 1 and len(found) > 1:
+        more = ", …" if len(alike) > _NAMED else ""
+        shown = ", ".join(f"'{each}'" for each in alike[:_NAMED])
+        raise Refused(f"must list '{path}'; the signature lists several of that name: {shown}{more}")
+    return found
+
+
 def check_provenance(request: Json) -> str:
-    """Who published a file of a package index, as its provenance (PEP 740) says. Refused unless all of it is so."""
+    """Who published a file of a package index, as its provenance (PEP 740) says. Refused unless all of it is so; Unread
+    if it is a page of something else, or names publishers of a kind that isn't known here."""
     attestations = importlib.import_module("pypi_attestations")
     named = {"filename": request["filename"], "sha256": request["sha256"]}
     try:
         provenance = attestations.Provenance.model_validate_json(request["provenance"])
-        file = attestations.Distribution(name=named["filename"], digest=named["sha256"])
     except ValueError as error:
-        raise Refused(
+        raise Unread(
             f"must be a provenance of version 1 (PEP 740); it can't be read as one ({_first(error)})"
         ) from error
+    try:
+        file = attestations.Distribution(name=named["filename"], digest=named["sha256"])
+    except ValueError as error:
+        raise Refused(f"can't be held against '{named['filename']}' ({_first(error)})") from error
     bundles = provenance.attestation_bundles
     pairs = [(bundle.publisher, each) for bundle in bundles for each in bundle.attestations]
     if not pairs:

@@ -7,11 +7,12 @@ the next one is looked for.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from covey_api.engines import HOST_POOL, Compute
 from covey_api.instance import Costs, MemberRole
 from covey_api.reasons import RefusalReason
 
 from covey_planner.choice.links import Links
-from covey_planner.choice.shapes import Shape, ShapeKind, choose_shape
+from covey_planner.choice.shapes import Shape, ShapeKind, choose_shape, rpc_bytes, rpc_formula
 from covey_planner.choice.ways import Question, Way
 from covey_planner.fit.estimate import CostFormula
 from covey_planner.types import Chosen, Donor, NodeView, Refusal, Spread, Wish
@@ -38,16 +39,19 @@ def explain_no_group(wish: Wish, spread: Spread) -> Refusal:
 
 
 def _with_roles(view: NodeView) -> NodeView:
-    """With the lanes only whose agent runs drivers and donors."""
+    """With the lanes only whose agent runs drivers and donors.
+
+    An accelerator in the machine's own memory has no pool whose name says which device has the layers: such a node
+    takes part with its processor.
+    """
     needed = {MemberRole.DRIVER.value, MemberRole.DONOR.value}
-    return replace(view, lanes=tuple(lane for lane in view.lanes if needed <= set(lane.roles)))
+    lanes = (lane for lane in view.lanes if lane.pool != HOST_POOL or lane.compute is Compute.CPU)
+    return replace(view, lanes=tuple(lane for lane in lanes if needed <= set(lane.roles)))
 
 
 def _stamp(question: Question, shape: Shape, views: dict[str, NodeView]) -> Chosen:
     way = next(each for each in question.ways if (each.variant, each.engine) == (shape.variant, shape.engine))
-    costs = [
-        _costs(question, way, each.node, views, shape, each.last_layer - each.first_layer + 1) for each in shape.members
-    ]
+    costs = [_costs(question, way, shape, index) for index in range(len(shape.members))]
     driver, *donors = shape.members
     options = question.options(way, cpu_cores=views[driver.node].cpu_cores, window=shape.window)
     return Chosen(
@@ -62,12 +66,16 @@ def _stamp(question: Question, shape: Shape, views: dict[str, NodeView]) -> Chos
     )
 
 
-def _costs(
-    question: Question, way: Way, node: str, views: dict[str, NodeView], shape: Shape, share: int
-) -> tuple[Costs, ...]:
-    lane = next(each.lane for each in shape.members if each.node == node)
-    first, *others = question.price(way, lane).formulas
-    return (share_costs(first, shape.window, shape.layer_count, share), *(each.costs(shape.window) for each in others))
+def _costs(question: Question, way: Way, shape: Shape, index: int) -> tuple[Costs, ...]:
+    member = shape.members[index]
+    first, *others = question.price(way, member.lane).formulas
+    share = member.last_layer - member.first_layer + 1
+    costs = share_costs(rpc_formula(way, first), shape.window, shape.layer_count, share)
+    own = costs.weights_bytes + rpc_bytes(way, first, index, len(shape.members))
+    return (
+        costs.model_copy(update={"weights_bytes": own}),
+        *(each.costs(shape.window) for each in others if not each.is_limit),
+    )
 
 
 def share_costs(formula: CostFormula, window: int, layers: int, share: int) -> Costs:

@@ -10,17 +10,19 @@ A place is a shape as `Rpc` alone, where its Placement allows one (`choice.group
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
 
-from covey_api.engines import EngineName, Lane
+from covey_api.engines import HOST_POOL, EngineName, Lane
 
 from covey_planner.choice.links import LinkKind, Links
 from covey_planner.choice.nodes import COMPUTE_ORDER, filter_node
 from covey_planner.choice.shares import can_divide, fixed_bytes, layer_bytes, share_layers
 from covey_planner.choice.ways import Question, Way, pending_geometry
-from covey_planner.fit.estimate import CELL_STEP
+from covey_planner.fit.estimate import CELL_STEP, CostFormula
+from covey_planner.fit.limits import limit_name
+from covey_planner.fit.split import layer_weights, output_bytes
 from covey_planner.types import NodeView, Wish
 
 # What one model is spread over at most: more links than this cost more than they bring.
@@ -106,6 +108,20 @@ def choose_shape(
     return None
 
 
+def rpc_formula(way: Way, formula: CostFormula) -> CostFormula:
+    """With what layers weigh alone; `rpc_bytes` has what one member holds beside its layers."""
+    weights = -(-layer_weights(way.geometry) * formula.calibration_percent // 100)
+    return replace(formula, weights_bytes=weights)
+
+
+def rpc_bytes(way: Way, formula: CostFormula, index: int, count: int) -> int:
+    """The table of embeddings stays in the driver's process (in a pool of its own it is counted with the host's); the
+    output is with the last donor."""
+    table = way.geometry.token_embedding_bytes if index == 0 and formula.pool == HOST_POOL else 0
+    output = output_bytes(way.geometry) if index == count - 1 else 0
+    return -(-(table + output) * formula.calibration_percent // 100)
+
+
 def _shapes(
     question: Question, way: Way, kind: ShapeKind, nodes: Sequence[NodeView], links: Links, sizes: range
 ) -> Iterator[Shape]:
@@ -133,7 +149,10 @@ def _builds(question: Question, way: Way, nodes: Sequence[NodeView]) -> list[lis
         if not lanes:
             continue
         lane = min(lanes, key=lambda each: (COMPUTE_ORDER[each.compute], each.pool))
-        usable = sum(pool.unreserved_bytes for pool in view.pools if pool.name == lane.pool)
+        free = {pool.name: pool.unreserved_bytes for pool in view.pools}
+        usable = free.get(lane.pool, 0)
+        if lane.limit_bytes:
+            usable = min(usable, free.get(limit_name(lane), 0))
         compute = lane.compute.value if lane.engine in _ALIKE else ""
         builds.setdefault((lane.version, lane.digest, compute), []).append(_Seat(view, lane, usable))
     return [
@@ -174,13 +193,25 @@ def _shares(
     layers = way.geometry.layer_count
     if not all(_has_host_room(question, way, seat, window) for seat in seats):
         return None
-    formulas = [question.price(way, seat.lane).formulas[0] for seat in seats]
-    rest = [seat.usable - fixed_bytes(each, window) for seat, each in zip(seats, formulas, strict=True)]
+    formulas = [_formula(question, way, kind, seat) for seat in seats]
+    rest = [
+        seat.usable - fixed_bytes(each, window) - _own_bytes(way, kind, each, index, len(seats))
+        for index, (seat, each) in enumerate(zip(seats, formulas, strict=True))
+    ]
     per_layer = max(layer_bytes(each, window, layers) for each in formulas)
     if kind is ShapeKind.TENSOR:
         part = -(-per_layer * layers // len(seats))
         return (layers,) * len(seats) if min(rest) >= part else None
     return share_layers(layers, rest, per_layer)
+
+
+def _formula(question: Question, way: Way, kind: ShapeKind, seat: _Seat) -> CostFormula:
+    formula = question.price(way, seat.lane).formulas[0]
+    return rpc_formula(way, formula) if kind is ShapeKind.RPC else formula
+
+
+def _own_bytes(way: Way, kind: ShapeKind, formula: CostFormula, index: int, count: int) -> int:
+    return rpc_bytes(way, formula, index, count) if kind is ShapeKind.RPC else 0
 
 
 def _has_host_room(question: Question, way: Way, seat: _Seat, window: int) -> bool:
@@ -197,12 +228,12 @@ def _members(
 ) -> Iterator[ShapeMember]:
     layers, first = way.geometry.layer_count, 0
     for index, (seat, share) in enumerate(zip(seats, shares, strict=True)):
-        formula = question.price(way, seat.lane).formulas[0]
+        formula = _formula(question, way, kind, seat)
         held = layer_bytes(formula, window, layers) * share
         if kind is ShapeKind.TENSOR:
             held, first = -(-held // len(seats)), 0
         role = "Rank" if kind is not ShapeKind.RPC else "Donor" if index else "Driver"
-        total = held + fixed_bytes(formula, window)
+        total = held + fixed_bytes(formula, window) + _own_bytes(way, kind, formula, index, len(seats))
         yield ShapeMember(seat.view.name, role, seat.lane, first, first + share - 1, total, seat.usable)
         first += share
 

@@ -263,7 +263,7 @@ UNSIGNED = (
             6,
             "spec.zzz",
             "`spec.zzz` must not be given: `spec` has no such field; it has 'modelRef', 'replicas', 'scaling', "
-            "'engines', 'nodes', 'context', 'concurrency', 'kvCache', 'priority', 'preemption', …",
+            "'engines', 'shape', 'nodes', 'context', 'concurrency', 'kvCache', 'priority', …",
         ),
         (MODEL.replace("  tasks: [Chat]\n", ""), 5, "spec.tasks", "`spec.tasks` must be given"),
         (head("Model"), 1, "spec", "`spec` must be given"),
