@@ -189,12 +189,12 @@ async def test_where_as_many_wait_as_may_who_has_most_makes_room() -> None:
 
 
 async def test_what_can_never_fit_into_a_shared_cache_is_refused_with_both_numbers() -> None:
-    async with ScriptedEngine() as engine, running_gateway(one_at_a_time(engine, kv_tokens=1000)) as gateway:
+    async with ScriptedEngine() as engine, running_gateway(one_at_a_time(engine, kv_tokens=2000)) as gateway:
         async with connected(gateway) as client:
-            await client.ask(max_tokens=900)
+            await client.ask(max_tokens=1900)
             answer = await client.read_answer()
             assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
-            assert "room for 1000" in answer.error["message"]
+            assert "room for 2000" in answer.error["message"]
             await client.ask()
             assert (await client.read_answer()).status == 200
-        assert engine.calls[0].content["max_tokens"] < 1000, "who sets no bound is given one"
+        assert engine.calls[0].content["max_tokens"] < 2000, "who sets no bound is given one"

@@ -11,10 +11,10 @@ from covey_gateway.limits import LEFT_POOL_SECONDS, OUTPUT_TOKENS
 from covey_gateway.lines import Lines
 from covey_gateway.routing.line import Ticket
 from covey_gateway.routing.refusals import refuse_pool
-from covey_gateway.routing.reservation import TEMPLATE_TOKENS, plan_reservation
+from covey_gateway.routing.reservation import plan_reservation
 from covey_gateway.routing.table import Target, build_table
 from covey_gateway.table import parse_table
-from covey_gateway.wire.request import Call, Request
+from covey_gateway.wire.request import TEMPLATE_TOKENS, Call, Request
 
 ENDPOINT = Target(
     id="e",
@@ -174,15 +174,15 @@ def test_the_bytes_of_a_prompt_and_its_answer_are_reserved_as_often_as_there_are
 def test_a_request_without_a_bound_is_given_one_that_fits() -> None:
     roomy = plan_reservation(request(messages=MESSAGES), SHARED, 10_000)
     assert roomy.request.max_tokens == OUTPUT_TOKENS
-    tight = plan_reservation(request(messages=MESSAGES), SHARED, 600)
-    assert tight.tokens == 600
-    assert tight.request.max_tokens == 600 - (roomy.tokens - OUTPUT_TOKENS)
-    assert plan_reservation(request(messages=MESSAGES), replace(SHARED, output_tokens=7), 600).request.max_tokens == 7
+    tight = plan_reservation(request(messages=MESSAGES), SHARED, 1500)
+    assert tight.tokens == 1500
+    assert tight.request.max_tokens == 1500 - (roomy.tokens - OUTPUT_TOKENS)
+    assert plan_reservation(request(messages=MESSAGES), replace(SHARED, output_tokens=7), 1500).request.max_tokens == 7
 
 
 def test_what_generates_nothing_reserves_its_prompt_alone() -> None:
-    assert plan_reservation(request(Call.COUNT, messages=MESSAGES), SHARED, 600).tokens == 0
-    found = plan_reservation(request(Call.EMBEDDING, input="x" * 100), SHARED, 600)
+    assert plan_reservation(request(Call.COUNT, messages=MESSAGES), SHARED, 1500).tokens == 0
+    found = plan_reservation(request(Call.EMBEDDING, input="x" * 100), SHARED, 1500)
     assert (found.request.max_tokens, found.tokens >= 100 + TEMPLATE_TOKENS) == (None, True)
 
 

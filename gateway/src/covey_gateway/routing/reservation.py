@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from covey_gateway.routing.table import Target
-from covey_gateway.wire.request import STREAMED, Call, Request
+from covey_gateway.wire.request import STREAMED, TEMPLATE_TOKENS, Call, Request
 
-# Of the template itself: some say who the model is, or the date, where no message does.
-TEMPLATE_TOKENS = 128
 # How tools are called is explained at length.
 TOOLS_TOKENS = 512
 

@@ -20,6 +20,8 @@ TAG = ":latest"
 TRUE = msgspec.Raw(b"true")
 # An engine whose answer is put together or translated here is asked to count tokens.
 WITH_USAGE = msgspec.Raw(b'{"include_usage":true}')
+# What templates add of their own, a default system prompt above all; a message's marks are fewer than its JSON's bytes.
+TEMPLATE_TOKENS = 1024
 _ENCODE = msgspec.json.Encoder().encode
 
 

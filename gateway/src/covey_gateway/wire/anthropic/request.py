@@ -27,7 +27,7 @@ from covey_gateway.wire.body import (
 from covey_gateway.wire.errors import ApiError, Refused, ensure, invalid_request, refusing
 from covey_gateway.wire.media import place_image
 from covey_gateway.wire.openai.chat import check_image_url, check_passed, check_schemas
-from covey_gateway.wire.request import WITH_USAGE, Call, Request, Teller
+from covey_gateway.wire.request import TEMPLATE_TOKENS, WITH_USAGE, Call, Request, Teller
 
 MESSAGES_PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
@@ -37,8 +37,6 @@ _DECODED = frozenset((*MESSAGES_FIELDS, *REFUSED))
 _SAYS_ERROR = 64
 # What the prompt is made of.
 _COUNTED = ("messages", "tools", "chat_template_kwargs", "reasoning_effort")
-# What templates add of their own, a default system prompt above all; a message's marks are fewer than its JSON's bytes.
-_TEMPLATE_TOKENS = 1024
 _BILLING = "x-anthropic-billing-header:"
 
 
@@ -108,7 +106,7 @@ def parse_messages(body: bytes) -> Request | ApiError:
     if max_tokens is None:
         return invalid_request("`max_tokens` must be given: a whole number from 1", "max_tokens")
     sent, media = _render(fields)
-    bound = _TEMPLATE_TOKENS + sum(
+    bound = TEMPLATE_TOKENS + sum(
         memoryview(fields[name]).nbytes for name in ("messages", "system", "tools") if name in fields
     )
 
