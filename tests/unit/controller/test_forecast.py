@@ -176,13 +176,16 @@ def test_forecast_says_by_how_many_bytes_a_wish_does_not_fit() -> None:
 def test_forecast_and_why_name_the_nodes_that_could_hold_together_what_none_can_alone() -> None:
     story = serving(total_bytes=3 * builders.GIB)
     asked = builders.placement(concurrency=16, context=ContextWish(tokens=8192))
-    story.agents["b"].address = "100.64.0.9"
+    story.agents["a"].address, story.agents["b"].address = "100.64.0.8", "100.64.0.9"
     _, text, found = foresee(story, asked)
     (stalled,) = found["stalls"]
     assert [each["node"] for each in stalled["shape"]["members"]] == ["a", "b"]
     assert (stalled["shape"]["kind"], stalled["shape"]["link"], stalled["shape"]["canRun"]) == ("Rpc", "a VPN", False)
     assert "together 'a', 'b' could hold it: LlamaServer as Rpc" in text
-    assert "Running one model over several nodes is not there yet: nothing of this is started." in text
+    assert (
+        "It is not started: `Rpc` alone is run over several nodes so far, where the agents of all of them know how."
+        in text
+    )
     story.put(asked)
     story.run(20)
     assert story.instances() == [], "it is shown, and not begun"

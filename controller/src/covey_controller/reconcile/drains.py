@@ -22,7 +22,7 @@ from covey_api.reasons import EventReason
 from covey_planner.types import NodeState
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import ENDED, MemberSight, Sight, is_live, is_running_on, routed_ids
+from covey_controller.reconcile.fleet import ENDED, MemberSight, Sight, is_live, is_running_on, live_until, routed_ids
 from covey_controller.reconcile.world import Drain, GatewayView
 
 # How long a silent node may stay silent before what it runs is replaced, and what drains on it is forgotten.
@@ -121,8 +121,12 @@ def why_quiet(draft: Draft, sight: Sight, drain: Drain) -> str | None:
     """Why its members may stop now, in words; None while requests may still be on it. Decisions in the table above."""
     live = live_gateways(draft)
     is_used = _may_have_served(sight) and not all(is_quiet(gateway, sight.id, drain.left) for gateway in live)
-    if sight.phase not in _HOLDS_REQUESTS and not is_used:
-        return "it serves no request"
+    if sight.phase not in _HOLDS_REQUESTS:
+        if not is_used:
+            return "it serves no request"
+        for gateway in live:
+            if not gateway.connected:
+                draft.wake_at(live_until(gateway, draft.watching_since))
     deadline = drain.since + sight.instance.spec.drain_seconds
     if draft.now >= deadline:
         return f"`drainSeconds` ({sight.instance.spec.drain_seconds}) have passed"

@@ -23,7 +23,7 @@ def render_shape(shape: Shape) -> Iterator[str]:
     if can_run(shape):
         yield "  It runs like this where its Placement says `shape: {type: Auto}`."
     else:
-        yield "  Running one model over several nodes is not there yet: nothing of this is started."
+        yield "  It is not started: `Rpc` alone is run over several nodes so far, where the agents of all of them know how."
 
 
 def can_run(shape: Shape) -> bool:
