@@ -182,10 +182,7 @@ def test_forecast_and_why_name_the_nodes_that_could_hold_together_what_none_can_
     assert [each["node"] for each in stalled["shape"]["members"]] == ["a", "b"]
     assert (stalled["shape"]["kind"], stalled["shape"]["link"], stalled["shape"]["canRun"]) == ("Rpc", "a VPN", False)
     assert "together 'a', 'b' could hold it: LlamaServer as Rpc" in text
-    assert (
-        "It is not started: `Rpc` alone is run over several nodes so far, where the agents of all of them know how."
-        in text
-    )
+    assert "It is not started: `Rpc` alone is run over several nodes so far, where all their agents know how." in text
     story.put(asked)
     story.run(20)
     assert story.instances() == [], "it is shown, and not begun"

@@ -23,7 +23,7 @@ def render_shape(shape: Shape) -> Iterator[str]:
     if can_run(shape):
         yield "  It runs like this where its Placement says `shape: {type: Auto}`."
     else:
-        yield "  It is not started: `Rpc` alone is run over several nodes so far, where the agents of all of them know how."
+        yield "  It is not started: `Rpc` alone is run over several nodes so far, where all their agents know how."
 
 
 def can_run(shape: Shape) -> bool:
