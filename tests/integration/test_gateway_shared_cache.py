@@ -12,7 +12,7 @@ from covey_gateway.routing.table import Target, build_table
 from integration.engine_rig import started_engine
 from integration.gateway_rig import MODEL, Gateway, connected, running_gateway
 
-pytestmark = [pytest.mark.anyio, pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.anyio, pytest.mark.integration, pytest.mark.timeout(1800)]
 
 POOL_TOKENS = 4608
 SLOTS = 16
@@ -20,11 +20,11 @@ ANSWER_TOKENS = 24
 # As many tokens as letters, for a small model knows no such words. What is kept for the template is more than a small
 # one needs, so prompts must be long: all slots at a time come to more than the pool.
 WORDS = "ZQXJK" * 60
-# Each comes to more than 300 tokens, so that these are more than the pool.
-REQUESTS = 18
+# Each comes to more than 300 tokens: all together to three times the pool, and slots stay full however they arrive.
+REQUESTS = 45
 NAMES = ("a", "b", "c")
-# Some 6,000 tokens of a small model, on a machine that is busy with other things.
-DEADLINE_SECONDS = 280
+# Some 15,000 tokens of a small model, on a machine that is busy with other things.
+DEADLINE_SECONDS = 800
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ def _is_receiver(text: str) -> bool:
 def _has_otlp() -> bool:
     """Without loading it: that takes a while."""
     try:
-        return find_spec("opentelemetry.sdk.trace") is not None
+        return all(find_spec(each) for each in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"))
     except ModuleNotFoundError:
         return False
 

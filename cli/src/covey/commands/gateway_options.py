@@ -32,14 +32,16 @@ def gateway_options(command: Command) -> Command:
     return command
 
 
-def take_gateway_flags(given: dict[str, Any], listen: str, *, is_open: bool = False) -> tuple[str, ...]:
+def take_gateway_flags(
+    given: dict[str, Any], listen: str, *, is_open: bool = False, is_own_environment: bool = True
+) -> tuple[str, ...]:
     """The gateway's flags, taken out of all that was given. What it would refuse is refused here, before anything
     starts: it would be started again and again. `listen` is empty where none is started; `is_open`: it serves without
-    keys, whoever reaches it."""
+    keys, whoever reaches it; `is_own_environment`: it will have this process's."""
     flags = tuple(_render({name: given.pop(name) for name in _NAMES if name in given}))
     if flags and not listen:
         raise CommandError(f"{flags[0]} is the gateway's, and --no-gateway starts none", ExitCode.WRONG_USE)
-    if listen and (flags or any(os.environ.get(name) for name in _VARIABLES)):
+    if listen and (flags or (is_own_environment and any(os.environ.get(name) for name in _VARIABLES))):
         opened = ["--insecure"] if is_open else []
         _check(["--controller", "https://unused", "--listen", listen, *opened, *flags])
     return flags
@@ -51,7 +53,8 @@ def check_gateway_flags(parameters: Mapping[str, Any]) -> None:
     given = dict(parameters)
     if "port" in given:
         del given["metrics_listen"]  # the controller's, there
-    take_gateway_flags(given, "" if given.get("no_gateway") else listen, is_open=bool(given.get("insecure")))
+    listen = "" if given.get("no_gateway") else listen
+    take_gateway_flags(given, listen, is_open=bool(given.get("insecure")), is_own_environment=False)
 
 
 def _check(arguments: list[str]) -> None:

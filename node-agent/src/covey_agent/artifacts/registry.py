@@ -171,6 +171,7 @@ def _read_realm(text: str, origin: Origin) -> str:
         realm, _ = split_login(text)
         parts = urlsplit(realm)
         is_private = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+        _ = parts.port  # ValueError where it is none
     except ValueError as error:
         raise unavailable(
             f"the registry names a token service whose URL can't be read as one. {origin.check}"

@@ -33,8 +33,11 @@ class IndexProvenances:
     async def check(self, file: PinnedFile, url: str) -> None:
         try:
             # Once: the file is waited for, and an answer that isn't had changes nothing.
-            async with asyncio.timeout(_SECONDS):
-                _, content = await self._web.read(url, _ACCEPT, _MAX_BYTES)
+            try:
+                async with asyncio.timeout(_SECONDS):
+                    _, content = await self._web.read(url, _ACCEPT, _MAX_BYTES)
+            except TimeoutError:
+                raise Transient(f"no answer within {_SECONDS:.0f} s") from None
             request = {
                 "provenance": content.decode("utf-8", "replace"),
                 "filename": file.filename,
@@ -47,8 +50,8 @@ class IndexProvenances:
                 f"'{file.filename}' is not installed: its provenance at the index {refused}. Find out who changed it, "
                 "or use another index.",
             ) from refused
-        except (AgentError, Transient, TimeoutError) as error:
-            why = f"no answer within {_SECONDS:.0f} s" if isinstance(error, TimeoutError) else error.message
-            logger.warning("who published '%s' was not looked at; its pinned digest is: %s", file.filename, why)
+        except (AgentError, Transient) as error:
+            words = "who published '%s' was not looked at; its pinned digest is: %s"
+            logger.warning(words, file.filename, error.message)
             return
         logger.info("'%s' was published by %s", file.filename, by)
