@@ -243,7 +243,7 @@ def test_the_engine_counts_its_work_during_a_prompt_or_tells_the_stream(fleet: R
         comments = sum(line.startswith(":") for line in text.splitlines())
         assert text.rstrip().endswith("data: [DONE]"), text[-300:]
     assert len(seen) > 1 or comments > 0
-    assert all(re.fullmatch(r"covey_engine_work_total \d+\n", each) for each in seen)
+    assert all(re.fullmatch(r"covey_engine_work_total \d+\ncovey_engine_requests \d+\n", each) for each in seen)
 
 
 @pytest.mark.parametrize(
