@@ -203,8 +203,9 @@ class StillWorld(worlds.Worldlet):
     def settle(self) -> Plan:
         """Turns of one moment, until there is nothing to do."""
         for _ in range(20):
+            before = self.published
             made = self.step(0.0)
-            if not made.actions and not made.statuses:
+            if not made.actions and not made.statuses and self.published == before:
                 return made
         raise AssertionError("a plan must come to rest")
 

@@ -60,14 +60,15 @@ class RestingLeader(worlds.Worldlet):
         )
 
     def settle(self) -> None:
-        """Turns of one moment, until there is nothing to do."""
+        """Turns of one moment, until nothing is left to do and nothing new is published: it may be applied already."""
         for _ in range(20):
             self.board.wake.clear()
+            before = self.board.published
             self.made = plan(self.observe(), self.now)
             self._act(self.made)
             self.board.publish(self.made.assignments, self.made.endpoints)
             self.memory = replace(self.made.memory, planned_at=self.now)
-            if not self.made.actions and not self.made.statuses:
+            if not self.made.actions and not self.made.statuses and self.board.published == before:
                 assert self.due_at(self.now) > self.now, "a plan that was made is not due again at once"
                 return
         raise AssertionError("a plan must come to rest")

@@ -3,7 +3,7 @@
 | step | what is seen | what follows |
 |---|---|---|
 | goal `Drain` | it can't hold a request (it is not Ready, or never was in a table) | members stop at once |
-| goal `Drain` | its agent, which lost its files, says that it has yet to begin; a gateway has requests | as if Ready |
+| goal `Drain` | it has yet to begin, says its agent (it may have lost its files); a gateway isn't quiet | as if Ready |
 | out of the table | a live gateway has not applied it, or reports requests on it | wait: `drainSeconds` at most |
 | quiet | every live gateway applied it and reports none in flight | members stop |
 | quiet, new leader | `GATEWAYS_RETURN_SECONDS` of its leading have not passed | wait: a gateway may not be back yet |
@@ -22,7 +22,7 @@ from covey_api.reasons import EventReason
 from covey_planner.types import NodeState
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import ENDED, MemberSight, Sight, is_live, is_running_on, live_until, routed_ids
+from covey_controller.reconcile.fleet import ENDED, MemberSight, Sight, is_live, is_running_on, routed_ids
 from covey_controller.reconcile.world import Drain, GatewayView
 
 # How long a silent node may stay silent before what it runs is replaced, and what drains on it is forgotten.
@@ -120,13 +120,12 @@ def left_at(draft: Draft, instance_id: str) -> Order | None:
 def why_quiet(draft: Draft, sight: Sight, drain: Drain) -> str | None:
     """Why its members may stop now, in words; None while requests may still be on it. Decisions in the table above."""
     live = live_gateways(draft)
-    is_used = _may_have_served(sight) and not all(is_quiet(gateway, sight.id, drain.left) for gateway in live)
+    all_back_at = draft.world.led_since + GATEWAYS_RETURN_SECONDS
     if sight.phase not in _HOLDS_REQUESTS:
-        if not is_used:
+        is_quiet_now = draft.now >= all_back_at and all(is_quiet(each, sight.id, drain.left) for each in live)
+        if is_quiet_now or not _may_have_served(sight):
             return "it serves no request"
-        for gateway in live:
-            if not gateway.connected:
-                draft.wake_at(live_until(gateway, draft.watching_since))
+        draft.wake_at(all_back_at)
     deadline = drain.since + sight.instance.spec.drain_seconds
     if draft.now >= deadline:
         return f"`drainSeconds` ({sight.instance.spec.drain_seconds}) have passed"
@@ -137,7 +136,6 @@ def why_quiet(draft: Draft, sight: Sight, drain: Drain) -> str | None:
         return "no gateway is there to send requests" if draft.now >= due else None
     if not all(is_quiet(gateway, sight.id, drain.left) for gateway in live):
         return None
-    all_back_at = draft.world.led_since + GATEWAYS_RETURN_SECONDS
     if draft.now < all_back_at:
         draft.wake_at(all_back_at)
         return None
