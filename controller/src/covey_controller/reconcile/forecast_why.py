@@ -16,9 +16,9 @@ from covey_planner.types import Chosen, Refusal, Wish
 from covey_controller.reconcile.begin import begin_draft
 from covey_controller.reconcile.draft import Draft, index_objects
 from covey_controller.reconcile.forecast import Forecast
-from covey_controller.reconcile.making import running_instances
+from covey_controller.reconcile.making import next_wish
 from covey_controller.reconcile.outcomes import CreateInstance
-from covey_controller.reconcile.wanted import failed_lanes, model_key, render_wish
+from covey_controller.reconcile.wanted import model_key
 from covey_controller.reconcile.world import World
 
 # More nodes than a person compares; `covey why` names them all. Nobody else is asked: a plan of a hundred Instances on
@@ -64,16 +64,7 @@ def wish_of(draft: Draft, key: ObjectKey, placement: Placement) -> Wish | None:
     model = draft.models.get(model_key(key, placement))
     if model is None:
         return None
-    failed = failed_lanes(placement.status.failures)
-    return render_wish(
-        placement,
-        model,
-        draft.fleet,
-        failed,
-        running_instances(draft, key),
-        draft.offered_engines(),
-        draft.held_digests(),
-    )
+    return next_wish(draft, key, placement, model, placement.status.failures)
 
 
 def draft_of(world: World, now: float) -> Draft:

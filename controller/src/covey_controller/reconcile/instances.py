@@ -24,7 +24,7 @@ from covey_planner.types import Decision, Wish
 from covey_controller.reconcile.draft import Draft, Progressing
 from covey_controller.reconcile.failures import fault_of, plan_failures
 from covey_controller.reconcile.fleet import Sight
-from covey_controller.reconcile.making import InstanceMaker, running_instances
+from covey_controller.reconcile.making import InstanceMaker, next_wish
 from covey_controller.reconcile.names import ordinal_of
 from covey_controller.reconcile.preempting import make_way
 from covey_controller.reconcile.retrying import choose_with_retries, retry_failed
@@ -37,7 +37,7 @@ from covey_controller.reconcile.rollout import (
     count_missing,
     order_of_leaving,
 )
-from covey_controller.reconcile.wanted import failed_lanes, model_key, render_wish, wanted_replicas
+from covey_controller.reconcile.wanted import model_key, wanted_replicas
 from covey_controller.reconcile.world import Revised
 
 _UNSERVED = frozenset({MemberPhase.PENDING, MemberPhase.FETCHING, MemberPhase.STARTING, MemberPhase.STOPPED})
@@ -55,16 +55,7 @@ def plan_placement(draft: Draft, key: ObjectKey, placement: Placement) -> None:
         return
     if count_missing(replicas, progressing.wanted) == 0 and all(r.standing is not Standing.FAILED for r in replicas):
         return
-    failed = failed_lanes(progressing.failures)
-    wish = render_wish(
-        placement,
-        model,
-        draft.fleet,
-        failed,
-        running_instances(draft, key),
-        draft.offered_engines(),
-        draft.held_digests(),
-    )
+    wish = next_wish(draft, key, placement, model, progressing.failures)
     maker = InstanceMaker(draft, key, placement, model, revision)
     retry_failed(maker, wish, [replica.name for replica in replicas if replica.standing is Standing.FAILED])
     _place_missing(maker, wish, observe_replicas(draft, key, revision), progressing)

@@ -1,18 +1,21 @@
 """Makes Instances of one Placement at one revision: all that is stamped on them, and their names."""
 
+from collections.abc import Iterable
+
 from covey_api.engines import Lane
 from covey_api.instance import Instance, InstanceGoal, InstanceSpec, Member, MemberRole, StampedCompanion
 from covey_api.kinds import ObjectKey
 from covey_api.model import Model, ResolvedArtifact
-from covey_api.placement import Placement
+from covey_api.placement import Failure, Placement
 from covey_api.reasons import EventReason
 from covey_api.trust import Proof, SignedBy
-from covey_planner.types import Chosen
+from covey_planner.types import Chosen, Wish
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.finalizers import held_metadata
 from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.names import lowest_free_name
+from covey_controller.reconcile.wanted import failed_lanes, render_wish
 
 
 class InstanceMaker:
@@ -108,6 +111,19 @@ def demand_proof(model: Model, signature: str | None, artifact: ResolvedArtifact
     is_demanded = trust.requires is Proof.SIGNATURE
     proof = SignedBy(signature=signature or "", signers=trust.signers) if is_demanded else None
     return artifact.model_copy(update={"proof": proof})
+
+
+def next_wish(draft: Draft, key: ObjectKey, placement: Placement, model: Model, failures: Iterable[Failure]) -> Wish:
+    """What the planner is asked for one more replica, after these failures."""
+    return render_wish(
+        placement,
+        model,
+        draft.fleet,
+        failed_lanes(failures),
+        running_instances(draft, key),
+        draft.offered_engines(),
+        draft.held_digests(),
+    )
 
 
 def running_instances(draft: Draft, key: ObjectKey) -> list[Instance]:

@@ -21,10 +21,10 @@ from covey_controller.reconcile.companions import find_companion
 from covey_controller.reconcile.draft import Draft, index_objects
 from covey_controller.reconcile.drains import why_quiet
 from covey_controller.reconcile.fleet import Sight, view_node
-from covey_controller.reconcile.making import running_instances
+from covey_controller.reconcile.making import next_wish
 from covey_controller.reconcile.scaling import explain_scaling, observe_demand
 from covey_controller.reconcile.together import find_shape
-from covey_controller.reconcile.wanted import failed_lanes, fresh_status, model_key, render_wish, wanted_replicas
+from covey_controller.reconcile.wanted import fresh_status, model_key, wanted_replicas
 from covey_controller.reconcile.world import World
 
 Explanation = tuple[str, dict[str, Any]]
@@ -73,16 +73,7 @@ def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Ex
     if model is None:
         text, data = _conditions(placement)
         return f"{key}: no Model '{placement.spec.model_ref.name}' in namespace '{key.namespace}'\n{text}", data
-    failed = failed_lanes(placement.status.failures)
-    wish = render_wish(
-        placement,
-        model,
-        draft.fleet,
-        failed,
-        running_instances(draft, key),
-        draft.offered_engines(),
-        draft.held_digests(),
-    )
+    wish = next_wish(draft, key, placement, model, placement.status.failures)
     decision = choose(wish, draft.roster(), 1)
     pending = decision.pending
     why = WhyPlacement(
