@@ -7,10 +7,10 @@ RUN := $(UV) run --frozen --no-sync
 PARTS := crds planner fleet-client controller node-agent gateway simulator cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check golden manifests verify sim fuzz kube engines prometheus bench clean
+.PHONY: help setup up test check golden manifests verify version changelog release-check sim fuzz kube engines prometheus bench clean
 
 help: ## list what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 $(UV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer must be on PATH as python3; got " + sys.version.split()[0])'
@@ -47,6 +47,16 @@ manifests: setup ## write manifests/base anew from the chart (needs Go, or helm:
 verify: setup ## regenerate everything generated; fail on a dirty tree
 	@$(RUN) python tools/generate.py
 	@git diff --exit-code -- manifests docs/reference docs/spec || (echo "generated files were stale: commit the diff above" && exit 1)
+
+version: setup ## say which version this is, or make it another: VERSION=0.2.0
+	@$(RUN) python tools/version.py $(VERSION)
+	@test -z "$(VERSION)" || { $(UV) lock --quiet && $(UV) sync --frozen --quiet && $(RUN) pytest tests/golden --golden-refresh -q; }
+
+changelog: setup ## move the fragments in changes/ into a section of CHANGELOG.md for this version
+	@$(RUN) towncrier build --yes
+
+release-check: setup ## build all packages and the chart into dist/, install them in an empty home, run them (one to two minutes)
+	@PYTHONPATH=tests:tools $(RUN) python -m testbed.release
 
 sim: setup ## simulate fleets with faults: SEEDS=300, or one and its story with SEED=123
 	@PYTHONPATH=tests $(RUN) python -m sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),300))

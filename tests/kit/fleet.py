@@ -73,8 +73,17 @@ class Served:
 class RunningFleet(Served):
     """One `covey up`, its folder of YAML and its state folder."""
 
-    def __init__(self, folder: Path, state: Path, port: int, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        state: Path,
+        port: int,
+        environment: dict[str, str] | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        """`python`: of the environment in which Covey is installed."""
         self.folder = folder
+        self._python = python
         self.state = state
         self._extra_environment = environment or {}
         self.url = f"http://127.0.0.1:{port}"
@@ -89,7 +98,7 @@ class RunningFleet(Served):
         return self._process
 
     def start(self, *extra: str) -> None:
-        command = [sys.executable, "-m", "covey", "up", str(self.folder), "--wait", "--port", str(self.port), *extra]
+        command = [self._python, "-m", "covey", "up", str(self.folder), "--wait", "--port", str(self.port), *extra]
         with self.output_path.open("wb") as output, self.error_path.open("wb") as errors:
             self._process = subprocess.Popen(
                 command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=errors
@@ -133,7 +142,7 @@ class RunningFleet(Served):
     def covey(self, *arguments: str, check: bool = True, text: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run the command against this fleet, found as a user's would be."""
         result = subprocess.run(
-            [sys.executable, "-m", "covey", *arguments],
+            [self._python, "-m", "covey", *arguments],
             env=self._environment(),
             capture_output=True,
             text=True,
