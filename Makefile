@@ -75,8 +75,8 @@ engines: setup ## build llama-cpp-python for the tests of `LlamaCpp`, once, into
 prometheus: setup ## unpack Debian's Prometheus for the test of dashboard and alerts, once, into the tests' cache
 	@PYTHONPATH=tests $(RUN) python -m testbed.prometheus
 
-bench: setup ## run the benchmarks; one JSON line a figure
-	@for bench in bench/*.py; do $(RUN) python $$bench || exit 1; done
+bench: setup ## run all benchmarks, or one with ONLY=peers, and write docs/reference/benchmarks.md
+	@PYTHONPATH=bench:tests $(RUN) python -m whole $(addprefix --only ,$(ONLY))
 
 clean: ## remove what setup made
 	@rm -rf .venv .uv
