@@ -7,7 +7,7 @@ RUN := $(UV) run --frozen --no-sync
 PARTS := crds planner fleet-client controller node-agent gateway simulator cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check golden manifests verify version changelog release-check sim fuzz kube engines prometheus bench clean
+.PHONY: help setup up test check golden manifests verify version changelog release-check sim fuzz kube engines prometheus bench soak clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -77,6 +77,9 @@ prometheus: setup ## unpack Debian's Prometheus for the test of dashboard and al
 
 bench: setup ## run all benchmarks, or one with ONLY=peers, and write docs/reference/benchmarks.md
 	@PYTHONPATH=bench:tests $(RUN) python -m whole $(addprefix --only ,$(ONLY))
+
+soak: setup ## two fleets under traffic, edits and faults for MINUTES=30, or again with SEED=123; the report is build/soak.md
+	@PYTHONPATH=tests $(RUN) python -m soak --minutes $(or $(MINUTES),30) $(addprefix --seed ,$(SEED))
 
 clean: ## remove what setup made
 	@rm -rf .venv .uv
