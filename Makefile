@@ -48,12 +48,13 @@ verify: setup ## regenerate everything generated; fail on a dirty tree
 	@$(RUN) python tools/generate.py
 	@git diff --exit-code -- manifests docs/reference docs/spec || (echo "generated files were stale: commit the diff above" && exit 1)
 
-version: setup ## say which version this is, or make it another: VERSION=0.2.0
+version: setup ## say which version this is, or begin the next: VERSION=0.2.0
+	@test -z "$(VERSION)" || $(RUN) python tools/changelog.py --begin
 	@$(RUN) python tools/version.py $(VERSION)
 	@test -z "$(VERSION)" || { $(UV) lock --quiet && $(UV) sync --frozen --quiet && $(RUN) pytest tests/golden --golden-refresh -q; }
 
-changelog: setup ## move the fragments in changes/ into a section of CHANGELOG.md for this version
-	@$(RUN) towncrier build --yes
+changelog: setup ## write this version's section of CHANGELOG.md from the fragments in changes/
+	@$(RUN) python tools/changelog.py
 
 release-check: setup ## build all packages and the chart into dist/, install them in an empty home, run them (one to two minutes)
 	@PYTHONPATH=tests:tools $(RUN) python -m testbed.release

@@ -25,6 +25,7 @@ from pathlib import Path
 import httpx
 import uv
 import yaml
+from changelog import is_current
 from kit.fleet import EXAMPLE, RunningFleet, wait_until
 from kit.ports import free_port
 from version import PARTS, ROOT, observe_copies, observe_version
@@ -190,12 +191,8 @@ def _text_of(line: str) -> str:
 def describe_open(version: str) -> list[str]:
     """What isn't an error, and stands before a release."""
     found: list[str] = []
-    if pending := [path for path in (ROOT / "changes").glob("*.md")]:
-        found.append(
-            f"{len(pending)} fragments in changes/ are in no version's section of CHANGELOG.md: make changelog"
-        )
-    if f"\n## {version} (" not in (ROOT / "CHANGELOG.md").read_text():
-        found.append(f"CHANGELOG.md has no section of {version}")
+    if not is_current(version):
+        found.append(f"CHANGELOG.md lacks something that changes/ says of {version}: make changelog")
     if not (ROOT / "LICENSE").exists():
         found.append(f"there is no licence and no home page, so packages have the classifier '{UNPUBLISHED}'")
     return found
