@@ -127,7 +127,7 @@ BENCHES = (
         240,
         judges=True,
     ),
-    Bench("reconcile", "Whole plans", (*_plan(1000, 300), *_plan(5000, 1000)), 240, judges=True),
+    Bench("reconcile", "Whole plans", (*_plan(1000, 300), *_plan(5000, 1000)), 360, judges=True),
     Bench(
         "cache",
         "A cache of 10,000 blobs",
