@@ -17,6 +17,7 @@ import msgspec
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.wire.errors import ApiError, invalid_request
+from covey_gateway.wire.nothing import asks_nothing
 
 Fields = dict[str, msgspec.Raw]
 
@@ -48,7 +49,7 @@ KINDS: Mapping[str, tuple[str, bytes]] = {
 def decode_object(body: bytes, known: frozenset[str]) -> Fields | ApiError:
     """The top level of a JSON object. Of a large body with a name that isn't `known`, that name is the first fault.
 
-    `known` has the names that are refused, too: with null they ask for nothing, however large the body is.
+    `known` has the names that are refused, too: they may ask for nothing, however large the body is.
     """
     if (error := _check_text(body)) is not None:
         return error
@@ -116,18 +117,22 @@ class Unknown:
 def take_unknown(fields: Fields, known: Collection[str], refused: Mapping[str, str], call: str) -> Unknown | ApiError:
     """The fields that aren't known, out of `fields`. ApiError: the request is refused whatever the model says.
 
-    Null asks for nothing, as absence does: clients in typed languages send every field that they know.
+    What is refused may be there and ask for nothing (`nothing`).
 
     The fields of a large body with an unknown name are that name alone, so it is refused at once.
     """
-    for name in [name for name in fields if name in refused and first_byte(fields[name]) == b"n" and "model" in fields]:
-        del fields[name]
+    drop_nothing(fields, refused)
     for name in fields:
         if name in refused or (name not in known and "model" not in fields):
             return refuse_field(name, refused, known, call)
     names = [name for name in fields if name not in known]
     error = refuse_field(names[0], refused, known, call) if names else None
     return Unknown({name: fields.pop(name) for name in names}, error)
+
+
+def drop_nothing(fields: Fields, refused: Collection[str]) -> None:
+    for name in [name for name in fields if name in refused and asks_nothing(name, fields[name])]:
+        del fields[name]
 
 
 def check_fields(fields: Fields, known: Collection[str], refused: Mapping[str, str], call: str) -> ApiError | None:
@@ -176,11 +181,6 @@ def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
 
 def is_array(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
-
-
-def is_blank(raw: msgspec.Raw) -> bool:
-    """Whether it asks for nothing."""
-    return first_byte(raw) == b"n" or is_empty(raw)
 
 
 def is_empty(raw: msgspec.Raw) -> bool:

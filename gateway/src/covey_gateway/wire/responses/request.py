@@ -1,7 +1,7 @@
 """A Responses request as a chat request. Stateless: what came before is in `input`, or nowhere.
 
 `store` is accepted and answered with false. Fields that need a memory (`previous_response_id`, `conversation`,
-`background`) are refused, unless they ask for nothing (null, false), as SDKs send them. Items become messages in their
+`background`) are refused, unless they ask for nothing, as SDKs send them. Items become messages in their
 order; calls that follow one another are one assistant's turn, as templates want them.
 """
 
@@ -65,8 +65,6 @@ _ITEMS = msgspec.json.Decoder(list[_Item])
 @refusing
 def parse_response(body: bytes) -> Request | ApiError:
     fields = ensure(decode_object(body, _DECODED))
-    for name in [name for name in fields if name in REFUSED and bytes(fields[name]) in _nothing(name)]:
-        del fields[name]
     unknown = ensure(take_unknown(fields, KNOWN, REFUSED, "responses"))
     ensure(check_kinds(fields, KINDS))
     model, wants_stream = ensure(read_model(fields)), ensure(read_flag(fields, "stream"))
@@ -95,11 +93,6 @@ def parse_response(body: bytes) -> Request | ApiError:
         prompt_field="input",
         limit_field="max_output_tokens",
     )
-
-
-def _nothing(name: str) -> tuple[bytes, ...]:
-    """What asks for nothing."""
-    return (b"null", b"false") if name == "background" else (b"null",)
 
 
 def _render(fields: Fields) -> tuple[dict[str, Any], str]:
