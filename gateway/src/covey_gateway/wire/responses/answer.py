@@ -14,6 +14,7 @@ import msgspec
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.errors import engine_failed, render_envelope
 from covey_gateway.wire.steps import CallBegun, CallGrew, Finished, Said, Step, StepReader, Thought
+from covey_gateway.wire.turns import Turns
 
 _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
@@ -135,6 +136,7 @@ class WholeResponse:
 class ResponseStream:
     def __init__(self, model: str, asked: dict[str, Any]) -> None:
         self._response = _Response(model, asked)
+        self._turns = Turns()
         self._number = 0
         self._has_begun = False
         self._open: _Item | None = None
@@ -145,7 +147,7 @@ class ResponseStream:
         if isinstance(steps, ApiError):
             return steps
         pieces = [self._begin()] if not self._has_begun and self._response.reader.id else []
-        for step in steps:
+        for step in self._turns.order(steps):
             told = self._tell(step)
             if isinstance(told, ApiError):
                 return told
@@ -154,8 +156,14 @@ class ResponseStream:
 
     def end(self) -> bytes:
         begin = b"" if self._has_begun else self._begin()
+        rest = b"".join(told for step in self._turns.end() if isinstance(told := self._tell(step), bytes))
         status = self._response.status
-        return begin + self._close(status) + self._event(f"response.{status}", response=self._response.render(status))
+        return (
+            begin
+            + rest
+            + self._close(status)
+            + self._event(f"response.{status}", response=self._response.render(status))
+        )
 
     def fail(self, error: ApiError) -> bytes:
         words: dict[str, Any] = msgspec.json.decode(render_envelope(error))["error"]
@@ -192,7 +200,7 @@ class ResponseStream:
                 return self._start("function_call", id_, name)
             case CallGrew(ordinal, arguments):
                 if ordinal != self._call or self._open is None or self._open.kind != "function_call":
-                    return engine_failed(self._response.model, "it went on with a tool call after the next had begun")
+                    return engine_failed(self._response.model, "it went on with a tool call that was whole")
                 return self._delta("response.function_call_arguments.delta", arguments)
             case Finished(reason):
                 self._response.finish = reason
