@@ -133,6 +133,23 @@ def test_openais_tool_choice_in_all_forms(choice: Any, mode: str, names: list[st
     assert (sent["tool_choice"], [tool["function"]["name"] for tool in sent["tools"]]) == (mode, names)
 
 
+@pytest.mark.parametrize("choice", ["auto", "none"])
+@pytest.mark.parametrize("tools", [{}, {"tools": []}, {"tools": None}])
+def test_a_choice_without_tools_reaches_no_engine(tools: Any, choice: str) -> None:
+    turns = [{"role": "user", "content": "Hi"}]
+    for found in (
+        parse_chat(body(messages=turns, tool_choice=choice, **tools)),
+        parse_response(body(input="Hi", tool_choice=choice, **tools)),
+        parse_messages(body(messages=turns, max_tokens=1, tool_choice={"type": choice}, **tools)),
+    ):
+        assert not {"tools", "tool_choice"} & asked(found).keys()
+    for refused in (
+        parse_chat(body(messages=turns, tool_choice="required", **tools)),
+        parse_response(body(input="Hi", tool_choice="required", **tools)),
+    ):
+        assert isinstance(refused, ApiError)
+
+
 @pytest.mark.parametrize("choice", ["any", 5, {"type": "function", "function": {"name": "other"}}, {"type": "mcp"}])
 def test_a_tool_choice_that_means_nothing_is_refused(choice: Any) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
