@@ -8,6 +8,7 @@ from covey_api.reasons import ErrorCode
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.chat import parse_chat
 from covey_gateway.wire.openai.fields import PASSED, READ, REFUSED
+from covey_gateway.wire.openai.passed import PassedChat, PassedChoices
 from covey_gateway.wire.request import Request, render_request
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,19 @@ def test_a_smallest_request_is_asked_of_the_engine_as_a_stream_with_usage() -> N
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, True, "2", 2**31])
+def test_answers_are_a_whole_number_from_one(n: Any) -> None:
+    assert refused(body(n=n)).param == "n"
+
+
+def test_one_answer_that_is_asked_for_is_one() -> None:
+    for n, is_single in ((None, True), (1, True), (2, False)):
+        request = accepted(body(n=n, stream=True))
+        assert request.is_single is is_single
+        assert type(request.make_teller("m")) is (PassedChat if is_single else PassedChoices)
+        assert sent(body(n=n)).get("n") == n
 
 
 def test_a_stream_is_counted_whether_its_client_asks_or_not() -> None:

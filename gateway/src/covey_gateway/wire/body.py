@@ -231,7 +231,7 @@ _MOST_TOKENS = 2**31 - 1
 
 
 def read_count(fields: Fields, name: str, least: int = 1) -> int | ApiError | None:
-    """A number of tokens; None when absent or null."""
+    """A number of tokens, or of answers; None when absent or null."""
     value = read_value(fields, name)
     if value is None or isinstance(value, ApiError):
         return value
