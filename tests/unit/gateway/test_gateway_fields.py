@@ -9,7 +9,7 @@ from anthropic.types.beta.message_create_params import MessageCreateParamsBase a
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase as MessageParams
 from covey_gateway.wire.anthropic import fields as anthropic
-from covey_gateway.wire.anthropic.request import parse_messages
+from covey_gateway.wire.anthropic.request import parse_count, parse_messages
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.ollama import fields as ollama_fields
 from covey_gateway.wire.ollama import request as ollama
@@ -218,6 +218,16 @@ def test_every_refused_name_may_be_there_empty_in_every_format(parse: Any, field
 )
 def test_what_an_api_has_unasked_may_be_asked(parse: Any, fields: Any, name: str, value: Any) -> None:
     assert sent(parse(body(**fields, **{name: value}))) == sent(parse(body(**fields)))
+
+
+def test_a_count_leaves_unknown_fields_to_the_model_as_a_message_does() -> None:
+    for parse in (parse_messages, parse_count):
+        request = parse(body(**HI, max_tokens=1, chat_mode="brief"))
+        assert sent(request)["chat_mode"] == "brief"
+        assert isinstance(request, Request)
+        assert request.unknown is not None
+        assert request.unknown.param == "chat_mode"
+    assert "max_tokens" not in sent(parse_count(body(**HI, max_tokens=1)))
 
 
 def test_an_option_that_asks_for_nothing_is_not_refused() -> None:

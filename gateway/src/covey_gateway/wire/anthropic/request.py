@@ -130,12 +130,11 @@ def parse_messages(body: bytes) -> Request | ApiError:
 def parse_count(body: bytes) -> Request | ApiError:
     """`count_tokens`: the same prompt, counted by the engine that would take it."""
     fields, unknown = _open(body)
-    if unknown.error is not None:
-        return unknown.error
     model = ensure(read_model(fields))
     sent, media = _render(fields)
     kept = {name: sent[name] for name in _COUNTED if name in sent}
-    return Request(Call.COUNT, model, kept, WholeCount, media=media)
+    passed = ensure(check_passed(unknown))
+    return Request(Call.COUNT, model, passed | kept, WholeCount, media=media, unknown=unknown.error)
 
 
 def _open(body: bytes) -> tuple[Fields, Unknown]:
