@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from covey_api.reasons import ErrorCode
 from covey_gateway.wire.errors import ApiError
@@ -181,6 +182,23 @@ def test_a_missing_field_is_named() -> None:
 
 def test_a_large_body_of_known_fields_passes() -> None:
     assert len(render_request(accepted(body(user="x" * 1_000_000)), "m", "")) > 1_000_000
+
+
+@pytest.mark.parametrize("padding", [0, 1_000_000])
+def test_unknown_fields_pass_however_large_the_body_is(padding: int) -> None:
+    names = ["chat-mode", "", "a b", "class", "__x__", "ä", "`", *(f"k{number}" for number in range(9))]
+    request = accepted(body(user="x" * padding, **dict.fromkeys(names, 1)))
+    assert request.unknown is not None
+    assert request.unknown.param == "chat-mode"
+    assert {name: request.fields[name] for name in names} == dict.fromkeys(names, msgspec.Raw(b"1"))
+
+
+def test_a_large_body_may_have_sixteen_unknown_fields() -> None:
+    padding = "x" * 1_000_000
+    many = body(user=padding, **{f"k{number}": None for number in range(17)})
+    assert refused(many).param == "k0"
+    for name in ("x" * 1000, 'quo"te', "back\\slash", "new\nline"):
+        assert refused(body(user=padding, **{name: 1})).code is ErrorCode.UNSUPPORTED_FIELD
 
 
 def test_a_large_body_of_many_keys_is_refused_at_the_first_unknown_one() -> None:
