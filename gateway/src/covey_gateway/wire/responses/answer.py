@@ -13,6 +13,7 @@ import msgspec
 
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.errors import engine_failed, render_envelope
+from covey_gateway.wire.responses.tools import Names
 from covey_gateway.wire.steps import CallBegun, CallGrew, Finished, Said, Step, StepReader, Thought
 from covey_gateway.wire.turns import Turns
 
@@ -25,13 +26,15 @@ class _Item:
     id: str
     call_id: str = ""
     name: str = ""
+    namespace: str = ""
     pieces: list[str] = field(default_factory=list[str])
 
     def render(self, status: str) -> dict[str, Any]:
         text = "".join(self.pieces)
         item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
-            return item | {"call_id": self.call_id, "name": self.name, "arguments": text}
+            within = {"namespace": self.namespace} if self.namespace else {}
+            return item | {"call_id": self.call_id, "name": self.name, "arguments": text} | within
         item |= {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
         return item | {"content": [self.render_part(text)] if status != "in_progress" else []}
 
@@ -45,8 +48,9 @@ class _Item:
 class _Response:
     """What has been answered so far."""
 
-    def __init__(self, model: str, asked: dict[str, Any]) -> None:
+    def __init__(self, model: str, asked: dict[str, Any], names: Names) -> None:
         self.model = model
+        self._names = names
         self.reader = StepReader(model)
         self.items: list[_Item] = []
         self.finish = ""
@@ -54,7 +58,8 @@ class _Response:
 
     def begin_item(self, kind: str, call_id: str = "", name: str = "") -> _Item:
         id_ = f"{_PREFIXES[kind]}_{self.reader.id}_{len(self.items)}"
-        self.items.append(_Item(kind, id_, call_id, name))
+        namespace, name = self._names.get(name, ("", name))
+        self.items.append(_Item(kind, id_, call_id, name, namespace))
         return self.items[-1]
 
     @property
@@ -97,8 +102,8 @@ class _Response:
 
 
 class WholeResponse:
-    def __init__(self, model: str, asked: dict[str, Any]) -> None:
-        self._response = _Response(model, asked)
+    def __init__(self, model: str, asked: dict[str, Any], names: Names) -> None:
+        self._response = _Response(model, asked, names)
         self._calls: list[_Item] = []
 
     def take(self, events: bytes) -> bytes | ApiError:
@@ -134,8 +139,8 @@ class WholeResponse:
 
 
 class ResponseStream:
-    def __init__(self, model: str, asked: dict[str, Any]) -> None:
-        self._response = _Response(model, asked)
+    def __init__(self, model: str, asked: dict[str, Any], names: Names) -> None:
+        self._response = _Response(model, asked, names)
         self._turns = Turns()
         self._number = 0
         self._has_begun = False
