@@ -170,7 +170,9 @@ def test_what_ollamas_client_in_go_sends_empty_asks_for_nothing(parse: Any, fiel
 
 def test_a_generate_of_ollamas_client_in_go_is_the_plain_one() -> None:
     plain = sent(ollama.parse_generate(body(prompt="Hi")))
-    for more in ({}, {"context": []}, {"truncate": False, "shift": False}, {"truncate": True, "shift": True}):
+    others: list[dict[str, Any]] = [{}, {"context": []}]
+    others += [{"truncate": said, "shift": said} for said in (False, True)]
+    for more in others:
         assert sent(ollama.parse_generate(json.dumps(GO_GENERATE | more).encode())) == plain
     for name, value in (("context", [1]), ("template", "x"), ("suffix", "x"), ("_debug_render_only", True)):
         error = ollama.parse_generate(json.dumps(GO_GENERATE | {name: value}).encode())
@@ -193,8 +195,9 @@ PLAIN: list[tuple[Any, Any, Collection[str]]] = [
 @pytest.mark.parametrize(("parse", "fields", "refused"), PLAIN)
 def test_every_refused_name_may_be_there_empty_in_every_format(parse: Any, fields: Any, refused: Any) -> None:
     plain = sent(parse(body(**fields)))
+    empty: list[Any] = [None, "", [], {}]
     for name in refused:
-        for nothing in (None, "", [], {}):
+        for nothing in empty:
             assert sent(parse(body(**fields, **{name: nothing}))) == plain, name
         found = parse(body(**fields, **{name: False}))
         assert isinstance(found, ApiError) is (name == "cache_prompt"), name

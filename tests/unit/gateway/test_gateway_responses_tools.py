@@ -80,14 +80,14 @@ def test_tools_of_codex_reach_the_engine_as_functions() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_call_is_told_in_its_namespace_and_the_answer_has_the_tools_that_there_were(stream: bool) -> None:
     teller = ask(stream=stream).make_teller("m")
-    call = {"index": 0, "id": "c3", "type": "function"}
+    begun = b""
+    call: dict[str, Any] = {"index": 0, "id": "c3", "type": "function"}
     call["function"] = {"name": "mcp__memory__search", "arguments": '{"q":1}'}
     for delta, finish in (({"tool_calls": [call]}, None), ({}, "tool_calls")):
         chunk = {"id": "a", "created": 1, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
         taken = teller.take(b"data: %b\n\n" % json.dumps(chunk).encode())
         assert isinstance(taken, bytes)
-        if finish is None:
-            begun = taken
+        begun += taken
     told = teller.end()
     response = read_events(told)[-1]["response"] if stream else json.loads(told)
     (item,) = response["output"]
