@@ -363,6 +363,10 @@ class ServedModel(Message):
     """Whether it is scaled to zero and asking for it starts it."""
     hold_seconds: int = 0
     """How long a request is held while there is no endpoint; 0: it is not, waiting doesn't help."""
+    weights_bytes: Count = 0
+    """Of the weights of its first variant, as a node read them; 0: none has."""
+    weights_digest: str = ""
+    """Their SHA-256, or that of the file they are in."""
 
 
 class Endpoint(Message):

@@ -226,8 +226,8 @@ class PlacementSpec(Message):
     timeouts: Timeouts = Timeouts()
     unknown_fields: UnknownFields = UnknownFields.REFUSE
     """`Refuse`: a request with a field that Covey doesn't know is refused by name; `Pass`: the engine gets it. Fields
-    that could hurt other requests are refused in any case, and so is any of a body above 256 KiB. Of several Placements
-    of a Model all must say `Pass`."""
+    that could hurt other requests are refused in any case, and so are more than 16 of a body above 256 KiB. Of several
+    Placements of a Model all must say `Pass`."""
     suspend: bool = False
     """True: drain and stop every instance, keep the wish."""
 

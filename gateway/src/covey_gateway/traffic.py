@@ -152,7 +152,8 @@ class Traffic:
         return [self.render_listing(name, model) for name, model in self.table.names_for(caller).items()]
 
     def render_listing(self, name: str, model: ServedModel) -> Listing:
-        return Listing(name, model.created, model.tasks, bool(self.targets_of(model)), self.window_of(model))
+        weights = (model.weights_bytes, model.weights_digest)
+        return Listing(name, model.created, model.tasks, bool(self.targets_of(model)), self.window_of(model), *weights)
 
     def targets_of(self, model: ServedModel) -> tuple[Target, ...]:
         return self.table.targets.get((model.namespace, model.name), ())
