@@ -167,6 +167,7 @@ def test_a_token_is_made_with_nobody_elses_login(
 def test_what_is_not_there_is_said(tmp_path: Path, home: Path, registry: Registry, weights: bytes) -> None:
     source = f"oci://{registry.host}/models/said"
     registry.push("models/said", "two", [(weights, title("a.gguf")), (weights + b"x", title("b.gguf"))])
+    registry.push("models/said", "packed", [(weights, title("a.tgz") | {"mediaType": "x/y+gzip"})])
     with pytest.raises(AgentError, match=f"answers 401: .*`docker login {registry.host}`"):
         pull(tmp_path / "cache", f"{source}:two")
     log_in(home, registry)
@@ -174,6 +175,7 @@ def test_what_is_not_there_is_said(tmp_path: Path, home: Path, registry: Registr
         (":none", "there is no such repository, tag or file"),
         (":two", "Choose one with '#FILE' in the source: 'a.gguf', 'b.gguf'"),
         (":two#c.gguf", r"at manifest [0-9a-f]{64} lacks 'c.gguf'"),
+        (":packed", "has neither a GGUF file nor 'config.json'. Left out, .*: 'a.tgz' of type 'x/y\\+gzip'"),
     ):
         with pytest.raises(AgentError, match=words):
             pull(tmp_path / "cache", source + reference)

@@ -27,6 +27,8 @@ USER, PASSWORD = "covey", "secretsecret"
 _HASH = "$2b$04$b17qWxo7y7Fvq.5hXB.Ifu9FiHEA6qK63A5qRiIDoqRrxzd0n3Sfm"
 LOGIN = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+# What `oras push` calls a file that it is told no type of.
+ORAS_FILE = "application/vnd.oci.image.layer.v1.tar"
 TITLE = "org.opencontainers.image.title"
 
 
@@ -60,8 +62,7 @@ class Registry:
         """Put a manifest with these layers there, as ORAS does. Its digest."""
         with httpx.Client(base_url=f"http://{self.host}", headers={"Authorization": LOGIN}, timeout=60) as client:
             described = [
-                {"mediaType": "application/octet-stream"} | more | self._put(client, repository, content)
-                for content, more in layers
+                {"mediaType": ORAS_FILE} | more | self._put(client, repository, content) for content, more in layers
             ]
             config = {"mediaType": "application/vnd.oci.empty.v1+json"} | self._put(client, repository, b"{}")
             manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": described}
