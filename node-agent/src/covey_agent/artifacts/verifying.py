@@ -10,6 +10,7 @@ from pathlib import Path
 from covey_api.model import ResolvedArtifact
 
 from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.web import corrupt
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ async def find_verified(cache: Cache, sha256: str, size_bytes: int) -> Path | No
     """The blob, if it is here. One that was touched since it was verified is hashed, and dropped if it changed."""
     path = cache.find_blob(sha256, size_bytes)
     if path is None:
+        await asyncio.to_thread(_refuse_other_size, cache, sha256, size_bytes)
         return None
     try:
         is_fine = await asyncio.to_thread(cache.stamps.matches, sha256, path) or await check_blob(cache, sha256, path)
@@ -47,6 +49,18 @@ async def find_verified_artifact(cache: Cache, artifact: ResolvedArtifact) -> Pa
     for file in artifact.files:
         cache.stamps.touch(file.sha256)
     return path
+
+
+def _refuse_other_size(cache: Cache, sha256: str, size_bytes: int) -> None:
+    """AgentError where the verified blob is here: nothing else has its digest, so no fetch could bring another."""
+    path = cache.blobs / sha256
+    stamp = cache.stamps.find(sha256)
+    if stamp is not None and stamp.size_bytes != size_bytes and cache.stamps.matches(sha256, path):
+        raise corrupt(
+            f"A file of {size_bytes} bytes must have sha256 {sha256}; that is the sha256 of a file of "
+            f"{stamp.size_bytes} bytes{f' that is here, {stamp.name!r}' if stamp.name else ' that is here'}, so it is "
+            "another file's. Nothing was installed. Change the Model's sha256 or source."
+        )
 
 
 def _is_untouched(cache: Cache, artifact: ResolvedArtifact, folder: Path) -> bool:
