@@ -30,7 +30,7 @@ DEFAULT_LISTEN = "127.0.0.1:52415"
 @click.option(
     "--token-file", type=click.Path(path_type=Path, dir_okay=False), help=f"Holds the token; also {TOKEN_VARIABLE}."
 )
-@click.option("--name", default="", help="Name of the Node; by default as before, else the machine's.")
+@click.option("--name", default="", help="Name of the Node and its gateway; by default as before, else the machine's.")
 @click.option("--no-gateway", is_flag=True, help="The agent alone: clients reach this machine's models elsewhere.")
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Address of the gateway, HOST:PORT.")
 @click.option("--insecure", is_flag=True, help="The gateway serves without keys also where others reach it.")

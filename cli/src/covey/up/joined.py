@@ -64,7 +64,11 @@ class JoinSettings:
         found = [(agent, CertificateRole.AGENT, self.name or agent.name or host)]
         if self.listen:
             gateway = load_identity(self.state / "gateway")
-            found.append((gateway, CertificateRole.GATEWAY, gateway.name or host))
+            # A new name is both parts', so that two machines of one host name can be told apart. A machine that joined
+            # by this name when its gateway was still called after the host keeps that: its token is long used up.
+            is_new = bool(self.name) and self.name != agent.name
+            name = (self.name if is_new else gateway.name or self.name) or host
+            found.append((gateway, CertificateRole.GATEWAY, name))
         return found
 
     def needs_token(self) -> bool:
@@ -82,7 +86,8 @@ def join_fleet(settings: JoinSettings, token: str | None) -> None:
             "`covey token create --role machine`, or give --no-gateway.",
             ExitCode.WRONG_USE,
         )
-    for index, (identity, role, name) in enumerate(identities):
+    # The agent last: what it is called tells whether a name is new, also to the next try if this one breaks off.
+    for index, (identity, role, name) in reversed(list(enumerate(identities))):
         given = tokens[index] if index < len(tokens) else None
         try:
             joining = ensure_joined(identity, settings.controller, role, name, given, takes_new_token=True)
