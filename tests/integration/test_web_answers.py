@@ -1,8 +1,10 @@
 """Answers that no server should give, and more downloads than there are connections, over real sockets."""
 
 import asyncio
+import email.utils
 import hashlib
 import shutil
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -127,6 +129,33 @@ def test_a_pause_that_is_none_is_not_kept(after: bytes) -> None:
     found = refuse(b"HTTP/1.1 503 Busy\r\nRetry-After: %s\r\nContent-Length: 0\r\n\r\n" % after)
     assert found.cause is FailureCause.ARTIFACT_UNAVAILABLE
     assert "answers 503" in found.message
+
+
+def test_who_asks_for_a_long_pause_is_left_alone_by_everybody() -> None:
+    asks: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asks.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 429 Busy\r\nRetry-After: 86400\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def scenario() -> None:
+        async with asyncio.timeout(30), asked(answer) as (web, url):
+            for words in ("answers 429; it asks to come back in 86400 s", "isn't asked for another 3[0-9]+ s"):
+                with pytest.raises(AgentError, match=words) as raised:
+                    await persist(QUICK, "page", lambda: web.read(f"{url}/{len(asks)}", {}, 100))
+                assert 3000 < raised.value.retry_after_seconds <= 3600
+            assert len(asks) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_date_to_come_back_at_is_by_the_clock_of_who_asks() -> None:
+    tomorrow = time.time() + 86400
+    date, after = (email.utils.formatdate(at, usegmt=True).encode() for at in (tomorrow, tomorrow + 1))
+    found = refuse(b"HTTP/1.1 503 Busy\r\nDate: %s\r\nRetry-After: %s\r\nContent-Length: 0\r\n\r\n" % (date, after))
+    assert f"({QUICK.tries} tries)" in found.message
 
 
 @pytest.mark.parametrize("total", ["²".encode("latin-1"), b"1" * 5000, b"*", b"-5"])
