@@ -158,6 +158,25 @@ def test_a_date_to_come_back_at_is_by_the_clock_of_who_asks() -> None:
     assert f"({QUICK.tries} tries)" in found.message
 
 
+def test_a_header_that_does_not_come_in_time_says_what_went_wrong_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covey_agent.artifacts.node._HEADER_SECONDS", 2.0)
+    patience = Patience(backoff_seconds=30)
+
+    async def scenario() -> None:
+        answer = always(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+        async with (
+            asyncio.timeout(60),
+            asked(answer) as (_, url),
+            rig_on(tmp_path, IndexSettings(url), patience) as rig,
+        ):
+            with pytest.raises(AgentError, match=r"gave no header within 2 s\. Last: http://.*/file answers 502\."):
+                await rig.artifacts.read_header(url, "")
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("total", ["²".encode("latin-1"), b"1" * 5000, b"*", b"-5"])
 def test_a_size_that_is_none_is_said(total: bytes) -> None:
     text = b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-0/%s\r\nContent-Length: 1\r\n\r\nx" % total

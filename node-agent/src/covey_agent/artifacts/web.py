@@ -22,6 +22,7 @@ from covey_agent.artifacts.clients import make_client, read_netrc, read_trust
 from covey_agent.artifacts.index import IndexSettings, Login, origin_of, split_login
 from covey_agent.artifacts.pace import Pace
 from covey_agent.artifacts.pauses import LONGEST_SECONDS, Pauses
+from covey_agent.artifacts.trouble import note_trouble
 from covey_agent.ports import AgentError
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,7 @@ class Backoff:
     async def pause(self, failure: Transient) -> None:
         """Wait before the next try. AgentError(ArtifactUnavailable) when there is none left."""
         self._failures += 1
+        note_trouble(failure.message)
         asked = failure.retry_after_seconds
         if self._failures >= self._patience.tries:
             raise unavailable(
