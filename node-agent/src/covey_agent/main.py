@@ -26,6 +26,7 @@ from covey_fleet_client.identity import load_identity, render_name
 from covey_fleet_client.lifeline import watch_lifeline
 from covey_fleet_client.machine import observe_machine
 from covey_fleet_client.process import raise_file_limit, start_logging
+from covey_fleet_client.standing import StandingFile
 
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader
@@ -146,7 +147,8 @@ async def run_agent(options: Options, folder: Path) -> int:
             engines, outside.facts, observe_spec, observe_members, runtime.spec_changed, changed.set, machine
         )
         this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts, lambda: blobs.port)
-        reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed)
+        standing = StandingFile(folder).note
+        reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed, standing)
         asks = Asks(node, outside.artifacts, Captures(node, runtime, outside, members))
         membership = Membership(node, runtime, reporter, asks, RefusedFile(folder), jitter, directory, keeping)
         with suppress(TimeoutError):  # an engine that is started before it is known listens on every address

@@ -65,6 +65,7 @@ class Membership:
             is_refused = any(error.kind is FleetErrorKind.DENIED for error in refusals)
             for error in refusals:
                 logger.warning("node '%s' has no place in this fleet: %s", self._node, error.message)
+                self._reporter.on_standing(error.message)
             await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
 
     async def _take_part(self, joined: Identity, controller_url: str) -> list[FleetError]:

@@ -22,6 +22,7 @@ from covey.doctor.network import look_at_controller, look_at_indexes
 from covey.doctor.place import Place
 from covey.doctor.ports import count_free, look_at_ports
 from covey.doctor.programs import Said
+from covey_fleet_client.standing import StandingFile
 from kit.ports import free_port
 
 IS_ROOT = os.geteuid() == 0
@@ -218,6 +219,18 @@ def test_an_identity_that_cannot_be_read_is_told_beside_what_else_is_found(place
     assert {path: path.stat().st_mode for path in place.state.rglob("*")} == before
 
 
+def test_what_the_controller_said_to_the_agent_is_told_until_it_takes_a_report(place: Place) -> None:
+    write(place.state / "agent" / "controller", "https://127.0.0.1:1\n")
+    StandingFile(place.state / "agent").note("node 'a' was removed from the fleet")
+    _, refused = look_at_controller(place)
+    assert (refused.check, refused.level) == ("controller", Level.BROKEN)
+    assert "node 'a' was removed from the fleet" in refused.found
+    StandingFile(place.state / "agent").note("")
+    assert len(look_at_controller(place)) == 1
+    write(place.state / "agent" / "refusal.json", "[]")
+    assert len(look_at_controller(place)) == 1
+
+
 def test_the_hub_is_where_the_agent_finds_it(place: Place, tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -226,6 +239,29 @@ def test_the_hub_is_where_the_agent_finds_it(place: Place, tmp_path: Path) -> No
         index, found = look_at_indexes(replace(place, environment=variables))
     assert index.level is Level.OK
     assert f"the model hub at http://{hub} can't be reached" in found.found
+
+
+@pytest.mark.parametrize("url", ["https://ada:pa/ss@h/simple", "https://ada:1/pa55word@h/", "https://[pa55word"])
+def test_a_url_that_is_none_is_told_without_a_word_of_it(place: Place, url: str) -> None:
+    for variables in (
+        {"PIP_INDEX_URL": url, "HF_HUB_OFFLINE": "1"},
+        {"PIP_INDEX_URL": "file:///x", "HF_ENDPOINT": url},
+    ):
+        *_, found = examine([Check("index", look_at_indexes)], replace(place, environment=variables))
+        assert (found.level, "can't be read as one" in found.found) == (Level.WARNING, True), found.found
+        for shown in (json.dumps(found.to_json()), render_text([found], [])):
+            assert not any(part in shown for part in ("ada", "pa/ss", "'pa'", "pa55word"))
+
+
+def test_a_file_of_logins_that_is_none_is_told_without_a_word_of_it(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / ".netrc", "machine h login ada password pa55word pa66word\n").chmod(0o600)
+    variables = {"PIP_INDEX_URL": f"http://127.0.0.1:{free_port()}/simple", "HF_HUB_OFFLINE": "1"}
+    index, logins = look_at_indexes(replace(place, environment=variables))
+    assert "can't be reached" in index.found
+    assert f"'{tmp_path / '.netrc'}' can't be read as a file of logins" in logins.found
+    assert "word" not in caplog.text + index.found + logins.found.replace("can't", "")
 
 
 def test_a_card_without_a_driver_is_seen_on_the_bus(tmp_path: Path) -> None:
