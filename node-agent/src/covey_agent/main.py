@@ -99,7 +99,11 @@ def main() -> int:
 async def run_agent(options: Options, folder: Path) -> int:
     """Until told to end. Exit status 0, or 1 when members could not be stopped in time."""
     node = render_covey_name(options.name) if options.name else ""
-    node = node or load_identity(folder).name or render_name(socket.gethostname())
+    try:
+        node = node or load_identity(folder).name or render_name(socket.gethostname())
+    except OSError as error:
+        logger.error("the state folder can't be used: %s", describe_refusal(error))
+        return 1
     async with AsyncExitStack() as stack:
         whereabouts = Whereabouts(options.address, options.controller, folder)
         members, boot_id, jitter = folder / "members", observe_boot_id(), secrets.SystemRandom().random

@@ -1,9 +1,12 @@
-"""What `covey join` calls the agent and the gateway of a machine."""
+"""What `covey join` calls the agent and the gateway of a machine, and a state folder that it can't use."""
 
 import socket
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from covey.commands.join import join
+from covey.errors import CommandError
 from covey.up.joined import JoinSettings
 
 
@@ -43,3 +46,10 @@ def test_a_gateway_that_was_called_after_its_host_stays_it_until_a_new_name_is_g
     join_as(state, "attic", "ubuntu")
     assert names(state, "attic") == names(state, "") == ["attic", "ubuntu"]
     assert names(state, "cellar") == ["cellar", "cellar"]
+
+
+def test_a_folder_that_cannot_be_used_is_said(state: Path) -> None:
+    (state / "agent").write_text("a file in its place")
+    answer = CliRunner().invoke(join, ["https://127.0.0.1:1", "--state", str(state)])
+    assert isinstance(answer.exception, CommandError)
+    assert "must be a folder; found a file" in str(answer.exception)

@@ -70,11 +70,18 @@ def join(
     )
     try:
         with hold_state_folder(settings):
-            join_fleet(settings, _find_token(token_file, is_needed=settings.needs_token()))
+            _join(settings, token_file)
             _run_to_end(settings)
     except AlreadyRunning as running:
         words = f"state folder '{settings.state}' belongs to a running Covey (pid {running.record.get('pid')})"
         raise CommandError(f"{words}. Stop it, or name another folder with --state.") from None
+
+
+def _join(settings: JoinSettings, token_file: Path | None) -> None:
+    try:
+        join_fleet(settings, _find_token(token_file, is_needed=settings.needs_token()))
+    except OSError as error:  # a full disk, or a folder of another user
+        raise CommandError(f"the state folder can't be used: {describe_refusal(error)}") from None
 
 
 def _parse_url(url: str) -> str:
