@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-from covey.doctor import ports
+from covey.doctor import folders, ports
 from covey.doctor.accelerators import has_nvidia_card, look_at_gpu
 from covey.doctor.clock import judge_skew
 from covey.doctor.examine import Check, examine, mend
@@ -22,6 +22,7 @@ from covey.doctor.network import look_at_controller, look_at_indexes
 from covey.doctor.place import Place
 from covey.doctor.ports import count_free, look_at_ports
 from covey.doctor.programs import Said
+from covey_agent.artifacts.cache import Cache
 from covey_fleet_client.standing import StandingFile
 from kit.ports import free_port
 
@@ -93,6 +94,24 @@ def test_a_state_folder_of_another_user_is_broken(place: Place) -> None:
     os.chown(place.state, 12345, 12345)
     (found,) = look_at_state(place)
     assert (found.level, "belongs to 12345" in found.found) == (Level.BROKEN, True)
+
+
+@pytest.mark.parametrize("name", ["blobs/sha256", "pins", "partial"])
+def test_a_folder_of_the_cache_that_cannot_be_used_is_broken(place: Place, name: str) -> None:
+    """A file in its place is what root can't write in either."""
+    write(place.cache / name, "")
+    (found,) = look_at_cache(place)
+    assert found.level is Level.BROKEN
+    assert f"'{Path(name).name}' must be a folder" in found.found
+    (place.cache / name).unlink()
+    Cache(place.cache)
+    assert judge(look_at_cache(place)) is Level.OK
+
+
+def test_every_folder_of_a_cache_is_looked_at(tmp_path: Path) -> None:
+    Cache(tmp_path)
+    made = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_dir()}
+    assert made == set(folders._CACHE_FOLDERS)
 
 
 def test_a_file_in_the_place_of_a_folder_is_broken(place: Place) -> None:
