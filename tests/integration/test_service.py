@@ -25,7 +25,11 @@ case "$*" in
 esac
 if [ -n "$FAILS" ]; then echo "Failed to connect to bus: No medium found" >&2; exit 1; fi
 case "$*" in
-  *is-active*) [ "${ACTIVE:-3}" = 0 ] && echo active || echo inactive; exit "${ACTIVE:-3}";;
+  *disable*) [ -z "$GONE" ] || { echo "Unit file covey-up.service does not exist." >&2; exit 1; };;
+  *stop*) rm -f "$HOME/remembered";;
+  *is-active*)
+    [ ! -f "$HOME/remembered" ] || { echo active; exit 0; }
+    [ "${ACTIVE:-3}" = 0 ] && echo active || echo inactive; exit "${ACTIVE:-3}";;
   *show*) echo "ActiveState=${STATE:-active}"; printf '%s\\n' SubState=running Result=success MainPID=7 NRestarts=2
     printf '%s\\n' UnitFileState=enabled "ActiveEnterTimestamp=Mon 2026-11-30 09:00:00 UTC";;
 esac
@@ -208,6 +212,23 @@ def test_what_is_not_known_to_have_stopped_is_not_removed(machine: Machine) -> N
     away = machine.covey("uninstall", "--manager", "launchd", "up", FAILS="1")
     assert (away.returncode, "could not be stopped" in away.stderr) == (1, True)
     assert machine.property_list.exists()
+
+
+def test_what_runs_on_without_its_file_is_stopped(machine: Machine) -> None:
+    machine.covey("install", "up", str(EXAMPLE))
+    machine.unit.unlink()
+    (machine.home / "remembered").touch()
+    gone = machine.covey("uninstall", "up", GONE="1")
+    assert (gone.returncode, "stopped covey-up, whose file" in gone.stdout) == (0, True), gone.stderr
+    assert not (machine.home / "remembered").exists()
+    assert "nothing to do" in machine.covey("uninstall", "up").stdout
+    launchd = ("--manager", "launchd", "up")
+    machine.covey("install", *launchd, str(EXAMPLE))
+    machine.property_list.unlink()
+    gone = machine.covey("uninstall", *launchd)
+    assert (gone.returncode, "stopped covey-up, whose file" in gone.stdout) == (0, True), gone.stderr
+    assert not (machine.home / "loaded").exists()
+    assert "nothing to do" in machine.covey("uninstall", *launchd).stdout
 
 
 def test_launchd_takes_the_new_file_unless_the_service_runs(machine: Machine) -> None:

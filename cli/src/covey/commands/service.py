@@ -163,7 +163,12 @@ def uninstall(is_system: bool, named: str | None, force: bool, role: str) -> Non
     path = manager.path(role)
     text = read_service_file(path)
     if text is None:
-        click.echo(f"'{path}' isn't there: nothing to do")
+        if not manager.has(role):
+            click.echo(f"'{path}' isn't there: nothing to do")
+            return
+        manager.remove(role, "")
+        manager.forget()
+        click.echo(f"stopped covey-{role}, whose file '{path}' was gone")
         return
     if judge_hand(text) is Hand.EDITED and not force:
         words = f"'{path}' was edited by hand, or isn't Covey's: nothing was stopped or removed. --force does it"
