@@ -262,6 +262,11 @@ def test_a_token_goes_by_a_file_and_never_by_the_command_line_or_environment(mac
     bare = machine.covey("install", "join", "https://127.0.0.1:1", COVEY_TOKEN=TOKEN)
     assert bare.returncode == 2
     assert "give `--token-file FILE`" in bare.stderr
+    (machine.home / ".local" / "state" / "covey" / "agent").mkdir(parents=True)
+    (machine.home / ".local" / "state" / "covey" / "agent" / "certificate.pem").write_text("of no use")
+    for role in (("join", "https://127.0.0.1:1"), ("agent", "--controller", "https://127.0.0.1:1")):
+        useless = machine.covey("install", *role)
+        assert (useless.returncode, "give `--token-file FILE`" in useless.stderr) == (2, True)
     shown = machine.covey("install", "agent", "--controller", "https://127.0.0.1:1", "--name", TOKEN)
     assert shown.returncode == 2
     assert "must not be on a command line" in shown.stderr

@@ -1,13 +1,20 @@
 """What `covey join` calls the agent and the gateway of a machine, and a state folder that it can't use."""
 
 import socket
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from covey.commands.join import join
 from covey.errors import CommandError
-from covey.up.joined import JoinSettings
+from covey.up.joined import JoinSettings, has_joined
+from covey_api.messages import CertificateRole, JoinAnswer
+from covey_controller.authority import Authority, parse_signing_request
+from covey_fleet_client.identity import load_identity
+from kit.vaults import authority_in
+
+DAY = 24 * 3600
 
 
 def names(state: Path, name: str) -> list[str]:
@@ -53,3 +60,27 @@ def test_a_folder_that_cannot_be_used_is_said(state: Path) -> None:
     answer = CliRunner().invoke(join, ["https://127.0.0.1:1", "--state", str(state)])
     assert isinstance(answer.exception, CommandError)
     assert "must be a folder; found a file" in str(answer.exception)
+
+
+def certify(authority: Authority, state: Path, role: CertificateRole, name: str, at: float) -> None:
+    identity = load_identity(state / role.value)
+    key = parse_signing_request(identity.render_signing_request())
+    certificate = authority.issue_client(key, role, name, at)
+    answer = JoinAnswer(certificate=certificate, authorities=authority.bundle_pem, now=at)
+    identity.accept(answer, role, name, at)
+
+
+def test_a_service_needs_a_token_unless_each_certificate_is_valid_by_its_name(state: Path, tmp_path: Path) -> None:
+    now = time.time()
+    authority = authority_in(tmp_path / "controller", now)
+    assert not has_joined(state, "", has_gateway=False)
+    certify(authority, state, CertificateRole.AGENT, "attic", now)
+    assert has_joined(state, "", has_gateway=False)
+    assert has_joined(state, "attic", has_gateway=False)
+    assert not has_joined(state, "cellar", has_gateway=False)
+    assert not has_joined(state, "", has_gateway=True)
+    certify(authority, state, CertificateRole.GATEWAY, "ubuntu", now)
+    assert has_joined(state, "attic", has_gateway=True)
+    assert not has_joined(state, "cellar", has_gateway=True)
+    certify(authority, state, CertificateRole.AGENT, "attic", now - 365 * DAY)
+    assert not has_joined(state, "attic", has_gateway=False)
