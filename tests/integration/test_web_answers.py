@@ -14,7 +14,7 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader, Remote
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.remote import RemoteFile
-from covey_agent.artifacts.web import Patience, Web, persist
+from covey_agent.artifacts.web import Origin, Patience, Web, persist
 from covey_agent.ports import AgentError
 from covey_api.reasons import FailureCause
 from kit.artifact_rig import IMPATIENT, QUICK, ignore, rig_on
@@ -129,6 +129,20 @@ def test_a_pause_that_is_none_is_not_kept(after: bytes) -> None:
     found = refuse(b"HTTP/1.1 503 Busy\r\nRetry-After: %s\r\nContent-Length: 0\r\n\r\n" % after)
     assert found.cause is FailureCause.ARTIFACT_UNAVAILABLE
     assert "answers 503" in found.message
+
+
+def test_a_token_that_is_withheld_is_said_and_not_asked_for() -> None:
+    async def scenario() -> None:
+        answer = always(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+        async with asyncio.timeout(30), asked(answer) as (web, url):
+            # Another name of this machine, which isn't known as one.
+            for host, words in (("0.0.0.0", "The token is not shown without TLS"), ("127.0.0.1", "Log in")):  # noqa: S104
+                origin = Origin("as it says", "Check it.", "Log in.", "It is missing.", token="t")
+                with pytest.raises(AgentError, match=words) as raised:
+                    await web.read(url.replace("127.0.0.1", host), {}, 100, origin)
+                assert ("Log in" in raised.value.message) is (host == "127.0.0.1")
+
+    asyncio.run(scenario())
 
 
 def test_who_asks_for_a_long_pause_is_left_alone_by_everybody() -> None:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from urllib.parse import urljoin, urlsplit
 
@@ -236,6 +236,11 @@ class Web:
             return response, bytes(body)
 
     def _check(self, response: httpx.Response, url: str, origin: Origin, *, is_redirected: bool) -> None:
+        if origin.token and not is_redirected and not _is_trusted(origin, url, url):
+            withheld = (
+                "The token is not shown without TLS, since anybody between could read it: give an https:// address."
+            )
+            origin = replace(origin, login=f"{withheld} {origin.check}")
         try:
             _check_status(response, _place(url, origin), origin, is_redirected=is_redirected)
         except Transient as busy:
