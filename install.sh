@@ -219,7 +219,8 @@ drop_replaced() {
 
 install_vllm() {
     [ "$(uname -s)" = Linux ] || fail "--with-vllm: vLLM is for Linux"
-    if [ -x "$home/vllm/bin/vllm" ]; then
+    # Its interpreter may have gone, with an upgrade of the system's.
+    if [ -x "$home/vllm/bin/vllm" ] && "$home/vllm/bin/python" -c '' 2>/dev/null; then
         say "vLLM is installed in '$home/vllm' already"
     else
         say "Installing vLLM into '$home/vllm' (some gigabytes)"
