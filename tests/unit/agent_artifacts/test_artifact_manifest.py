@@ -124,6 +124,8 @@ def test_sources_of_registries_are_parsed() -> None:
     assert parse_source("oci://ghcr.io/org/model") == OciSource("ghcr.io", "org/model", "latest", "")
     assert parse_source("oci://r:5000/m:v1.0#Q4/a.gguf") == OciSource("r:5000", "m", "v1.0", "Q4/a.gguf")
     assert parse_source(f"oci://r/m@{DIGEST}") == OciSource("r", "m", DIGEST, "")
+    # As registries' tools print it: the digest is what counts.
+    assert parse_source(f"oci://r:5000/m:v1@{DIGEST}#a.gguf") == OciSource("r:5000", "m", DIGEST, "a.gguf")
     for wrong in (
         "oci://r",
         "oci://r/M",
@@ -132,6 +134,7 @@ def test_sources_of_registries_are_parsed() -> None:
         "oci://r:0/a",
         "oci://u:p@r/a",
         "oci://r/a#../b",
+        f"oci://r/m@{DIGEST}:v1",
     ):
         with pytest.raises(ValueError, match="must"):
             parse_source(wrong)
