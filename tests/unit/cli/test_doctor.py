@@ -111,7 +111,7 @@ def test_a_folder_of_the_cache_that_cannot_be_used_is_broken(place: Place, name:
 def test_every_folder_of_a_cache_is_looked_at(tmp_path: Path) -> None:
     Cache(tmp_path)
     made = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_dir()}
-    assert made == set(folders._CACHE_FOLDERS)
+    assert made == set(folders.CACHE_FOLDERS)
 
 
 def test_a_file_in_the_place_of_a_folder_is_broken(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,17 @@ from covey_fleet_client import identity as module
 from covey_fleet_client import join
 from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import load_identity
+from covey_fleet_client.join import Admission, ensure_admitted
+from kit.vaults import authority_in
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_no_token_is_sent_from_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     identity = load_identity(tmp_path / "agent")
+    (tmp_path / "token").write_text("a pod's")
+    (tmp_path / "authorities.pem").write_text(authority_in(tmp_path / "controller", time.time()).bundle_pem)
+    admission = Admission(tmp_path / "token", tmp_path / "authorities.pem")
 
     def refuse(path: Path, _content: bytes | str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -26,7 +32,7 @@ async def test_no_token_is_sent_from_a_full_disk(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(module, "write_private", refuse)
     monkeypatch.setattr(join, "call", nobody)
     with pytest.raises(FleetError, match=r"no space left.*The token was not sent") as raised:
-        await join._join(identity, "https://127.0.0.1:1", CertificateRole.AGENT, "a", "token", ())
+        await ensure_admitted(identity, "https://127.0.0.1:1", CertificateRole.AGENT, "a", admission)
     assert raised.value.kind is FleetErrorKind.INVALID
 
 

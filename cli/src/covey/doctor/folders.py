@@ -19,7 +19,7 @@ _TIGHT_CACHE_BYTES = 10 * 1024**3
 _TIGHT_STATE_BYTES = 1024**3
 _FEW_INODES = 10_000
 # What the agent writes in (`covey_agent.artifacts.cache`).
-_CACHE_FOLDERS = ("blobs", "blobs/sha256", "stamps", "pins", "partial", "refs", "files", "sets", "envs")
+CACHE_FOLDERS = ("blobs", "blobs/sha256", "stamps", "pins", "partial", "refs", "files", "sets", "envs")
 # Looked at in a state folder: members' folders have a handful of files each.
 _MAX_FILES = 20_000
 _SECRETS = ("*.key", "key.pem", "server.pem", "control.pem", "fleet.secret", "token", "tokens.json", "assignments.json")
@@ -38,7 +38,7 @@ def look_at_cache(place: Place) -> list[Finding]:
     findings = list(_look_at_folder("cache", place.cache, "models and engines are kept there", is_private=False))
     if findings[0].level is Level.BROKEN:
         return findings
-    wrong = [words for each in _CACHE_FOLDERS if (words := _describe_wrong_within(place.cache / each))]
+    wrong = [words for each in CACHE_FOLDERS if (words := _describe_wrong_within(place.cache / each))]
     if wrong:
         found = f"in '{place.cache}' {'; '.join(wrong)}"
         fix = f"`sudo chown -R {os.geteuid()} '{place.cache}'`: another user, such as root, made it by a command there"
