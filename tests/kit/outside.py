@@ -212,6 +212,7 @@ class FakeFleet:
         self.puts: list[tuple[str, Message]] = []
         self.answers: list[Message] = []
         self.is_down = False
+        self.refusal: FleetError | None = None
 
     @property
     def reports(self) -> list[Report]:
@@ -235,6 +236,8 @@ class FakeFleet:
     def _fail(self) -> None:
         if self.is_down:
             raise FleetError(FleetErrorKind.UNREACHABLE, "nobody there")
+        if self.refusal is not None:
+            raise self.refusal
 
 
 class World:

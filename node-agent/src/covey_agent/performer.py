@@ -231,9 +231,9 @@ def fail(effect: Slow, error: AgentError) -> Event | None:
         case FindKeeper():
             return KeeperMissed(key, "", error.cause, error.message)
         case FetchArtifact():
-            return ArtifactFailed(key, error.cause, error.message)
+            return ArtifactFailed(key, error.cause, error.message, error.retry_after_seconds)
         case EnsureEngine():
-            return EngineFailed(key, error.cause, error.message)
+            return EngineFailed(key, error.cause, error.message, error.retry_after_seconds)
         case CheckFit():
             return FitChecked(key, error.message)
         case StartKeeper():

@@ -17,10 +17,12 @@ from covey_api.reasons import FailureCause
 class AgentError(Exception):
     """Something a person can act on: a cause for machines, words for people."""
 
-    def __init__(self, cause: FailureCause, message: str) -> None:
+    def __init__(self, cause: FailureCause, message: str, retry_after_seconds: float = 0.0) -> None:
         super().__init__(message)
         self.cause = cause
         self.message = message
+        self.retry_after_seconds = retry_after_seconds
+        """Another try before that is in vain."""
 
 
 class UnmeasuredHeader(AgentError):

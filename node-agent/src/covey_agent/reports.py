@@ -15,7 +15,7 @@ from covey_api.engines import Lane, UnusableEngine
 from covey_api.messages import REPORT_SECONDS, MemberReport, Progress, Report, ReportAnswer
 from covey_api.node import NodeFacts
 from covey_fleet_client.beats import next_beat
-from covey_fleet_client.errors import FleetError
+from covey_fleet_client.errors import FleetError, FleetErrorKind
 
 from covey_agent.loading import Loads
 from covey_agent.ports import Artifacts, Facts, Fleet
@@ -70,8 +70,11 @@ class Reporter:
         artifacts: Artifacts,
         facts: Facts,
         changed: asyncio.Event,
+        on_standing: Callable[[str], None] = lambda words: None,
     ) -> None:
         self._this = this
+        self.on_standing = on_standing
+        """Told why the controller doesn't take this node; empty: it took a report."""
         self._runtime = runtime
         self._survey = survey
         self._artifacts = artifacts
@@ -99,11 +102,14 @@ class Reporter:
                 try:
                     await self._report(fleet)
                     complaint = ""
+                    self.on_standing("")
                 except FleetError as error:
                     self._answered = None
                     if error.message != complaint:
                         logger.warning("the report did not reach the controller: %s", error.message)
                     complaint = error.message
+                    if error.kind in (FleetErrorKind.DENIED, FleetErrorKind.REFUSED):
+                        self.on_standing(error.message)
             await self._wait()
 
     async def _wait(self) -> None:

@@ -49,6 +49,8 @@ class ArtifactFailed:
     instance_id: str
     cause: FailureCause
     message: str
+    retry_after_seconds: float = 0.0
+    """A server asked for this pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class EngineFailed:
     instance_id: str
     cause: FailureCause
     message: str
+    retry_after_seconds: float = 0.0
+    """A server asked for this pause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,10 +165,10 @@ def _change(
             return replace(member, work=member.work - {Work.FETCH}, weights=weights, companions=companions)
         case EngineReady(_, program):
             return replace(member, work=member.work - {Work.ENGINE}, program=program)
-        case ArtifactFailed(_, cause, message):
-            return _fail_fetch(member, Work.FETCH, Failure(cause, message), now)
-        case EngineFailed(_, cause, message):
-            return _fail_fetch(member, Work.ENGINE, Failure(cause, message), now)
+        case ArtifactFailed():
+            return _fail_fetch(member, Work.FETCH, event, now)
+        case EngineFailed():
+            return _fail_fetch(member, Work.ENGINE, event, now)
         case FitChecked():
             return judge_fit(member, event, now)
         case KeeperStarted(_, process):
@@ -204,13 +204,15 @@ def _hold(member: MemberState, process: EngineProcess, is_ready: bool, now: floa
     )
 
 
-def _fail_fetch(member: MemberState, work: Work, failure: Failure, now: float) -> MemberState:
+def _fail_fetch(member: MemberState, work: Work, event: ArtifactFailed | EngineFailed, now: float) -> MemberState:
     if work not in member.work:
         return member
+    failure = Failure(event.cause, event.message)
     member = replace(member, work=member.work - {work}, failure=failure, fetch_failures=member.fetch_failures + 1)
     if failure.cause not in _PASSING or member.fetch_failures >= MAX_FETCH_FAILURES:
         return replace(member, given_up=True)
     delay = min(LONGEST_FETCH_BACKOFF_SECONDS, 2.0 ** (member.fetch_failures - 1))
+    delay = max(delay, event.retry_after_seconds)
     return replace(member, phase=MemberPhase.BACKOFF, wait_until=now + delay)
 
 
