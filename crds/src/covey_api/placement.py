@@ -82,6 +82,12 @@ class ShapeType(StrEnum):
     RPC = "Rpc"
     """Each replica on several nodes, with `LlamaServer`: a driver has the file and answers, donors lend it their
     memory."""
+    PIPELINE = "Pipeline"
+    """Each replica on several nodes, with `Mlx`: every rank of a ring has a run of layers, one computes after the
+    other."""
+    TENSOR = "Tensor"
+    """Each replica on several nodes, with `Mlx`: every rank of a ring has an equal part of each layer, all compute at
+    once. The model's heads must divide by the ranks."""
     AUTO = "Auto"
     """On one node where it fits on one, else as `Rpc`."""
 
@@ -99,7 +105,8 @@ class ShapeWish(Message):
     )
 
     type: ShapeType = ShapeType.SINGLE
-    """`Single`: one node; `Rpc`: several, with `LlamaServer`; `Auto`: several only where it fits on none alone."""
+    """`Single`: one node; `Rpc`: several, with `LlamaServer`; `Pipeline` and `Tensor`: several, with `Mlx`; `Auto`:
+    several only where it fits on none alone."""
     min_nodes: Annotated[int, Field(ge=2, le=4)] = 2
     """Of several nodes, at least so many."""
     max_nodes: Annotated[int, Field(ge=2, le=4)] = 4

@@ -1,8 +1,10 @@
 """An Instance of several members from its wish to its end: who starts first, whose end it was, what is adopted."""
 
+from covey_api.engines import ArtifactFormat, EngineName
 from covey_api.instance import Instance, MemberPhase, MemberRole
 from covey_api.messages import MemberAssignment, MemberReport
 from covey_api.meta import ConditionStatus
+from covey_api.model import ModelStatus, Variant, VariantStatus
 from covey_api.node import Node
 from covey_api.placement import ContextWish, NodeChoice, Placement, Preemption, ShapeType, ShapeWish
 from covey_api.reasons import FailureCause
@@ -210,3 +212,55 @@ def test_a_shape_that_nobody_can_run_says_what_is_missing() -> None:
     assert story.instances() == []
     (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
     assert "no 2 to 4 nodes hold model 'smollm2' together as `Rpc`" in placement.status.closest_refusal
+
+
+def ring(*nodes: str) -> Worldlet:
+    story = Worldlet()
+    shape = ShapeWish(type=ShapeType.PIPELINE, min_nodes=len(nodes))
+    variant = Variant(name="v", format=ArtifactFormat.MLX, source=builders.SOURCE, engines=(EngineName.MLX,))
+    geometry = builders.geometry(architecture="ministral3", model_type="ministral3")
+    known = VariantStatus(name="v", source=builders.SOURCE, artifact=builders.artifact(), geometry=geometry)
+    model = builders.model(variants=(variant,)).model_copy(update={"status": ModelStatus(variants=(known,))})
+    story.put(model, builders.placement(shape=shape))
+    story.add_agents(*nodes)
+    for index, name in enumerate(nodes):
+        agent = story.agents[name]
+        agent.lanes = (builders.lane(engine=EngineName.MLX, roles=(MemberRole.RANK.value,)),)
+        agent.front_port, agent.address = 52500, f"10.0.0.{index + 1}"
+    story.gateways["g"] = FakeGateway()
+    return story
+
+
+def test_ranks_are_told_of_all_others_and_rank_0_is_routed() -> None:
+    story = ring(*NODES)
+    story.run(20)
+    (instance,) = story.instances()
+    assert [member.role for member in instance.spec.members] == [MemberRole.RANK] * 3
+    assert sum(member.layers for member in instance.spec.members) == 30
+    assert story.routed() == ["smollm2-0"]
+    assert story.published.endpoints is not None
+    assert [each.node for each in story.published.endpoints.endpoints] == [driver_of(instance)]
+    for member in instance.spec.members:
+        assert {each.member for each in assigned(story, member.node).fronts} == {"0", "1", "2"}
+
+
+def test_a_rank_that_failed_is_nowhere_to_be_reached_and_the_next_attempt_is_of_all() -> None:
+    story = ring("a", "b")
+    story.run(20)
+    node = break_group(story)
+    story.step()
+    assert story.routed() == []
+    assert assigned(story, node).fronts == ()
+    story.run(40)
+    (instance,) = story.instances()
+    assert (instance.spec.attempt, story.routed()) == (2, ["smollm2-0"])
+
+
+def test_a_ring_is_adopted_whole_by_rank_0s_word() -> None:
+    story = ring("a", "b")
+    story.run(20)
+    (before,) = story.instances()
+    story.lose_store()
+    story.run(30)
+    (after,) = story.instances()
+    assert (after.spec.members, story.routed()) == (before.spec.members, ["smollm2-0"])

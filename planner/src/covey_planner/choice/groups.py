@@ -1,4 +1,4 @@
-"""Places over several nodes: a shape that llama.cpp runs, as all that is stamped on an Instance of several members.
+"""Places over several nodes: a shape that agents run, as all that is stamped on an Instance of several members.
 
 One at a time, and only where this decision has placed nothing else: what it takes of each node is then counted before
 the next one is looked for.
@@ -11,59 +11,79 @@ from covey_api.instance import Costs
 from covey_api.reasons import RefusalReason
 
 from covey_planner.choice.links import Links
-from covey_planner.choice.shapes import Shape, ShapeKind, can_join, choose_shape, rpc_bytes, rpc_formula
+from covey_planner.choice.shapes import Shape, can_join, can_rank, choose_shape, member_formula, own_bytes
 from covey_planner.choice.ways import Question, Way
 from covey_planner.fit.estimate import CostFormula
-from covey_planner.types import Chosen, Donor, NodeView, Refusal, Spread, Wish
+from covey_planner.types import Chosen, NodeView, Other, Refusal, ShapeKind, Spread, Wish
 
 
 def choose_group(question: Question, spread: Spread, nodes: Sequence[NodeView], links: Links) -> Chosen | None:
     """None where no nodes of one build hold it together."""
-    able = [view for each in nodes if (view := _with_roles(each)).lanes]
+    able = [view for each in nodes if (view := _with_roles(each, spread.kind)).lanes]
     wish = replace(question.wish, variants=tuple(each for each in question.wish.variants if not each.companions))
     if not wish.variants:
         return None
-    shape = choose_shape(wish, able, links, (ShapeKind.RPC,), range(spread.least, spread.most + 1))
+    shape = choose_shape(wish, able, links, (spread.kind,), range(spread.least, spread.most + 1))
     return _stamp(question, shape, {view.name: view for view in able}) if shape else None
 
 
 def explain_no_group(wish: Wish, spread: Spread) -> Refusal:
     """For who asked for several nodes and gets none."""
     sizes = str(spread.least) if spread.least == spread.most else f"{spread.least} to {spread.most}"
-    message = (
-        f"no {sizes} nodes hold model '{wish.model}' together as `Rpc`: each must be free to take it and have the same "
-        "build of `LlamaServer` with donors, all together the memory; a variant with companions has no such place"
-    )
+    message = f"no {sizes} nodes hold model '{wish.model}' together as `{spread.kind}`: {_NEEDS[spread.kind]}"
     return Refusal("", RefusalReason.INSUFFICIENT_MEMORY, message)
 
 
-def _with_roles(view: NodeView) -> NodeView:
-    return replace(view, lanes=tuple(lane for lane in view.lanes if can_join(lane)))
+_RANKS_NEED = (
+    "each must be free to take it and offer the same build of `Mlx` on the same compute, all together the memory; "
+    "the cache must be F16, the model of a kind that mlx-lm has"
+)
+_NEEDS = {
+    ShapeKind.RPC: "each must be free to take it and have the same build of `LlamaServer` with donors, all together "
+    "the memory; a variant with companions has no such place",
+    ShapeKind.PIPELINE: f"{_RANKS_NEED} as a pipeline",
+    ShapeKind.TENSOR: f"{_RANKS_NEED} cut across its layers, and its width, heads and feed-forward must divide by the "
+    "number of nodes",
+}
+
+
+def _with_roles(view: NodeView, kind: ShapeKind) -> NodeView:
+    is_able = can_join if kind is ShapeKind.RPC else can_rank
+    return replace(view, lanes=tuple(lane for lane in view.lanes if is_able(lane)))
 
 
 def _stamp(question: Question, shape: Shape, views: dict[str, NodeView]) -> Chosen:
     way = next(each for each in question.ways if (each.variant, each.engine) == (shape.variant, shape.engine))
     costs = [_costs(question, way, shape, index) for index in range(len(shape.members))]
-    driver, *donors = shape.members
-    options = question.options(way, cpu_cores=views[driver.node].cpu_cores, window=shape.window)
-    return Chosen(
-        node=driver.node,
-        variant=way.variant,
-        lane=driver.lane,
-        artifact=way.artifact,
+    first, *others = shape.members
+    options = question.options(way, cpu_cores=views[first.node].cpu_cores, window=shape.window)
+    if shape.kind is ShapeKind.RPC:
         # Donors' processors don't repack: all layers are computed by the same kernels, whoever has them.
-        options=options.model_copy(update={"repack": False}),
+        options = options.model_copy(update={"repack": False})
+    else:
+        options = options.model_copy(update={"host_cache_mib": 0})
+    return Chosen(
+        node=first.node,
+        variant=way.variant,
+        lane=first.lane,
+        artifact=way.artifact,
+        options=options,
         costs=costs[0],
-        donors=tuple(Donor(each.node, taken) for each, taken in zip(donors, costs[1:], strict=True)),
+        others=tuple(Other(each.node, taken) for each, taken in zip(others, costs[1:], strict=True)),
+        kind=shape.kind,
     )
 
 
 def _costs(question: Question, way: Way, shape: Shape, index: int) -> tuple[Costs, ...]:
     member = shape.members[index]
     first, *others = question.price(way, member.lane).formulas
-    share = member.last_layer - member.first_layer + 1
-    costs = share_costs(rpc_formula(way, first), shape.window, shape.layer_count, share)
-    own = costs.weights_bytes + rpc_bytes(way, first, index, len(shape.members))
+    formula, count = member_formula(way, shape.kind, first), len(shape.members)
+    if shape.kind is ShapeKind.TENSOR:  # all layers, in part
+        costs = share_costs(formula, shape.window, count, 1).model_copy(update={"layers": 0})
+    else:
+        share = member.last_layer - member.first_layer + 1
+        costs = share_costs(formula, shape.window, shape.layer_count, share)
+    own = costs.weights_bytes + own_bytes(way, shape.kind, first, index, count)
     return (
         costs.model_copy(update={"weights_bytes": own}),
         *(each.costs(shape.window) for each in others if not each.is_limit),
