@@ -27,6 +27,20 @@ def choose_group(question: Question, spread: Spread, nodes: Sequence[NodeView], 
     return _stamp(question, shape, {view.name: view for view in able}) if shape else None
 
 
+def find_runnable(wish: Wish, nodes: Sequence[NodeView], links: Links) -> Shape | None:
+    """The shape that agents would run if the Placement asked for it, of the preferred variant and engine."""
+    whole = replace(wish, variants=tuple(each for each in wish.variants if not each.companions))
+    if not whole.variants:
+        return None
+    ranks = {(way.variant, way.engine): way.rank for way in Question(whole).ways}
+    found: list[Shape] = []
+    for kind in (ShapeKind.RPC, ShapeKind.PIPELINE, ShapeKind.TENSOR):
+        able = [view for each in nodes if (view := _with_roles(each, kind)).lanes]
+        shape = choose_shape(whole, able, links, (kind,)) if len(able) > 1 else None
+        found += [shape] if shape else []
+    return min(found, key=lambda each: ranks[each.variant, each.engine], default=None)
+
+
 def explain_no_group(wish: Wish, spread: Spread) -> Refusal:
     """For who asked for several nodes and gets none."""
     sizes = str(spread.least) if spread.least == spread.most else f"{spread.least} to {spread.most}"
