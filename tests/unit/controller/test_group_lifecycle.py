@@ -8,6 +8,7 @@ from covey_api.model import ModelStatus, Variant, VariantStatus
 from covey_api.node import Node
 from covey_api.placement import ContextWish, NodeChoice, Placement, Preemption, ShapeType, ShapeWish
 from covey_api.reasons import FailureCause
+from covey_controller.reconcile.adoption import STRAY_SECONDS
 from covey_controller.seal import seal_instance
 from kit import builders
 from kit.worlds import FakeGateway, Worldlet, member_report
@@ -133,6 +134,33 @@ def test_a_group_is_adopted_whole_when_the_store_was_lost() -> None:
     assert after.spec.members == before.spec.members
     assert (after.spec.instance_id, after.spec.attempt) == (before.spec.instance_id, 1)
     assert story.routed() == ["smollm2-0"]
+
+
+def test_donors_run_on_while_only_their_driver_that_is_away_could_tell_of_the_group() -> None:
+    story = formed("a", "b")
+    (before,) = story.instances()
+    driver, donor = (story.agents[member.node] for member in before.spec.members)
+    driver.paused, driver.seen = True, -1.0  # this leader has never heard it
+    story.lose_store()
+    story.run(60)
+    assert [each.phase for each in donor.members.values()] == [MemberPhase.READY]
+    driver.paused = False
+    story.run(20)
+    (after,) = story.instances()
+    assert (after.spec.instance_id, after.spec.attempt, story.routed()) == (before.spec.instance_id, 1, ["smollm2-0"])
+    assert donor.started == [(before.spec.instance_id, 1)]
+
+
+def test_donors_of_a_driver_that_never_comes_back_are_forgotten_in_time() -> None:
+    story = formed("a", "b")
+    (before,) = story.instances()
+    driver, donor = (story.agents[member.node] for member in before.spec.members)
+    driver.paused, driver.seen = True, -1.0  # this leader has never heard it
+    story.lose_store()
+    story.run(10)
+    story.now += STRAY_SECONDS
+    story.run(20)
+    assert donor.members == {}
 
 
 def test_a_node_that_lies_about_who_is_what_breaks_the_seal() -> None:

@@ -2,7 +2,8 @@
 
 An Instance travels as it was stamped, without status and store metadata, so that a snapshot changes only when what it
 asks for changes. `complete` is true for a node only after that node has told this leader all it holds: a leader that
-doesn't know what is there never lets it be stopped by leaving it out.
+doesn't know what is there never lets it be stopped by leaving it out. That of a group only the node of its first member
+tells (`adoption`), for which the others' nodes wait.
 """
 
 from collections.abc import Mapping
@@ -84,6 +85,7 @@ def _assign(
     """As the last plan had it, while it says the same: most nodes', in most plans."""
     before = draft.world.memory.assignments.get(node.name)
     is_complete = draft.complete and node.report is not None and node.report.members is not None
+    is_complete = is_complete and node.name not in draft.awaiting
     if (
         before is not None
         and before.term == draft.world.term
