@@ -4,9 +4,10 @@ import json
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from conftest import Golden
 from covey_api.engines import EngineName, KvCacheType
-from covey_api.instance import EngineOptions, Instance, InstanceGoal, Member, MemberRole
+from covey_api.instance import Costs, EngineOptions, Instance, InstanceGoal, Member, MemberRole
 from covey_api.node import Taint
 from covey_api.placement import Toleration
 from covey_planner.choice import choose, explain_nodes
@@ -172,3 +173,17 @@ def test_nodes_that_could_hold_it_as_a_ring_are_named_with_the_wish_that_makes_o
         shape = choose_shape(asked, fleet, lambda _one, _other: LinkKind.UNKNOWN, (kind,))
         told = WhyPlacement(asked, 1, (), fleet, explain_nodes(asked, fleet), None, shape)
         golden(f"why/ring-{kind.lower()}.txt", render_why(told))
+
+
+@pytest.mark.parametrize("kind", ["rpc", "pipeline"])
+def test_every_member_of_one_that_runs_on_several_nodes_is_shown_with_its_part(golden: Golden, kind: str) -> None:
+    first, other = (MemberRole.DRIVER, MemberRole.DONOR) if kind == "rpc" else (MemberRole.RANK,) * 2
+    members = tuple(
+        Member(name=str(index), node=name, role=role, costs=(Costs(weights_bytes=layers * MIB, layers=layers),))
+        for index, (name, role, layers) in enumerate((("attic", first, 20), ("barn", other, 10)))
+    )
+    options = EngineOptions(context_tokens=2048, slots=2, repack=kind != "rpc")
+    one = instance("smollm2-0", options=options, members=members)
+    nodes = tuple(reserved(node(name), (one,)) for name in ("attic", "barn"))
+    text = render_why(WhyPlacement(wish(slots=2), 1, (one,), nodes, explain_nodes(wish(), nodes)))
+    golden(f"why/members-{kind}.txt", text)

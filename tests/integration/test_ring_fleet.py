@@ -1,5 +1,6 @@
 """What a user sees of a ring of MLX: a controller, agents of several nodes with the real engine, a gateway."""
 
+import concurrent.futures
 import json
 import re
 import signal
@@ -39,7 +40,7 @@ spec:
   context: {tokens: 512}
   concurrency: 2
 """
-PIPELINE = "  shape: {type: Pipeline, maxNodes: 2}\n"
+PIPELINE = "  shape: {type: Pipeline}\n  nodes: {include: [a, b]}\n"
 # The model has nine heads, and three of keys and values.
 TENSOR = "  shape: {type: Tensor, minNodes: 3}\n"
 BODY: dict[str, Any] = {
@@ -100,6 +101,15 @@ def engine_on(fleet: Apart, instance: dict[str, Any], node: str) -> psutil.Proce
     return psutil.Process(json.loads((folder / "keeper.json").read_text())["enginePid"])
 
 
+def leave(fleet: Apart) -> None:
+    """In the middle of a long answer."""
+    body = {**BODY, "stream": True, "max_tokens": 400}
+    with httpx.stream("POST", f"{fleet.gateway_url}/v1/chat/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        for _ in range(4):
+            next(lines)
+
+
 def stream_and_kill(fleet: Apart, engine: psutil.Process) -> str:
     """All that a client reads of a long answer in whose middle this engine is killed."""
     body = {**BODY, "stream": True, "max_tokens": 400}
@@ -137,8 +147,19 @@ def test_a_ring_is_planned_answers_as_one_node_ends_as_one_and_comes_back(fleet:
     wide = fleet.covey("get", "instances", "-o", "wide").stdout
     assert all(each["node"] in wide for each in members), wide
     assert "Ready,Ready" in wide.replace(" ", ""), wide
+    told = fleet.covey("why", "placement/smollm2").stdout
+    for index, each in enumerate(members):
+        assert f"on node '{each['node']}' as rank '{index}', lane Mlx/Cpu" in told, told
     refused = ask(fleet, seed=7)
     assert (refused.status_code, "`seed` is not done" in refused.text) == (400, True), refused.text
+
+    # Two at a time, and one whose client leaves: the ranks go on together.
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(ask, fleet, max_tokens=count) for count in (4, 6)]
+        answers = [each.result().json() for each in asked]
+    assert [each["usage"]["completion_tokens"] for each in answers] == [4, 6]
+    leave(fleet)
+    assert answer(fleet) == expected
 
     # A rank dies: the client hears of it in its stream, and all begin anew.
     rank = members[1]["node"]
