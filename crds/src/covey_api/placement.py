@@ -100,7 +100,17 @@ class ShapeWish(Message):
             (
                 "!has(self.minNodes) || !has(self.maxNodes) || self.minNodes <= self.maxNodes",
                 "`spec.shape.minNodes` must be at most `spec.shape.maxNodes`",
-            )
+            ),
+            (
+                "!has(self.topologyLock) || size(self.topologyLock) == 0 || "
+                "(has(self.type) && self.type in ['Rpc', 'Pipeline', 'Tensor'])",
+                "`spec.shape.topologyLock` must come with `spec.shape.type` 'Rpc', 'Pipeline' or 'Tensor'",
+            ),
+            (
+                "!has(self.topologyLock) || (size(self.topologyLock) != 1 && "
+                "self.topologyLock.all(n, self.topologyLock.exists_one(m, m == n)))",
+                "`spec.shape.topologyLock` must name two nodes at least, each once",
+            ),
         )
     )
 
@@ -111,6 +121,9 @@ class ShapeWish(Message):
     """Of several nodes, at least so many."""
     max_nodes: Annotated[int, Field(ge=2, le=4)] = 4
     """Of several nodes, at most so many; of those that fit the fewest are taken."""
+    topology_lock: Annotated[tuple[Name, ...], Field(max_length=4)] = ()
+    """These nodes in this order and no others: the first drives, or is rank 0. While one of them can't take its part
+    the Placement waits and says for whom. `minNodes` and `maxNodes` count for nothing then."""
 
 
 class ContextWish(Message):

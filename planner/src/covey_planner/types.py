@@ -150,6 +150,8 @@ class Spread:
     is_asked: bool
     """Also where it fits on one node."""
     kind: ShapeKind = ShapeKind.RPC
+    lock: tuple[str, ...] = ()
+    """These nodes in this order; empty: the planner chooses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,3 +292,45 @@ def test_a_ring_is_adopted_whole_by_rank_0s_word() -> None:
     story.run(30)
     (after,) = story.instances()
     assert (after.spec.members, story.routed()) == (before.spec.members, ["smollm2-0"])
+
+
+def test_a_locked_group_is_never_moved_and_is_formed_again_where_it_is_locked() -> None:
+    story = begin(*NODES, topology_lock=("c", "a"))
+    story.run(20)
+    (before,) = story.instances()
+    assert [member.node for member in before.spec.members] == ["c", "a"]
+    node = break_group(story)
+    story.run(60)
+    (after,) = story.instances()
+    assert node == "a"
+    assert (after.spec.instance_id, after.spec.attempt) == (before.spec.instance_id, 2)
+    assert story.routed() == [after.metadata.name]
+
+
+def test_a_locked_group_waits_for_its_node_and_says_so() -> None:
+    story = begin("a", "b", topology_lock=("a", "c"))
+    story.run(30)
+    assert story.instances() == []
+    (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
+    assert "it waits for 'c' (it has not joined)" in placement.status.closest_refusal
+    story.add_agents("c")
+    agent = story.agents["c"]
+    agent.lanes, agent.front_port, agent.address = (builders.lane(roles=ROLES),), 52500, "10.0.0.9"
+    story.run(20)
+    (instance,) = story.instances()
+    assert [member.node for member in instance.spec.members] == ["a", "c"]
+
+
+def test_a_locked_group_whose_node_is_lost_is_replaced_by_nothing_and_comes_back_with_it() -> None:
+    story = begin(*NODES, topology_lock=("c", "a"))
+    story.run(20)
+    (before,) = story.instances()
+    story.agents["a"].paused = True
+    story.run(200)
+    assert [each.spec.instance_id for each in story.instances()] == [before.spec.instance_id]
+    (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
+    assert "it waits for 'a' (NodeUnknown)" in placement.status.closest_refusal
+    story.agents["a"].paused = False
+    story.run(20)
+    assert [each.spec.instance_id for each in story.instances()] == [before.spec.instance_id]
+    assert story.routed() == [before.metadata.name]

@@ -7,7 +7,7 @@ from covey_api.engines import Compute, EngineName, KvCacheType, Lane
 from covey_api.instance import MemberRole
 from covey_planner.choice import choose
 from covey_planner.fit.split import layer_weights, output_bytes
-from covey_planner.types import Chosen, NodeView, ShapeKind, Spread, Wish
+from covey_planner.types import Barred, Chosen, NodeState, NodeView, ShapeKind, Spread, Wish
 from kit.builders import lane
 from kit.planning import GIB, large_geometry, large_variant, node, wish
 
@@ -194,3 +194,47 @@ def test_nodes_that_cannot_be_ranks_make_no_ring(other: NodeView) -> None:
 def test_a_ring_is_never_formed_unasked() -> None:
     fleet = (ranker("a", 55), ranker("b", 45))
     assert choose(mlx_wish(AUTO), fleet, 1).chosen == ()
+
+
+LOCKED = Spread(2, 2, is_asked=True, lock=("c", "a"))
+
+
+def test_a_locked_topology_has_those_nodes_in_that_order_and_still_obeys_memory() -> None:
+    fleet = [able("a", 33), able("b", 64), able("c", 25)]
+    chosen = place(LOCKED, *fleet)
+    assert nodes_of(chosen) == ["c", "a"]
+    assert place(LOCKED, able("a", 20), able("b", 64), able("c", 20)) is None
+    ring = mlx_wish(replace(PIPELINE, least=2, most=2, lock=("c", "a")))
+    (ranks,) = choose(ring, [ranker("a", 80), ranker("b", 80), ranker("c", 60)], 1).chosen
+    assert nodes_of(ranks) == ["c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ((able("c", 64), able("b", 64)), "it waits for 'a' (it has not joined)"),
+        ((able("a", 64, state=NodeState.UNKNOWN), able("b", 64), able("c", 64)), "it waits for 'a' (NodeUnknown)"),
+        ((able("a", 64, schedulable=False), able("b", 64), able("c", 64)), "it waits for 'a' (Cordoned)"),
+        ((replace(able("a", 64), lanes=(lane(),)), able("b", 64), able("c", 64)), "it offers no engine of the model"),
+        ((able("a", 9), able("b", 64), able("c", 9)), "together they don't hold model 'smollm2' as `Rpc`"),
+    ],
+    ids=["not there", "silent", "cordoned", "no role", "memory"],
+)
+def test_a_locked_topology_falls_back_to_nothing_and_says_for_whom_it_waits(
+    nodes: tuple[NodeView, ...], words: str
+) -> None:
+    asked = replace(wish(variants=(HUGE,), context_tokens=8192), spread=LOCKED)
+    decision = choose(asked, nodes, 1)
+    assert decision.chosen == ()
+    assert decision.closest is not None
+    assert words in decision.closest.message, decision.closest.message
+
+
+def test_a_locked_topology_waits_for_a_node_on_which_it_failed() -> None:
+    fleet = [able("a", 64), able("b", 64), able("c", 64)]
+    asked = replace(wish(variants=(HUGE,), context_tokens=8192), spread=LOCKED)
+    failed = frozenset({Barred("a", EngineName.LLAMA_SERVER)})
+    decision = choose(replace(asked, failed=failed), fleet, 1)
+    assert decision.chosen == ()
+    assert decision.closest is not None
+    assert "it waits for 'a' (the last attempt failed there)" in decision.closest.message

@@ -128,7 +128,10 @@ def render_spread(shape: ShapeWish) -> Spread | None:
         return None
     if shape.type is ShapeType.AUTO:
         return Spread(shape.min_nodes, shape.max_nodes, is_asked=False)
-    return Spread(shape.min_nodes, shape.max_nodes, is_asked=True, kind=ShapeKind(shape.type.value))
+    kind, lock = ShapeKind(shape.type.value), shape.topology_lock
+    if lock:
+        return Spread(len(lock), len(lock), is_asked=True, kind=kind, lock=lock)
+    return Spread(shape.min_nodes, shape.max_nodes, is_asked=True, kind=kind)
 
 
 def failed_lanes(failures: Iterable[Failure]) -> frozenset[Barred]:

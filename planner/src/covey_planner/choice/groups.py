@@ -11,6 +11,7 @@ from covey_api.instance import Costs
 from covey_api.reasons import RefusalReason
 
 from covey_planner.choice.links import Links
+from covey_planner.choice.nodes import filter_node
 from covey_planner.choice.shapes import Shape, can_join, can_rank, choose_shape, member_formula, own_bytes
 from covey_planner.choice.ways import Question, Way
 from covey_planner.fit.estimate import CostFormula
@@ -23,7 +24,7 @@ def choose_group(question: Question, spread: Spread, nodes: Sequence[NodeView], 
     wish = replace(question.wish, variants=tuple(each for each in question.wish.variants if not each.companions))
     if not wish.variants:
         return None
-    shape = choose_shape(wish, able, links, (spread.kind,), range(spread.least, spread.most + 1))
+    shape = choose_shape(wish, able, links, (spread.kind,), range(spread.least, spread.most + 1), spread.lock)
     return _stamp(question, shape, {view.name: view for view in able}) if shape else None
 
 
@@ -41,11 +42,39 @@ def find_runnable(wish: Wish, nodes: Sequence[NodeView], links: Links) -> Shape 
     return min(found, key=lambda each: ranks[each.variant, each.engine], default=None)
 
 
-def explain_no_group(wish: Wish, spread: Spread) -> Refusal:
+def explain_no_group(question: Question, spread: Spread, nodes: Sequence[NodeView]) -> Refusal:
     """For who asked for several nodes and gets none."""
+    wish = question.wish
+    if spread.lock:
+        return Refusal("", RefusalReason.INSUFFICIENT_MEMORY, _explain_lock(question, spread, nodes))
     sizes = str(spread.least) if spread.least == spread.most else f"{spread.least} to {spread.most}"
     message = f"no {sizes} nodes hold model '{wish.model}' together as `{spread.kind}`: {_NEEDS[spread.kind]}"
     return Refusal("", RefusalReason.INSUFFICIENT_MEMORY, message)
+
+
+def _explain_lock(question: Question, spread: Spread, nodes: Sequence[NodeView]) -> str:
+    """Whom a locked Placement waits for, and why."""
+    views = {view.name: view for view in nodes}
+    waits = [f"'{name}' ({why})" for name in spread.lock if (why := _explain_unfit(question, spread, views.get(name)))]
+    named = ", ".join(f"'{name}'" for name in spread.lock)
+    start = f"`spec.shape.topologyLock` names nodes {named}, and no others are taken"
+    if waits:
+        return f"{start}: it waits for {', '.join(waits)}"
+    return f"{start}: together they don't hold model '{question.wish.model}' as `{spread.kind}`: {_NEEDS[spread.kind]}"
+
+
+def _explain_unfit(question: Question, spread: Spread, view: NodeView | None) -> str:
+    """Why this node can't take part whatever the others are; empty: it can."""
+    if view is None:
+        return "it has not joined"
+    if reason := filter_node(question, view, view.name):
+        return reason.value
+    lanes = [lane for lane in _with_roles(view, spread.kind).lanes if lane.engine in question.engines]
+    if not lanes:
+        return f"it offers no engine of the model that takes part as `{spread.kind}`"
+    if all(question.wish.is_barred(view.name, lane) for lane in lanes):
+        return "the last attempt failed there"
+    return ""
 
 
 _RANKS_NEED = (

@@ -85,8 +85,10 @@ def choose_shape(
     links: Links,
     kinds: Iterable[ShapeKind] = (),
     sizes: range = range(2, MAX_MEMBERS + 1),
+    lock: Sequence[str] = (),
 ) -> Shape | None:
-    """The best shape of several nodes for one replica; `kinds`: only these. None: there is none."""
+    """The best shape of several nodes for one replica; `kinds`: only these. `lock`: only these nodes, in this order.
+    None: there is none."""
     if pending_geometry(wish):
         return None
     question = Question(wish)
@@ -94,7 +96,7 @@ def choose_shape(
         if way.span.refusal:
             continue
         allowed = tuple(kinds) or SHAPES.get(way.engine, ())
-        found = [shape for kind in allowed for shape in _shapes(question, way, kind, nodes, links, sizes)]
+        found = [shape for kind in allowed for shape in _shapes(question, way, kind, nodes, links, sizes, lock)]
         if found:
             return min(found, key=_order)
     return None
@@ -144,13 +146,19 @@ def rpc_bytes(way: Way, formula: CostFormula, index: int, count: int) -> int:
 
 
 def _shapes(
-    question: Question, way: Way, kind: ShapeKind, nodes: Sequence[NodeView], links: Links, sizes: range
+    question: Question,
+    way: Way,
+    kind: ShapeKind,
+    nodes: Sequence[NodeView],
+    links: Links,
+    sizes: range,
+    lock: Sequence[str],
 ) -> Iterator[Shape]:
     """Those of the fewest nodes."""
     for size in sizes:
         found = [
             shape
-            for build in _builds(question, way, nodes)
+            for build in _builds(question, way, nodes, lock)
             for seats in combinations(build, size)
             if (shape := _shape(question, way, kind, seats, links)) is not None
         ]
@@ -159,10 +167,12 @@ def _shapes(
             return
 
 
-def _builds(question: Question, way: Way, nodes: Sequence[NodeView]) -> list[list[_Seat]]:
-    """Seats by build of the engine, each with the most memory first."""
+def _builds(question: Question, way: Way, nodes: Sequence[NodeView], lock: Sequence[str]) -> list[list[_Seat]]:
+    """Seats by build of the engine, each with the most memory first, or in the order of the lock."""
     builds: dict[tuple[str, str, str], list[_Seat]] = {}
     for view in sorted(nodes, key=lambda each: each.name):
+        if lock and view.name not in lock:
+            continue
         if filter_node(question, view, view.name) is not None or not way.comes_to(view):
             continue
         wish = question.wish
@@ -176,6 +186,8 @@ def _builds(question: Question, way: Way, nodes: Sequence[NodeView]) -> list[lis
             usable = min(usable, free.get(limit_name(lane), 0))
         compute = lane.compute.value if lane.engine in _ALIKE else ""
         builds.setdefault((lane.version, lane.digest, compute), []).append(_Seat(view, lane, usable))
+    if lock:
+        return [sorted(seats, key=lambda seat: lock.index(seat.view.name)) for _, seats in sorted(builds.items())]
     return [
         sorted(seats, key=lambda seat: (-seat.usable, way.digest not in seat.view.cached, seat.view.name))[
             :MAX_CANDIDATES
