@@ -12,9 +12,9 @@ from covey_api.node import Taint
 from covey_api.placement import Toleration
 from covey_planner.choice import choose, explain_nodes
 from covey_planner.choice.links import LinkKind
-from covey_planner.choice.shapes import ShapeKind, choose_shape
+from covey_planner.choice.shapes import choose_shape
 from covey_planner.text import WhyPlacement, render_refusals, render_why, why_data
-from covey_planner.types import Barred, Chosen, NodeState, NodeView, Pool, Wish
+from covey_planner.types import Barred, Chosen, NodeState, NodeView, Pool, ShapeKind, Wish
 from kit.builders import geometry, instance, lane
 from kit.planning import GIB, MIB, large_geometry, large_variant, node, variant, wish
 

@@ -8,10 +8,10 @@ import pytest
 from covey_api.engines import Compute, EngineName
 from covey_planner.choice import choose
 from covey_planner.choice.links import LinkKind, classify_link
-from covey_planner.choice.shapes import Shape, ShapeKind, choose_shape
+from covey_planner.choice.shapes import Shape, choose_shape
 from covey_planner.choice.shares import can_divide, share_layers
 from covey_planner.fit.limits import limit_pools
-from covey_planner.types import NodeView, Pool, VariantView
+from covey_planner.types import NodeView, Pool, ShapeKind, VariantView
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.builders import lane
