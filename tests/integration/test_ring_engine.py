@@ -84,9 +84,19 @@ def is_well(port: int) -> bool:
     return not asyncio.run(ask())
 
 
+def ask(port: int) -> int:
+    """Tokens of an answer."""
+    body = {"max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
+    url, headers = f"http://127.0.0.1:{port}/v1/chat/completions", {"authorization": f"Bearer {KEY}"}
+    answer = httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
+    count: int = answer.json()["usage"]["completion_tokens"]
+    return count
+
+
 def test_a_rank_that_stands_still_ends_the_others_though_nothing_is_asked(tmp_path: Path) -> None:
     with ranks(tmp_path, "--step-seconds", "3") as (processes, ports):
         wait_until(lambda: all(map(is_well, ports)), "both ranks have loaded", SECONDS)
+        assert ask(ports[0]) == 4
         processes[1].send_signal(signal.SIGSTOP)
         assert processes[0].wait(SECONDS) == RING_LOST
         words = "rank 0 waited 3 s for a step: another rank doesn't compute"

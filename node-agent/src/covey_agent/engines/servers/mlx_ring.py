@@ -11,8 +11,11 @@ decided anything by itself would wait for ever for a step that no other takes. S
 """
 
 import importlib
+import io
+import pickle
 import time
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from typing import Any
 
 from covey_agent.engines.servers.settings import Settings
@@ -71,9 +74,37 @@ def hold_together(library: Any, settings: Settings, steps: Steps) -> None:
     library._make_sampler = make_sampler
     library.ResponseGenerator._is_batchable = _is_batchable
     library.ResponseGenerator._run_generate = _generate_once
+    library.pickle = Requests(library)
     _count_steps(library, steps)
     if settings.layers:
         _share_layers(settings.layers)
+
+
+class Requests:
+    """In the place of `pickle` in mlx-lm's server: what ranks tell each other is its own records of requests and plain
+    values. Whatever else is named in there is refused, and ends this rank: it would be code of whoever holds another.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def dumps(self, told: Any) -> bytes:
+        return pickle.dumps(told)
+
+    def loads(self, data: Any) -> Any:
+        return _Reader(self._library, bytes(memoryview(data))).load()
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, library: Any, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self._library = library
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(self._library, name, None) if module == self._library.__name__ else None
+        if isinstance(found, type) and is_dataclass(found):
+            return found
+        raise pickle.UnpicklingError(f"a rank was told of '{module}.{name}', which is no part of a request")
 
 
 def _is_batchable(generator: Any, arguments: Any) -> bool:
