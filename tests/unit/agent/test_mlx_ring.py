@@ -50,5 +50,5 @@ def test_code_that_another_rank_sends_is_refused(told: object) -> None:
 
 def test_what_mlx_says_of_lost_connections_is_known_from_failures_of_its_own() -> None:
     assert is_ring_lost(RuntimeError("[ring] connection to a peer was lost"))
-    assert is_ring_lost(RingLost("rank 0 found no ring"))
+    assert is_ring_lost(RingLost("rank 0 failed to find its ring"))
     assert not is_ring_lost(RuntimeError("[malloc] unable to allocate"))

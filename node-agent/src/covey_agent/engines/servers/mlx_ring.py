@@ -42,9 +42,9 @@ def join_ring(settings: Settings) -> None:
     try:
         group = core.distributed.init(strict=True, backend="ring")
     except RuntimeError as error:
-        raise RingLost(f"rank {settings.rank} found no ring: {error}") from error
+        raise RingLost(f"rank {settings.rank} failed to find its ring: {error}") from error
     if group.rank() != settings.rank or core.distributed.init().size() != group.size():
-        raise RingLost(f"rank {settings.rank} found itself as rank {group.rank()} of {group.size()}")
+        raise RingLost(f"rank {settings.rank} failed: it found itself as rank {group.rank()} of {group.size()}")
 
 
 class Steps:

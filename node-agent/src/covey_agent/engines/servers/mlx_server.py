@@ -170,7 +170,9 @@ class MlxCore:
         failure = self._provider.failure or RuntimeError("the thread that generates ended")
         if self._is_stuck():
             seconds = f"{self._settings.step_seconds:.0f} s"
-            failure = RingLost(f"rank {self._settings.rank} waited {seconds} for a step: another rank doesn't compute")
+            failure = RingLost(
+                f"rank {self._settings.rank} failed after {seconds} without a step: another one is stuck"
+            )
         report_failure(failure)
         sys.stderr.flush()
         os._exit(RING_LOST if self._settings.is_rank and is_ring_lost(failure) else 1)
