@@ -212,7 +212,7 @@ def render_member(
         attempt=member.spec.attempt,
         phase=member.phase,
         port=keeper.port if keeper else 0,
-        front_port=keeper.front_port if keeper else 0,
+        front_port=keeper.front_port if keeper else member.kept_port,
         pid=keeper.pid if keeper else 0,
         used_bytes=used_bytes,
         cause=failure.cause if failure else None,
