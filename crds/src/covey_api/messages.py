@@ -313,6 +313,8 @@ class Wanted(Message):
     """The fetcher that this node waits for no longer: nothing more came to it for minutes."""
     tried: Annotated[tuple[str, ...], Field(max_length=MAX_TRIED)] = ()
     """Nodes that could not give it, though they were said to have it."""
+    only_holders: bool = False
+    """It has no origin that this node could ask: the turn there is no use to it."""
 
 
 class Holder(Message):

