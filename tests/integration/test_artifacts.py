@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
 
 import pytest
-from covey_agent.artifacts.download import Remote
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.index import IndexSettings, Login, origin_of
 from covey_agent.artifacts.web import Patience
 from covey_agent.ports import AgentError, Transfer, UnmeasuredHeader

@@ -32,9 +32,9 @@ from pydantic import Field, ValidationError
 from covey_agent.artifacts.disk import (
     list_folder,
     name_temporary,
-    size_of,
     sweep_temporaries,
     sync_folder,
+    taken_by,
     write_atomically,
 )
 from covey_agent.artifacts.room import Room
@@ -176,7 +176,7 @@ class Cache:
         install_set(self.sets, artifact, blobs)
         # By the set's digest others can have it without its origin: the list says which files to ask for.
         listed = render_list(artifact.files)
-        if hashlib.sha256(listed).hexdigest() == artifact.sha256:
+        if artifact.sha256 and hashlib.sha256(listed).hexdigest() == artifact.sha256:
             self.add_blob(artifact.sha256, listed, f"files of {artifact.name}")
         self.add_reference(artifact, artifact.sha256 or "")
         path = find_set(self.sets, artifact)
@@ -201,7 +201,7 @@ class Cache:
     def missing_bytes(self, artifact: ResolvedArtifact) -> dict[str, int]:
         """What is yet to be written of each file of a set that isn't here, beside what a broken download left of it."""
         return {
-            file.sha256: max(0, file.size_bytes - size_of(self.partial / file.sha256))
+            file.sha256: max(0, file.size_bytes - taken_by(self.partial / file.sha256))
             for file in artifact.files
             if self.find_blob(file.sha256, file.size_bytes) is None
         }

@@ -17,9 +17,10 @@ from covey_planner.geometry.checkpoint import MAX_CONFIG_BYTES
 from covey_planner.geometry.safetensors import MAX_INDEX_BYTES, parse_index
 
 from covey_agent.artifacts import hub
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.checkpoint import CONFIG, INDEX, SINGLE, read_checkpoint
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.folder import LOADED, MAX_FILES, digest_of
 from covey_agent.artifacts.header import Header, find_unmeasured, read_geometry, read_gguf_set
 from covey_agent.artifacts.hub import HubFile, Repository

@@ -23,10 +23,11 @@ from pydantic import ValidationError
 
 from covey_agent.artifacts import index
 from covey_agent.artifacts.archive import ArchiveInvalid
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache, reference_key
 from covey_agent.artifacts.checkpoint import read_checkpoint
 from covey_agent.artifacts.disk import hold_partial, run_to_end
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.flight import Flights
 from covey_agent.artifacts.folder import LocalFolders, digest_of
 from covey_agent.artifacts.header import Header, find_unmeasured, read_geometry

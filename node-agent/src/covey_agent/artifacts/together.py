@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.body import Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.ports import AgentError, OnTransfer, Transfer
 
 T = TypeVar("T")
