@@ -263,6 +263,15 @@ class PoolReading(Message):
     available_bytes: Count
 
 
+class UnkeptArtifact(Message):
+    """What a store is to keep and hasn't got."""
+
+    source: Annotated[str, Field(max_length=1024)]
+    size_bytes: Count
+    cause: ReportedCause
+    """Of its last try."""
+
+
 class Report(Message):
     """`POST nodes/{node}/report`, every `REPORT_SECONDS` at the latest.
 
@@ -291,6 +300,9 @@ class Report(Message):
     """At `address`, where other nodes get blobs; 0: it gives none."""
     unusable: Annotated[tuple[UnusableEngine, ...], Field(max_length=16)] | None = None
     """Engines that can't be started there though somebody counts on them, by name."""
+    unkept: Annotated[tuple[UnkeptArtifact, ...], Field(max_length=MAX_KEPT)] | None = None
+    """Of a store, by source: what it was told to keep, and could not get. None likewise, or of a version that doesn't
+    say."""
 
 
 class ReportAnswer(Message):

@@ -146,7 +146,7 @@ async def run_agent(options: Options, folder: Path) -> int:
             engines, outside.facts, observe_spec, observe_members, runtime.spec_changed, changed.set, machine
         )
         this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts, lambda: blobs.port)
-        reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed)
+        reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed, lambda: keeping.unkept)
         asks = Asks(node, outside.artifacts, Captures(node, runtime, outside, members))
         membership = Membership(node, runtime, reporter, asks, RefusedFile(folder), jitter, directory, keeping)
         with suppress(TimeoutError):  # an engine that is started before it is known listens on every address

@@ -192,7 +192,10 @@ def _explain_node(draft: Draft, node: Node) -> Explanation:
 def _conditions(item: Placement | Model | Instance | Node) -> Explanation:
     """The object's conditions, as `describe` shows them."""
     conditions = item.status.conditions
-    told = ("Ready", "StrayInstances", "UnsealedInstances", "NameContested", "UnusableEngines", "DataPathReachable")
+    told = (
+        *("Ready", "StrayInstances", "UnsealedInstances", "NameContested"),
+        *("UnusableEngines", "StoreIncomplete", "DataPathReachable"),
+    )
     ready = [each for each in conditions if each.type in told]
     text = "".join(f"{each.type} is {each.status}: {each.reason}: {each.message}\n" for each in ready)
     return text, {"conditions": [each.to_wire() for each in conditions]}
