@@ -92,11 +92,18 @@ class Downloader:
             yield told
 
     async def download(
-        self, remote: Remote, on_transfer: OnTransfer, *, beside_bytes: int = 0, is_kept: bool = True
+        self,
+        remote: Remote,
+        on_transfer: OnTransfer,
+        *,
+        beside_bytes: int = 0,
+        is_kept: bool = True,
+        is_elsewhere: bool = True,
     ) -> Path:
         """The blob. `beside_bytes`: what else the caller will write for it, so that a full disk is known at once.
 
-        `is_kept`: false for a blob that nobody keeps, so that nobody else has it.
+        `is_kept`: false for a blob that nobody keeps, so that nobody else has it. `is_elsewhere`: false where nobody
+        else had it a moment ago, and it is this node's turn.
         """
 
         async def work(tell: OnTransfer) -> Path:
@@ -114,7 +121,8 @@ class Downloader:
                 if blob := await find_verified(self._cache, remote.sha256, remote.size_bytes):
                     path.unlink()
                     return blob
-                return await self._fill(remote, PartialFile(descriptor, path), tell, beside_bytes, is_kept=is_kept)
+                partial, elsewhere = PartialFile(descriptor, path), self._elsewhere if is_kept else None
+                return await self._fill(remote, partial, tell, beside_bytes, elsewhere, is_elsewhere=is_elsewhere)
 
         with self._cache.room.hold([remote.sha256]):
             return await self._flights.run(remote.sha256, on_transfer, work)
@@ -185,13 +193,20 @@ class Downloader:
         return self._cache.install_blob(self._cache.partial / sha256, sha256, name)
 
     async def _fill(
-        self, remote: Remote, partial: PartialFile, tell: OnTransfer, beside_bytes: int, *, is_kept: bool
+        self,
+        remote: Remote,
+        partial: PartialFile,
+        tell: OnTransfer,
+        beside_bytes: int,
+        elsewhere: Elsewhere | None,
+        *,
+        is_elsewhere: bool,
     ) -> Path:
         try:
             async with self._open_partial(
                 partial, remote.sha256, remote.size_bytes, remote.name, beside_bytes, tell
             ) as told:
-                await self._bring(remote, partial, told, self._elsewhere if is_kept else None)
+                await self._bring(remote, partial, told, elsewhere, is_elsewhere=is_elsewhere)
                 if partial.is_joined and partial.digest() != remote.sha256:
                     # What an earlier try left may be of another file, or a server mixes two: once more, all of it by
                     # one connection, before anybody is accused.
@@ -208,10 +223,19 @@ class Downloader:
             raise
         return await self._install(partial, remote.sha256, remote.name)
 
-    async def _bring(self, remote: Remote, partial: PartialFile, tell: OnTransfer, elsewhere: Elsewhere | None) -> None:
+    async def _bring(
+        self,
+        remote: Remote,
+        partial: PartialFile,
+        tell: OnTransfer,
+        elsewhere: Elsewhere | None,
+        *,
+        is_elsewhere: bool,
+    ) -> None:
         if elsewhere is None:
             return await self._transfer(remote, partial, tell)
-        await elsewhere.fill(remote.name, remote.sha256, remote.size_bytes, partial, tell)
+        if is_elsewhere:
+            await elsewhere.fill(remote.name, remote.sha256, remote.size_bytes, partial, tell)
         if partial.done_bytes < remote.size_bytes:
             with elsewhere.at_origin(remote.sha256, tell) as told:
                 await self._transfer(remote, partial, told)

@@ -92,8 +92,10 @@ class HubFiles:
         )
         return artifact, geometry
 
-    async def fetch(self, artifact: ResolvedArtifact, parsed: HubSource, tell: OnTransfer) -> dict[str, Path]:
-        """The blob of each file, by the file's name."""
+    async def fetch(
+        self, artifact: ResolvedArtifact, parsed: HubSource, tell: OnTransfer, *, is_elsewhere: bool = True
+    ) -> dict[str, Path]:
+        """The blob of each file, by the file's name. `is_elsewhere`: as of `fetch_together`."""
         if artifact.sha256 is None or artifact.revision is None:
             raise corrupt(f"'{artifact.source}' was never resolved to a commit; its header must be read again.")
         one = ArtifactFile(name=artifact.name, size_bytes=artifact.size_bytes, sha256=artifact.sha256)
@@ -109,7 +111,7 @@ class HubFiles:
             )
             for file in files
         }
-        return await fetch_together(self._downloader, remotes, tell)
+        return await fetch_together(self._downloader, remotes, tell, is_elsewhere=is_elsewhere)
 
     async def _resolve(self, parsed: HubSource) -> Repository:
         url = hub.revision_url(self._settings.endpoint, parsed)

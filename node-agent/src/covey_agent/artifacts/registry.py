@@ -81,7 +81,8 @@ class RegistryFiles:
                 path = await self._downloader.take(file.name, file.sha256, file.size_bytes, told, keeps_partial=True)
             if path is None:
                 part = artifact.model_copy(update={"files": (file,)})
-                path = (await (await open_once()).fetch(part, _as_repository(parsed), told))[file.name]
+                opened_once = await open_once()
+                path = (await opened_once.fetch(part, _as_repository(parsed), told, is_elsewhere=False))[file.name]
             told(Transfer(file.size_bytes, file.size_bytes, 0))
             return path
 
