@@ -15,12 +15,13 @@ from covey_planner.geometry.shards import list_shards
 
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import name_temporary, size_of
+from covey_agent.artifacts.flight import Meter
 from covey_agent.artifacts.folder import digest_of, observe_folder
 from covey_agent.artifacts.local import open_file
 from covey_agent.artifacts.local_set import is_of_set, observe_set
-from covey_agent.artifacts.pins import pin_added
+from covey_agent.artifacts.pins import Pins, pin_added
 from covey_agent.artifacts.web import corrupt
-from covey_agent.ports import AgentError, OnTransfer, Transfer
+from covey_agent.ports import AgentError, OnTransfer
 
 _CHUNK_BYTES = 1024 * 1024
 
@@ -40,26 +41,34 @@ def measure_added(path: Path) -> dict[Path, int]:
 
 def add_files(cache: Cache, path: Path, sizes: dict[Path, int], tell: OnTransfer) -> ResolvedArtifact:
     """Copied, named and pinned. AgentError, OSError; ValueError for a name that no source can have."""
-    total_bytes, done_bytes = sum(sizes.values()), 0
+    meter, done_bytes = Meter(sum(sizes.values()), tell), 0
     files: list[ArtifactFile] = []
-    for each in sizes:
-        base = done_bytes
+    # Each before it is there: whoever makes room meanwhile must not find it unneeded.
+    pins, held = Pins(cache.pins), frozenset[str]()
+    try:
+        for each in sizes:
 
-        def told(count: int, base: int = base) -> None:
-            tell(Transfer(min(base + count, total_bytes), total_bytes, 0))
+            def told(count: int, base: int = done_bytes) -> None:
+                meter.observe_bytes(base + count)
 
-        sha256, size_bytes = _copy(cache, each, told)
-        done_bytes += size_bytes
-        files.append(ArtifactFile(name=each.name, size_bytes=size_bytes, sha256=sha256))
-    artifact = _name(path, tuple(files))
-    digest = artifact.sha256 or ""
-    # Before anything leads to it: who makes room meanwhile must not find it unpinned.
-    pin_added(cache.pins, digest, frozenset(file.sha256 for file in files))
-    if artifact.files:
-        cache.install_set(artifact, {file.name: cache.blobs / file.sha256 for file in files})
-    else:
-        cache.add_reference(artifact, digest)
-    return artifact
+            def hold(sha256: str) -> None:
+                nonlocal held
+                held |= {sha256}
+                pins.hold(held)
+
+            sha256, size_bytes = _copy(cache, each, told, hold)
+            done_bytes += size_bytes
+            files.append(ArtifactFile(name=each.name, size_bytes=size_bytes, sha256=sha256))
+        artifact = _name(path, tuple(files))
+        digest = artifact.sha256 or ""
+        pin_added(cache.pins, digest, held)
+        if artifact.files:
+            cache.install_set(artifact, {file.name: cache.blobs / file.sha256 for file in files})
+        else:
+            cache.add_reference(artifact, digest)
+        return artifact
+    finally:
+        pins.close()
 
 
 def _name(path: Path, files: tuple[ArtifactFile, ...]) -> ResolvedArtifact:
@@ -76,7 +85,7 @@ def _name(path: Path, files: tuple[ArtifactFile, ...]) -> ResolvedArtifact:
     )
 
 
-def _copy(cache: Cache, path: Path, told: Callable[[int], None]) -> tuple[str, int]:
+def _copy(cache: Cache, path: Path, told: Callable[[int], None], hold: Callable[[str], None]) -> tuple[str, int]:
     """Digest and size of what was written. A file that changes meanwhile is refused."""
     temporary, digest, count = name_temporary(cache.partial / "added"), hashlib.sha256(), 0
     source = open_file(str(path))
@@ -94,6 +103,7 @@ def _copy(cache: Cache, path: Path, told: Callable[[int], None]) -> tuple[str, i
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or count != after.st_size:
             raise _changed(path)
         sha256 = digest.hexdigest()
+        hold(sha256)
         if cache.find_blob(sha256, count) is None or not cache.stamps.matches(sha256, cache.blobs / sha256):
             cache.install_blob(temporary, sha256, path.name)
         return sha256, count
