@@ -27,6 +27,7 @@ from covey_api.messages import (
     Order,
     Progress,
     Report,
+    UnkeptArtifact,
 )
 from covey_api.model import Geometry
 from covey_api.node import MemoryPool, Node, NodeFacts
@@ -148,6 +149,7 @@ class FakeAgent:
     """Bytes by pool of what has memory of its own."""
     blobs: tuple[str, ...] = ()
     unusable: tuple[UnusableEngine, ...] | None = ()
+    unkept: tuple[UnkeptArtifact, ...] = ()
     used: Callable[[Instance], int] = lambda _: 0
     """Host memory that an engine takes, in bytes."""
     headers: dict[str, Geometry] = field(default_factory=dict[str, Geometry])
@@ -210,10 +212,11 @@ class FakeAgent:
             "machine": f"machine-{self.name}",
             "blobs": self.blobs,
             "unusable": self.unusable,
+            "unkept": self.unkept,
         }
         return report(
             members, version=self.version, applied=self.applied, facts=self._facts(), lanes=self.lanes, **where
-        ).model_copy(update={"unusable": self.unusable})
+        ).model_copy(update={"unusable": self.unusable, "unkept": self.unkept})
 
     def _facts(self) -> NodeFacts:
         known = facts(self.total_bytes)

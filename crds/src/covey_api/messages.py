@@ -265,6 +265,15 @@ class PoolReading(Message):
     available_bytes: Count
 
 
+class UnkeptArtifact(Message):
+    """What a store is to keep and hasn't got."""
+
+    source: Annotated[str, Field(max_length=1024)]
+    size_bytes: Count
+    cause: ReportedCause
+    """Of its last try."""
+
+
 class Report(Message):
     """`POST nodes/{node}/report`, every `REPORT_SECONDS` at the latest.
 
@@ -293,6 +302,9 @@ class Report(Message):
     """At `address`, where other nodes get blobs; 0: it gives none."""
     unusable: Annotated[tuple[UnusableEngine, ...], Field(max_length=16)] | None = None
     """Engines that can't be started there though somebody counts on them, by name."""
+    unkept: Annotated[tuple[UnkeptArtifact, ...], Field(max_length=MAX_KEPT)] | None = None
+    """Of a store, by source: what it was told to keep, and could not get. None likewise, or of a version that doesn't
+    say."""
 
 
 class ReportAnswer(Message):
@@ -315,6 +327,8 @@ class Wanted(Message):
     """The fetcher that this node waits for no longer: nothing more came to it for minutes."""
     tried: Annotated[tuple[str, ...], Field(max_length=MAX_TRIED)] = ()
     """Nodes that could not give it, though they were said to have it."""
+    only_holders: bool = False
+    """It has no origin that this node could ask: the turn there is no use to it."""
 
 
 class Holder(Message):

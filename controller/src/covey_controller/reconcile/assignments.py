@@ -18,7 +18,7 @@ from covey_api.node import NodeSpec
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import NodeSight, Sight
-from covey_controller.reconcile.stores import is_store, plan_kept
+from covey_controller.reconcile.stores import is_store, observe_kept
 from covey_controller.reconcile.world import Drain
 
 # Who waits to be told of others before it starts.
@@ -44,7 +44,7 @@ def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignme
     for _, open_ask in sorted(draft.asks.items()):
         asks.setdefault(open_ask.node, []).append(open_ask.ask)
     stores = {node.name for node in draft.nodes.values() if is_store(node)}
-    kept = plan_kept(draft.models.values()) if stores else ()
+    kept = observe_kept(draft)[0] if stores else ()
     return {
         name: _assign(
             draft, node, tuple(members.get(name, ())), tuple(asks.get(name, ())), kept if name in stores else ()

@@ -16,7 +16,7 @@ from covey_api.fleet import Fleet
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import Status
-from covey_api.model import Model
+from covey_api.model import Model, ResolvedArtifact
 from covey_api.node import Node
 from covey_api.placement import Failure, Placement
 from covey_api.reasons import EventReason
@@ -123,6 +123,8 @@ class Draft:
     stopped by leaving it out."""
     unsealed: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By node: what it reports that this controller did not seal, as `namespace/name`."""
+    kept: tuple[tuple[ResolvedArtifact, ...], tuple[ResolvedArtifact, ...]] | None = None
+    """What stores keep, and what is beyond their bounds; None: nobody asked yet."""
     progressing: dict[ObjectKey, Progressing] = field(default_factory=dict[ObjectKey, Progressing])
     actions: list[Action] = field(default_factory=list[Action])
     notes: list[Note] = field(default_factory=list[Note])
