@@ -123,6 +123,29 @@ class Delivery:
         self._is_in_line = True
         self._traffic.lines.enter(self.target, self, self._ticket)
 
+    def go_on(
+        self,
+        engines: Engines,
+        connection: EngineConnection | None,
+        *,
+        heard_at: float,
+        asked_at: float,
+        has_turn: bool,
+        told_events: int,
+        first_byte_at: float | None,
+        last_byte_at: float | None,
+        reply: Reply,
+    ) -> None:
+        """It was sent by somebody else, is followed by `Traffic` and has its place in the line."""
+        self._engines, self._connection = engines, connection
+        self._is_in_line = self._is_sent = True
+        self._heard_at, self._asked_at = heard_at, asked_at
+        self._turn_at = asked_at if has_turn else None
+        self._told_events = told_events
+        self._has_begun = first_byte_at is not None
+        self.first_byte_at, self.last_byte_at = first_byte_at, last_byte_at
+        self._reply = reply
+
     # What its line tells.
 
     def take_turn(self) -> None:
