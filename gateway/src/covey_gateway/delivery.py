@@ -80,7 +80,7 @@ _TAKES_NOTHING = (429, 503)
 _READ_EVENTS = 2
 
 
-def _is_progress_alone(piece: bytes) -> bool:
+def is_progress_alone(piece: bytes) -> bool:
     """Comments, and events that say how far the prompt is."""
     told = piece.count(_PROGRESS)
     return (told > 0 or piece.startswith(b":")) and piece.count(b"data:") <= told
@@ -282,7 +282,7 @@ class Delivery:
 
     def on_engine_body(self, piece: bytes) -> None:
         self._heard_at = self.last_byte_at = self._pace.now()
-        if not self._has_begun and not _is_progress_alone(piece):
+        if not self._has_begun and not is_progress_alone(piece):
             self._has_begun = True
             self.first_byte_at = self._heard_at
         if self._told_events < _READ_EVENTS and _PROGRESS not in piece:

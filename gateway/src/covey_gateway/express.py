@@ -11,6 +11,7 @@ Bytes of an answer are only looked through for what must not pass as it is, and 
 Long functions here are meant: each call that they don't make is one a request, or one a chunk.
 """
 
+from covey_gateway.delivery import is_progress_alone
 from covey_gateway.handing import Connection, Handing
 from covey_gateway.images import Images
 from covey_gateway.known import Known
@@ -180,7 +181,8 @@ class Express(Handing):
                 self._pass_on(data)
                 return
         frames = split_frames(data[end:] if end else data)
-        if frames is None or self._is_strange(frames[0], len(data) - end - frames[1]):
+        rest_bytes = 0 if frames is None else len(data) - end - frames[1]
+        if frames is None or self._is_strange(frames[0], rest_bytes) or not self._gather(frames[0]):
             self._pass_on(data)
             return
         out = b""
@@ -198,11 +200,9 @@ class Express(Handing):
             self._pass_on(END)
             return
         self._is_ending = is_end
-        if not self._wants_stream:
-            self._gather(payload)
-        elif payload and self._must_change(payload):
+        if payload and self._wants_stream and self._must_change(payload):
             self._tell(out, payload, LAST_CHUNK if is_end else b"")
-        else:
+        elif self._wants_stream:
             out += data[:taken] if self._rest else data
             if out:
                 self._write(out)
@@ -213,15 +213,15 @@ class Express(Handing):
         """Whether it isn't to be read here: part of an event, or an error, or too much."""
         return (
             (bool(payload) and not payload.endswith(b"\n\n"))
-            or (self._first_byte_at is None and bool(payload) and not payload.startswith(_EVENT))
+            or (not self._has_event and bool(payload) and not payload.startswith(_EVENT))
             or may_tell_error(payload)
             or rest_bytes > _MAX_PARTIAL_BYTES
-            or self._gathered_bytes > _MAX_GATHERED_BYTES
         )
 
     def _note(self, payload: bytes, now: float) -> None:
         self._last_byte_at = now
-        if self._first_byte_at is None:
+        self._has_event = True
+        if self._first_byte_at is None and not is_progress_alone(payload):
             self._first_byte_at = now
         if self._told_events < _READ_EVENTS and _PROGRESS not in payload:
             self._told_events += payload.count(b"data:")
@@ -263,7 +263,6 @@ class Express(Handing):
     def _tell(self, out: bytes, payload: bytes, last: bytes) -> None:
         """A piece that can't pass as it came, or must not yet."""
         if not self._wants_stream:
-            self._gather(payload)
             return
         if self._teller is None:
             self._teller = PassedChat(self._route.model.name)
@@ -275,23 +274,24 @@ class Express(Handing):
         if out or last:
             self._write(out + last)
 
-    def _gather(self, payload: bytes) -> None:
-        self._gathered.append(payload)
+    def _gather(self, payload: bytes) -> bool:
+        """Whether it is in the answer, where one is put together; else nothing of it is."""
+        if self._wants_stream or not payload:
+            return True
+        answer = self._teller
+        if answer is None:
+            answer = self._teller = ChatAnswer(self._route.model.name)
         self._gathered_bytes += len(payload)
+        if self._gathered_bytes > _MAX_GATHERED_BYTES or not isinstance(answer, ChatAnswer):
+            return False
+        return not isinstance(answer.take_plain(payload), ApiError)
 
     def _end(self) -> None:
         """The engine's answer is whole."""
         connection, target = self._connection, self._target
         if connection is None or target is None:
             raise AssertionError("an answer came from nowhere")
-        content = b""
-        if not self._wants_stream:
-            answer = ChatAnswer(self._route.model.name)
-            found = answer.take_all(b"".join(self._gathered))
-            if isinstance(found, ApiError):
-                self._pass_on(END)
-                return
-            content = answer.end()
+        content = b"" if self._wants_stream or self._teller is None else self._teller.end()
         self._connection = None
         connection.finish_express()
         if not self._wants_stream:

@@ -64,8 +64,8 @@ class Handing:
         "_drops_usage",
         "_engines",
         "_first_byte_at",
-        "_gathered",
         "_gathered_bytes",
+        "_has_event",
         "_has_head",
         "_has_turn",
         "_heard_at",
@@ -130,6 +130,7 @@ class Handing:
         self._last_byte_at: float | None = None
         self._has_turn = False
         self._has_head = False
+        self._has_event = False
         self._is_done = False
         """Whether the last event was the format's own end."""
         self._is_flowing = False
@@ -139,7 +140,6 @@ class Handing:
         self._told_events = 0
         self._answer_bytes = 0
         self._rest: bytes = b""
-        self._gathered: list[bytes] = []
         self._gathered_bytes: int = 0
 
     def _make_record(self, status: int) -> Record:
@@ -249,9 +249,8 @@ class Handing:
             self._meter,
             self._wants_stream,
             drops_usage=self._drops_usage,
-            has_begun=self._first_byte_at is not None,
+            has_begun=self._has_event,
             is_done=self._is_done,
-            gathered=b"".join(self._gathered),
         )
 
     def on_unreachable(self, reason: str) -> None:

@@ -75,11 +75,8 @@ def resume_events(
     drops_usage: bool,
     has_begun: bool,
     is_done: bool,
-    gathered: bytes,
 ) -> Reply:
-    """The reply of a stream that somebody else read so far, and counted. `gathered`: what no client was told of yet."""
-    if gathered and isinstance(found := teller.take(gathered), ApiError):
-        return _Failed(found)
+    """The reply of a stream that somebody else read so far, and counted, and that `teller` knows."""
     reply = _Events(model, teller, meter, is_stream, drops_usage=drops_usage)
     reply.resume(has_begun=has_begun, is_done=is_done)
     return reply

@@ -191,7 +191,10 @@ async def play(request: bytes, pieces: list[bytes], end: str, engine: str) -> tu
     rig.check_rest()
     assert cast(Any, rig.traffic.cancels)._asked == {}
     names = ("status", "code", "model", "key", "endpoint", "is_stream", "request_bytes", "cost", "format", "path")
-    told = [[getattr(record, name) for name in names] for record in rig.records]
+    told = [
+        [*(getattr(record, name) for name in names), record.first_byte_at is None, record.sent_at is None]
+        for record in rig.records
+    ]
     return rig.transport.written, was_short, told
 
 

@@ -195,7 +195,7 @@ def test_heads_of_engines_are_taken() -> None:
     )
 
 
-def test_a_whole_answer_is_read_at_once_as_by_its_events() -> None:
+def test_events_are_read_at_once_as_one_by_one() -> None:
     events = b"".join(
         b"data: " + json.dumps({"id": "c", "choices": [{"index": 0, "delta": {"content": text}}]}).encode() + b"\n\n"
         for text in ("a", "\n\ndata: b", "\u4e2d")
@@ -203,8 +203,8 @@ def test_a_whole_answer_is_read_at_once_as_by_its_events() -> None:
     events += b"data: [DONE]\n\n"
     assert read_plain(events) is not None
     at_once, one_by_one = ChatAnswer("m"), ChatAnswer("m")
-    assert (at_once.take_all(events), one_by_one.take(events)) == (b"", b"")
+    assert (at_once.take_plain(events), one_by_one.take(events)) == (b"", b"")
     assert at_once.end() == one_by_one.end()
-    for strange in (events[6:], events[:-14], events.replace(b"\n\n", b"\r\n\r\n"), b": hi\n\n" + events):
+    for strange in (events[6:], events[:-15], events.replace(b"\n\n", b"\r\n\r\n"), b": hi\n\n" + events):
         assert read_plain(strange) is None
     assert read_plain(b'data: {"error":{"message":"no"}}\n\n' + events) is None

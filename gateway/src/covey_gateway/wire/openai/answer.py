@@ -111,8 +111,8 @@ class ChatAnswer:
             self._add_chunk(chunk)
         return b""
 
-    def take_all(self, events: bytes) -> bytes | ApiError:
-        """The same of a whole answer, at once where it is written as nearly all are."""
+    def take_plain(self, events: bytes) -> bytes | ApiError:
+        """The same, at once where they are written as nearly all are."""
         chunks = read_plain(events)
         if chunks is None:
             return self.take(events)
