@@ -192,7 +192,8 @@ async def play(request: bytes, pieces: list[bytes], end: str, engine: str) -> tu
     assert cast(Any, rig.traffic.cancels)._asked == {}
     names = ("status", "code", "model", "key", "endpoint", "is_stream", "request_bytes", "cost", "format", "path")
     told = [
-        [*(getattr(record, name) for name in names), record.first_byte_at is None, record.sent_at is None]
+        # Of a chunk whose end is broken the general way may have told the beginning.
+        [*(getattr(record, name) for name in names), record.status != 200 or record.first_byte_at is None]
         for record in rig.records
     ]
     return rig.transport.written, was_short, told
