@@ -25,23 +25,19 @@ class Lines:
 
     def enter(self, target: Target, member: Member, ticket: Ticket) -> None:
         """It takes its turn now, or when that comes."""
-        found = self._lines.get(target.id)
-        line = Line() if found is None else found[1]
-        self._lines[target.id] = (target, line)
-        if not line.waiting and line.fits(ticket, target.most_sent, self.pool_of(target), self._clock()):
-            line.send(ticket)
+        if self.enter_at_once(target, ticket):
             member.take_turn()
         else:
+            _, line = self._lines[target.id]
             line.join(member, ticket)
             self._send_next(target, line)
 
     def enter_at_once(self, target: Target, ticket: Ticket) -> bool:
-        """Whether it is its turn now; else it didn't enter. Of an endpoint without a shared cache."""
+        """Whether it is its turn now; else it isn't in the line, and must enter or be forgotten."""
         found = self._lines.get(target.id)
-        if found is None or found[0] is not target:
-            found = self._lines[target.id] = (target, Line() if found is None else found[1])
-        line = found[1]
-        if line.waiting or line.sent >= target.most_sent:
+        line = Line() if found is None else found[1]
+        self._lines[target.id] = (target, line)
+        if line.waiting or not line.fits(ticket, target.most_sent, self.pool_of(target), self._clock()):
             return False
         line.send(ticket)
         return True
@@ -86,10 +82,7 @@ class Lines:
         return sum(len(queue) for owners in found[1].waiting.values() for queue in owners.values())
 
     def _send_next(self, target: Target, line: Line) -> None:
-        while (
-            line.waiting
-            and (member := line.take_next(target.most_sent, self.pool_of(target), self._clock())) is not None
-        ):
+        while (member := line.take_next(target.most_sent, self.pool_of(target), self._clock())) is not None:
             member.take_turn()
         if line.is_idle:
             self._lines.pop(target.id, None)

@@ -381,24 +381,6 @@ class Traffic:
         if is_owed and (owed_seconds := silent_seconds - self._measure_silence(target.id, load)) > 0:
             load.owed = Owed(self._clock(), owed_seconds)
 
-    def settle(self, target: Target, request: Awaiting) -> None:
-        """All that comes of a request whose answer is whole: `succeed`, `unfollow`, `release`."""
-        load = self._loads[target.id]
-        if load.aside is not None or load.owed is not None or request.silent_since is not None or load.in_flight == 1:
-            self.succeed(target)
-            self.unfollow(target, request)
-            self.release(target)
-            return
-        load.failures = 0
-        last = request.last_byte_at
-        if last is not None and (load.heard_at is None or last > load.heard_at):
-            load.heard_at = last
-        awaiting = self._awaiting[target.id]
-        awaiting.remove(request)
-        if not awaiting:
-            del self._awaiting[target.id]
-        load.in_flight -= 1
-
     def render_allowances(self, render: RenderAllowances, key: str) -> bytes:
         """Header lines of what a key may still ask for; none where nothing limits it."""
         requests, tokens = self.accounts.allowances(key)

@@ -321,9 +321,7 @@ class Engines:
 
     def keep(self, connection: EngineConnection) -> None:
         """For the next request, if there is room."""
-        idle = self._idle.get(connection.target.id)
-        if idle is None:
-            idle = self._idle[connection.target.id] = []
+        idle = self._idle.setdefault(connection.target.id, [])
         if len(idle) >= min(connection.target.slots, MAX_IDLE_PER_ENDPOINT):
             connection.abort()
             return
