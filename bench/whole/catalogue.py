@@ -297,6 +297,19 @@ BENCHES = (
         arguments=("512", "3"),
     ),
     Bench(
+        "parts",
+        "A file of 256 MiB by one connection and by several at once",
+        tuple(
+            Figure(
+                f"{name}, a connection gets {words}", {"measure": "parts", "limit_mb_per_second": limit}, key, "MB/s"
+            )
+            for limit, words in ((20, "20 MB/s"), (0, "all there is"))
+            for name, key in (("one", "one_mb_per_second"), ("several", "parts_mb_per_second"))
+        ),
+        120,
+        arguments=("256", "1"),
+    ),
+    Bench(
         "kube",
         "Kubernetes: 500 Models, 500 Placements, 100 Nodes on a real API server",
         (
