@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from covey.control import Control
+from covey_controller.stores.files.folder import digest_of
 from kit.chaos import Chaos, Footprint, can_cut, observe_footprint
 from kit.fleet import EXAMPLE, JsonObject, RunningFleet, Traffic, running_fleet
-from kit.parts import assert_nothing_doubled, count_wakeups, read, wait_converged
+from kit.parts import applied_set, assert_nothing_doubled, count_wakeups, read, wait_converged
 from kit.processes import wait_for
 
 EDIT_SECONDS, FAULT_SECONDS, LOOK_SECONDS = 60.0, 30.0, 60.0
@@ -138,6 +139,8 @@ class Story:
 
     def _converge(self, soaked: Soaked) -> None:
         with self._noted(f"fleet {soaked.name} doesn't converge"):
+            # Before the last wishes are in force it is as the ones before wanted it.
+            wait_for(lambda: is_read(soaked.fleet), "the controller reads the last wishes", CONVERGE_SECONDS)
             soaked.converged_seconds = wait_converged(soaked.fleet, len(soaked.models), CONVERGE_SECONDS)
         with self._noted(f"fleet {soaked.name} doesn't serve"):
             enough = soaked.traffic.done + 5 * len(soaked.models)
@@ -216,6 +219,11 @@ def write_wishes(fleet: RunningFleet, wishes: dict[str, dict[str, object]]) -> N
         path, text = fleet.folder / f"{name}.yaml", render_placement(name, wish)
         if path.read_text() != text:
             path.write_text(text)
+
+
+def is_read(fleet: RunningFleet) -> bool:
+    """Whether the set in force is what the folder has now."""
+    return applied_set(fleet) == digest_of({path.name: path.read_bytes() for path in fleet.folder.glob("*.yaml")})
 
 
 def _kept(footprint: Footprint) -> int:
