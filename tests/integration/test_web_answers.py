@@ -10,8 +10,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.web import Origin, Patience, Web, persist

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from covey_api.engines import Lane, UnusableEngine
-from covey_api.messages import REPORT_SECONDS, MemberReport, Progress, Report, ReportAnswer
+from covey_api.messages import (
+    REPORT_SECONDS,
+    MemberReport,
+    Progress,
+    Report,
+    ReportAnswer,
+    UnkeptArtifact,
+)
 from covey_api.node import NodeFacts
 from covey_fleet_client.beats import next_beat
 from covey_fleet_client.errors import FleetError, FleetErrorKind
@@ -57,10 +64,12 @@ class _Told(NamedTuple):
     blobs: tuple[str, ...]
     members: tuple[MemberReport, ...]
     unusable: tuple[UnusableEngine, ...] | None
+    unkept: tuple[UnkeptArtifact, ...]
 
 
 class Reporter:
-    """`changed` is set by whoever sees something worth a report."""
+    """`changed` is set by whoever sees something worth a report. `observe_unkept`: what is kept for the fleet, and
+    isn't here."""
 
     def __init__(
         self,
@@ -70,8 +79,10 @@ class Reporter:
         artifacts: Artifacts,
         facts: Facts,
         changed: asyncio.Event,
+        observe_unkept: Callable[[], tuple[UnkeptArtifact, ...]] = tuple,
         on_standing: Callable[[str], None] = lambda words: None,
     ) -> None:
+        self._observe_unkept = observe_unkept
         self._this = this
         self.on_standing = on_standing
         """Told why the controller doesn't take this node; empty: it took a report."""
@@ -133,7 +144,9 @@ class Reporter:
 
     def _observe(self) -> _Told:
         survey, members = self._survey, self._render_members(is_full=False)
-        return _Told(survey.facts, survey.lanes, self._artifacts.digests(), members, survey.unusable)
+        return _Told(
+            survey.facts, survey.lanes, self._artifacts.digests(), members, survey.unusable, self._observe_unkept()
+        )
 
     def _render(self, told: _Told) -> Report:
         """All of it, or without what the controller has."""
@@ -153,6 +166,7 @@ class Reporter:
             members=self._render_members(is_full=True) if before is None else _news(told.members, before.members),
             blobs_port=self._this.blobs_port(),
             unusable=told.unusable if before is None else _news(told.unusable, before.unusable),
+            unkept=told.unkept if before is None else _news(told.unkept, before.unkept),
         )
 
     def _render_members(self, *, is_full: bool) -> tuple[MemberReport, ...]:
@@ -212,7 +226,7 @@ def render_member(
         attempt=member.spec.attempt,
         phase=member.phase,
         port=keeper.port if keeper else 0,
-        front_port=keeper.front_port if keeper else 0,
+        front_port=keeper.front_port if keeper else member.kept_port,
         pid=keeper.pid if keeper else 0,
         used_bytes=used_bytes,
         cause=failure.cause if failure else None,

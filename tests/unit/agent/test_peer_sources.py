@@ -232,6 +232,7 @@ async def test_what_was_here_before_bars_nobody(site: Site) -> None:
     site.nodes = {"a": Node()}
     descriptor = os.open(site.folder / "w", os.O_RDWR)
     partial = PartialFile(descriptor, site.folder / "w")
+    partial.open(len(CONTENT))
     while partial.take_up():
         pass
     await site.peers.fill("w", DIGEST, len(CONTENT), partial, ignore)

@@ -2,20 +2,27 @@
 
 import asyncio
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.adding import add_files, measure_added
+from covey_agent.artifacts.cache import Cache, is_digest
 from covey_agent.artifacts.disk import list_folder
 from covey_agent.artifacts.entries import Entry, EntryKind, observe_entries
-from covey_agent.artifacts.pins import sweep_pins
+from covey_agent.artifacts.pins import release_added, sweep_pins
 from covey_agent.artifacts.removal import remove_entry
 from covey_agent.artifacts.verifying import Copy, check_blob, check_copy, find_copies
 from covey_agent.options import default_cache
+from covey_agent.ports import AgentError, Transfer
+from covey_api.model import ResolvedArtifact
+from covey_api.source import digest_in
 from covey_api.units import format_bytes, parse_quantity
+from rich.console import Console
 
+from covey.bars import Bars
 from covey.commands.options import cache_option
 from covey.errors import CommandError, ExitCode
 from covey.tables import render_json, render_table
@@ -47,6 +54,51 @@ def ls(output: str, folder: Path | None) -> None:
         for e in entries
     ]
     click.echo(render_table(("KIND", "NAME", "SIZE", "USED", "PINNED BY", "SOURCE"), rows))
+
+
+@cache.command()
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@_output_option
+@cache_option
+def add(paths: tuple[Path, ...], output: str, folder: Path | None) -> None:
+    """Put files into the cache that have no other origin, and say by which source Models name them.
+
+    PATH is a GGUF file (one of several means all), or the folder of a checkpoint. It is copied, and stays until
+    `covey cache release`. Where this machine is a node, all nodes of its fleet get it from here, and a node that keeps
+    the fleet's models has its own copy as soon as a Model names it.
+    """
+    opened = open_cache(folder)
+    added = [_add(opened, path) for path in paths]
+    if output == "json":
+        found = [{"source": each.source, "sha256": each.sha256, "bytes": each.size_bytes} for each in added]
+        click.echo(render_json(found))
+        return
+    for path, artifact in zip(paths, added, strict=True):
+        click.echo(f"{path}: {format_bytes(artifact.size_bytes)}, source:", err=True)
+        click.echo(artifact.source)
+
+
+@cache.command()
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@cache_option
+def release(sources: tuple[str, ...], folder: Path | None) -> None:
+    """Let go of what `covey cache add` put there.
+
+    SOURCE is `store://SHA256`, or the digest alone. From then on it is removed as any other artifact is: when room is
+    needed and nobody needs it, or by `covey cache prune`.
+    """
+    opened = open_cache(folder)
+    for source in sources:
+        digest = digest_in(source) or source
+        if not is_digest(digest):
+            raise CommandError(f"SOURCE must be 'store://SHA256' or a digest; got '{source}'", ExitCode.WRONG_USE)
+        try:
+            is_released = release_added(opened.pins, digest)
+        except OSError as error:
+            raise CommandError(f"'{source}' can't be released in '{opened.folder}': {error.strerror}") from error
+        if not is_released:
+            raise CommandError(f"'{source}' was not put into the cache '{opened.folder}'", ExitCode.NOTHING_MATCHED)
+        click.echo(f"released {source}")
 
 
 @cache.command()
@@ -194,6 +246,24 @@ def _remove(opened: Cache, entry: Entry) -> bool:
         return remove_entry(opened, entry)
     except OSError as error:
         raise CommandError(f"'{entry.name}' can't be removed from '{opened.folder}': {error.strerror}") from error
+
+
+def _add(opened: Cache, path: Path) -> ResolvedArtifact:
+    try:
+        sizes = measure_added(path)
+        asyncio.run(opened.room.require(sum(sizes.values()), path.name))
+        with Bars(Console(file=sys.stderr)) as bars:
+
+            def show(transfer: Transfer) -> None:
+                bars.show(str(path), path.name, transfer.done_bytes, transfer.total_bytes, transfer.bytes_per_second)
+
+            return add_files(opened, path, sizes, show)
+    except AgentError as error:
+        raise CommandError(error.message) from error
+    except ValueError as error:
+        raise CommandError(f"'{path}' can't be named by a source: {error}", ExitCode.WRONG_USE) from error
+    except OSError as error:
+        raise CommandError(f"'{path}' can't be put into '{opened.folder}': {error.strerror or error}") from error
 
 
 def _size(entry: Entry) -> str:

@@ -79,11 +79,11 @@ class RegistryFiles:
         async def fetch_from_registry(file: ArtifactFile, told: OnTransfer) -> Path:
             part, manifest = artifact.model_copy(update={"files": (file,)}), await open_once()
             try:
-                return (await manifest.fetch(part, _as_repository(parsed), told))[file.name]
+                return (await manifest.fetch(part, _as_repository(parsed), told, is_elsewhere=False))[file.name]
             except Unauthorized:
                 # Its token ran out while others came: all that follow need another one.
                 manifest = await open_once(manifest)
-                return (await manifest.fetch(part, _as_repository(parsed), told))[file.name]
+                return (await manifest.fetch(part, _as_repository(parsed), told, is_elsewhere=False))[file.name]
 
         async def fetch(file: ArtifactFile) -> Path:
             told = progress.part(file.name)

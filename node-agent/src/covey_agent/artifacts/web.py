@@ -35,6 +35,8 @@ _MAX_REDIRECTS = 5
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Bodies that are fetched whole by one agent at a time: two sets, and an engine. The next ones wait for their turn.
 _MAX_BODIES = 8
+# Of these for parts of files that have a connection already: the others are for files that have none.
+_MORE_BODIES = 3
 # Pages and headers have connections of their own: bodies hold theirs for hours, and these are waited for.
 _MAX_CONNECTIONS = 8
 
@@ -172,6 +174,8 @@ class Web:
         self._pages = make_client(trust, timeout, _MAX_CONNECTIONS)
         self._bodies = make_client(trust, timeout, _MAX_BODIES)
         self._turns = asyncio.Semaphore(_MAX_BODIES)
+        self.more_bodies = _MORE_BODIES
+        """Connections that bodies may have beside the first of each: who takes one gives it back."""
 
     async def close(self) -> None:
         await self._pages.aclose()

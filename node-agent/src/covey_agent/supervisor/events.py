@@ -71,6 +71,23 @@ class EngineFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PortKept:
+    """Nobody else gets it before the keeper does."""
+
+    instance_id: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class PortMissed:
+    """Other members can't reach this node."""
+
+    instance_id: str
+    cause: FailureCause
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class FitChecked:
     instance_id: str
     problem: str
@@ -165,6 +182,8 @@ Event = (
     | ArtifactFailed
     | EngineReady
     | EngineFailed
+    | PortKept
+    | PortMissed
     | FitChecked
     | KeeperStarted
     | KeeperFailed

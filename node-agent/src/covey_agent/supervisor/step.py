@@ -4,6 +4,7 @@ event          member has               outcome
 KeeperFound    any                      it is the member's engine; ready at once if it is the one that was
 KeeperMissed   its engine is recorded   as EngineExited; else nothing ran
 ArtifactReady, EngineReady              on to the fit, when both are there
+PortKept       a rank                   the others are told; PortMissed ends its attempt
 ArtifactFailed, EngineFailed            again with a backoff while that may help, then given up
 FitChecked     fits                     its keeper is started
                doesn't fit              looked at again each second for 15 s, then given up
@@ -51,6 +52,8 @@ from covey_agent.supervisor.events import (
     KeeperMissed,
     KeeperReleased,
     KeeperStarted,
+    PortKept,
+    PortMissed,
     Probed,
     Ticked,
 )
@@ -141,6 +144,8 @@ def _change(
     | ArtifactFailed
     | EngineReady
     | EngineFailed
+    | PortKept
+    | PortMissed
     | FitChecked
     | KeeperStarted
     | KeeperFailed
@@ -169,15 +174,19 @@ def _change(
             return _fail_fetch(member, Work.FETCH, event, now)
         case EngineFailed():
             return _fail_fetch(member, Work.ENGINE, event, now)
+        case PortKept(_, port):
+            return replace(member, work=member.work - {Work.KEEP_PORT}, kept_port=port)
+        case PortMissed(_, cause, message):
+            return _crash(replace(member, work=member.work - {Work.KEEP_PORT}), Failure(cause, message), now)
         case FitChecked():
             return judge_fit(member, event, now)
         case KeeperStarted(_, process):
-            member = replace(member, work=member.work - {Work.LAUNCH})
+            member = replace(member, work=member.work - {Work.LAUNCH}, kept_port=0)
             return _hold(member, process, process.identity == member.engine and member.ready, now)
         case KeeperFailed(_, cause, message):
             if Work.LAUNCH not in member.work:
                 return member
-            member = replace(member, work=member.work - {Work.LAUNCH}, weights=None, program=None)
+            member = replace(member, work=member.work - {Work.LAUNCH}, weights=None, program=None, kept_port=0)
             return _crash(member, Failure(cause, message), now)
         case Probed(_, identity, unready):
             return judge_probe(member, identity, unready, now)
