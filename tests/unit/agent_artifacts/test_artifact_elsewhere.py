@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from covey_agent.artifacts.cache import Cache
@@ -18,7 +19,19 @@ from kit.artifact_rig import QUICK, ignore
 class Liars:
     """Other nodes, which give something else of the same size."""
 
-    async def fill(self, name: str, sha256: str, size_bytes: int, partial: PartialFile, tell: OnTransfer) -> None:
+    def open(self, sha256: str, name: str) -> NoReturn:
+        raise AssertionError("nobody reads ranges")
+
+    async def fill(
+        self,
+        name: str,
+        sha256: str,
+        size_bytes: int,
+        partial: PartialFile,
+        tell: OnTransfer,
+        *,
+        has_origin: bool = True,
+    ) -> None:
         partial.append(bytes(size_bytes))
 
     @contextmanager
