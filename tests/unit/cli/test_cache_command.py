@@ -12,6 +12,7 @@ from covey.commands.cache import cache as command
 from covey.errors import CommandError
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.pins import Pins
+from covey_api.model import ArtifactFile
 from kit.builders import artifact
 
 
@@ -115,6 +116,29 @@ def test_verify_finds_what_was_changed_though_its_time_was_not(cache: Cache, pin
     assert result.exit_code == 1
     assert result.output.startswith(f"'needed.whl' was changed on the disk; removed blob {pinned}\n3 files")
     assert not (cache.blobs / pinned).exists()
+    assert run("verify", "--cache", str(cache.folder)).exit_code == 0
+
+
+def test_verify_reads_the_files_of_sets_that_are_no_links(cache: Cache) -> None:
+    content = {"config.json": b"{}" * 50, "model.safetensors": b"weights " * 50}
+    blobs = {name: cache.blobs / add(cache, text, name, 3000) for name, text in content.items()}
+    files = tuple(
+        ArtifactFile(name=name, size_bytes=len(content[name]), sha256=blob.name) for name, blob in blobs.items()
+    )
+    made = artifact(size_bytes=500, sha256="d" * 64, name="folder", files=files)
+    folder = cache.install_set(made, blobs)
+    assert "5 files" in run("verify", "--cache", str(cache.folder)).output
+    blobs["model.safetensors"].unlink()
+    assert "5 files" in run("verify", "--cache", str(cache.folder)).output
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_bytes(content["config.json"])
+    assert "6 files" in run("verify", "--cache", str(cache.folder)).output
+    (folder / "config.json").write_bytes(content["config.json"].replace(b"{", b"["))
+    result = run("verify", "--cache", str(cache.folder))
+    assert result.exit_code == 1
+    assert result.output.startswith(f"'config.json' was changed on the disk; removed '{folder / 'config.json'}'\n")
+    assert cache.find_artifact(made) is None
+    assert blobs["config.json"].exists()
     assert run("verify", "--cache", str(cache.folder)).exit_code == 0
 
 

@@ -17,7 +17,7 @@ from covey_api.placement import (
     RolloutStrategy,
     Toleration,
 )
-from covey_api.reasons import EventReason, FailureCause, NodeReason, ReadyReason, RefusalReason
+from covey_api.reasons import EventReason, FailureCause, ModelReason, NodeReason, ReadyReason, RefusalReason
 from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS, LOST_STORE_SECONDS, UNKNOWN_FLEET_SECONDS
 from covey_controller.reconcile.outcomes import UpdateInstance
 from covey_controller.reconcile.plan import plan
@@ -58,6 +58,11 @@ def test_wish_becomes_served_replicas_and_then_all_is_quiet() -> None:
     assert story.routed() == ["smollm2-0", "smollm2-1"]
     assert ready_condition(story).reason == ReadyReason.SERVING
     assert (placement_status(story).ready, placement_status(story).replicas) == ("2/2", 2)
+    assert story.published.endpoints is not None
+    (listed,) = story.published.endpoints.models
+    weights = builders.artifact()
+    assert weights.archive is not None
+    assert (listed.weights_bytes, listed.weights_digest) == (weights.size_bytes, weights.archive.sha256)
     writes, serial = story.writes, story.serial
     story.run(300)
     assert (story.writes, story.serial) == (writes, serial)
@@ -692,6 +697,22 @@ def test_a_source_of_two_variants_is_asked_of_whoever_runs_either() -> None:
     story.add_agents("a")
     story.run(15)
     assert len(story.routed()) == 1
+
+
+def test_a_variant_for_engines_that_no_node_has_leaves_its_model_ready() -> None:
+    story = Worldlet()
+    (first,) = builders.model(known=False).spec.variants
+    for_macs = first.model_copy(update={"name": "mlx", "engines": (EngineName.MLX,), "source": "hf://a/b"})
+    story.put(builders.model(known=False, variants=(for_macs, first)), builders.placement())
+    story.add_agents("a")
+    story.run(15)
+    model = next(o for o in story.objects.values() if isinstance(o, Model))
+    ready = next(each for each in model.status.conditions if each.type == "Ready")
+    assert (ready.status, ready.reason) == ("True", ModelReason.RESOLVED)
+    assert ready.message == (
+        "what nodes here can run is resolved; the header of variant 'mlx' has not been read yet: "
+        "no node is there that offers Mlx"
+    )
 
 
 def test_unreadable_header_is_said_and_asked_for_with_backoff() -> None:

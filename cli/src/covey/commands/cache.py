@@ -14,7 +14,7 @@ from covey_agent.artifacts.disk import list_folder
 from covey_agent.artifacts.entries import Entry, EntryKind, observe_entries
 from covey_agent.artifacts.pins import release_added, sweep_pins
 from covey_agent.artifacts.removal import remove_entry
-from covey_agent.artifacts.verifying import check_blob
+from covey_agent.artifacts.verifying import Copy, check_blob, check_copy, find_copies
 from covey_agent.options import default_cache
 from covey_agent.ports import AgentError, Transfer
 from covey_api.model import ResolvedArtifact
@@ -145,36 +145,63 @@ def verify(output: str, folder: Path | None) -> None:
     """
     opened = open_cache(folder)
     names = {digest: entry.name for entry in _observe(opened) for digest in entry.digests}
-    digests: list[str] = []
-    began, read_bytes = time.monotonic(), 0
-    changed: list[str] = []
-    for path in list_folder(opened.blobs):
-        if path.name not in names:
-            continue
-        try:
-            size_bytes = path.lstat().st_size
-            found = opened.find_blob(path.name, size_bytes)
-            is_fine = found is not None and asyncio.run(check_blob(opened, path.name, found))
-        except FileNotFoundError:
-            continue  # removed meanwhile
-        except OSError as error:
-            raise CommandError(f"'{names[path.name]}' can't be read in '{path}': {error.strerror}") from error
-        digests.append(path.name)
-        if not is_fine:
-            changed.append(path.name)
-        read_bytes += size_bytes
+    began = time.monotonic()
+    blobs = [path for path in list_folder(opened.blobs) if path.name in names]
+    checked = [each for path in blobs if (each := _verify_blob(opened, path, names[path.name]))]
+    changed_blobs = {each.sha256 for each in checked if not each.is_fine}
+    for copy in find_copies(opened):
+        # Of a blob that was changed itself the set is made anew.
+        if copy.sha256 not in changed_blobs and (found := _verify_copy(copy)):
+            checked.append(found)
+    read_bytes = sum(each.size_bytes for each in checked)
     rate = format_bytes(int(read_bytes / max(time.monotonic() - began, 1e-9)))
+    changed = [each for each in checked if not each.is_fine]
     if output == "json":
-        found = [{"name": names[digest], "sha256": digest, "changed": digest in changed} for digest in digests]
+        found = [{"name": each.name, "sha256": each.sha256, "changed": not each.is_fine} for each in checked]
         click.echo(render_json(found))
     else:
-        for digest in changed:
-            is_there = os.path.lexists(opened.blobs / digest)
-            outcome = "can't be read, and stays:" if is_there else "was changed on the disk; removed"
-            click.echo(f"'{names[digest]}' {outcome} blob {digest}")
-        click.echo(f"{len(digests)} files, {format_bytes(read_bytes)}, {rate}/s: {len(changed)} changed")
+        for each in changed:
+            outcome = "can't be read, and stays:" if os.path.lexists(each.path) else "was changed on the disk; removed"
+            what = f"blob {each.sha256}" if each.path.parent == opened.blobs else f"'{each.path}'"
+            click.echo(f"'{each.name}' {outcome} {what}")
+        click.echo(f"{len(checked)} files, {format_bytes(read_bytes)}, {rate}/s: {len(changed)} changed")
     if changed:
         click.get_current_context().exit(ExitCode.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file that was read whole."""
+
+    name: str
+    sha256: str
+    path: Path
+    size_bytes: int
+    is_fine: bool
+
+
+def _verify_blob(opened: Cache, path: Path, name: str) -> Checked | None:
+    """None: it was removed meanwhile."""
+    try:
+        size_bytes = path.lstat().st_size
+        found = opened.find_blob(path.name, size_bytes)
+        is_fine = found is not None and asyncio.run(check_blob(opened, path.name, found))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CommandError(f"'{name}' can't be read in '{path}': {error.strerror}") from error
+    return Checked(name, path.name, path, size_bytes, is_fine)
+
+
+def _verify_copy(copy: Copy) -> Checked | None:
+    """None: it was removed meanwhile."""
+    try:
+        size_bytes = copy.path.lstat().st_size
+        return Checked(copy.path.name, copy.sha256, copy.path, size_bytes, check_copy(copy))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CommandError(f"'{copy.path}' can't be read: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,9 @@ class Draft:
     has_reserved: bool = False
     """Whether this plan has put something on a node since."""
     stray_instances: dict[str, Instance] = field(default_factory=dict[str, Instance])
+    awaiting: set[str] = field(default_factory=set[str])
+    """Nodes with members of groups that only other nodes, which aren't there yet, can tell of: nothing of theirs is
+    stopped by leaving it out."""
     unsealed: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By node: what it reports that this controller did not seal, as `namespace/name`."""
     kept: tuple[tuple[ResolvedArtifact, ...], tuple[ResolvedArtifact, ...]] | None = None

@@ -126,7 +126,7 @@ class Cache:
         return tuple(sorted(self._known_blobs | archived | local))
 
     def find_blob(self, sha256: str, size_bytes: int) -> Path | None:
-        """The blob, unless it is missing or has another size than it must have."""
+        """The blob, unless it is missing or has another size than it must have. One that was cut is dropped."""
         path = self.blobs / sha256
         try:
             found = path.lstat()
@@ -137,6 +137,9 @@ class Cache:
             # A link may lead anywhere: what it points at is no business of this cache.
             logger.warning("cached blob %s must be a file and is none; dropped", sha256)
             self.remove_blob(sha256)
+            return None
+        if found.st_size != size_bytes and self.stamps.matches(sha256, path):
+            # As it was when its content was hashed: who asks has the wrong size, and others need the blob.
             return None
         if found.st_size != size_bytes:
             logger.warning("cached blob %s must have %d bytes and has %d; dropped", sha256, size_bytes, found.st_size)

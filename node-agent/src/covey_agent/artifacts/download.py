@@ -164,6 +164,10 @@ class Downloader:
                     if not keeps_partial:
                         partial.discard()
                     return None
+                if partial.digest() != sha256:
+                    # Nothing is installed on another's word, whatever it looked at itself.
+                    partial.discard()
+                    return None
                 return await self._install(partial, sha256, name)
 
         with self._cache.room.hold([sha256]):

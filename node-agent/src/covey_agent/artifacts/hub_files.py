@@ -155,6 +155,8 @@ class HubFiles:
                 return _one_piece(small[name]), file.size_bytes
             return self._open(parsed, found, file).read_pieces(), file.size_bytes
 
+        if CONFIG not in found.files and found.left_out:
+            raise corrupt(f"{where} has neither a GGUF file nor '{CONFIG}'.{found.left_words}")
         geometry = await find_unmeasured(read_checkpoint(open_file, where))
         weights = set(parse_index(small[INDEX])) if INDEX in small else {SINGLE}
         chosen = tuple(file for path, file in found.files.items() if _is_loaded(path, weights))

