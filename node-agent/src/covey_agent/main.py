@@ -153,7 +153,7 @@ async def run_agent(options: Options, folder: Path) -> int:
         this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts, lambda: blobs.port)
         standing = StandingFile(folder).note
         reporter = Reporter(
-            this, runtime, survey, outside.artifacts, outside.facts, changed, standing, lambda: keeping.unkept
+            this, runtime, survey, outside.artifacts, outside.facts, changed, lambda: keeping.unkept, standing
         )
         asks = Asks(node, outside.artifacts, Captures(node, runtime, outside, members))
         membership = Membership(node, runtime, reporter, asks, RefusedFile(folder), jitter, directory, keeping)

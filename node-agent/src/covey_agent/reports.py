@@ -79,8 +79,8 @@ class Reporter:
         artifacts: Artifacts,
         facts: Facts,
         changed: asyncio.Event,
-        on_standing: Callable[[str], None] = lambda words: None,
         observe_unkept: Callable[[], tuple[UnkeptArtifact, ...]] = tuple,
+        on_standing: Callable[[str], None] = lambda words: None,
     ) -> None:
         self._observe_unkept = observe_unkept
         self._this = this
