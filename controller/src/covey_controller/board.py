@@ -75,6 +75,8 @@ class FleetBoard:
         self._leaps: dict[str, list[float]] = {}
         """When each peer was believed that there is a higher term, lately."""
         self._claims = NameClaims()
+        self._views: dict[str, AgentView] = {}
+        """By node, as they were observed last."""
         self._boots: dict[str, list[str]] = {}
         """Of agents whose streams are open, by node."""
         self._assignments: dict[str, Assignments] = {}
@@ -127,16 +129,24 @@ class FleetBoard:
         return self._observed
 
     def observe_agents(self) -> tuple[AgentView, ...]:
-        return tuple(
-            AgentView(
-                each.node,
-                each.last_seen,
-                each.report,
-                None if each.connected else each.disconnected_at,
-                self._claims.rival_heard(each.node),
-            )
-            for each in self._observed.agents.values()
-        )
+        """Of an agent that said nothing since, the very same value: plans look closer at what is another one."""
+        return tuple(self._view_agent(each) for each in self._observed.agents.values())
+
+    def _view_agent(self, session: AgentSession) -> AgentView:
+        node, report = session.node, session.report
+        disconnected = None if session.connected else session.disconnected_at
+        rival = self._claims.rival_heard(node)
+        before = self._views.get(node)
+        if (
+            before is not None
+            and before.report is report
+            and before.seen == session.last_seen
+            and before.disconnected == disconnected
+            and before.rival == rival
+        ):
+            return before
+        made = self._views[node] = AgentView(node, session.last_seen, report, disconnected, rival)
+        return made
 
     def observe_gateways(self) -> tuple[GatewayView, ...]:
         self.forget_gateways()
@@ -148,6 +158,7 @@ class FleetBoard:
     def forget_agent(self, node: str) -> None:
         """It was removed: what it said counts no more. Its streams are ended by the refusal of its certificate."""
         self._observed.agents.pop(node, None)
+        self._views.pop(node, None)
 
     def take_answers(self, ids: tuple[str, ...]) -> None:
         """These have been used; they are dropped."""

@@ -20,7 +20,7 @@ from covey_api.placement import Placement, PlacementStatus
 from covey_api.reasons import ReadyReason
 
 from covey_controller.reconcile.conditions import conditions_of
-from covey_controller.reconcile.finalizers import is_leaving
+from covey_controller.reconcile.index import is_leaving
 from covey_controller.reconcile.outcomes import (
     Action,
     CreateInstance,

@@ -16,7 +16,7 @@ from covey_api.model import ResolvedArtifact, architecture_for
 from covey_api.node import NodeSpec
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import NodeSight, Sight
+from covey_controller.reconcile.sights import NodeSight, Sight
 from covey_controller.reconcile.stores import is_store, plan_kept
 from covey_controller.reconcile.world import Drain
 

@@ -8,7 +8,6 @@ from bisect import insort
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from operator import is_
 
 from covey_api.access_key import AccessKey
 from covey_api.engines import EngineName
@@ -24,16 +23,17 @@ from covey_planner.choice import Roster
 from covey_planner.choice.links import LinkKind, Links, classify_link
 from covey_planner.types import Chosen, Decision, NodeState, NodeView
 
-from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance, reservations, view_node
+from covey_controller.reconcile.fleet import observe_instance, reservations, view_node
 from covey_controller.reconcile.holding import held_bytes
+from covey_controller.reconcile.index import Indexed
 from covey_controller.reconcile.outcomes import Action, CreateInstance, DeleteObject, Note, StatusWrite, UpdateInstance
+from covey_controller.reconcile.sights import NodeSight, Sight
 from covey_controller.reconcile.world import (
     ArtifactKey,
     Asked,
     Backoff,
     Doubt,
     Drain,
-    Indexed,
     Load,
     LoadKey,
     OpenAsk,
@@ -68,9 +68,10 @@ class Draft:
 
     world: World
     now: float
+    indexed: Indexed
     fleet: Fleet | None
     models: dict[ObjectKey, Model]
-    placements: dict[ObjectKey, Placement]
+    placements: Mapping[ObjectKey, Placement]
     keys: tuple[AccessKey, ...]
     nodes: dict[str, NodeSight]
     sights: dict[ObjectKey, Sight]
@@ -91,10 +92,6 @@ class Draft:
     heard: Mapping[str, float]
     doubts: Mapping[str, Doubt]
     loads: dict[LoadKey, Load]
-    taken_names: frozenset[ObjectKey]
-    """Of Instances that are stored and not seen here: another version's, or let go of and kept by somebody else."""
-    unreadable: frozenset[ObjectKey]
-    """Placements of another version: what runs by them goes on."""
     asked: dict[ObjectKey, Asked] = field(default_factory=dict[ObjectKey, Asked])
     """Models without an endpoint that clients ask for."""
     in_flight: dict[str, int] = field(default_factory=dict[str, int])
@@ -293,19 +290,6 @@ def _hold(roster: Roster, view: NodeView, taken: Mapping[str, int]) -> None:
 def _owner(instance: Instance) -> ObjectKey:
     key = instance.key
     return ObjectKey("Placement", key.namespace, instance.spec.placement)
-
-
-def index_again(objects: tuple[Kind, ...], known: Indexed | None) -> Indexed:
-    """As the last plan had them, while they are the very same: most plans come of a report."""
-    if known is not None and len(known.objects) == len(objects) and all(map(is_, known.objects, objects)):
-        return known
-    return Indexed(objects, index_objects(objects))
-
-
-def index_objects(objects: Iterable[Kind]) -> dict[ObjectKey, Kind]:
-    """By key, sorted."""
-    by_key = {item.key: item for item in objects}
-    return {key: by_key[key] for key in sorted(by_key)}
 
 
 def node_key(name: str) -> ObjectKey:

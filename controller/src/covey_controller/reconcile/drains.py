@@ -22,7 +22,8 @@ from covey_api.reasons import EventReason
 from covey_planner.types import NodeState
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import ENDED, MemberSight, Sight, is_live, is_running_on, routed_ids
+from covey_controller.reconcile.fleet import ENDED, is_live, is_running_on, routed_ids
+from covey_controller.reconcile.sights import MemberSight, Sight
 from covey_controller.reconcile.world import Drain, GatewayView
 
 # How long a silent node may stay silent before what it runs is replaced, and what drains on it is forgotten.

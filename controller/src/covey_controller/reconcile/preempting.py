@@ -19,9 +19,9 @@ from covey_api.placement import Placement, Preemption
 from covey_planner.types import Wish
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.leaving import Leaving, find_leaving, owner_of, place_without, quote_names
 from covey_controller.reconcile.making import InstanceMaker
+from covey_controller.reconcile.sights import Sight
 from covey_controller.reconcile.swapping import make_swap
 from covey_controller.reconcile.wanted import model_key
 

@@ -17,8 +17,8 @@ from covey_api.reasons import ReadyReason
 
 from covey_controller.reconcile.draft import Draft, Progressing
 from covey_controller.reconcile.drains import GATEWAYS_RETURN_SECONDS
-from covey_controller.reconcile.fleet import NodeSight, Sight
 from covey_controller.reconcile.outcomes import Done, Outcome, Stalled
+from covey_controller.reconcile.sights import NodeSight, Sight
 from covey_controller.reconcile.wanted import model_key, wanted_replicas
 from covey_controller.reconcile.world import RestingPlacement
 

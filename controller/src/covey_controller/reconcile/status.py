@@ -17,12 +17,12 @@ from covey_api.reasons import EventReason, FleetReason, NodeReason
 
 from covey_controller.reconcile.conditions import Claim, conditions_of, is_changed, make_claim
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import MemberSight, NodeSight, Sight
 from covey_controller.reconcile.judge import judge_instance, judge_key, judge_model, judge_node
 from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled, Waiting
 from covey_controller.reconcile.paths import observe_path_failures, plan_path_condition
 from covey_controller.reconcile.resting import observe_node_rest
-from covey_controller.reconcile.table import address_of, front_of, refused_aliases, refused_keys
+from covey_controller.reconcile.sights import MemberSight, NodeSight, Sight
+from covey_controller.reconcile.table import address_of, front_of, refused_keys
 from covey_controller.reconcile.unusable import plan_unusable_condition
 from covey_controller.reconcile.usage import count_key
 
@@ -47,7 +47,7 @@ _SAYS_WHY = frozenset({MemberPhase.BACKOFF, MemberPhase.FAILED})
 
 def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: Mapping[ObjectKey, Kind]) -> None:
     """Write what differs; note each change of `Ready`."""
-    refused = refused_aliases(draft.models)
+    refused = draft.indexed.refused_aliases
     for key, model in draft.models.items():
         before, aliases = stored.get(key), refused.get(key, {})
         if not aliases and draft.world.memory.resting_models.get(key) is model:

@@ -6,7 +6,7 @@ from covey_api.messages import MAX_KEPT, MAX_KEPT_BYTES, MAX_KEPT_FILES
 from covey_api.model import Model, ResolvedArtifact
 from covey_api.node import Keeps
 
-from covey_controller.reconcile.fleet import NodeSight
+from covey_controller.reconcile.sights import NodeSight
 
 
 def is_store(node: NodeSight) -> bool:

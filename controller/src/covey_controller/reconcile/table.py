@@ -20,8 +20,9 @@ from covey_api.placement import Placement, RequestTimeouts, UnknownFields
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.drains import live_gateways
-from covey_controller.reconcile.fleet import Sight, live_until
+from covey_controller.reconcile.fleet import live_until
 from covey_controller.reconcile.outcomes import Done, Outcome, Stalled
+from covey_controller.reconcile.sights import Sight
 from covey_controller.reconcile.wanted import model_key
 
 # What a client is told to wait for at least and at most, whatever the progress says.
@@ -36,7 +37,7 @@ def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outc
     served = {(each.namespace, each.name): each for each in published.models} if published else {}
     running = [s for s in (*draft.sights.values(), *strays) if s.instance.spec.goal is InstanceGoal.RUN]
     endpoints = [endpoint for sight in running if (endpoint := _endpoint(draft, sight, known)) is not None]
-    refused = refused_aliases(draft.models)
+    refused = draft.indexed.refused_aliases
     ready: dict[tuple[str, str], int] = {}
     for endpoint in endpoints:
         ready[endpoint.namespace, endpoint.model] = ready.get((endpoint.namespace, endpoint.model), 0) + 1
@@ -46,7 +47,7 @@ def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outc
         or _served_model(
             draft, key, model, refused.get(key, {}), ready.get((key.namespace, key.name), 0), outcomes, asked
         )
-        for key, model in sorted(draft.models.items(), key=lambda item: (item[0].namespace, item[0].name))
+        for key, model in draft.models.items()
     )
     unheeded = refused_keys(draft.keys)
     client_keys = tuple(
@@ -192,22 +193,6 @@ def _parse_stored(url: str) -> tuple[str, int] | None:
         return None
 
 
-def refused_aliases(models: dict[ObjectKey, Model]) -> dict[ObjectKey, dict[str, str]]:
-    """Per Model, the aliases that it doesn't get, each with the Model that has it: by its name, or as the older one.
-
-    A name comes before any alias: else a new Model could take the requests of one that serves.
-    """
-    by_age = sorted(models.items(), key=lambda item: (item[1].metadata.creation_timestamp, item[0].name))
-    owners = {(key.namespace, key.name): key.name for key in models}
-    refused: dict[ObjectKey, dict[str, str]] = {}
-    for key, model in by_age:
-        for alias in model.spec.aliases:
-            owner = owners.setdefault((key.namespace, alias), key.name)
-            if owner != key.name:
-                refused.setdefault(key, {})[alias] = owner
-    return refused
-
-
 def refused_keys(keys: Collection[AccessKey]) -> frozenset[ObjectKey]:
     """Those whose hash an older one has, wherever it is: else who reads a hash could make the key theirs, or end it."""
     if len({key.spec.hash for key in keys}) == len(keys):  # nearly always; sorting a thousand keys takes 16 ms
@@ -228,7 +213,7 @@ def _served_model(
     draft: Draft,
     key: ObjectKey,
     model: Model,
-    refused: dict[str, str],
+    refused: Mapping[str, str],
     ready: int,
     outcomes: dict[ObjectKey, Outcome],
     asked: dict[ObjectKey, list[ObjectKey]],
@@ -271,7 +256,7 @@ def _scales(placement: Placement) -> bool:
 
 
 def _resting_model(
-    draft: Draft, model: Model, refused: dict[str, str], before: ServedModel | None, placements: list[ObjectKey]
+    draft: Draft, model: Model, refused: Mapping[str, str], before: ServedModel | None, placements: list[ObjectKey]
 ) -> ServedModel | None:
     """As it is published, while all that ask for it serve and are at rest."""
     if before is None or before.state is not ModelState.READY or refused or before.aliases != model.spec.aliases:
