@@ -38,7 +38,8 @@ from covey_controller.ports import AgentSession, GatewaySession, Observed
 from covey_controller.readers import Reader, Readers
 from covey_controller.reconcile.doubts import silent_ids
 from covey_controller.reconcile.fleet import routed_ids
-from covey_controller.reconcile.world import AgentView, GatewayView, Published
+from covey_controller.reconcile.sights import AgentView
+from covey_controller.reconcile.world import GatewayView, Published
 from covey_controller.sharing import Sharing
 from covey_controller.usages import Usages
 

@@ -4,9 +4,7 @@ from covey_api.messages import MAX_KEPT, MAX_KEPT_BYTES, MAX_KEPT_FILES
 from covey_api.meta import ObjectMeta
 from covey_api.model import ArtifactFile, Model, ResolvedArtifact, VariantStatus
 from covey_api.node import Keeps, Node, NodeSpec, NodeStore
-from covey_controller.reconcile.sights import NodeSight
 from covey_controller.reconcile.stores import is_store, plan_kept
-from covey_planner.types import NodeState
 from kit import builders
 from kit.worlds import Worldlet
 
@@ -60,13 +58,10 @@ def test_what_is_kept_is_bounded_in_bytes() -> None:
 
 def test_a_node_is_a_store_when_it_says_so() -> None:
     keeps = NodeSpec(store=NodeStore(keeps=Keeps.MODELS))
-    assert is_store(sight(Node(metadata=ObjectMeta(name="a"), spec=keeps)))
-    assert not is_store(sight(Node(metadata=ObjectMeta(name="a"))))
-    assert not is_store(sight(None))
-
-
-def sight(node: Node | None) -> NodeSight:
-    return NodeSight("a", node, None, NodeState.READY, 0.0)
+    leaving = ObjectMeta(name="a", deletion_timestamp="2026-01-01T00:00:00Z")
+    assert is_store(Node(metadata=ObjectMeta(name="a"), spec=keeps))
+    assert not is_store(Node(metadata=ObjectMeta(name="a")))
+    assert not is_store(Node(metadata=leaving, spec=keeps))
 
 
 def test_a_store_is_told_what_to_keep_and_others_nothing() -> None:

@@ -109,7 +109,9 @@ class Draft:
     resting_placements: dict[ObjectKey, RestingPlacement] = field(default_factory=dict[ObjectKey, RestingPlacement])
     """As `Memory`'s, of this plan."""
     resting: set[ObjectKey] = field(default_factory=set[ObjectKey])
-    """Placements and Instances of which this plan has nothing to do, to write or to note."""
+    """Placements of which this plan has nothing to do, to write or to note."""
+    resting_ids: set[str] = field(default_factory=set[str])
+    """instanceIds of theirs."""
     fleet_seen: tuple[object, ...] | None = None
     """All that a refusal depends on beside the Placement and its Model, as this plan began."""
     has_reserved: bool = False
@@ -284,7 +286,7 @@ class Draft:
 def _hold(roster: Roster, view: NodeView, taken: Mapping[str, int]) -> None:
     """So many more bytes of each pool are spoken for."""
     pools = tuple(replace(p, reserved_bytes=p.reserved_bytes + taken.get(p.name, 0)) for p in view.pools)
-    roster.put(replace(view, pools=pools))
+    roster.refill(replace(view, pools=pools))
 
 
 def _owner(instance: Instance) -> ObjectKey:

@@ -4,7 +4,7 @@ Silence is measured from the last report, or from when this leader began to watc
 paused or has just begun never mistakes its own absence for the death of a node. Pure; times are arguments.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from covey_api.engines import HOST_POOL
@@ -187,7 +187,7 @@ def reservations(instances: Iterable[Instance]) -> dict[str, tuple[Instance, ...
     return by_node
 
 
-def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
+def view_node(sight: NodeSight, holders: Collection[Instance]) -> NodeView:
     """One node for the planner, with what `holders` have reserved on it."""
     report = sight.report
     stored = sight.node.status if sight.node else None
@@ -218,6 +218,8 @@ def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
         is_offline=sight.node is not None and sight.node.spec.offline,
     )
     held: dict[str, int] = {}
+    if not holders:
+        return view
     for holder in holders:
         for pool, count in held_bytes(view, holder.spec).items():
             held[pool] = held.get(pool, 0) + count

@@ -4,7 +4,7 @@ Most plans come of a report, and find the very objects that the last plan had: t
 in `Memory`, and the objects themselves are its key. Nothing of a node, a gateway or the time may be in it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import TypeVar
@@ -33,6 +33,8 @@ class Indexed:
     models: Mapping[ObjectKey, Model]
     placements: Mapping[ObjectKey, Placement]
     """Without those that were let go of; so the Instances."""
+    has_priorities: bool
+    """Whether some Placement is of another priority than the rest."""
     instances: Mapping[ObjectKey, Instance]
     nodes: tuple[Node, ...]
     keys: tuple[AccessKey, ...]
@@ -44,6 +46,8 @@ class Indexed:
     """Placements of another version: what runs by them goes on."""
     finalizing: tuple[Kind, ...]
     """What is to be held by a finalizer, and isn't; what nobody can read, and is to be let go of."""
+    placements_of: Mapping[ObjectKey, Sequence[ObjectKey]]
+    """Placements by the Model that they name, whether that is there or not."""
     refused_aliases: Mapping[ObjectKey, Mapping[str, str]]
     """Per Model, the aliases that it doesn't get, each with the Model that has it."""
 
@@ -81,13 +85,17 @@ def index_objects(objects: Iterable[Kind]) -> Indexed:
     def present(kind: type[K]) -> dict[ObjectKey, K]:
         return {key: item for key, item in all_of(kind).items() if key not in gone}
 
-    models = all_of(Model)
+    models, placements = all_of(Model), present(Placement)
+    placements_of: dict[ObjectKey, list[ObjectKey]] = {}
+    for key, placement in placements.items():
+        placements_of.setdefault(ObjectKey("Model", key.namespace, placement.spec.model_ref.name), []).append(key)
     return Indexed(
         objects=whole,
         by_key=by_key,
         fleet=next(iter(all_of(Fleet).values()), None),
         models=models,
-        placements=present(Placement),
+        placements=placements,
+        has_priorities=len({each.spec.priority for each in placements.values()}) > 1,
         instances=present(Instance),
         nodes=tuple(all_of(Node).values()),
         keys=tuple(all_of(AccessKey).values()),
@@ -95,6 +103,7 @@ def index_objects(objects: Iterable[Kind]) -> Indexed:
         taken_names=_taken_names(odd),
         unreadable=_unreadable_placements(odd),
         finalizing=tuple(finalizing),
+        placements_of=placements_of,
         refused_aliases=_refuse_aliases(models),
     )
 

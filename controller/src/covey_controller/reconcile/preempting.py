@@ -30,6 +30,8 @@ _Order = tuple[int, int, int, str]
 
 def order_by_priority(draft: Draft) -> list[tuple[ObjectKey, Placement]]:
     """Higher first: who is important chooses first. Of equal ones whose clients wait longest, then by name."""
+    if not draft.asked and not draft.indexed.has_priorities:  # sorted by key already
+        return list(draft.placements.items())
     return sorted(
         draft.placements.items(), key=lambda item: (-item[1].spec.priority, _asked_since(draft, *item), item[0])
     )

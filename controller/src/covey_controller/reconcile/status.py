@@ -72,7 +72,7 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
     _write_settings(draft)
     for key, sight in draft.sights.items():
         before = stored.get(key)
-        if isinstance(before, Instance) and key not in draft.resting:
+        if isinstance(before, Instance) and sight.id not in draft.resting_ids:
             _write(draft, before, before.status, _observed_instance(sight), judge_instance(draft, sight))
     for key, placement in draft.placements.items():
         if key in draft.resting:

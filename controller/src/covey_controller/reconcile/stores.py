@@ -4,17 +4,11 @@ from collections.abc import Iterable
 
 from covey_api.messages import MAX_KEPT, MAX_KEPT_BYTES, MAX_KEPT_FILES
 from covey_api.model import Model, ResolvedArtifact
-from covey_api.node import Keeps
-
-from covey_controller.reconcile.sights import NodeSight
+from covey_api.node import Keeps, Node
 
 
-def is_store(node: NodeSight) -> bool:
-    return (
-        node.node is not None
-        and node.node.metadata.deletion_timestamp is None
-        and node.node.spec.store.keeps is Keeps.MODELS
-    )
+def is_store(node: Node) -> bool:
+    return node.spec.store.keeps is Keeps.MODELS and node.metadata.deletion_timestamp is None
 
 
 def plan_kept(models: Iterable[Model]) -> tuple[ResolvedArtifact, ...]:

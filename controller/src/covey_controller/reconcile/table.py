@@ -5,7 +5,7 @@ endpoint stays as it was last known, `confirmed: false`, until a gateway finds i
 left the table.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from urllib.parse import urlsplit
 
@@ -23,7 +23,6 @@ from covey_controller.reconcile.drains import live_gateways
 from covey_controller.reconcile.fleet import live_until
 from covey_controller.reconcile.outcomes import Done, Outcome, Stalled
 from covey_controller.reconcile.sights import Sight
-from covey_controller.reconcile.wanted import model_key
 
 # What a client is told to wait for at least and at most, whatever the progress says.
 RETRY_SECONDS = 5
@@ -41,9 +40,9 @@ def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outc
     ready: dict[tuple[str, str], int] = {}
     for endpoint in endpoints:
         ready[endpoint.namespace, endpoint.model] = ready.get((endpoint.namespace, endpoint.model), 0) + 1
-    asked = _placements_by_model(draft)
+    asked = draft.indexed.placements_of
     models = tuple(
-        _resting_model(draft, model, refused.get(key, {}), served.get((key.namespace, key.name)), asked.get(key, []))
+        _resting_model(draft, model, refused.get(key, {}), served.get((key.namespace, key.name)), asked.get(key, ()))
         or _served_model(
             draft, key, model, refused.get(key, {}), ready.get((key.namespace, key.name), 0), outcomes, asked
         )
@@ -108,7 +107,7 @@ def _endpoint(draft: Draft, sight: Sight, known: Mapping[str, Endpoint]) -> Endp
     if sight.id in draft.yields:
         return None
     before = known.get(sight.id)
-    if before is not None and sight.instance.key in draft.resting:
+    if before is not None and sight.id in draft.resting_ids:
         doubted = _is_doubted(draft, sight)
         return before if before.doubted is doubted else before.model_copy(update={"doubted": doubted})
     return _render_endpoint(draft, sight, before)
@@ -202,13 +201,6 @@ def refused_keys(keys: Collection[AccessKey]) -> frozenset[ObjectKey]:
     return frozenset(key.key for key in by_age if owners.setdefault(key.spec.hash, key.key) != key.key)
 
 
-def _placements_by_model(draft: Draft) -> dict[ObjectKey, list[ObjectKey]]:
-    asked: dict[ObjectKey, list[ObjectKey]] = {}
-    for key, placement in draft.placements.items():
-        asked.setdefault(model_key(key, placement), []).append(key)
-    return asked
-
-
 def _served_model(
     draft: Draft,
     key: ObjectKey,
@@ -216,9 +208,9 @@ def _served_model(
     refused: Mapping[str, str],
     ready: int,
     outcomes: dict[ObjectKey, Outcome],
-    asked: dict[ObjectKey, list[ObjectKey]],
+    asked: Mapping[ObjectKey, Sequence[ObjectKey]],
 ) -> ServedModel:
-    placements = asked.get(key, [])
+    placements = asked.get(key, ())
     wanted = sum(draft.progressing[each].wanted for each in placements)
     state, outcome = _model_state(ready, wanted, [outcomes[each] for each in placements])
     progress = _progress(draft, placements) if state is ModelState.LOADING else None
@@ -241,7 +233,7 @@ def _served_model(
     )
 
 
-def _hold_seconds(draft: Draft, state: ModelState, placements: list[ObjectKey]) -> int:
+def _hold_seconds(draft: Draft, state: ModelState, placements: Sequence[ObjectKey]) -> int:
     """0 where waiting doesn't help: it can't be served, or nobody may start it."""
     if state is ModelState.UNAVAILABLE:
         return 0
@@ -256,12 +248,12 @@ def _scales(placement: Placement) -> bool:
 
 
 def _resting_model(
-    draft: Draft, model: Model, refused: Mapping[str, str], before: ServedModel | None, placements: list[ObjectKey]
+    draft: Draft, model: Model, refused: Mapping[str, str], before: ServedModel | None, placements: Sequence[ObjectKey]
 ) -> ServedModel | None:
     """As it is published, while all that ask for it serve and are at rest."""
     if before is None or before.state is not ModelState.READY or refused or before.aliases != model.spec.aliases:
         return None
-    if any(sight.id in draft.yields for each in placements for sight in draft.sights_of(each)):
+    if draft.yields and any(sight.id in draft.yields for each in placements for sight in draft.sights_of(each)):
         return None
     return before if placements and all(each in draft.resting for each in placements) else None
 
@@ -278,7 +270,7 @@ def _model_state(ready: int, wanted: int, outcomes: list[Outcome]) -> tuple[Mode
     return ModelState.LOADING, next((o for o in going if not isinstance(o, Done)), going[0])
 
 
-def _progress(draft: Draft, placements: list[ObjectKey]) -> Progress | None:
+def _progress(draft: Draft, placements: Sequence[ObjectKey]) -> Progress | None:
     """Of the replica that is nearest to its end: the first one to serve."""
     found: list[Progress] = []
     for placement in placements:

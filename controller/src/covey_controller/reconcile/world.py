@@ -20,7 +20,7 @@ from covey_api.reasons import ReadyReason
 from covey_planner.types import Barred, Decision
 
 from covey_controller.reconcile.index import Indexed
-from covey_controller.reconcile.sights import AgentView, FleetSight
+from covey_controller.reconcile.sights import AgentView, FleetSight, Sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,11 @@ class RestingPlacement(NamedTuple):
     """A Placement with its Instances, of which a plan had nothing to do, to write or to note."""
 
     seen: tuple[object, ...]
-    """What that came from."""
+    """What that came from, but for its Instances."""
+    sights: tuple[Sight, ...]
+    """Its Instances, as they were seen then."""
+    served: tuple[object, ...]
+    """What of them it came from."""
     revision: str | None
     reason: ReadyReason
     message: str

@@ -1,7 +1,7 @@
 """The ways to run a wish: each variant on each engine, in the order in which they are preferred, priced once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 
 from covey_api.companion import CompanionRole
@@ -142,10 +142,15 @@ def list_ways(wish: Wish) -> tuple[Way, ...]:
             continue
         span = window_span(wish, variant.geometry)
         digest = variant.artifact.digest
-        way = Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span)
         ways.append(
-            replace(
-                way,
+            Way(
+                rank=len(ways),
+                variant=variant.name,
+                engine=engine,
+                geometry=variant.geometry,
+                artifact=variant.artifact,
+                digest=digest,
+                span=span,
                 calibrations=variant.calibrations,
                 companions=beside,
                 is_held=variant.is_held,
