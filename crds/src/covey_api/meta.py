@@ -74,7 +74,11 @@ class Message(BaseModel):
 
     def __eq__(self, other: object) -> bool:
         """By type and fields. Nothing else is in a Message, and most that are compared are the very same."""
-        return self is other or (self.__class__ is other.__class__ and self.__dict__ == other.__dict__)
+        if self is other:
+            return True
+        if not isinstance(other, Message):
+            return NotImplemented
+        return type(self) is type(other) and self.__dict__ == other.__dict__
 
 
 class ObjectMeta(Message):

@@ -14,7 +14,7 @@ from covey_api.engines import EngineName
 from covey_api.fleet import Fleet
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.meta import Status
+from covey_api.meta import Condition, Status
 from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Failure, Placement
@@ -23,6 +23,7 @@ from covey_planner.choice import Roster
 from covey_planner.choice.links import LinkKind, Links, classify_link
 from covey_planner.types import Chosen, Decision, NodeState, NodeView
 
+from covey_controller.reconcile.conditions import MadeCondition
 from covey_controller.reconcile.fleet import observe_instance, reservations, view_node
 from covey_controller.reconcile.holding import held_bytes
 from covey_controller.reconcile.index import Indexed
@@ -127,6 +128,8 @@ class Draft:
     deadlines: list[float] = field(default_factory=list[float])
     used_answers: list[str] = field(default_factory=list[str])
     used_ids: int = 0
+    made_conditions: dict[MadeCondition, Condition] = field(default_factory=dict[MadeCondition, Condition])
+    """What is said of many objects in the same words is made once."""
     _roster: Roster | None = None
     _creations: dict[ObjectKey, int] = field(default_factory=dict[ObjectKey, int])
     """Where in `actions` each Instance is created."""
@@ -285,7 +288,10 @@ class Draft:
 
 def _hold(roster: Roster, view: NodeView, taken: Mapping[str, int]) -> None:
     """So many more bytes of each pool are spoken for."""
-    pools = tuple(replace(p, reserved_bytes=p.reserved_bytes + taken.get(p.name, 0)) for p in view.pools)
+    pools = tuple(
+        replace(pool, reserved_bytes=pool.reserved_bytes + taken[pool.name]) if taken.get(pool.name) else pool
+        for pool in view.pools
+    )
     roster.refill(replace(view, pools=pools))
 
 

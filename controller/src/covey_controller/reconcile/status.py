@@ -103,10 +103,10 @@ def _write(
     draft: Draft, item: Kind, stored: Status, status: Status, outcome: Outcome, extra: tuple[Claim, ...] = ()
 ) -> None:
     generation = item.metadata.generation
-    conditions = conditions_of(outcome, stored, generation, draft.world.timestamp, extra)
+    conditions = conditions_of(outcome, stored, generation, draft.world.timestamp, extra, draft.made_conditions)
     changed = status.changed(observed_generation=generation, conditions=conditions)
     draft.write_status(item, stored, changed)
-    if is_changed(outcome, stored):
+    if conditions is not stored.conditions and is_changed(outcome, stored):
         is_warning = isinstance(outcome, Stalled) or (isinstance(outcome, Waiting) and outcome.warns)
         draft.notes.append(Note(item.key, outcome.reason.value, outcome.message, is_warning))
 

@@ -80,8 +80,7 @@ class Search:
                 continue
             if best is not None and best.way.rank < way.rank:
                 break
-            for offer in self._offers(way):
-                best = offer if best is None or offer.order < best.order else best
+            best = self._better(way, best)
             if wants_split(way, best):
                 splits = (offer for offer in self._splits(way) if best is None or offer.order < best.order)
                 best = min(splits, key=_by_order, default=best)
@@ -91,8 +90,8 @@ class Search:
             self._unasked.append(name)
         return best
 
-    def _offers(self, way: Way) -> Iterator[Offer]:
-        """The best of each open class on each lane."""
+    def _better(self, way: Way, best: Offer | None) -> Offer | None:
+        """The best of all open classes on each lane, or what was the best before."""
         for each in self._open:
             example = each.example
             if not way.comes_to(example):
@@ -102,9 +101,10 @@ class Search:
                     continue
                 price = self._question.price(way, lane)
                 order = self._best_of(each, way, lane, price)
-                if order is not None:
+                if order is not None and (best is None or order < best.order):
                     view = each.views[order[-1]]
-                    yield Offer(order, view, way, view.lanes[index], price.least, price.most)
+                    best = Offer(order, view, way, view.lanes[index], price.least, price.most)
+        return best
 
     def _splits(self, way: Way) -> Iterator[Offer]:
         """Of nodes that aren't asked by themselves; of those with as much free, the first, and the first that has the
