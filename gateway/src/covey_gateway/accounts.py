@@ -7,7 +7,6 @@ what is new since the one before of the same boot (ADR 40).
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 
 from covey_api.access_key import MAX_TOTAL
 from covey_api.messages import KeySpent, KeyUsage
@@ -131,11 +130,15 @@ class Accounts:
 
     def observe_usage(self) -> tuple[KeyUsage, ...]:
         """What the leader doesn't have yet."""
-        self._spent_told = {
-            self._hashes[name]: quota.spent_today for name, quota in self._quotas.items() if name in self._hashes
-        }
         usage = (counts.render(hash_) for hash_, counts in sorted(self._usage.items()))
-        return tuple(islice((each for each in usage if self._told.get(each.hash) != each), MAX_REPORTED))
+        news = [each for each in usage if self._told.get(each.hash) != each]
+        left_over = {each.hash for each in news[MAX_REPORTED:]}
+        before, self._spent_told = self._spent_told, dict[str, int]()
+        for name, quota in self._quotas.items():
+            if (hash_ := self._hashes.get(name)) is not None:
+                spent = quota.spent_today
+                self._spent_told[hash_] = min(before.get(hash_, 0), spent) if hash_ in left_over else spent
+        return tuple(news[:MAX_REPORTED])
 
     def confirm_usage(self, told: tuple[KeyUsage, ...], spent: tuple[KeySpent, ...]) -> None:
         """The leader has this usage; `spent`: what the fleet has spent of each day's limit."""
