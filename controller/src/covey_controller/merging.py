@@ -9,7 +9,7 @@ from typing import TypeVar
 from covey_api.messages import MemberReport, Report
 
 T = TypeVar("T")
-_WHOLE = ("facts", "lanes", "unusable", "blobs", "applied")
+_WHOLE = ("facts", "lanes", "unusable", "unkept", "blobs", "applied")
 
 
 def merge_report(before: Report | None, report: Report) -> Report:

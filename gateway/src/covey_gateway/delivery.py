@@ -11,6 +11,7 @@ from typing import Protocol
 from covey_api.messages import ServedModel
 from covey_api.reasons import ErrorCode
 
+from covey_gateway.fitting import Fit, plan_fit
 from covey_gateway.reply import Broken, NoReply, Refusal, Reply, choose_reply
 from covey_gateway.routing.line import NO_TICKET, Ticket
 from covey_gateway.routing.refusals import refuse_displaced, refuse_pool
@@ -80,7 +81,7 @@ _TAKES_NOTHING = (429, 503)
 _READ_EVENTS = 2
 
 
-def _is_progress_alone(piece: bytes) -> bool:
+def is_progress_alone(piece: bytes) -> bool:
     """Comments, and events that say how far the prompt is."""
     told = piece.count(_PROGRESS)
     return (told > 0 or piece.startswith(b":")) and piece.count(b"data:") <= told
@@ -103,6 +104,7 @@ class Delivery:
         self._ticket = ask.ticket
         self._bounded: Request | None = None
         """With the bound for its answer that this endpoint's cache asks for; another endpoint's may be wider."""
+        self._fit: Fit | None = None
         self._is_in_line = False
         self._is_sent = False
         self._heard_at = self._asked_at = pace.now()
@@ -136,6 +138,29 @@ class Delivery:
             self._ticket = replace(self._ticket, tokens=reservation.tokens)
         self._is_in_line = True
         self._traffic.lines.enter(self.target, self, self._ticket)
+
+    def go_on(
+        self,
+        engines: Engines,
+        connection: EngineConnection | None,
+        *,
+        heard_at: float,
+        asked_at: float,
+        has_turn: bool,
+        told_events: int,
+        first_byte_at: float | None,
+        last_byte_at: float | None,
+        reply: Reply,
+    ) -> None:
+        """It was sent by somebody else, is followed by `Traffic` and has its place in the line."""
+        self._engines, self._connection = engines, connection
+        self._is_in_line = self._is_sent = True
+        self._heard_at, self._asked_at = heard_at, asked_at
+        self._turn_at = asked_at if has_turn else None
+        self._told_events = told_events
+        self._has_begun = first_byte_at is not None
+        self.first_byte_at, self.last_byte_at = first_byte_at, last_byte_at
+        self._reply = reply
 
     # What its line tells.
 
@@ -201,6 +226,9 @@ class Delivery:
         if request is None:
             raise AssertionError("a request that an engine answered is sent again")
         content = render_request(request, self.ask.model.name, target.engine)
+        self._fit = plan_fit(self.ask.request or request, len(content), target, self.ask.model.name)
+        if self._fit is not None:
+            content = render_request(replace(request, wants_progress=True), self.ask.model.name, target.engine)
         head = render_engine_head(
             target.host, target.port, request.call, target.key, self._request_id, len(content), self.ask.trace
         )
@@ -243,6 +271,7 @@ class Delivery:
                 ask.model.name,
                 ask.meter,
                 self.target.engine,
+                self._fit,
             )
         self.ask.request = self._bounded = None
         self._sender.accept_head()
@@ -259,13 +288,16 @@ class Delivery:
 
     def on_engine_body(self, piece: bytes) -> None:
         self._heard_at = self.last_byte_at = self._pace.now()
-        if not self._has_begun and not _is_progress_alone(piece):
+        if not self._has_begun and not is_progress_alone(piece):
             self._has_begun = True
             self.first_byte_at = self._heard_at
         if self._told_events < _READ_EVENTS and _PROGRESS not in piece:
             self._told_events += piece.count(b"data:")
             self._has_ended = self._has_ended or _ERROR in piece
         taken = self._reply.take(piece)
+        if self._fit is not None and self._reply.is_stream:
+            self._fit = None
+            self._sender.begin_stream()
         if isinstance(taken, Broken):
             if taken.told:
                 self._sender.write_events(taken.told)

@@ -25,15 +25,22 @@ class Lines:
 
     def enter(self, target: Target, member: Member, ticket: Ticket) -> None:
         """It takes its turn now, or when that comes."""
+        if self.enter_at_once(target, ticket):
+            member.take_turn()
+        else:
+            _, line = self._lines[target.id]
+            line.join(member, ticket)
+            self._send_next(target, line)
+
+    def enter_at_once(self, target: Target, ticket: Ticket) -> bool:
+        """Whether it is its turn now; else it isn't in the line, and must enter or be forgotten."""
         found = self._lines.get(target.id)
         line = Line() if found is None else found[1]
         self._lines[target.id] = (target, line)
-        if not line.waiting and line.fits(ticket, target.most_sent, self.pool_of(target), self._clock()):
-            line.send(ticket)
-            member.take_turn()
-        else:
-            line.join(member, ticket)
-            self._send_next(target, line)
+        if line.waiting or not line.fits(ticket, target.most_sent, self.pool_of(target), self._clock()):
+            return False
+        line.send(ticket)
+        return True
 
     def leave(self, target: Target, member: Member, ticket: Ticket) -> None:
         """It waits no more."""

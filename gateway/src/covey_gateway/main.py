@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse_options(arguments: Sequence[str] | None) -> Options:
     parser = argparse.ArgumentParser(prog="covey gateway", description="Relay client requests to ready endpoints.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s, version {version('covey-gateway')}")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--controller", metavar="URL", help="https://HOST:PORT of the controller's fleet API")
     source.add_argument("--table", type=Path, metavar="FILE", help="a static table instead of a controller")

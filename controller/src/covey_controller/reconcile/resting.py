@@ -21,6 +21,7 @@ from covey_controller.reconcile.draft import Draft, Progressing
 from covey_controller.reconcile.drains import GATEWAYS_RETURN_SECONDS
 from covey_controller.reconcile.outcomes import Done, Outcome, Stalled
 from covey_controller.reconcile.sights import NodeSight, Sight
+from covey_controller.reconcile.stores import is_store, observe_kept
 from covey_controller.reconcile.wanted import model_key, wanted_replicas
 from covey_controller.reconcile.world import RestingPlacement
 
@@ -38,6 +39,9 @@ def observe_node_rest(draft: Draft, sight: NodeSight, failing: Collection[str]) 
         return None
     if agent.rival is not None and draft.now < agent.rival + NODE_SILENCE_SECONDS:
         return None
+    if is_store(sight):  # all Models are part of it
+        seen = (report.version, sight.node, sight.state, report.facts, report.lanes, report.members, report.unusable)
+        return (*seen, report.unkept, observe_kept(draft))
     last, known = draft.world.memory.fleet, draft.world.memory.resting_nodes.get(sight.name)
     if known is not None and last is not None and last.nodes.get(sight.name) is sight:
         return known

@@ -70,6 +70,41 @@ class Chunk(msgspec.Struct):
 
 
 CHUNK = msgspec.json.Decoder(Chunk)
+_CHUNKS = msgspec.json.Decoder(list[Chunk])
+_FIRST, _NEXT, _LAST = b"data: ", b"\n\ndata: ", b"data: [DONE]\n\n"
+
+
+def read_plain(events: bytes) -> list[Chunk] | None:
+    """The chunks of whole events, read as one array; None: they aren't written as most are, or one has an error in it.
+
+    No JSON text has a line's end in it that isn't between values, so what is put in its place is no part of a text.
+    """
+    events = events.removesuffix(_LAST)
+    if not events:
+        return []
+    if not events.startswith(_FIRST) or not events.endswith(b"\n\n"):
+        return None
+    try:
+        chunks = _CHUNKS.decode(b"[%b]" % events[len(_FIRST) : -2].replace(_NEXT, b","))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return chunks if all(chunk.error is None for chunk in chunks) else None
+
+
+class _Told(msgspec.Struct):
+    prompt_progress: PromptProgress | None = None
+
+
+_TOLD = msgspec.json.Decoder(_Told)
+
+
+def read_prompt_total(event: bytes) -> int | None:
+    """The prompt's length, of an event that tells how far it is read."""
+    try:
+        progress = _TOLD.decode(event.strip().removeprefix(b"data:"))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return progress.prompt_progress.total if progress.prompt_progress is not None else None
 
 
 class CallOrder:
