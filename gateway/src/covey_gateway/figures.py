@@ -77,6 +77,13 @@ class Figures:
             found = self.models[label] = ModelFigures()
         return found
 
+    def count_ejection(self, namespace: str, name: str) -> None:
+        self.of_model(namespace, name).ejections += 1
+
+    def whole(self) -> "Figures":
+        """Of all workers, to be read."""
+        return self
+
     def label(self, namespace: str, name: str) -> str:
         """Empty: a request that found no model."""
         label = name if namespace in ("", DEFAULT_NAMESPACE) else f"{namespace}/{name}"
