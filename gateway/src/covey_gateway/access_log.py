@@ -195,7 +195,7 @@ class AccessLog:
             if self._is_torn:
                 content = b"\n" + content
             left = memoryview(content)
-            is_file = stat.S_ISREG(os.fstat(self._file).st_mode)
+            is_file = self._is_shared and stat.S_ISREG(os.fstat(self._file).st_mode)
             writable = select.poll()
             writable.register(self._file, select.POLLOUT)
             while taken < len(content):
@@ -204,9 +204,9 @@ class AccessLog:
                     raise TimeoutError("nobody reads it")
                 if self._ends_at is not None and time.monotonic() > self._ends_at:
                     raise TimeoutError("it is read too slowly")
+                end = len(content) if is_file else taken + select.PIPE_BUF
                 # Whole lines at a time: between two writes another process may have one.
-                end = taken + select.PIPE_BUF
-                cut = len(content) if is_file else content.rfind(b"\n", taken, end) + 1
+                cut = content.rfind(b"\n", taken, end) + 1 if self._is_shared else end
                 taken += os.write(self._file, left[taken : cut if cut > taken else end])
         except OSError as error:
             raise _Lost(content[taken:].lstrip(b"\n"), error.strerror or str(error)) from None

@@ -30,8 +30,8 @@ OPEN = AccessPolicy(needs_local_origin=False, needs_key=False)
 MODEL = ServedModel(namespace="default", name="m", tasks=("Chat",), state=ModelState.READY)
 
 
-def key(name: str, hash_: str = HASH, **limits: int) -> Key:
-    return parse_key(ClientKey.model_validate({"namespace": "default", "name": name, "hash": hash_} | limits))
+def key(hash_: str = HASH, **limits: int) -> Key:
+    return parse_key(ClientKey.model_validate({"namespace": "default", "name": "ann", "hash": hash_} | limits))
 
 
 @dataclass
@@ -186,7 +186,7 @@ def test_the_controllers_word_of_the_day_is_for_all_and_a_new_day_begins_at_zero
 
 def accounts_of(shared: Shared, office: Office, **limits: int) -> Traffic:
     found = Traffic(OPEN, lambda: office.now, lambda: NOON, shared)
-    parsed = key("ann", **limits)
+    parsed = key(HASH, **limits)
     found.accounts.apply_table(RoutingTable(keys={parsed.digest: parsed}))
     return found
 
@@ -210,7 +210,7 @@ def test_usage_of_all_workers_is_told_once_by_the_parent_and_goes_on_after_a_dea
 def test_a_key_that_was_made_anew_begins_at_zero_and_what_is_under_way_ends_with_it(office: Office) -> None:
     traffic = accounts_of(office.shared[0], office, concurrency=2)
     assert traffic.accounts.begin("default/ann") is None
-    anew = key("ann", "sha256:" + "b" * 64, concurrency=2)
+    anew = key("sha256:" + "b" * 64, concurrency=2)
     traffic.accounts.apply_table(RoutingTable(keys={anew.digest: anew}))
     old_hash = f"sha256:{key('ann').digest.hex()}"
     assert office.shared[1].keys.quota(old_hash, 0).admit(Limits(concurrency=1), 1.0, NOON) is None
