@@ -16,10 +16,9 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import peers
 import uvloop
 from measures.load import find_free_ports, started
-
-import peers
 from peers import ENDPOINTS, Peer, measure, render, run_here, serve_stubs
 
 COUNTS = [int(each) for each in os.environ.get("COVEY_BENCH_WORKERS", "1 2").split()]

@@ -104,7 +104,7 @@ def test_openai_client_gets_whole_answers_and_streams(fleet: Fleet) -> None:
 
 
 def test_get_lists_every_kind_in_one_call(fleet: Fleet) -> None:
-    text = fleet.covey("get", "models,placements,cnodes,instances").stdout
+    text = fleet.covey("get", "all").stdout
     assert "model/smollm2" in text
     assert re.search(r"placement/smollm2\s+smollm2\s+1/1", text)
     assert re.search(r"instance/smollm2-\d+\s+smollm2\s+Ready", text)

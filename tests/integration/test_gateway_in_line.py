@@ -20,6 +20,7 @@ from integration.gateway_rig import (
     Gateway,
     RawClient,
     ScriptedEngine,
+    asked,
     chunk,
     connected,
     eventually,
@@ -103,6 +104,32 @@ async def test_a_keys_priority_goes_before_turns_and_arrival() -> None:
         for client in clients:
             assert (await client.read_answer()).text == "ok"
     assert turns.came == ["greedy", "urgent", "modest", "idle"]
+
+
+async def test_counting_tokens_waits_for_no_slot_and_takes_none() -> None:
+    """A tokenizer answers beside what the slots do."""
+    came, held = asyncio.Event(), asyncio.Event()
+
+    async def answer(call: Call) -> None:
+        if b"input_tokens" in call.head:
+            came.set()
+            await held.wait()
+            await call.write(b"HTTP/1.1 200 OK\r\ncontent-length: 19\r\n\r\n", b'{"input_tokens":12}')
+        else:
+            await call.stream("ok")
+
+    body = b'{"model":"m","messages":[{"role":"user","content":"Hi"}]}'
+    head = b"POST /v1/messages/count_tokens HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with (
+        ScriptedEngine(answer) as engine,
+        running_gateway(one_at_a_time(engine)) as gateway,
+        connected(gateway) as counting,
+    ):
+        await counting.send(head + body)
+        await asyncio.wait_for(came.wait(), 60)
+        assert (await asked(gateway, stream=True)).text == "ok"
+        held.set()
+        assert (await counting.read_answer()).content == {"input_tokens": 12}
 
 
 async def test_who_leaves_while_in_line_is_never_sent() -> None:

@@ -117,6 +117,46 @@ async def test_one_request_tries_it_when_its_time_is_over_and_an_answer_brings_i
         assert len(bad.calls) >= FAILURES_ASIDE + 4
 
 
+async def refuse_for_now(call: Call) -> None:
+    await call.refuse(503, b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}')
+
+
+async def limit_rates(call: Call) -> None:
+    await call.write(b"HTTP/1.1 429 X\r\nretry-after: 25\r\ncontent-length: 2\r\n\r\n{}")
+
+
+@pytest.mark.parametrize("script", [refuse_for_now, limit_rates])
+async def test_an_engine_that_takes_nothing_for_now_is_spared_while_another_takes_it(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_module, "ASIDE_FIRST_SECONDS", 300.0)
+    async with (
+        ScriptedEngine() as good,
+        ScriptedEngine(script) as bad,
+        running_gateway(good.target("a"), bad.target("b")) as gateway,
+    ):
+        assert {(await asked(gateway)).status for _ in range(20)} == {200}
+        assert len(bad.calls) == 1
+        end_times_aside(gateway)
+        assert {(await asked(gateway, stream=True)).status for _ in range(8)} == {200}
+        assert len(bad.calls) == 2, "one tried whether it takes any again"
+        bad.script = say_hello
+        end_times_aside(gateway)
+        assert {(await asked(gateway)).status for _ in range(8)} == {200}
+        assert len(bad.calls) >= 5
+
+
+async def test_an_engine_that_takes_nothing_answers_itself_where_no_other_does() -> None:
+    async with (
+        ScriptedEngine(refuse_for_now) as one,
+        ScriptedEngine(refuse_for_now) as two,
+        running_gateway(one.target("a"), two.target("b")) as gateway,
+    ):
+        answers = [await asked(gateway) for _ in range(10)]
+        assert {(each.status, each.error["code"]) for each in answers} == {(503, "overloaded")}
+        assert "Loading model" in answers[-1].error["message"]
+
+
 async def test_what_fails_everywhere_leaves_endpoints_to_ask() -> None:
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(ScriptedEngine(fail)) for _ in range(4)]
@@ -147,8 +187,10 @@ async def break_off_by_words(call: Call) -> None:
 async def test_words_of_an_engine_and_an_id_that_is_a_key_are_nowhere_in_the_log(
     script: Script, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # What another endpoint takes is told to nobody.
+    other = script if script is refuse_for_now_by_words else say_hello
     async with (
-        ScriptedEngine() as good,
+        ScriptedEngine(other) as good,
         ScriptedEngine(script) as bad,
         running_gateway(good.target("a"), bad.target("b")) as gateway,
     ):

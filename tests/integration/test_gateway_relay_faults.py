@@ -8,6 +8,7 @@ import pytest
 from covey_gateway.limits import HEAD_SECONDS, MAX_BODIES_BYTES, MAX_BODY_BYTES
 from integration.gateway_rig import (
     DONE,
+    LAST_CHUNK,
     STREAM_HEAD,
     Call,
     ScriptedEngine,
@@ -75,6 +76,19 @@ async def test_early_hints_and_trailers_of_an_engine_reach_nobody() -> None:
             assert "link" not in answer.headers
         assert (await asked(gateway)).content["choices"][0]["message"]["content"] == "a"
         assert engine.connections == 1
+
+
+async def test_what_an_engine_writes_behind_a_whole_answer_costs_only_the_connection() -> None:
+    async def say_too_much(call: Call) -> None:
+        await call.write(
+            STREAM_HEAD + chunk(token("a")) + chunk(DONE) + LAST_CHUNK + b"\x00garbage that is no HTTP\r\n\r\n"
+        )
+
+    async with ScriptedEngine(say_too_much) as engine, running_gateway(engine.target()) as gateway:
+        for count in (1, 2):
+            answer = await asked(gateway, stream=True)
+            assert (answer.status, answer.body) == (200, token("a") + DONE)
+            assert engine.connections == count
 
 
 async def test_a_client_that_leaves_while_reading_of_it_is_paused_frees_its_slot() -> None:

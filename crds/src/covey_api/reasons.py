@@ -53,7 +53,7 @@ class ModelReason(StrEnum):
     """Reasons of the conditions of Model."""
 
     RESOLVED = "Resolved"
-    """Artifact and geometry of every variant are known."""
+    """Artifact and geometry are known of every variant that a node here can run."""
     GEOMETRY_PENDING = "GeometryPending"
     """A node is reading the artifact's header, or none is there to read it."""
     GEOMETRY_UNAVAILABLE = "GeometryUnavailable"

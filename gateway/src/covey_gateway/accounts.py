@@ -7,7 +7,6 @@ what is new since the one before of the same boot (ADR 40).
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from covey_api.access_key import MAX_TOTAL
@@ -159,11 +158,19 @@ class Accounts:
         """What the leader doesn't have yet."""
         if self._shared is not None:
             self._look_for_used(self._shared)
-        self._spent_told = {
-            self._hashes[name]: quota.look_spent() for name, quota in self._quotas.items() if name in self._hashes
+        # Before the usage: what is counted meanwhile at another worker must not be taken for told.
+        spent_today = {
+            self._hashes[name]: each.look_spent() for name, each in self._quotas.items() if name in self._hashes
         }
         usage = (_render_usage(hash_, counts) for hash_, counts in sorted(self._usage.items()))
-        return tuple(islice((each for each in usage if self._told.get(each.hash) != each), MAX_REPORTED))
+        news = [each for each in usage if self._told.get(each.hash) != each]
+        left_over = {each.hash for each in news[MAX_REPORTED:]}
+        before = self._spent_told
+        self._spent_told = {
+            hash_: min(before.get(hash_, 0), spent) if hash_ in left_over else spent
+            for hash_, spent in spent_today.items()
+        }
+        return tuple(news[:MAX_REPORTED])
 
     def _look_for_used(self, shared: "SharedKeys") -> None:
         """Keys that other workers counted."""

@@ -21,7 +21,7 @@ from covey_gateway.upstream import EngineConnection, Engines
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.http import render_engine_head
 from covey_gateway.wire.metering import Meter
-from covey_gateway.wire.request import Request, Teller, render_request
+from covey_gateway.wire.request import Call, Request, Teller, render_request
 
 
 @dataclass(slots=True)
@@ -44,6 +44,8 @@ class Sender(Protocol):
     def tell_sent(self) -> None: ...
 
     def look_again(self) -> None: ...
+
+    def may_go_elsewhere(self, delivery: "Delivery") -> bool: ...
 
     def go_elsewhere(self, delivery: "Delivery", reason: str) -> None: ...
 
@@ -72,8 +74,16 @@ class Pace(Protocol):
 _PROGRESS = b'"prompt_progress"'
 _ERROR = b'"error"'
 _NO_SLOT = "had no slot free for the request within `queueSeconds`"
+# What an engine answers that takes no request for now.
+_TAKES_NOTHING = (429, 503)
 # Whose engine has told so many has read the prompt.
 _READ_EVENTS = 2
+
+
+def _is_progress_alone(piece: bytes) -> bool:
+    """Comments, and events that say how far the prompt is."""
+    told = piece.count(_PROGRESS)
+    return (told > 0 or piece.startswith(b":")) and piece.count(b"data:") <= told
 
 
 class Delivery:
@@ -88,7 +98,7 @@ class Delivery:
         self._connection: EngineConnection | None = None
         self._reply: Reply = NoReply()
         self._has_begun = False
-        """Whether a byte of the answer has come."""
+        """Whether a byte of the answer has come, and not only how far its prompt is."""
         self._is_over = False
         self._ticket = ask.ticket
         self._bounded: Request | None = None
@@ -112,6 +122,10 @@ class Delivery:
 
     def start(self, engines: Engines) -> None:
         self._engines = engines
+        if self.ask.request is not None and self.ask.request.call is Call.COUNT:
+            self._has_ended = True  # a tokenizer answers beside what the slots do, and nothing is read on
+            self.take_turn()
+            return
         if (pool_tokens := self._traffic.lines.pool_of(self.target)) and self.ask.request is not None:
             reservation = plan_reservation(self.ask.request, self.target, pool_tokens)
             if reservation.tokens > pool_tokens:
@@ -145,7 +159,7 @@ class Delivery:
     def abandon(self) -> None:
         self._release(refused=None)
 
-    def _release(self, refused: str | None) -> None:
+    def _release(self, refused: str | None, aside_seconds: int | None = None) -> None:
         if self._is_over:
             return
         self._is_over = True
@@ -160,7 +174,7 @@ class Delivery:
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
-        self._traffic.release(self.target, refused=refused, is_read_on=is_read_on)
+        self._traffic.release(self.target, refused=refused, aside_seconds=aside_seconds, is_read_on=is_read_on)
         if self._is_in_line:
             self._is_in_line = False
             if self._is_sent:
@@ -212,7 +226,10 @@ class Delivery:
             self.on_unreachable(reason)
 
     def on_engine_head(self, status: int, content_type: bytes, retry_after_seconds: int | None) -> None:
-        if status < 500 or status in (501, 503):
+        if status in _TAKES_NOTHING and self.ask.request is not None and self._sender.may_go_elsewhere(self):
+            self._turn_down(status, retry_after_seconds)
+            return
+        if status < 500 or status == 501:
             self._traffic.confirm(self.target)
         self._heard_at = self.last_byte_at = self._pace.now()
         ask = self.ask
@@ -232,9 +249,17 @@ class Delivery:
         if self._reply.is_stream:
             self._sender.begin_stream()
 
+    def _turn_down(self, status: int, retry_after_seconds: int | None) -> None:
+        """The engine took nothing, for now: it loads its model, or has as much as it wants. Another endpoint may."""
+        self._has_ended = True
+        self.ask.meter.has_begun = self.ask.meter.has_reached = False
+        reason = f"it answered {status}"
+        self._release(refused=reason, aside_seconds=retry_after_seconds)
+        self._sender.go_elsewhere(self, reason)
+
     def on_engine_body(self, piece: bytes) -> None:
         self._heard_at = self.last_byte_at = self._pace.now()
-        if not self._has_begun:
+        if not self._has_begun and not _is_progress_alone(piece):
             self._has_begun = True
             self.first_byte_at = self._heard_at
         if self._told_events < _READ_EVENTS and _PROGRESS not in piece:

@@ -312,6 +312,9 @@ class Exchange:
         if self._record.sent_at is None:
             self._record.sent_at = self._client.now()
 
+    def may_go_elsewhere(self, delivery: Delivery) -> bool:
+        return not self._was_elsewhere and self._traffic.has_other(delivery.target)
+
     def go_elsewhere(self, delivery: Delivery, reason: str) -> None:
         """The endpoint failed before a byte of an answer."""
         self._delivery = None

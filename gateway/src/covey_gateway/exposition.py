@@ -31,8 +31,8 @@ _COUNTERS = (
     ("ejections", "How often an endpoint was set aside: it refused, or broke off before a byte."),
 )
 _HISTOGRAMS = (
-    ("held_seconds", "held", "From a request's arrival until it was sent to an engine; held while there is none."),
-    ("first_token_seconds", "first_token", "From a request's arrival until the first byte of the engine's answer."),
+    ("held_seconds", "held", "From a request's arrival until it was sent to an engine, or ended without."),
+    ("first_token_seconds", "first_token", "From a request's arrival until the first event of an engine's answer."),
     ("token_interval_seconds", "token_interval", "Between two tokens: the mean of each answer."),
     ("request_seconds", "duration", "From a request's arrival to its end, of those that named a model."),
 )

@@ -229,6 +229,11 @@ class Traffic:
             load.aside = replace(load.aside, is_probed=True)
         return chosen
 
+    def has_other(self, target: Target) -> bool:
+        """Whether another endpoint of its model would take a request now."""
+        targets = self.table.targets.get((target.namespace, target.model), ())
+        return isinstance(choose_target(targets, self._loads, self._clock(), 0, target.id), Target)
+
     def _is_away(self, conversation: int, chosen: Target) -> bool:
         """Whether this is not its home, which is silent: that reads somebody's long prompt, and has the cache then."""
         home = self._homes.find(conversation)
@@ -294,9 +299,17 @@ class Traffic:
         if not load.left_at:
             self._left.discard(id_)
 
-    def release(self, target: Target, *, refused: str | None = None, is_read_on: bool = False) -> None:
-        """The request is no longer there; `refused` says how the endpoint failed before a byte; `is_read_on`: it was
-        left while the engine read its prompt, which can't be stopped at once."""
+    def release(
+        self,
+        target: Target,
+        *,
+        refused: str | None = None,
+        aside_seconds: int | None = None,
+        is_read_on: bool = False,
+    ) -> None:
+        """The request is no longer there; `refused` says how the endpoint failed before a byte, `aside_seconds` for how
+        long it asked to be spared; `is_read_on`: it was left while the engine read its prompt, which can't be stopped
+        at once."""
         load = self._loads[target.id]
         load.in_flight -= 1
         if self._endpoints is not None:
@@ -306,12 +319,12 @@ class Traffic:
             self._left.add(target.id)
         if refused is not None:
             load.failures, load.owed = 0, None
-            was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock())
+            was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock(), aside_seconds or 0)
             if not was_aside:
                 self._on_news()
                 self.ledger.figures.count_ejection(target.namespace, target.model)
             words = "endpoint %s of model '%s' is set aside for %.0f s: %s"
-            _log.warning(words, target.id, target.model, load.aside.seconds, refused)
+            _log.warning(words, target.id, target.model, load.aside.until - self._clock(), refused)
         elif load.aside is not None and load.aside.is_probed:
             load.aside = replace(load.aside, is_probed=False)
         if refused is not None:

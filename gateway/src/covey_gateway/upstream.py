@@ -115,8 +115,10 @@ class EngineConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._lose(f"it answered in something that is no HTTP: {error}")
-            return
+            if not self._is_whole:
+                self._lose(f"it answered in something that is no HTTP: {error}")
+                return
+            self._can_keep = False  # what came behind a whole answer is nobody's
         self._tell()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -17,7 +17,7 @@ from covey_api.placement import (
     RolloutStrategy,
     Toleration,
 )
-from covey_api.reasons import EventReason, FailureCause, NodeReason, ReadyReason, RefusalReason
+from covey_api.reasons import EventReason, FailureCause, ModelReason, NodeReason, ReadyReason, RefusalReason
 from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS, LOST_STORE_SECONDS, UNKNOWN_FLEET_SECONDS
 from covey_controller.reconcile.outcomes import UpdateInstance
 from covey_controller.reconcile.plan import plan
@@ -692,6 +692,22 @@ def test_a_source_of_two_variants_is_asked_of_whoever_runs_either() -> None:
     story.add_agents("a")
     story.run(15)
     assert len(story.routed()) == 1
+
+
+def test_a_variant_for_engines_that_no_node_has_leaves_its_model_ready() -> None:
+    story = Worldlet()
+    (first,) = builders.model(known=False).spec.variants
+    for_macs = first.model_copy(update={"name": "mlx", "engines": (EngineName.MLX,), "source": "hf://a/b"})
+    story.put(builders.model(known=False, variants=(for_macs, first)), builders.placement())
+    story.add_agents("a")
+    story.run(15)
+    model = next(o for o in story.objects.values() if isinstance(o, Model))
+    ready = next(each for each in model.status.conditions if each.type == "Ready")
+    assert (ready.status, ready.reason) == ("True", ModelReason.RESOLVED)
+    assert ready.message == (
+        "what nodes here can run is resolved; the header of variant 'mlx' has not been read yet: "
+        "no node is there that offers Mlx"
+    )
 
 
 def test_unreadable_header_is_said_and_asked_for_with_backoff() -> None:

@@ -4,6 +4,7 @@ import pytest
 from covey_api.messages import ClientKey, Demand, KeySpent
 from covey_gateway import accounts
 from covey_gateway.accounts import Accounts
+from covey_gateway.figures import Figures
 from covey_gateway.records import Record
 from covey_gateway.routing.quotas import DAY_SECONDS
 from covey_gateway.routing.table import NO_ORDER, RoutingTable, build_table, parse_key
@@ -124,3 +125,27 @@ def test_a_report_is_bounded_and_the_rest_comes_with_the_next(monkeypatch: pytes
         seen += [each.hash for each in told]
         found.confirm_usage(told, ())
     assert seen == [hash_of(name) for name in "abcde"]
+
+
+def test_what_a_bounded_report_left_out_still_counts_for_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "MAX_REPORTED", 1)
+    found = made(table("a", "b", tokens_per_day=100))
+    use(found, "a", 10)
+    use(found, "b", 60)
+    told = found.observe_usage()
+    assert [each.hash for each in told] == [hash_of("a")]
+    found.confirm_usage(told, (KeySpent(hash=hash_of("b"), day=20_000, tokens=50),))
+    refused = found.begin("default/b")
+    assert refused is not None, "50 elsewhere, and 60 here that the fleet doesn't know of"
+    assert refused.limit == "tokensPerDay"
+
+
+def test_time_to_a_token_is_that_of_answers_and_waiting_in_vain_is_waiting() -> None:
+    figures = Figures()
+    figures.add(Record("POST", "/", "r", 0.0, model="m", status=200, sent_at=1.0, first_byte_at=2.0, last_byte_at=2.0))
+    figures.add(Record("POST", "/", "r", 0.0, model="m", status=400, sent_at=0.0, first_byte_at=0.1, last_byte_at=0.1))
+    figures.add(Record("POST", "/", "r", 0.0, model="m", status=504, ended_at=90.0))
+    figures.add(Record("POST", "/", "r", 0.0, model="m", status=404, ended_at=0.1))
+    found = figures.of_model("", "m")
+    assert (sum(found.first_token.counts), found.first_token.total) == (1, 2.0)
+    assert (sum(found.held.counts), found.held.total) == (3, 91.0)

@@ -7,6 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from covey_api.messages import ModelState, Order, ServedModel
+from covey_api.placement import RequestTimeouts
 from covey_gateway.delivery import Ask, Delivery, Sender
 from covey_gateway.ledger import Ledger
 from covey_gateway.records import Record
@@ -52,6 +53,9 @@ class Exchange:
 
     def write_events(self, *_: object) -> None: ...
 
+    def may_go_elsewhere(self, *_: object) -> bool:
+        return False
+
     def go_elsewhere(self, *_: object) -> None: ...
 
     def fail(self, *_: object) -> None: ...
@@ -85,9 +89,16 @@ class Watched(Traffic):
     def read_on(self) -> list[bool]:
         return []
 
-    def release(self, target: Target, *, refused: str | None = None, is_read_on: bool = False) -> None:
+    def release(
+        self,
+        target: Target,
+        *,
+        refused: str | None = None,
+        aside_seconds: int | None = None,
+        is_read_on: bool = False,
+    ) -> None:
         self.read_on.append(is_read_on)
-        super().release(target, refused=refused, is_read_on=is_read_on)
+        super().release(target, refused=refused, aside_seconds=aside_seconds, is_read_on=is_read_on)
 
 
 class Rig:
@@ -153,6 +164,27 @@ def test_a_prompt_is_read_on_where_its_client_left_before_a_token(pieces: tuple[
         delivery.on_engine_body(piece)
     delivery.abandon()
     assert rig.traffic.read_on == [is_busy]
+
+
+@pytest.mark.parametrize(
+    "progress", [b": keepalive 1/9\n\n", b'data: {"choices":[],"prompt_progress":{"total":9,"processed":2}}\n\n']
+)
+def test_how_far_a_prompt_is_is_no_first_byte_of_the_answer(progress: bytes) -> None:
+    told, pace = Told(), Pace()
+    delivery, _ = Rig(replace(TARGET, timeouts=RequestTimeouts(between_tokens_seconds=20))).started(
+        sender=told, pace=pace
+    )
+    connect(delivery)
+    delivery.on_engine_head(200, b"text/event-stream", None)
+    delivery.on_engine_body(progress)
+    pace.at = 27.0
+    delivery.check_deadlines(pace.at)
+    assert (delivery.first_byte_at, told.calls) == (None, [])
+    delivery.on_engine_body(progress + b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n')
+    assert delivery.first_byte_at == 27.0
+    pace.at = 48.0
+    delivery.check_deadlines(pace.at)
+    assert told.calls == ["fail"]
 
 
 def test_what_waited_for_its_turn_was_not_read() -> None:

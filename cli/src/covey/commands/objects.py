@@ -25,6 +25,7 @@ from covey.ports import JsonObject, Objects
 from covey.tables import render_describe, render_json, render_objects, render_yaml
 
 POLL_SECONDS = 0.2
+ALL_KINDS = ("models", "placements", "nodes", "instances")
 
 
 @click.command()
@@ -46,7 +47,7 @@ def get(
 ) -> None:
     """List objects of one kind or of several.
 
-    KINDS is a kind, or several with commas: `models,placements,nodes,instances`.
+    KINDS is a kind, or several with commas: `models,placements,nodes,instances`. `all` is these four.
 
     `covey get source` shows what the source holds and what of it runs, `covey get gateways` who may follow the fleet as
     a gateway.
@@ -64,7 +65,8 @@ def get(
             wanted = {name for _, name in targets}
             chosen = list(dict.fromkeys(kind for kind, _ in targets))
         else:
-            wanted, chosen = set(names), [kind_of(word) for word in kinds.split(",") if word]
+            words = ALL_KINDS if kinds == "all" else kinds.split(",")
+            wanted, chosen = set(names), [kind_of(word) for word in words if word]
         if watch:
             if output in ("yaml", "json", "name"):
                 raise CommandError(f"--watch prints tables; it can't print '{output}'", ExitCode.WRONG_USE)

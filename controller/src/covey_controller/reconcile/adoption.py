@@ -106,10 +106,12 @@ def _keep_stray(draft: Draft, instance: Instance) -> None:
         draft.strays[instance_id] = draft.now
         is_ended = instance_id in draft.ended
         why = (
-            "was deleted while it was silent: drained" if is_ended else "no Placement asks for: kept and routed for now"
+            "was deleted while it was silent: drained"
+            if is_ended
+            else "no Placement asks for: kept, and served while it runs"
         )
         for node in {member.node: None for member in instance.spec.members}:
-            message = f"runs instance '{instance.metadata.name}', which {why}"
+            message = f"holds instance '{instance.metadata.name}', which {why}"
             draft.note(node_key(node), EventReason.STRAY_FOUND, message, warning=True)
 
 

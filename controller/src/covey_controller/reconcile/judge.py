@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from covey_api.engines import EngineName
 from covey_api.instance import InstanceGoal, MemberPhase
 from covey_api.kinds import ObjectKey
-from covey_api.model import Model
+from covey_api.model import CompanionStatus, Model, Variant, VariantStatus
 from covey_api.placement import Placement
 from covey_api.reasons import AccessKeyReason, ModelReason, NodeReason, ReadyReason
 from covey_planner.text import render_refusals
@@ -172,7 +172,7 @@ def judge_key(*, is_refused: bool) -> Outcome:
 
 
 def judge_model(draft: Draft, model: Model, refused: dict[str, str]) -> Outcome:
-    """1. An alias is another Model's. 2. A header could not be read. 3. One has not been read. 4. All known."""
+    """1. An alias is another Model's. 2. A header could not be read. 3. One has not been read. 4. All are known."""
     if refused:
         taken = ", ".join(f"'{alias}' belongs to model '{owner}'" for alias, owner in sorted(refused.items()))
         return Stalled(ModelReason.ALIAS_CONFLICT, f"`spec.aliases` must be unique in the namespace: {taken}")
@@ -183,20 +183,32 @@ def judge_model(draft: Draft, model: Model, refused: dict[str, str]) -> Outcome:
     errors += [f"{role.lower()} of variant '{name}': {s.error}" for (name, role), s in known.items() if s and s.error]
     if errors:
         return Stalled(ModelReason.GEOMETRY_UNAVAILABLE, "; ".join(errors))
-    for variant in model.spec.variants:
-        status = statuses[variant.name]
-        if status is None or status.artifact is None:
-            if words := explain_missing_engine(draft, model):
-                return Stalled(ModelReason.NO_USABLE_ENGINE, words)
-            message = f"the header of variant '{variant.name}' has not been read yet"
-            if not any(can_read(node, variant) for node in draft.nodes.values()):
-                message += f": no node is there that offers {' or '.join(variant.engines)}"
-            return Waiting(ModelReason.GEOMETRY_PENDING, message)
+    unread = {each.name: f"variant '{each.name}'" for each in model.spec.variants if not _is_read(statuses[each.name])}
     for (name, role), found in known.items():
-        if found is None or found.artifact is None:
-            message = f"the header of the {role.lower()} of variant '{name}' has not been read yet"
-            return Waiting(ModelReason.GEOMETRY_PENDING, message)
+        if not _is_read(found):
+            unread.setdefault(name, f"the {role.lower()} of variant '{name}'")
+    waiting = [each for each in model.spec.variants if each.name in unread]
+    if len(waiting) == len(model.spec.variants) and (words := explain_missing_engine(draft, model)):
+        return Stalled(ModelReason.NO_USABLE_ENGINE, words)
+    # What no node here can run holds nothing back beside a variant that one can: a Model for Macs and for Linux is
+    # whole on Linux alone.
+    for variant in sorted(waiting, key=lambda each: not _can_be_read(draft, each)):
+        what = f"the header of {unread[variant.name]} has not been read yet"
+        if _can_be_read(draft, variant):
+            return Waiting(ModelReason.GEOMETRY_PENDING, what)
+        what += f": no node is there that offers {' or '.join(variant.engines)}"
+        if len(waiting) == len(model.spec.variants):
+            return Waiting(ModelReason.GEOMETRY_PENDING, what)
+        return Done(ModelReason.RESOLVED, f"what nodes here can run is resolved; {what}")
     return Done(ModelReason.RESOLVED, "every variant is resolved and its header is read")
+
+
+def _is_read(found: VariantStatus | CompanionStatus | None) -> bool:
+    return found is not None and found.artifact is not None
+
+
+def _can_be_read(draft: Draft, variant: Variant) -> bool:
+    return any(can_read(node, variant) for node in draft.nodes.values())
 
 
 def judge_node(node: NodeSight) -> Outcome:

@@ -28,12 +28,14 @@ class Owed:
     seconds: float
 
 
-def set_aside(previous: Aside | None, now: float) -> Aside:
-    """After a refusal. Requests that fail together count as one."""
+def set_aside(previous: Aside | None, now: float, asked_seconds: float = 0.0) -> Aside:
+    """After a refusal. Requests that fail together count as one. `asked_seconds`: for how long the engine asked to be
+    spared, heeded up to `ASIDE_LONGEST_SECONDS`."""
     if previous is not None and now < previous.until:
         return previous
     seconds = ASIDE_FIRST_SECONDS if previous is None else min(previous.seconds * 2, ASIDE_LONGEST_SECONDS)
-    return Aside(now + seconds, seconds)
+    spared = max(seconds, min(asked_seconds, ASIDE_LONGEST_SECONDS))
+    return Aside(now + spared, seconds)
 
 
 @dataclass(slots=True)

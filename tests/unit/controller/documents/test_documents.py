@@ -32,6 +32,7 @@ metadata: {name: m}
 spec:
   modelRef: {name: m}
 """
+TASKS = "'Chat', 'Embedding', 'Rerank', 'Vision'"
 
 
 def parse(*texts: str) -> tuple[ParsedDocument, ...]:
@@ -265,8 +266,8 @@ UNSIGNED = (
             "`spec.zzz` must not be given: `spec` has no such field; it has 'modelRef', 'replicas', 'scaling', "
             "'engines', 'shape', 'nodes', 'context', 'concurrency', 'kvCache', 'priority', …",
         ),
-        (MODEL.replace("  tasks: [Chat]\n", ""), 5, "spec.tasks", "`spec.tasks` must be given"),
-        (head("Model"), 1, "spec", "`spec` must be given"),
+        (MODEL.replace("  tasks: [Chat]\n", ""), 5, "spec.tasks", f"`spec.tasks` must be given: a list of {TASKS}"),
+        (head("Model"), 1, "spec", "`spec` must be given: a mapping with 'tasks', 'variants'"),
         (MODEL.replace("[Chat]", "[]"), 6, "spec.tasks", "`spec.tasks` must have at least 1 entry; got 0 entries"),
         (MODEL.replace("[Chat]", "Chat"), 6, "spec.tasks", "`spec.tasks` must be a list; got 'Chat'"),
         (

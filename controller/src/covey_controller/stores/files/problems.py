@@ -123,7 +123,8 @@ def render_problems(error: ValidationError) -> Iterator[Problem]:
     schema: dict[str, Any] = error.schema if isinstance(error.schema, dict) else {}
     if keyword == "required":
         for name in (name for name in schema["required"] if name not in value):
-            yield Problem((*path, name), "", f"`{render_path((*path, name))}` must be given")
+            wanted = _render_wanted(schema.get("properties", {}).get(name, {}))
+            yield Problem((*path, name), "", f"`{render_path((*path, name))}` must be given{wanted}")
     elif keyword == "additionalProperties":
         yield from _render_unknown(path, value, schema["properties"])
     elif "propertyNames" in error.schema_path:
@@ -141,6 +142,17 @@ def _render_unknown(path: Path, value: dict[str, Any], properties: dict[str, Any
         hint = suggest(name, properties) or f"; it has {_list_fields(properties)}"
         message = f"`{render_path((*path, name))}` must not be given: {place} has no such field{hint}"
         yield Problem((*path, name), _shorten(name), message, at_key=True)
+
+
+def _render_wanted(schema: dict[str, Any]) -> str:
+    """What is to be written, where few words say it: `: a list of 'Chat', 'Embedding'`, `: a mapping with 'name'`."""
+    if "enum" in schema:
+        return f": one of {quote_all(schema['enum'])}"
+    if "enum" in schema.get("items", {}):
+        return f": a list of {quote_all(schema['items']['enum'])}"
+    if schema.get("type") == "object" and schema.get("required"):
+        return f": a mapping with {quote_all(schema['required'])}"
+    return ""
 
 
 def _list_fields(properties: dict[str, Any]) -> str:
