@@ -228,7 +228,7 @@ def test_figures_of_all_workers_are_those_of_one(office: Office) -> None:
             format="openai",
             model=chance.choice(("", "m", "n")),
             namespace=chance.choice(("default", "team")),
-            status=chance.choice((200, 429)),
+            status=chance.choice((200, 429, 499)),
             limit=chance.choice(("", "concurrency")),
             sent_at=chance.choice((None, 0.1)),
             first_byte_at=0.5,

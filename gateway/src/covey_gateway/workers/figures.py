@@ -3,7 +3,9 @@
 from bisect import bisect_left
 
 from covey_gateway.figures import (
+    ENDED_WAITING,
     MAX_MODELS,
+    OK,
     OTHER_MODEL,
     TOKEN_BUCKETS,
     WAIT_BUCKETS,
@@ -44,6 +46,7 @@ class SharedFigures(Figures):
             row.columns[self._column][_EJECTIONS] += 1
 
     def add(self, record: Record) -> None:
+        """As `Figures` does, in cells."""
         label = self.label(record.namespace, record.model)
         row = self._of_label(label)
         self._count(_REQUESTS, f"{record.status} {record.format} {label}")
@@ -54,13 +57,16 @@ class SharedFigures(Figures):
         cells, floats = row.columns[self._column], row.floats[self._column]
         _observe(cells, floats, _DURATION, WAIT_BUCKETS, record.ended_at - record.began_at)
         if record.sent_at is None:
+            if record.status in ENDED_WAITING:
+                _observe(cells, floats, _HELD, WAIT_BUCKETS, record.ended_at - record.began_at)
             return
         _observe(cells, floats, _HELD, WAIT_BUCKETS, record.sent_at - record.began_at)
         cost = record.cost
         cells[_PROMPT] += cost.prompt
         cells[_CACHED] += cost.cached
         cells[_COMPLETION] += cost.completion
-        if (first := record.first_byte_at) is not None and (last := record.last_byte_at) is not None:
+        first, last = record.first_byte_at, record.last_byte_at
+        if record.status == OK and first is not None and last is not None:
             _observe(cells, floats, _FIRST, WAIT_BUCKETS, first - record.began_at)
             if cost.completion > 1:
                 _observe(cells, floats, _INTERVAL, TOKEN_BUCKETS, (last - first) / (cost.completion - 1))
