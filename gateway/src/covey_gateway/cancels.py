@@ -43,7 +43,8 @@ class Cancels:
         self._asked.setdefault(id_, []).append((caller, request))
 
     def unfollow(self, id_: str, request: Cancellable) -> None:
-        if left := [pair for pair in self._asked.pop(id_, ()) if pair[1] is not request]:
+        pairs = self._asked.pop(id_, ())
+        if len(pairs) > 1 and (left := [pair for pair in pairs if pair[1] is not request]):
             self._asked[id_] = left
 
     def end(self, cancel: Cancel, *, by_operator: bool = False) -> int:

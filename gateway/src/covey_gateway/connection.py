@@ -11,6 +11,7 @@ client that sends, half-closes and then reads. Deadlines are checked by the serv
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
@@ -21,6 +22,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from covey_gateway.exchange import Exchange
+from covey_gateway.express import Express
+from covey_gateway.handing import Handing
 from covey_gateway.limits import (
     BODY_SECONDS,
     BODY_SILENCE_SECONDS,
@@ -43,8 +46,9 @@ _log = logging.getLogger(__name__)
 
 _UPGRADE_HEADERS = frozenset((b"upgrade", b"http2-settings", b"connection"))
 
-Turn = Exchange | RequestResponseCycle
+Turn = Exchange | Express | RequestResponseCycle
 """A request whose answer is due: a hot one, or one that an ASGI app answers."""
+_HOT = (Exchange, Express)
 
 
 class _Phase(Enum):
@@ -62,6 +66,10 @@ class ClientConnection(HttpToolsProtocol):
         super().__init__(config, state, app_state={}, _loop=asyncio.get_running_loop())
         self._asgi: Any = None
         self.traffic = traffic
+        # Both several times a request: a method around each would cost as much as what it calls.
+        self.now: Callable[[], float] = self.loop.time
+        self.write: Callable[[bytes], None] = self._write_nowhere
+        self.address = ""
         self._phase = _Phase.BETWEEN
         self._phase_since = self._read_at = self.now()
         self._head_bytes = 0
@@ -80,18 +88,23 @@ class ClientConnection(HttpToolsProtocol):
         # Strict, unlike uvicorn's, which lets data after `Connection: close` through.
         self.parser = httptools.HttpRequestParser(self)
 
-    def now(self) -> float:
-        return self.loop.time()
-
-    @property
-    def address(self) -> str:
-        return self.client[0] if self.client else ""
+    def _write_nowhere(self, data: bytes) -> None:
+        raise AssertionError("a connection that isn't made was written to")
 
     # What the event loop calls.
 
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.write = transport.write
+        self.address = self.client[0] if self.client else ""
+
     def data_received(self, data: bytes) -> None:
-        self._read_at = self.now()
         if self._is_deaf:
+            return
+        self._read_at = self.now()
+        if self._answering is None and self._phase is _Phase.BETWEEN and not self._held:
+            if not self.begin_known(data):
+                self._feed(data)
             return
         if not self._is_answer_due() and not self._held:
             self._feed(data)
@@ -105,7 +118,7 @@ class ClientConnection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._is_deaf = True
         for turn in (self._receiving, self._answering, *self._queue):
-            if isinstance(turn, Exchange):
+            if isinstance(turn, _HOT):
                 turn.abandon()
         self._answering = self._receiving = None
         self._queue.clear()
@@ -114,16 +127,20 @@ class ClientConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._stalled_since = self.now()
-        if isinstance(self._answering, Exchange):
+        if isinstance(self._answering, _HOT):
             self._answering.pause_engine()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stalled_since = None
-        if isinstance(self._answering, Exchange):
+        if isinstance(self._answering, _HOT):
             self._answering.resume_engine()
 
     # Reading.
+
+    def begin_known(self, data: bytes) -> bool:
+        """Whether these bytes, at a request's beginning, are one that needn't be parsed: it is under way then."""
+        return False
 
     def _is_answer_due(self) -> bool:
         """Whether what arrives now belongs behind a request that is read and not answered."""
@@ -261,6 +278,17 @@ class ClientConnection(HttpToolsProtocol):
         else:
             self._is_deaf = True
 
+    def begin_express(self, express: Express) -> None:
+        """A whole request that is answered at once; it is read."""
+        self._phase = _Phase.BETWEEN
+        self._phase_since = self.now()
+        self._receiving, self._answering = None, express
+        express.start()
+
+    def change_turn(self, before: Handing, after: Exchange) -> None:
+        if self._answering is before:
+            self._answering = after
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """uvicorn would answer this now; it is when its turn has come."""
         self._asgi = app
@@ -270,7 +298,7 @@ class ClientConnection(HttpToolsProtocol):
         self._answering = turn
         if isinstance(turn, Exchange):
             turn.begin()
-        else:
+        elif isinstance(turn, RequestResponseCycle):
             super()._start_asgi_task(turn, self._asgi)
 
     def on_response_complete(self) -> None:
@@ -302,9 +330,6 @@ class ClientConnection(HttpToolsProtocol):
 
     # Writing and the end.
 
-    def write(self, data: bytes) -> None:
-        self.transport.write(data)
-
     def is_stalled(self) -> bool:
         return self._stalled_since is not None
 
@@ -324,14 +349,14 @@ class ClientConnection(HttpToolsProtocol):
         turn = self._answering
         if turn is None:
             self.transport.close()
-        elif isinstance(turn, Exchange):
+        elif isinstance(turn, _HOT):
             turn.keeps_alive = False
         else:
             turn.keep_alive = False
 
     def end_now(self, error: ApiError) -> None:
         """The time to end by itself is over."""
-        if isinstance(self._answering, Exchange):
+        if isinstance(self._answering, _HOT):
             self._answering.fail(error)
         if not self.transport.is_closing():
             self.transport.close()
@@ -344,7 +369,7 @@ class ClientConnection(HttpToolsProtocol):
         elif self._stalled_since is not None and now - self._stalled_since > CLIENT_STALL_SECONDS:
             self.transport.abort()
         elif self._is_answer_due():
-            if isinstance(self._answering, Exchange):
+            if isinstance(self._answering, _HOT):
                 self._answering.check_deadlines(now)
         elif self._phase is _Phase.BETWEEN:
             if now - self._phase_since > KEEP_ALIVE_SECONDS:

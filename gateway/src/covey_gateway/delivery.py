@@ -80,7 +80,7 @@ _TAKES_NOTHING = (429, 503)
 _READ_EVENTS = 2
 
 
-def _is_progress_alone(piece: bytes) -> bool:
+def is_progress_alone(piece: bytes) -> bool:
     """Comments, and events that say how far the prompt is."""
     told = piece.count(_PROGRESS)
     return (told > 0 or piece.startswith(b":")) and piece.count(b"data:") <= told
@@ -136,6 +136,29 @@ class Delivery:
             self._ticket = replace(self._ticket, tokens=reservation.tokens)
         self._is_in_line = True
         self._traffic.lines.enter(self.target, self, self._ticket)
+
+    def go_on(
+        self,
+        engines: Engines,
+        connection: EngineConnection | None,
+        *,
+        heard_at: float,
+        asked_at: float,
+        has_turn: bool,
+        told_events: int,
+        first_byte_at: float | None,
+        last_byte_at: float | None,
+        reply: Reply,
+    ) -> None:
+        """It was sent by somebody else, is followed by `Traffic` and has its place in the line."""
+        self._engines, self._connection = engines, connection
+        self._is_in_line = self._is_sent = True
+        self._heard_at, self._asked_at = heard_at, asked_at
+        self._turn_at = asked_at if has_turn else None
+        self._told_events = told_events
+        self._has_begun = first_byte_at is not None
+        self.first_byte_at, self.last_byte_at = first_byte_at, last_byte_at
+        self._reply = reply
 
     # What its line tells.
 
@@ -259,7 +282,7 @@ class Delivery:
 
     def on_engine_body(self, piece: bytes) -> None:
         self._heard_at = self.last_byte_at = self._pace.now()
-        if not self._has_begun and not _is_progress_alone(piece):
+        if not self._has_begun and not is_progress_alone(piece):
             self._has_begun = True
             self.first_byte_at = self._heard_at
         if self._told_events < _READ_EVENTS and _PROGRESS not in piece:

@@ -22,7 +22,7 @@ from covey_gateway.limits import MAX_BODY_BYTES, SILENCE_SECONDS
 from covey_gateway.records import CLIENT_GONE, Record, blank
 from covey_gateway.routing.line import Ticket
 from covey_gateway.routing.refusals import refuse_cancelled, refuse_too_large, refuse_unready
-from covey_gateway.routing.table import Caller
+from covey_gateway.routing.table import Caller, Target
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import Engines
 from covey_gateway.waiting import Hold
@@ -55,7 +55,7 @@ class Client(Protocol):
 
     def now(self) -> float: ...
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes, /) -> None: ...
 
     def is_stalled(self) -> bool:
         """Whether the client takes less than it is sent."""
@@ -81,6 +81,7 @@ class Exchange:
         is_chunked: bool,
         path: bytes = b"",
         cors: bytes = b"",
+        request_id: str = "",
     ) -> None:
         """`head` is None when it could not be read; `path` says then whose envelope the refusal has.
 
@@ -97,7 +98,7 @@ class Exchange:
         self._gathering: asyncio.Task[None] | None = None
         self._is_chunked = is_chunked
         self._awaits_continue = head is not None and head.expects_continue
-        self._request_id = choose_request_id(head)
+        self._request_id = request_id or choose_request_id(head)
         self._admitted = admitted
         priority = admitted.priority if isinstance(admitted, Caller) else 0
         self._hold = Hold(traffic.waiting, self, head.hold_seconds if head else None, priority)
@@ -301,9 +302,48 @@ class Exchange:
         if isinstance(target, ApiError):
             self.fail(target)
             return
+        self.deliver_at(target, ask)
+
+    def deliver_at(self, target: Target, ask: Ask) -> None:
+        """It was taken for this request."""
         self._record.endpoint = target.instance_id
         self._delivery = Delivery(self, self._client, self._traffic, target, ask, self._request_id)
         self._delivery.start(self._engines)
+
+    # Where somebody else began it.
+
+    def release_body(self) -> bytes:
+        """All of it, for who answers the request instead; nothing is kept of it here."""
+        body = bytes(self._body)
+        self._free_body()
+        return body
+
+    def take_back(self, body: bytes) -> None:
+        """It is answered here."""
+        if self._traffic.reserve_body(len(body)):
+            self._body += body
+            self._reserved_bytes = len(body)
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether it is whole, admitted, and its turn: nothing was done for it yet."""
+        is_admitted = not isinstance(self._admitted, ApiError)
+        return is_admitted and self._is_first and not self._is_hopeless and not self.is_over
+
+    @property
+    def began_at(self) -> float:
+        return self._record.began_at
+
+    def go_on(self, record: Record, ask: Ask, held_bytes: int, *, has_head_sent: bool) -> None:
+        """`held_bytes`: of its body, reserved still."""
+        self._is_first = self._is_whole = True
+        self._record, self._ask, self._meter = record, ask, ask.meter
+        self._key, self._wants_stream = record.key, record.is_stream
+        self._body_bytes, self._reserved_bytes = record.request_bytes, held_bytes
+        self._has_head_sent = has_head_sent
+
+    def go_on_with(self, delivery: Delivery) -> None:
+        self._delivery = delivery
 
     # What its delivery tells.
 

@@ -71,9 +71,17 @@ class Figures:
         self.models: dict[str, ModelFigures] = {}
         self.limited: dict[str, int] = {}
         """Requests refused, by the limit of their key that was hit."""
+        self._known: dict[tuple[str, str], ModelFigures] = {}
+        """By names, which are declared ones: as many as models there are."""
         self.observe: Callable[[], Present] = Present
 
     def of_model(self, namespace: str, name: str) -> ModelFigures:
+        known = self._known.get((namespace, name))
+        if known is None:
+            known = self._known[namespace, name] = self._find(namespace, name)
+        return known
+
+    def _find(self, namespace: str, name: str) -> ModelFigures:
         label = self.label(namespace, name)
         found = self.models.get(label)
         if found is None:

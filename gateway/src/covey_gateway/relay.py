@@ -15,10 +15,13 @@ from uvicorn.server import ServerState
 
 from covey_gateway.connection import ClientConnection
 from covey_gateway.exchange import Exchange, choose_request_id
+from covey_gateway.express import is_plain_head, prepare
 from covey_gateway.images import Images
+from covey_gateway.known import MAX_LEARNED, Known
 from covey_gateway.limits import MAX_REFUSED
-from covey_gateway.routing.access import admit
+from covey_gateway.routing.access import admit, find_key
 from covey_gateway.routing.cors import Headers, is_preflight, render_cors, render_preflight
+from covey_gateway.routing.line import Ticket
 from covey_gateway.routing.refusals import refuse_method
 from covey_gateway.routing.table import Caller
 from covey_gateway.traffic import Traffic
@@ -42,6 +45,13 @@ class Relay(ClientConnection):
         self._images = images
         self._engines = engines
         self._max_connections = max_connections
+        self._known: Known | None = None
+        """What heads like the last plain one mean."""
+        self._arriving: Known | None = None
+        """Of the plain request that is received now."""
+        self._began_with = b""
+        """Bytes with which the request began whose head isn't read yet."""
+        self._learned = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -66,6 +76,9 @@ class Relay(ClientConnection):
         if isinstance(head, RequestHead) and isinstance(admitted, Caller) and head.path not in HOT_PATHS:
             self._start_asgi(admitted, choose_request_id(head), cors)
             return
+        began_with, self._began_with = self._began_with, b""
+        if isinstance(head, RequestHead) and isinstance(admitted, Caller) and not cors and version == "1.1":
+            self._know(head, admitted, began_with)
         self.receive(
             Exchange(
                 self,
@@ -81,6 +94,56 @@ class Relay(ClientConnection):
                 cors=b"".join(b"%b: %b\r\n" % line for line in cors),
             )
         )
+
+    def _know(self, head: RequestHead, caller: Caller, data: bytes) -> None:
+        """Whether it may go the short way by its head, which began `data`."""
+        if not is_plain_head(head):
+            return
+        traffic = self.traffic
+        key = find_key(head, traffic.table.keys) if caller.key else None
+        if caller.key and key is None:
+            return
+        ticket = Ticket(caller.key or self.address, caller.priority)
+        expires_at = None if key is None else key.expires_at
+        known = Known(head, caller, ticket, traffic.table, expires_at, self.parser.should_keep_alive())
+        self._arriving = known
+        if self._learned < MAX_LEARNED and data.startswith(b"POST "):
+            self._learned += 1
+            known.learn(data)
+            self._known = known
+
+    def begin_known(self, data: bytes) -> bool:
+        known, now = self._known, self.now()
+        body = None if known is None else known.find_body(data)
+        if known is None or body is None:
+            self._began_with = data
+            return False
+        self._learned = 0
+        is_over = known.expires_at is not None and time.time() >= known.expires_at
+        if known.table is self.traffic.table and not is_over:
+            express = prepare(self, self.traffic, self._engines, self._images, known, body, now)
+            if express is not None:
+                self.begin_express(express)
+                return True
+        self._began_with = data
+        return False
+
+    def on_message_complete(self) -> None:
+        known, self._arriving = self._arriving, None
+        exchange = self._answering
+        if known is None or not isinstance(exchange, Exchange) or exchange is not self._receiving or self._is_deaf:
+            super().on_message_complete()
+            return
+        express = None
+        if exchange.can_leave:
+            body = exchange.release_body()
+            express = prepare(self, self.traffic, self._engines, self._images, known, body, exchange.began_at)
+            if express is None:
+                exchange.take_back(body)
+        if express is None:
+            super().on_message_complete()
+        else:
+            self.begin_express(express)
 
     def _admit(self, head: RequestHead) -> Caller | ApiError:
         policy = self.traffic.policy

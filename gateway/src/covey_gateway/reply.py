@@ -66,6 +66,22 @@ def choose_reply(
     return _Events(model, teller, meter, request.wants_stream, drops_usage=has_extra_usage(request, engine))
 
 
+def resume_events(
+    model: str,
+    teller: Teller,
+    meter: Meter,
+    is_stream: bool,
+    *,
+    drops_usage: bool,
+    has_begun: bool,
+    is_done: bool,
+) -> Reply:
+    """The reply of a stream that somebody else read so far, and counted, and that `teller` knows."""
+    reply = _Events(model, teller, meter, is_stream, drops_usage=drops_usage)
+    reply.resume(has_begun=has_begun, is_done=is_done)
+    return reply
+
+
 class NoReply:
     """Before the engine's head."""
 
@@ -89,6 +105,11 @@ class _Events:
         self._teller = teller
         self._events = EventBuffer()
         self._has_begun = False
+
+    def resume(self, *, has_begun: bool, is_done: bool) -> None:
+        self._has_begun = has_begun
+        if is_done:
+            self._events.feed(b"data: [DONE]\n\n")
 
     def take(self, piece: bytes) -> bytes | ApiError | Broken:
         try:

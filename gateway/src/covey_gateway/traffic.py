@@ -34,11 +34,11 @@ from covey_gateway.routing.refusals import (
     refuse_unready,
     refuse_window,
 )
-from covey_gateway.routing.table import Caller, RoutingTable, Target
+from covey_gateway.routing.table import Caller, PlainRoute, RoutingTable, Target
 from covey_gateway.waiting import Waiting
 from covey_gateway.wire.allowances import RenderAllowances
 from covey_gateway.wire.errors import ApiError
-from covey_gateway.wire.request import TAG, TASKS, Listing, Request
+from covey_gateway.wire.request import TAG, TASKS, Call, Listing, Request
 
 if TYPE_CHECKING:
     from covey_gateway.workers.endpoints import SharedEndpoints
@@ -160,6 +160,16 @@ class Traffic:
             return request.unknown
         return refuse_window(model, request, self.window_of(model)) or model
 
+    def find_plain(self, caller: Caller, name: str) -> PlainRoute | None:
+        """Where chats for this name go, while this table is in force; None: nowhere, or not without more ado."""
+        model = self.resolve(caller, name)
+        if isinstance(model, ApiError) or refuse_task(model, TASKS[Call.CHAT]) is not None:
+            return None
+        key = (model.namespace, model.name)
+        targets = self.table.targets.get(key, ())
+        has_pool = any(target.kv_tokens for target in targets)
+        return PlainRoute(model, targets, self.table.windows.get(key), has_pool) if targets else None
+
     def list_models(self, caller: Caller) -> list[Listing]:
         """What this caller may ask for."""
         return [self.render_listing(name, model) for name, model in self.table.names_for(caller).items()]
@@ -200,7 +210,22 @@ class Traffic:
         targets = self.table.targets.get(key, ())
         if not targets:
             return refuse_unready(model)
-        now, conversation = self._clock(), None
+        conversation = None
+        if request is not None and len(targets) > 1:
+            conversation = digest_conversation(request, key, session, owner)
+        return self.take_one(model, targets, conversation, owner, ticket, excluded)
+
+    def take_one(
+        self,
+        model: ServedModel,
+        targets: tuple[Target, ...],
+        conversation: int | None,
+        owner: str,
+        ticket: Ticket | None,
+        excluded: str | None = None,
+    ) -> Target | ApiError:
+        """The same where it is known which endpoints there are, and which conversation it is."""
+        now = self._clock()
         if self._endpoints is not None:
             for target in targets:
                 load = self._loads.setdefault(target.id, Load())
@@ -208,9 +233,8 @@ class Traffic:
         if self._left:
             for target in targets:
                 self._end_left(target.id, now)
-        if request is not None and len(targets) > 1:
-            conversation = digest_conversation(request, key, session, owner)
-        chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
+        largest = self.table.sizes.get((model.namespace, model.name), 0)
+        chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes, largest)
         if isinstance(chosen, NoneFree) and chosen.is_full and ticket is not None:
             displaced = self.lines.displace([each for each in targets if each.id != excluded], ticket)
             if displaced is not None:
@@ -221,7 +245,9 @@ class Traffic:
         if conversation is not None and not self._is_away(conversation, chosen):
             self._homes.remember(conversation, chosen.id, now, owner)
         self._turn += 1
-        load = self._loads.setdefault(chosen.id, Load())
+        load = self._loads.get(chosen.id)
+        if load is None:
+            load = self._loads[chosen.id] = Load()
         load.in_flight += 1
         if self._endpoints is not None:
             self._endpoints.tell_in_flight(chosen.id, load.in_flight)
@@ -342,14 +368,20 @@ class Traffic:
         for member in self.lines.take_waiting(id_):
             member.change_line()
 
-    def follow(self, target: Target, request: Awaiting) -> None:
-        """Its silence counts until `unfollow`."""
+    def follow(self, target: Target, request: Awaiting) -> bool:
+        """Its silence counts until `unfollow`. Whether a slot is free for it."""
         awaiting = self._awaiting.setdefault(target.id, [])
         awaiting.append(request)
         load = self._loads[target.id]
         if load.is_silent or (len(awaiting) == 1 and load.owed is None):
-            return  # nothing was owed before it
+            return len(awaiting) <= target.slots  # nothing was owed before it
         load.is_silent = self._measure_silence(target.id, load) >= SILENT_ENDPOINT_SECONDS
+        return len(awaiting) <= target.slots
+
+    def replace(self, target: Target, before: Awaiting, after: Awaiting) -> None:
+        """The same request, in other hands."""
+        awaiting = self._awaiting[target.id]
+        awaiting[awaiting.index(before)] = after
 
     def has_turn(self, target: Target, request: Awaiting) -> bool:
         """Whether a slot is free for it, as far as this gateway's own requests go: fewer are before it than slots."""
@@ -360,12 +392,39 @@ class Traffic:
         # One that owes it nothing changes nothing of what is owed to the others.
         is_owed = request.silent_since is not None or load.owed is not None
         silent_seconds = self._measure_silence(target.id, load) if is_owed else 0.0
-        load.heard_at, load.owed = _latest((load.heard_at, request.last_byte_at)), None
+        last = request.last_byte_at
+        if last is not None and (load.heard_at is None or last > load.heard_at):
+            load.heard_at = last
+        load.owed = None
         awaiting.remove(request)
         if not awaiting:
             del self._awaiting[target.id]
         if is_owed and (owed_seconds := silent_seconds - self._measure_silence(target.id, load)) > 0:
             load.owed = Owed(self._clock(), owed_seconds)
+
+    def settle(self, target: Target, request: Awaiting) -> None:
+        """All that comes of a request whose answer is whole: `succeed`, `unfollow`, `release`."""
+        load = self._loads[target.id]
+        if (
+            load.aside is not None
+            or load.owed is not None
+            or request.silent_since is not None
+            or load.in_flight == 1
+            or self._endpoints is not None
+        ):
+            self.succeed(target)
+            self.unfollow(target, request)
+            self.release(target)
+            return
+        load.failures = 0
+        last = request.last_byte_at
+        if last is not None and (load.heard_at is None or last > load.heard_at):
+            load.heard_at = last
+        awaiting = self._awaiting[target.id]
+        awaiting.remove(request)
+        if not awaiting:
+            del self._awaiting[target.id]
+        load.in_flight -= 1
 
     def render_allowances(self, render: RenderAllowances, key: str) -> bytes:
         """Header lines of what a key may still ask for; none where nothing limits it."""

@@ -16,6 +16,7 @@ from covey_gateway.fronts import Fronts, NoWay, explain_dial
 from covey_gateway.keep_alive import apply_keep_alive
 from covey_gateway.limits import ENGINE_IDLE_SECONDS, FILES_AGAIN_SECONDS, MAX_IDLE_PER_ENDPOINT
 from covey_gateway.routing.table import Target
+from covey_gateway.wire.frames import STREAM_HEAD
 
 _log = logging.getLogger(__name__)
 
@@ -26,12 +27,18 @@ def explain_silence(target: Target) -> str:
     return f"it took no connection within `connectSeconds` ({target.timeouts.connect_seconds} s)"
 
 
-class Receiver(Protocol):
-    """Who sent a request to an engine."""
+class Asker(Protocol):
+    """Who sends a request to an engine."""
 
     def on_connected(self, connection: "EngineConnection") -> None: ...
 
     def on_unreachable(self, reason: str) -> None: ...
+
+    def on_engine_lost(self, reason: str) -> None: ...
+
+
+class Receiver(Asker, Protocol):
+    """One that is told what the answer says."""
 
     def on_engine_head(self, status: int, content_type: bytes, retry_after_seconds: int | None) -> None: ...
 
@@ -39,7 +46,11 @@ class Receiver(Protocol):
 
     def on_engine_end(self) -> None: ...
 
-    def on_engine_lost(self, reason: str) -> None: ...
+
+class Express(Asker, Protocol):
+    """One that reads an answer's bytes itself."""
+
+    def take(self, data: bytes) -> None: ...
 
 
 class EngineConnection(asyncio.Protocol):
@@ -56,6 +67,10 @@ class EngineConnection(asyncio.Protocol):
         self._engines = engines
         self._parser = httptools.HttpResponseParser(self)
         self._receiver: Receiver | None = None
+        self._express: Express | None = None
+        """Who takes the answer's bytes as they are."""
+        self.known_head = b""
+        """Of an answer before that was as most are."""
         self._start_answer()
 
     def _start_answer(self) -> None:
@@ -73,6 +88,32 @@ class EngineConnection(asyncio.Protocol):
         self._start_answer()
         self._transport.writelines((head, body))
 
+    def send_express(self, express: Express, content: bytes) -> None:
+        """The answer isn't parsed, unless it is handed over."""
+        self._express = express
+        self.has_answered = self._ends_with_connection = False
+        self._transport.write(content)
+
+    def finish_express(self) -> None:
+        """The answer is whole, and nothing came behind it."""
+        self._express = None
+        if self._transport.is_closing():
+            self._transport.close()
+        else:
+            self._engines.keep(self)
+
+    def hand_over(self, receiver: Receiver, rest: bytes, *, has_head: bool) -> None:
+        """The answer is parsed from here on. `rest`: what came behind the last whole chunk. The parser, which saw
+        nothing of it, is at a message's beginning: it gets a head like the one that was taken, which nobody is told."""
+        if self._express is None:  # it was lost
+            return
+        self._express, self._receiver = None, receiver
+        self._start_answer()
+        if has_head:
+            self._is_head_told = self.has_answered = True
+            self._parser.feed_data(STREAM_HEAD)
+            self._parser.feed_data(rest)
+
     def pause(self) -> None:
         """Read no further: the client takes no more for now."""
         if self.is_open:
@@ -84,7 +125,7 @@ class EngineConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once; the engine notices and stops decoding."""
-        self._receiver = None
+        self._receiver = self._express = None
         self._transport.abort()
 
     def retire(self) -> None:
@@ -108,6 +149,10 @@ class EngineConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class, not registered as one
 
     def data_received(self, data: bytes) -> None:
+        if self._express is not None:
+            self.has_answered = True
+            self._express.take(data)
+            return
         if self._receiver is None:
             self.abort()  # nobody asked: whatever this is, it must not be taken for the next answer
             return
@@ -131,7 +176,7 @@ class EngineConnection(asyncio.Protocol):
         self._lose(f"{words} {'in its answer' if self.has_answered else 'before it answered'}")
 
     def _lose(self, reason: str) -> None:
-        receiver = self._receiver
+        receiver = self._receiver or self._express
         self.abort()
         if receiver is not None:
             receiver.on_engine_lost(reason)
@@ -207,7 +252,7 @@ class Engines:
         self._idle: dict[str, list[EngineConnection]] = {}
         self._dials: set[asyncio.Task[None]] = set()
 
-    def connect(self, target: Target, receiver: Receiver, *, fresh: bool = False) -> None:
+    def connect(self, target: Target, receiver: Asker, *, fresh: bool = False) -> None:
         """Tell the receiver of a connection, or that there is none: at once when an idle one is there."""
         idle = self._idle.get(target.id)
         while idle and not fresh:
@@ -220,14 +265,14 @@ class Engines:
         self._dials.add(task)
         task.add_done_callback(self._dials.discard)
 
-    async def _dial(self, target: Target, receiver: Receiver) -> None:
+    async def _dial(self, target: Target, receiver: Asker) -> None:
         try:
             await self._open(target, receiver)
         except Exception:
             # This task shares the process's TaskGroup: a bug met by one request must not end all others.
             _log.exception("a request to endpoint %s could not be sent", target.id)
 
-    async def _open(self, target: Target, receiver: Receiver) -> None:
+    async def _open(self, target: Target, receiver: Asker) -> None:
         try:
             async with asyncio.timeout(target.timeouts.connect_seconds):
                 connection = await self._create_connection(target)
@@ -284,7 +329,9 @@ class Engines:
 
     def keep(self, connection: EngineConnection) -> None:
         """For the next request, if there is room."""
-        idle = self._idle.setdefault(connection.target.id, [])
+        idle = self._idle.get(connection.target.id)
+        if idle is None:
+            idle = self._idle[connection.target.id] = []
         most, (index, workers) = min(connection.target.slots, MAX_IDLE_PER_ENDPOINT), self._part
         if len(idle) >= most // workers + (index < most % workers):
             connection.abort()

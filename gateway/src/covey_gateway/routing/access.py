@@ -61,6 +61,13 @@ def admit(policy: AccessPolicy, head: RequestHead, keys: Mapping[bytes, Key], no
     return Caller()
 
 
+def find_key(head: RequestHead, keys: Mapping[bytes, Key]) -> Key | None:
+    """The key that was sent, where one that is known was."""
+    if head.credential is None:
+        return None
+    return keys.get(hashlib.sha256(head.credential.encode("latin-1")).digest())
+
+
 def is_operator(policy: AccessPolicy, caller: Caller) -> bool:
     """Whether who asks without a key is at this machine: nobody else reaches a gateway that listens on loopback."""
     return policy.needs_local_origin and not caller.key

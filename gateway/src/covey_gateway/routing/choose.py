@@ -36,6 +36,7 @@ def choose_target(
     excluded: str | None = None,
     conversation: int | None = None,
     homes: Homes | None = None,
+    largest: int = 0,
 ) -> Target | NoneFree:
     """1. Leave out the one that just failed for this request, and those set aside.
     2. Leave out those with `MAX_OUTSTANDING_PER_SLOT` requests per slot.
@@ -46,7 +47,11 @@ def choose_target(
     6. Of a conversation: where that belongs (`choose_home`).
     7. The lowest (in flight + 1) / (slots x weight).
     8. Ties in turns.
+
+    `largest`: slots x weight of the largest of them; 0: not known.
     """
+    if conversation is None and largest and (idle := _find_idle(targets, loads, turn, largest, excluded)) is not None:
+        return idle
     if conversation is None and (plain := _choose_plainly(targets, loads, turn, excluded)) is not None:
         return plain
     answering = [
@@ -74,6 +79,30 @@ def choose_target(
     lowest = min(scores)
     tied = [target for target, score in zip(preferred, scores, strict=True) if score == lowest]
     return tied[turn % len(tied)]
+
+
+def _find_idle(
+    targets: Sequence[Target], loads: Mapping[str, Load], turn: int, largest: int, excluded: str | None
+) -> Target | None:
+    """The first from this turn's on with nothing there, where none is larger: those behind it needn't be looked at.
+    None: one before it isn't as good as another but for its load."""
+    count = len(targets)
+    for number in range(turn, turn + count):
+        target = targets[number % count]
+        load = loads.get(target.id, IDLE)
+        if (
+            load.aside is not None
+            or load.is_silent
+            or load.left_at
+            or target.doubted
+            or not target.confirmed
+            or target.slots * target.weight != largest
+            or target.id == excluded
+        ):
+            return None
+        if not load.in_flight:
+            return target
+    return None
 
 
 def _choose_plainly(

@@ -60,6 +60,14 @@ def digest_conversation(request: Request, model: tuple[str, str], session: bytes
     return None if len(opening) < SHORT_BYTES else _digest((*model, owner), b"chat", strip_noise(opening))
 
 
+def digest_messages(messages: msgspec.Raw, model: tuple[str, str], session: bytes, owner: str) -> int | None:
+    """The same of a chat of which only the messages are at hand, as they came."""
+    if session:
+        return _digest((*model, owner), b"session", session)
+    opening = _cut(_read_start(messages, SEARCH_BYTES))
+    return None if len(opening) < SHORT_BYTES else _digest((*model, owner), b"chat", strip_noise(opening))
+
+
 def find_opening(fields: Mapping[str, Any]) -> bytes:
     """What of a chat's messages stays as it is, as bytes; shorter than `SHORT_BYTES` when there is nothing to keep."""
     messages = fields.get("messages")

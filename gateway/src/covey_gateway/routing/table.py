@@ -103,6 +103,17 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainRoute:
+    """What one table has for a caller's name of a model that takes chats."""
+
+    model: ServedModel
+    targets: tuple[Target, ...]
+    window_tokens: int | None
+    has_pool: bool
+    """Whether requests reserve of a cache that an endpoint's slots share."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoutingTable:
     order: Order = NO_ORDER
     models: Mapping[tuple[str, str], ServedModel] = field(default_factory=dict[tuple[str, str], ServedModel])
@@ -117,6 +128,9 @@ class RoutingTable:
     """Among whom limits of keys are shared."""
     windows: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     """The widest that an endpoint has, of models of which one says."""
+
+    sizes: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """Slots x weight of the largest endpoint of each model."""
 
     def resolve(self, caller: Caller, asked: str) -> ServedModel | None:
         name = self.aliases.get((caller.namespace, asked), asked)
@@ -165,7 +179,8 @@ def build_table(
     by_model = {model: tuple(list_) for model, list_ in at.items()}
     windows = {model: max(target.context_tokens or 0 for target in list_) for model, list_ in at.items()}
     windows = {model: window for model, window in windows.items() if window}
-    return RoutingTable(order, by_name, aliases, by_model, by_digest, gateways, windows)
+    sizes = {model: max(target.slots * target.weight for target in list_) for model, list_ in at.items()}
+    return RoutingTable(order, by_name, aliases, by_model, by_digest, gateways, windows, sizes)
 
 
 def parse_endpoints(snapshot: Endpoints, machine: str | None) -> RoutingTable:

@@ -50,7 +50,7 @@ def decode_object(body: bytes, known: frozenset[str]) -> Fields | ApiError:
 
     `known` has the names that are refused, too: with null they ask for nothing, however large the body is.
     """
-    if (error := _check_text(body)) is not None:
+    if (error := check_text(body)) is not None:
         return error
     try:
         if len(body) > _LARGE_BODY_BYTES:
@@ -72,10 +72,11 @@ def _decoder_of(known: frozenset[str]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct("KnownFields", fields, forbid_unknown_fields=True))
 
 
-def _check_text(body: bytes) -> ApiError | None:
+def check_text(body: bytes) -> ApiError | None:
+    """What is wrong with the text that JSON is written in."""
     if not body.isascii() and not _is_utf8(body):
         return invalid_request("the body must be text in UTF-8; it has bytes that are none")
-    if (b"\\ud" in body or b"\\uD" in body) and _LONE_SURROGATE.search(body) is not None:
+    if b"\\u" in body and (b"\\ud" in body or b"\\uD" in body) and _LONE_SURROGATE.search(body) is not None:
         return invalid_request("the body must have no lone surrogates: `\\ud800` to `\\udfff` come in pairs")
     return None
 

@@ -70,6 +70,25 @@ class Chunk(msgspec.Struct):
 
 
 CHUNK = msgspec.json.Decoder(Chunk)
+_CHUNKS = msgspec.json.Decoder(list[Chunk])
+_FIRST, _NEXT, _LAST = b"data: ", b"\n\ndata: ", b"data: [DONE]\n\n"
+
+
+def read_plain(events: bytes) -> list[Chunk] | None:
+    """The chunks of whole events, read as one array; None: they aren't written as most are, or one has an error in it.
+
+    No JSON text has a line's end in it that isn't between values, so what is put in its place is no part of a text.
+    """
+    events = events.removesuffix(_LAST)
+    if not events:
+        return []
+    if not events.startswith(_FIRST) or not events.endswith(b"\n\n"):
+        return None
+    try:
+        chunks = _CHUNKS.decode(b"[%b]" % events[len(_FIRST) : -2].replace(_NEXT, b","))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return chunks if all(chunk.error is None for chunk in chunks) else None
 
 
 class CallOrder:

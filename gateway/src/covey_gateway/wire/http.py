@@ -3,10 +3,15 @@
 So hop-by-hop headers, an engine's CORS, `Server` and `Keep-Alive` can't reach a client, nor a client's to an engine.
 """
 
+from functools import lru_cache
 from http import HTTPStatus
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
+_COMMON = (
+    b"date: %b\r\nx-request-id: %b\r\nrequest-id: %b\r\nconnection: close\r\n",
+    b"date: %b\r\nx-request-id: %b\r\nrequest-id: %b\r\n",
+)
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 
@@ -64,15 +69,21 @@ def render_engine_head(
     host: str, port: int, path: str, key: str, request_id: str, body_bytes: int, trace: str = ""
 ) -> bytes:
     """A request to an engine. `trace`: header lines, each with its end."""
+    start = render_engine_start(host, port, path, key)
+    return start + f"{request_id}\r\n{trace}content-length: {body_bytes}\r\n\r\n".encode()
+
+
+@lru_cache(maxsize=1024)  # an endpoint and call each
+def render_engine_start(host: str, port: int, path: str, key: str) -> bytes:
+    """The head of a request to an engine, up to the request's id."""
     authorization = f"authorization: Bearer {key}\r\n" if key else ""
     return (
         f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\n{authorization}content-type: application/json\r\n"
-        f"accept: text/event-stream\r\nx-request-id: {request_id}\r\n{trace}content-length: {body_bytes}\r\n\r\n"
+        "accept: text/event-stream\r\nx-request-id: "
     ).encode()
 
 
 def _common(request_id: str, date: bytes, keeps_alive: bool) -> bytes:
     """The id under both names: OpenAI's SDKs read the one, Anthropic's the other."""
-    closing = b"" if keeps_alive else b"connection: close\r\n"
     id_ = request_id.encode()
-    return b"date: %b\r\nx-request-id: %b\r\nrequest-id: %b\r\n%b" % (date, id_, id_, closing)
+    return _COMMON[keeps_alive] % (date, id_, id_)

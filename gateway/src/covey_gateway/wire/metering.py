@@ -8,7 +8,6 @@ its prompt is as long as prompts of as many bytes were, its output as many token
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -65,8 +64,7 @@ class _Figures(msgspec.Struct):
 _FIGURES = msgspec.json.Decoder(_Figures)
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """Tokens of one request; cached ones are among the prompt's."""
 
     prompt: int = 0

@@ -127,7 +127,12 @@ Parsed = Request | Question | ApiError
 
 def has_extra_usage(request: Request, engine: str) -> bool:
     """Whether the engine is asked for usage that the client isn't told. llama-server tells `timings` unasked."""
-    return request.withholds_usage and engine != EngineName.LLAMA_SERVER
+    return request.withholds_usage and counts_asked(engine)
+
+
+def counts_asked(engine: str) -> bool:
+    """Whether it tells what an answer cost only where it is asked to."""
+    return engine != EngineName.LLAMA_SERVER
 
 
 def render_request(request: Request, model: str, engine: str) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from covey_gateway.wire.chunks import ABSENT, CallOrder, ChoiceDelta, Chunk, FunctionDelta, sum_usage
+from covey_gateway.wire.chunks import ABSENT, CallOrder, ChoiceDelta, Chunk, FunctionDelta, read_plain, sum_usage
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.chunk_reader import ChunkReader
 from covey_gateway.wire.openai.errors import render_error_event
@@ -43,13 +43,12 @@ class _Choice:
                 self.logprobs.setdefault(name, []).extend(getattr(change.logprobs, name) or ())
         if (delta := change.delta) is None:
             return
-        for name, piece in (
-            ("content", delta.content),
-            ("reasoning_content", delta.reasoning_content or delta.reasoning),
-            ("refusal", delta.refusal),
-        ):
-            if piece:
-                self.text.setdefault(name, []).append(piece)
+        if delta.content:
+            self._say("content", delta.content)
+        if thought := delta.reasoning_content or delta.reasoning:
+            self._say("reasoning_content", thought)
+        if delta.refusal:
+            self._say("refusal", delta.refusal)
         for call in delta.tool_calls or ():
             ordinal, begins = self.order.place(call.index, call.id)
             if begins:
@@ -58,6 +57,12 @@ class _Choice:
         if delta.function_call is not None:
             self.function = self.function or _Call("function")
             self._add_function(self.function, delta.function_call)
+
+    def _say(self, name: str, piece: str) -> None:
+        pieces = self.text.get(name)
+        if pieces is None:
+            pieces = self.text[name] = []
+        pieces.append(piece)
 
     @staticmethod
     def _add_function(call: _Call, change: FunctionDelta | None) -> None:
@@ -106,11 +111,23 @@ class ChatAnswer:
             self._add_chunk(chunk)
         return b""
 
+    def take_plain(self, events: bytes) -> bytes | ApiError:
+        """The same, at once where they are written as nearly all are."""
+        chunks = read_plain(events)
+        if chunks is None:
+            return self.take(events)
+        for chunk in chunks:
+            self._add_chunk(chunk)
+        return b""
+
     def _add_chunk(self, chunk: Chunk) -> None:
         if self._head.id is None:
             self._head = chunk
         for change in chunk.choices or ():
-            self._choices.setdefault(change.index, _Choice()).add(change)
+            choice = self._choices.get(change.index)
+            if choice is None:
+                choice = self._choices[change.index] = _Choice()
+            choice.add(change)
         if chunk.usage is not None:
             self._usages.append(chunk.usage)
         if chunk.timings != ABSENT:

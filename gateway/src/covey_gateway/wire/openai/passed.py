@@ -27,6 +27,11 @@ _WHOLE = b'"chat.completion"'
 _OBJECT = re.compile(rb'("object"\s*:\s*)"chat\.completion"')
 
 
+def may_need_mending(events: bytes) -> bool:
+    """Whether it is worth a look."""
+    return _CALLS in events or _THOUGHT in events or _WHOLE in events
+
+
 class PassedChat:
     """`model` is the engine's to say: it was asked for it by the Model's name."""
 
