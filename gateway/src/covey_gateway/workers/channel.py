@@ -97,6 +97,8 @@ class Report(Message):
 
     kind: Literal["Report"] = "Report"
     demand: Demand
+    is_news: bool
+    """Whether the controller should hear of it at once."""
 
 
 AnyMessage = Annotated[

@@ -55,7 +55,7 @@ class Staff:
         self._workers: dict[int, HiredWorker] = {}
         """Those that run, by column."""
         self._keeping: list[asyncio.Task[None]] = []
-        self._is_ending = False
+        self._ending = asyncio.Event()
 
     @property
     def wakes(self) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ class Staff:
 
     def _hear(self, worker: HiredWorker, message: AnyMessage) -> None:
         match message:
-            case messages.Report():
+            case messages.Report(is_news=True):
                 self.on_news()
             case messages.End():
                 self._spawn(self._answer_end(worker, message))
@@ -132,7 +132,7 @@ class Staff:
     async def _keep(self, column: int, served: asyncio.Future[None]) -> None:
         """One after the other in this column, until cancelled. `served`: the first one does, or can't."""
         delay = AGAIN_SECONDS
-        while not self._is_ending:
+        while not self._ending.is_set():
             began_at = self._clock()
             words = await self._run_one(column, served)
             if not served.done():
@@ -142,7 +142,7 @@ class Staff:
             self._workers.pop(column, None)
             self.on_news()
             self._wake_all()
-            if self._is_ending:
+            if self._ending.is_set():
                 return
             delay = (
                 AGAIN_SECONDS if self._clock() - began_at > _SETTLED_SECONDS else min(delay * 2, AGAIN_LONGEST_SECONDS)
@@ -150,10 +150,16 @@ class Staff:
             pause = max(delay, LEFT_POOL_SECONDS if is_reserved else 0.0)
             _log.error("worker %d %s: another one is started in %.1f s, the others serve", column, words, pause)
             if is_reserved:
-                await asyncio.sleep(LEFT_POOL_SECONDS)
+                await self._pause(LEFT_POOL_SECONDS)
                 clear_reservations(self._memory, column)
                 self._wake_all()
-            await asyncio.sleep(max(0.0, delay - (LEFT_POOL_SECONDS if is_reserved else 0.0)))
+            await self._pause(max(0.0, delay - (LEFT_POOL_SECONDS if is_reserved else 0.0)))
+
+    async def _pause(self, seconds: float) -> None:
+        """Shorter where all end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ending.wait()
 
     async def _run_one(self, column: int, served: asyncio.Future[None]) -> str:
         """How it ended."""
@@ -174,7 +180,7 @@ class Staff:
         try:
             self._workers[column] = worker
             worker.begin(tuple(each for each in (self._name, self._table) if each), self._order)
-            if self._is_ending:
+            if self._ending.is_set():
                 worker.kill()
             telling = self._spawn(_tell_served(worker, served))
             code = await worker.follow()
@@ -190,7 +196,7 @@ class Staff:
 
     async def end(self, why: str, seconds: float) -> None:
         """Let all of them end what is due within `seconds`; end those that don't."""
-        self._is_ending = True
+        self._ending.set()
         self._tell_all(render(messages.Drain(seconds=seconds, why=why)))
         _, late = await asyncio.wait(self._keeping, timeout=seconds + _LEAVE_SECONDS)
         for worker in self.observe():

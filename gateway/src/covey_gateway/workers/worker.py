@@ -162,9 +162,11 @@ class ParentLink:
         """A demand as for a controller, whenever it changed; each time that it is alive."""
         before: Demand | None = None
         while True:
+            is_news = self._is_due.is_set()
             self._is_due.clear()
             demand = self.observe()
-            self._channel.send(render(messages.Report(demand=demand) if demand != before else messages.Alive()))
+            is_said = demand == before and not is_news
+            self._channel.send(render(messages.Alive() if is_said else messages.Report(demand=demand, is_news=is_news)))
             before = demand
             await asyncio.sleep(_MIN_REPORT_SECONDS)
             with suppress(TimeoutError):
