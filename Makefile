@@ -7,10 +7,10 @@ RUN := $(UV) run --frozen --no-sync
 PARTS := crds planner fleet-client controller node-agent gateway simulator cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check golden manifests verify sim fuzz kube engines prometheus bench clean
+.PHONY: help setup up test check golden manifests verify version changelog release-check sim fuzz kube engines prometheus bench soak clean
 
 help: ## list what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 $(UV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer must be on PATH as python3; got " + sys.version.split()[0])'
@@ -48,6 +48,17 @@ verify: setup ## regenerate everything generated; fail on a dirty tree
 	@$(RUN) python tools/generate.py
 	@git diff --exit-code -- manifests docs/reference docs/spec || (echo "generated files were stale: commit the diff above" && exit 1)
 
+version: setup ## say which version this is, or begin the next: VERSION=0.2.0
+	@test -z "$(VERSION)" || $(RUN) python tools/changelog.py --begin
+	@$(RUN) python tools/version.py $(VERSION)
+	@test -z "$(VERSION)" || { $(UV) lock --quiet && $(UV) sync --frozen --quiet && $(RUN) pytest tests/golden --golden-refresh -q; }
+
+changelog: setup ## write this version's section of CHANGELOG.md from the fragments in changes/
+	@$(RUN) python tools/changelog.py
+
+release-check: setup ## build all packages and the chart into dist/, install them in an empty home, run them (one to two minutes)
+	@PYTHONPATH=tests:tools $(RUN) python -m testbed.release
+
 sim: setup ## simulate fleets with faults: SEEDS=300, or one and its story with SEED=123
 	@PYTHONPATH=tests $(RUN) python -m sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),300))
 
@@ -65,8 +76,11 @@ engines: setup ## build llama-cpp-python for the tests of `LlamaCpp`, once, into
 prometheus: setup ## unpack Debian's Prometheus for the test of dashboard and alerts, once, into the tests' cache
 	@PYTHONPATH=tests $(RUN) python -m testbed.prometheus
 
-bench: setup ## run the benchmarks; one JSON line a figure
-	@for bench in bench/*.py; do $(RUN) python $$bench || exit 1; done
+bench: setup ## run all benchmarks, or one with ONLY=peers, and write docs/reference/benchmarks.md
+	@PYTHONPATH=bench:tests $(RUN) python -m whole $(addprefix --only ,$(ONLY))
+
+soak: setup ## two fleets under traffic, edits and faults for MINUTES=30, or again with SEED=123; the report is build/soak.md
+	@PYTHONPATH=tests $(RUN) python -m soak --minutes $(or $(MINUTES),30) $(addprefix --seed ,$(SEED))
 
 clean: ## remove what setup made
 	@rm -rf .venv .uv

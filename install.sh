@@ -11,7 +11,7 @@ Usage: install.sh [OPTION]...
   --from DIR          folder with Covey's wheels, and any of their dependencies (else: the checkout of this script)
   --offline           take everything from that folder, and ask no index; needs --from
   --prefix DIR        where to install (default: ~/.local): DIR/bin/covey, DIR/share/covey
-  --python PROGRAM    Python 3.11 or newer (default: the newest on PATH)
+  --python PROGRAM    Python 3.11 or newer (default: as installed, or the newest on PATH)
   --with-vllm         install vLLM beside it, in an environment of its own (Linux; some gigabytes)
   --join URL          then run `covey join URL` as a service of this user
   --token-file FILE   ... by this join token (`covey token create --role machine`)
@@ -35,7 +35,7 @@ misuse() {
 
 PARTS="crds planner fleet-client controller node-agent gateway simulator cli"
 WHEELS="covey covey_api covey_planner covey_fleet_client covey_controller covey_agent covey_gateway covey_simulator"
-from='' offline='' prefix="${HOME:?HOME must be set}/.local" python='' vllm='' join='' token='' up='' headless=''
+from='' offline='' prefix="${HOME:?HOME must be set}/.local" python='' chosen='' vllm='' join='' token='' up='' headless=''
 
 while [ $# -gt 0 ]; do
     case $1 in
@@ -44,7 +44,7 @@ while [ $# -gt 0 ]; do
             case $1 in
                 --from) from=$2 ;;
                 --prefix) prefix=$2 ;;
-                --python) python=$2 ;;
+                --python) python=$2 chosen=1 ;;
                 --join) join=$2 ;;
                 --token-file) token=$2 ;;
                 --up) up=$2 ;;
@@ -92,6 +92,9 @@ clean_up() {
 }
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+# Which one it is, by whatever name; nothing where it can't say.
+tell_python() { "$1" -c 'import os, sys; print(os.path.realpath(sys.base_prefix), *sys.version_info[:2])' 2>/dev/null || true; }
 
 find_python() {
     if [ -n "$python" ]; then
@@ -158,7 +161,12 @@ $1"
 }
 
 make_environment() {
-    "$home/venv/bin/python" -m pip --version >/dev/null 2>&1 && return
+    if "$home/venv/bin/python" -m pip --version >/dev/null 2>&1; then
+        if [ -z "$chosen" ]; then return; fi
+        made_of=$(tell_python "$home/venv/bin/python")
+        if [ -z "$made_of" ] || [ "$made_of" = "$(tell_python "$python")" ]; then return; fi
+        say "Making the environment anew, of '$python' instead of: $made_of"
+    fi
     mkdir -p "$home"
     if [ -d "$home/venv.before" ]; then
         rm -rf "$home/venv" # of a run that was killed
@@ -219,7 +227,8 @@ drop_replaced() {
 
 install_vllm() {
     [ "$(uname -s)" = Linux ] || fail "--with-vllm: vLLM is for Linux"
-    if [ -x "$home/vllm/bin/vllm" ]; then
+    # Its interpreter may have gone, with an upgrade of the system's.
+    if [ -x "$home/vllm/bin/vllm" ] && "$home/vllm/bin/python" -c '' 2>/dev/null; then
         say "vLLM is installed in '$home/vllm' already"
     else
         say "Installing vLLM into '$home/vllm' (some gigabytes)"

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import httpx
 import psutil
-from kit.ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from kit.documents import model_yaml, placement_yaml
 from kit.kube_fleet import KubeFleet, running_kube_fleet
+from kit.ports import free_port
 from kube import (
     AGENT,
     AGENTS,

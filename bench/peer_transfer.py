@@ -31,8 +31,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.given import GivenBlobs
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.pace import Pace

@@ -54,6 +54,7 @@ _CONDITIONS: dict[str, dict[str, str]] = {
         "UnsealedInstances": "Only while it reports Instances that this controller did not seal.",
         "NameContested": "Only while another machine reports under the same name.",
         "UnusableEngines": "Only while an engine that somebody counts on there can't be started.",
+        "StoreIncomplete": "Only while it is a store and lacks some of what Models name.",
     },
     "Instance": _KSTATUS,
 }

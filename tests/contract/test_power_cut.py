@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from covey.up.group import hold_state_folder
 from covey.up.parent import Settings
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache, FileDigest
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.keeper.observed import write_record

@@ -4,17 +4,18 @@ import json
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from conftest import Golden
 from covey_api.engines import EngineName, KvCacheType
-from covey_api.instance import EngineOptions, Instance, InstanceGoal, Member
+from covey_api.instance import Costs, EngineOptions, Instance, InstanceGoal, Member, MemberRole
 from covey_api.node import Taint
 from covey_api.placement import Toleration
 from covey_planner.choice import choose, explain_nodes
 from covey_planner.choice.links import LinkKind
-from covey_planner.choice.shapes import ShapeKind, choose_shape
+from covey_planner.choice.shapes import choose_shape
 from covey_planner.text import WhyPlacement, render_refusals, render_why, why_data
-from covey_planner.types import Barred, Chosen, NodeState, NodeView, Pool, Wish
-from kit.builders import geometry, instance
+from covey_planner.types import Barred, Chosen, NodeState, NodeView, Pool, ShapeKind, Wish
+from kit.builders import geometry, instance, lane
 from kit.planning import GIB, MIB, large_geometry, large_variant, node, variant, wish
 
 FLEET = (
@@ -160,3 +161,29 @@ def test_model_that_fits_on_no_node_alone_names_those_that_could_hold_it_togethe
     golden(
         "why/together-tensor.txt", render_why(WhyPlacement(asked, 1, (), four, explain_nodes(asked, four), None, shape))
     )
+
+
+def test_nodes_that_could_hold_it_as_a_ring_are_named_with_the_wish_that_makes_one(golden: Golden) -> None:
+    geometry = large_geometry(weights_bytes=40 * GIB, layer_count=64, kv_head_counts=(8,) * 64, model_type="qwen3_moe")
+    huge = large_variant(name="mlx-8bit", geometry=geometry, engines=(EngineName.MLX,))
+    asked = wish(placement="huge", model="huge", variants=(huge,), context_tokens=8192)
+    able = (lane(engine=EngineName.MLX, digest="0" * 64, roles=(MemberRole.RANK.value,)),)
+    fleet = (node("attic", memory=50 * GIB, lanes=able), node("barn", memory=45 * GIB, lanes=able))
+    for kind in (ShapeKind.PIPELINE, ShapeKind.TENSOR):
+        shape = choose_shape(asked, fleet, lambda _one, _other: LinkKind.UNKNOWN, (kind,))
+        told = WhyPlacement(asked, 1, (), fleet, explain_nodes(asked, fleet), None, shape)
+        golden(f"why/ring-{kind.lower()}.txt", render_why(told))
+
+
+@pytest.mark.parametrize("kind", ["rpc", "pipeline"])
+def test_every_member_of_one_that_runs_on_several_nodes_is_shown_with_its_part(golden: Golden, kind: str) -> None:
+    first, other = (MemberRole.DRIVER, MemberRole.DONOR) if kind == "rpc" else (MemberRole.RANK,) * 2
+    members = tuple(
+        Member(name=str(index), node=name, role=role, costs=(Costs(weights_bytes=layers * MIB, layers=layers),))
+        for index, (name, role, layers) in enumerate((("attic", first, 20), ("barn", other, 10)))
+    )
+    options = EngineOptions(context_tokens=2048, slots=2, repack=kind != "rpc")
+    one = instance("smollm2-0", options=options, members=members)
+    nodes = tuple(reserved(node(name), (one,)) for name in ("attic", "barn"))
+    text = render_why(WhyPlacement(wish(slots=2), 1, (one,), nodes, explain_nodes(wish(), nodes)))
+    golden(f"why/members-{kind}.txt", text)

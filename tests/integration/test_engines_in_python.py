@@ -196,6 +196,20 @@ def test_a_prompt_too_long_is_refused_with_both_numbers(fleet: RunningFleet) -> 
     assert any(number > WINDOW for number in numbers)
 
 
+def test_a_length_that_does_not_fit_beside_the_prompt_is_refused_with_counts(fleet: RunningFleet) -> None:
+    messages = [{"role": "user", "content": "word " * 980}]
+    prompt = fleet.ask(messages=messages, max_tokens=1, temperature=0).json()["usage"]["prompt_tokens"]
+    left = WINDOW - prompt
+    assert 2 <= left <= 60
+    for most in (left - 1, left):
+        assert fleet.ask(messages=messages, max_tokens=most, temperature=0).status_code == 200
+    for is_stream in (True, False):
+        answer = fleet.ask(messages=messages, max_tokens=left + 1, stream=is_stream)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "max_tokens")
+        assert f"{prompt} + {left + 1} > {WINDOW}" in error["message"]
+
+
 def test_the_engine_counts_tokens_and_is_healthy(fleet: RunningFleet) -> None:
     with direct(fleet) as engine:
         assert engine.post("/tokenize", json={"content": "Hello world"}).json() == {"tokens": [19556, 905]}

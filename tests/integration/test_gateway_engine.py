@@ -6,7 +6,7 @@ Both come from the package index by the agent's own code, and stay in the tests'
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -159,6 +159,44 @@ async def test_too_long_a_prompt_is_refused_before_a_byte(engine: RealEngine, is
         assert "3031" in str(caught.value)
         answer = await asked(gateway, messages=user("word " * 3000), stream=is_stream)
         assert answer.status == 400
+
+
+async def test_a_length_that_does_not_fit_beside_the_prompt_is_refused_with_counts(engine: RealEngine) -> None:
+    """llama-server would answer until its window is full, and call it `length`."""
+    target = replace(engine.target, engine="LlamaServer", context_tokens=SLOT_TOKENS)
+    messages = user("word " * 980)
+    async with sdk(engine) as (client, gateway):
+        gateway.route(target)
+        told = await complete(client, messages=messages, max_tokens=1)
+        assert told.usage is not None
+        left = SLOT_TOKENS - told.usage.prompt_tokens
+        assert 2 <= left <= 40
+        endless = {"messages": messages, "temperature": 0, "extra_body": {"ignore_eos": True}}
+        for most in (left - 1, left):
+            whole = await complete(client, max_tokens=most, **endless)
+            assert whole.usage is not None
+            assert (whole.usage.completion_tokens, whole.choices[0].finish_reason) == (most, "length")
+            events = await stream(client, max_tokens=most, **endless)
+            assert {choice.finish_reason for event in events for choice in event.choices} == {None, "length"}
+            assert not [event for event in events if event.model_extra and "prompt_progress" in event.model_extra]
+        counts = f"{told.usage.prompt_tokens} + {left + 1} > {SLOT_TOKENS}"
+        for is_stream in (True, False):
+            for field in ("max_tokens", "max_completion_tokens"):
+                answer = await asked(gateway, messages=messages, stream=is_stream, **{field: left + 1})
+                assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+                assert answer.error["param"] == field
+                assert counts in answer.error["message"]
+        assert (await complete(client, max_tokens=2)).choices[0].finish_reason == "length"
+        text: Any = {"model": "m", "prompt": "word " * 1000, "extra_body": {"ignore_eos": True}}
+        one = await client.completions.create(**text, max_tokens=1)
+        assert one.usage is not None
+        left = SLOT_TOKENS - one.usage.prompt_tokens
+        whole = await client.completions.create(**text, max_tokens=left)
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == left
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.completions.create(**text, max_tokens=left + 1)
+        assert f"{one.usage.prompt_tokens} + {left + 1} > {SLOT_TOKENS}" in str(caught.value)
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

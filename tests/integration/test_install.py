@@ -187,8 +187,8 @@ class Stubbed:
     def home(self) -> Path:
         return self.user / ".local" / "share" / "covey"
 
-    def install(self) -> subprocess.CompletedProcess[str]:
-        return install(self.user, "--from", str(self.user / "wheels"), "--python", sys.executable)
+    def install(self, *more: str) -> subprocess.CompletedProcess[str]:
+        return install(self.user, "--from", str(self.user / "wheels"), "--python", sys.executable, *more)
 
 
 @pytest.fixture
@@ -237,6 +237,31 @@ def test_an_upgrade_that_failed_and_is_tried_again_tells_what_still_runs(stubbed
     assert upgraded.returncode == 0, upgraded.stderr
     assert "Restart it soon: systemctl --user restart covey-up.service" in upgraded.stdout
     assert "Restart it soon" not in stubbed.install().stdout
+
+
+def test_another_python_that_is_named_makes_the_environment_anew_or_leaves_it(stubbed: Stubbed) -> None:
+    python = stubbed.home / "venv" / "bin" / "python"
+    write_program(python, 'case "$*" in *base_prefix*) echo "/elsewhere 3 11" ;; esac')
+    failed = stubbed.install()  # the wheels are none to a real pip
+    assert "Making the environment anew, of" in failed.stdout
+    assert (failed.returncode, "pip could not install it" in failed.stderr) == (1, True), failed.stderr
+    assert "/elsewhere" in python.read_text(), "what was there is back"
+    unnamed = install(
+        stubbed.user, "--from", str(stubbed.user / "wheels"), PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    )
+    assert (unnamed.returncode, "anew" in unnamed.stdout) == (0, False), unnamed.stdout + unnamed.stderr
+
+
+def test_a_vllm_whose_interpreter_has_gone_is_installed_anew(stubbed: Stubbed) -> None:
+    for program in ("vllm", "python"):
+        write_program(stubbed.home / "vllm" / "bin" / program)
+    there = stubbed.install("--with-vllm")
+    assert (there.returncode, "vLLM is installed in" in there.stdout) == (0, True), there.stdout + there.stderr
+    (stubbed.home / "vllm" / "bin" / "python").unlink()
+    (stubbed.home / "vllm" / "bin" / "python").symlink_to("/nowhere")
+    anew = stubbed.install("--with-vllm")
+    assert (anew.returncode, "Installing vLLM into" in anew.stdout) == (0, True), anew.stdout + anew.stderr
+    assert (stubbed.home / "vllm" / "bin" / "python").exists()
 
 
 @pytest.mark.parametrize(

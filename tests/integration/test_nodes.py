@@ -130,6 +130,10 @@ def test_a_machine_of_a_copied_disk_is_refused_and_the_first_goes_on(fleet: Apar
     told = "another machine is connected as node 'origin', so this one is refused"
     wait_until(lambda: told in fleet.log("copy"), f"it is told\n{fleet.log('copy')}")
     assert "`--name`" in fleet.log("copy")
+    _, body = doctor(fleet.base / "copy")
+    (words,) = (found for found, level in levels(body, "controller").items() if level == "Broken")
+    assert "the controller refuses this machine's agent since" in words
+    assert told in words
     wait_until(lambda: is_reporting(fleet, "origin"), "the first goes on")
     assert "refused" not in fleet.log("origin")
     fleet.end("copy")

@@ -135,6 +135,32 @@ def test_a_registry_of_tokens_gets_the_login_where_it_is_and_nowhere_else(
     assert "one.time" not in caplog.text
 
 
+def test_a_token_that_runs_out_before_a_set_is_whole_is_made_anew(
+    tmp_path: Path, home: Path, registry: Registry
+) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    build_checkpoint(SHAPE).write(folder)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()} | {
+        "tokenizer.json": b"{}",
+        "vocab.json": b"{ }",
+    }
+    registry.push("models/runs-out", "latest", [(content, title(name)) for name, content in files.items()])
+    with running_door(registry) as door:
+        log_in(home, door.registry)
+        artifact, path = pull(tmp_path / "cache", f"oci://{door.registry.host}/models/runs-out")
+        assert {each.name: each.read_bytes() for each in path.iterdir()} == files
+        before, door.state.token_uses = door.state.tokens, 3  # the manifest, and two files
+
+        async def fetch_elsewhere() -> Path:
+            async with rig_on(tmp_path / "other", IndexSettings("http://127.0.0.1:1/simple")) as rig:
+                return await rig.artifacts.fetch(artifact, ignore)
+
+        again = asyncio.run(fetch_elsewhere())
+        assert {each.name: each.read_bytes() for each in again.iterdir()} == files
+        assert door.state.tokens - before == len(files) / 2
+
+
 def test_a_token_is_made_with_nobody_elses_login(
     tmp_path: Path, home: Path, registry: Registry, weights: bytes
 ) -> None:
@@ -167,6 +193,7 @@ def test_a_token_is_made_with_nobody_elses_login(
 def test_what_is_not_there_is_said(tmp_path: Path, home: Path, registry: Registry, weights: bytes) -> None:
     source = f"oci://{registry.host}/models/said"
     registry.push("models/said", "two", [(weights, title("a.gguf")), (weights + b"x", title("b.gguf"))])
+    registry.push("models/said", "packed", [(weights, title("a.tgz") | {"mediaType": "x/y+gzip"})])
     with pytest.raises(AgentError, match=f"answers 401: .*`docker login {registry.host}`"):
         pull(tmp_path / "cache", f"{source}:two")
     log_in(home, registry)
@@ -174,6 +201,7 @@ def test_what_is_not_there_is_said(tmp_path: Path, home: Path, registry: Registr
         (":none", "there is no such repository, tag or file"),
         (":two", "Choose one with '#FILE' in the source: 'a.gguf', 'b.gguf'"),
         (":two#c.gguf", r"at manifest [0-9a-f]{64} lacks 'c.gguf'"),
+        (":packed", "has neither a GGUF file nor 'config.json'. Left out, .*: 'a.tgz' of type 'x/y\\+gzip'"),
     ):
         with pytest.raises(AgentError, match=words):
             pull(tmp_path / "cache", source + reference)

@@ -25,7 +25,11 @@ case "$*" in
 esac
 if [ -n "$FAILS" ]; then echo "Failed to connect to bus: No medium found" >&2; exit 1; fi
 case "$*" in
-  *is-active*) [ "${ACTIVE:-3}" = 0 ] && echo active || echo inactive; exit "${ACTIVE:-3}";;
+  *disable*) [ -z "$GONE" ] || { echo "Unit file covey-up.service does not exist." >&2; exit 1; };;
+  *stop*) rm -f "$HOME/remembered";;
+  *is-active*)
+    [ ! -f "$HOME/remembered" ] || { echo active; exit 0; }
+    [ "${ACTIVE:-3}" = 0 ] && echo active || echo inactive; exit "${ACTIVE:-3}";;
   *show*) echo "ActiveState=${STATE:-active}"; printf '%s\\n' SubState=running Result=success MainPID=7 NRestarts=2
     printf '%s\\n' UnitFileState=enabled "ActiveEnterTimestamp=Mon 2026-11-30 09:00:00 UTC";;
 esac
@@ -210,6 +214,23 @@ def test_what_is_not_known_to_have_stopped_is_not_removed(machine: Machine) -> N
     assert machine.property_list.exists()
 
 
+def test_what_runs_on_without_its_file_is_stopped(machine: Machine) -> None:
+    machine.covey("install", "up", str(EXAMPLE))
+    machine.unit.unlink()
+    (machine.home / "remembered").touch()
+    gone = machine.covey("uninstall", "up", GONE="1")
+    assert (gone.returncode, "stopped covey-up, whose file" in gone.stdout) == (0, True), gone.stderr
+    assert not (machine.home / "remembered").exists()
+    assert "nothing to do" in machine.covey("uninstall", "up").stdout
+    launchd = ("--manager", "launchd", "up")
+    machine.covey("install", *launchd, str(EXAMPLE))
+    machine.property_list.unlink()
+    gone = machine.covey("uninstall", *launchd)
+    assert (gone.returncode, "stopped covey-up, whose file" in gone.stdout) == (0, True), gone.stderr
+    assert not (machine.home / "loaded").exists()
+    assert "nothing to do" in machine.covey("uninstall", *launchd).stdout
+
+
 def test_launchd_takes_the_new_file_unless_the_service_runs(machine: Machine) -> None:
     install = ("install", "--manager", "launchd", "up", str(EXAMPLE))
     assert machine.covey(*install).returncode == 0
@@ -241,6 +262,11 @@ def test_a_token_goes_by_a_file_and_never_by_the_command_line_or_environment(mac
     bare = machine.covey("install", "join", "https://127.0.0.1:1", COVEY_TOKEN=TOKEN)
     assert bare.returncode == 2
     assert "give `--token-file FILE`" in bare.stderr
+    (machine.home / ".local" / "state" / "covey" / "agent").mkdir(parents=True)
+    (machine.home / ".local" / "state" / "covey" / "agent" / "certificate.pem").write_text("of no use")
+    for role in (("join", "https://127.0.0.1:1"), ("agent", "--controller", "https://127.0.0.1:1")):
+        useless = machine.covey("install", *role)
+        assert (useless.returncode, "give `--token-file FILE`" in useless.stderr) == (2, True)
     shown = machine.covey("install", "agent", "--controller", "https://127.0.0.1:1", "--name", TOKEN)
     assert shown.returncode == 2
     assert "must not be on a command line" in shown.stderr

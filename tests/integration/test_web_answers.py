@@ -1,18 +1,21 @@
 """Answers that no server should give, and more downloads than there are connections, over real sockets."""
 
 import asyncio
+import email.utils
 import hashlib
 import shutil
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.remote import RemoteFile
-from covey_agent.artifacts.web import Patience, Web, persist
+from covey_agent.artifacts.web import Origin, Patience, Web, persist
 from covey_agent.ports import AgentError
 from covey_api.reasons import FailureCause
 from kit.artifact_rig import IMPATIENT, QUICK, ignore, rig_on
@@ -127,6 +130,66 @@ def test_a_pause_that_is_none_is_not_kept(after: bytes) -> None:
     found = refuse(b"HTTP/1.1 503 Busy\r\nRetry-After: %s\r\nContent-Length: 0\r\n\r\n" % after)
     assert found.cause is FailureCause.ARTIFACT_UNAVAILABLE
     assert "answers 503" in found.message
+
+
+def test_a_token_that_is_withheld_is_said_and_not_asked_for() -> None:
+    async def scenario() -> None:
+        answer = always(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+        async with asyncio.timeout(30), asked(answer) as (web, url):
+            # Another name of this machine, which isn't known as one.
+            for host, words in (("0.0.0.0", "The token is not shown without TLS"), ("127.0.0.1", "Log in")):  # noqa: S104
+                origin = Origin("as it says", "Check it.", "Log in.", "It is missing.", token="t")
+                with pytest.raises(AgentError, match=words) as raised:
+                    await web.read(url.replace("127.0.0.1", host), {}, 100, origin)
+                assert ("Log in" in raised.value.message) is (host == "127.0.0.1")
+
+    asyncio.run(scenario())
+
+
+def test_who_asks_for_a_long_pause_is_left_alone_by_everybody() -> None:
+    asks: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asks.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 429 Busy\r\nRetry-After: 86400\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def scenario() -> None:
+        async with asyncio.timeout(30), asked(answer) as (web, url):
+            for words in ("answers 429; it asks to come back in 86400 s", "isn't asked for another 3[0-9]+ s"):
+                with pytest.raises(AgentError, match=words) as raised:
+                    await persist(QUICK, "page", lambda: web.read(f"{url}/{len(asks)}", {}, 100))
+                assert 3000 < raised.value.retry_after_seconds <= 3600
+            assert len(asks) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_date_to_come_back_at_is_by_the_clock_of_who_asks() -> None:
+    tomorrow = time.time() + 86400
+    date, after = (email.utils.formatdate(at, usegmt=True).encode() for at in (tomorrow, tomorrow + 1))
+    found = refuse(b"HTTP/1.1 503 Busy\r\nDate: %s\r\nRetry-After: %s\r\nContent-Length: 0\r\n\r\n" % (date, after))
+    assert f"({QUICK.tries} tries)" in found.message
+
+
+def test_a_header_that_does_not_come_in_time_says_what_went_wrong_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covey_agent.artifacts.node._HEADER_SECONDS", 2.0)
+    patience = Patience(backoff_seconds=30)
+
+    async def scenario() -> None:
+        answer = always(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+        async with (
+            asyncio.timeout(60),
+            asked(answer) as (_, url),
+            rig_on(tmp_path, IndexSettings(url), patience) as rig,
+        ):
+            with pytest.raises(AgentError, match=r"gave no header within 2 s\. Last: http://.*/file answers 502\."):
+                await rig.artifacts.read_header(url, "")
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("total", ["²".encode("latin-1"), b"1" * 5000, b"*", b"-5"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from covey_agent.artifacts.download import Remote
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.hub import HubSettings, observe_hub_settings
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.web import Patience

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -73,8 +73,17 @@ class Served:
 class RunningFleet(Served):
     """One `covey up`, its folder of YAML and its state folder."""
 
-    def __init__(self, folder: Path, state: Path, port: int, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        state: Path,
+        port: int,
+        environment: dict[str, str] | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        """`python`: of the environment in which Covey is installed."""
         self.folder = folder
+        self._python = python
         self.state = state
         self._extra_environment = environment or {}
         self.url = f"http://127.0.0.1:{port}"
@@ -89,7 +98,7 @@ class RunningFleet(Served):
         return self._process
 
     def start(self, *extra: str) -> None:
-        command = [sys.executable, "-m", "covey", "up", str(self.folder), "--wait", "--port", str(self.port), *extra]
+        command = [self._python, "-m", "covey", "up", str(self.folder), "--wait", "--port", str(self.port), *extra]
         with self.output_path.open("wb") as output, self.error_path.open("wb") as errors:
             self._process = subprocess.Popen(
                 command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=errors
@@ -133,7 +142,7 @@ class RunningFleet(Served):
     def covey(self, *arguments: str, check: bool = True, text: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run the command against this fleet, found as a user's would be."""
         result = subprocess.run(
-            [sys.executable, "-m", "covey", *arguments],
+            [self._python, "-m", "covey", *arguments],
             env=self._environment(),
             capture_output=True,
             text=True,
@@ -209,12 +218,23 @@ class Traffic:
     """Steady streamed chat requests from a few threads, counted by outcome.
 
     `waits_for_gateway`: a refused connection, a 503 (nothing serves now), and any answer with `Retry-After`, are tried
-    again, as clients do: nothing was lost by it.
+    again, as clients do: nothing was lost by it. `models`: asked in turn by the workers. `rest_seconds`: of each worker
+    after each request.
     """
 
-    def __init__(self, fleet: Served, workers: int = 2, *, waits_for_gateway: bool = False) -> None:
+    def __init__(
+        self,
+        fleet: Served,
+        workers: int = 2,
+        *,
+        waits_for_gateway: bool = False,
+        models: Sequence[str] = ("smollm2",),
+        rest_seconds: float = 0.0,
+    ) -> None:
         self._fleet = fleet
         self._workers = workers
+        self._models = models
+        self._rest_seconds = rest_seconds
         self._waits_for_gateway = waits_for_gateway
         self.sent: list[Sent] = []
         self.refused = 0
@@ -238,13 +258,14 @@ class Traffic:
         """Requests flow during the block; afterwards all have been answered."""
         ending = Event()
 
-        def work() -> None:
+        def work(number: int) -> None:
             with httpx.Client(timeout=120) as client:
                 while not ending.is_set():
-                    self._send(client)
+                    self._send(client, self._models[number % len(self._models)])
+                    ending.wait(self._rest_seconds)
 
         with ThreadPoolExecutor(self._workers) as pool:
-            working = [pool.submit(work) for _ in range(self._workers)]
+            working = [pool.submit(work, number) for number in range(self._workers)]
             try:
                 yield self
             finally:
@@ -252,16 +273,16 @@ class Traffic:
             for future in working:
                 future.result(timeout=120)
 
-    def _send(self, client: httpx.Client) -> None:
+    def _send(self, client: httpx.Client, model: str) -> None:
         request = object()
         self._under_way.add(request)
         try:
-            self._exchange(client)
+            self._exchange(client, model)
         finally:
             self._under_way.discard(request)
 
-    def _exchange(self, client: httpx.Client) -> None:
-        body = self._fleet.chat(stream=True, max_tokens=16)
+    def _exchange(self, client: httpx.Client, model: str) -> None:
+        body = self._fleet.chat(model, stream=True, max_tokens=16)
         began = time.monotonic()
         try:
             response = client.post(f"{self._fleet.url}/v1/chat/completions", json=body)

@@ -1,10 +1,11 @@
 """A Llama-family GGUF file as a folder that mlx-lm loads. A script, run with the packages of the MLX environment:
 
-    python -I -S gguf_to_mlx.py PACKAGES FILE.gguf FOLDER
+    python -I -S gguf_to_mlx.py PACKAGES FILE.gguf FOLDER [ministral3]
 
 MLX reads the file itself. Matrices become 32-bit floats: on a processor those are multiplied by BLAS, and others a
 hundred times slower. The file pairs rotary elements next to each other, which mlx-lm calls traditional; so no matrix is
-reordered.
+reordered. `ministral3`: as that architecture, which computes the same and which mlx-lm can run as a pipeline; it knows
+no traditional rotary elements, so the matrices of queries and keys are reordered.
 """
 
 import importlib
@@ -88,6 +89,29 @@ def render_tokenizer(about: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def as_ministral3(config: dict[str, Any]) -> dict[str, Any]:
+    """Beta 0: its scale of attention by position is 1 everywhere."""
+    window = config["max_position_embeddings"]
+    rope = {
+        "rope_type": "default",
+        "rope_theta": config["rope_theta"],
+        "llama_4_scaling_beta": 0.0,
+        "original_max_position_embeddings": window,
+    }
+    changed = {"model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"], "rope_parameters": rope}
+    return {name: value for name, value in config.items() if name != "rope_traditional"} | changed
+
+
+def reorder(name: str, array: Any, config: dict[str, Any]) -> Any:
+    """Of queries and keys: the second half of a head's elements are the partners of the first."""
+    kind = name.split(".")[-2]
+    if kind not in ("q_proj", "k_proj"):
+        return array
+    heads = config["num_attention_heads" if kind == "q_proj" else "num_key_value_heads"]
+    rows, columns = array.shape
+    return array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
 def read_matrices(core: Any, arrays: dict[str, Any]) -> dict[str, Any]:
     """All arrays as floats. What was in blocks comes as three arrays: numbers, scales, biases."""
     found: dict[str, Any] = {}
@@ -103,19 +127,23 @@ def read_matrices(core: Any, arrays: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def main(packages: str, file: str, folder: str) -> None:
+def main(packages: str, file: str, folder: str, family: str = "llama") -> None:
     sys.path.insert(0, packages)
     core: Any = importlib.import_module("mlx.core")
     arrays, about = core.load(file, return_metadata=True, format="gguf")
     out = Path(folder)
     out.mkdir(parents=True)
     weights = {rename(name): array for name, array in read_matrices(core, arrays).items()}
+    config = render_config(about, is_tied="lm_head.weight" not in weights)
+    if family == "ministral3":
+        weights = {name: reorder(name, array, config) for name, array in weights.items()}
+        config = as_ministral3(config)
     core.save_safetensors(str(out / "model.safetensors"), weights, {"format": "mlx"})
     eos, bos = (
         about["tokenizer.ggml.tokens"][about[f"tokenizer.ggml.{name}_token_id"].item()] for name in ("eos", "bos")
     )
     texts: dict[str, Any] = {
-        "config.json": render_config(about, is_tied="lm_head.weight" not in weights),
+        "config.json": config,
         "tokenizer.json": render_tokenizer(about),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -124,6 +152,8 @@ def main(packages: str, file: str, folder: str) -> None:
             "chat_template": about["tokenizer.chat_template"],
         },
     }
+    if family == "ministral3":  # mlx-lm reads in it which files a rank of a pipeline needs
+        texts["model.safetensors.index.json"] = {"weight_map": dict.fromkeys(weights, "model.safetensors")}
     for name, content in texts.items():
         (out / name).write_text(json.dumps(content), encoding="utf-8")
 

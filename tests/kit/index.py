@@ -36,10 +36,16 @@ class Faults:
     busy: int = 0
     """This many requests for files are answered with `busy_status`."""
     busy_status: int = 429
+    busy_from: int = 0
+    """Above zero: after so many requests for a file, later ones are answered so too."""
     retry_after: str = ""
+    most_open: int = 0
+    """Above zero: so many bodies at a time; who comes then is answered with `busy_status`."""
     no_ranges: bool = False
     ignores_if_range: bool = False
     etag: str = '"one"'
+    changes_after: int = 0
+    """Above zero: so many more answers with content are of this file, later ones say that it is another."""
     no_hashes: bool = False
     no_sizes: bool = False
     wrong_hash: bool = False
@@ -73,6 +79,10 @@ class IndexState:
     faults: Faults = field(default_factory=Faults)
     requests: list[Seen] = field(default_factory=list[Seen])
     sent_bytes: int = 0
+    open_bodies: int = 0
+    most_open_bodies: int = 0
+    """At one time, so far."""
+    counting: threading.Lock = field(default_factory=threading.Lock)
     closing: threading.Event = field(default_factory=threading.Event)
 
 
@@ -152,6 +162,7 @@ class FileHandler(BaseHTTPRequestHandler):
 
     def send_content(self, content: bytes) -> None:
         faults = self.state.faults
+        was_counted = faults.changes_after > 0
         start, end, status = 0, len(content), 200
         wanted = self.headers.get("Range", "")
         condition = self.headers.get("If-Range")
@@ -169,6 +180,10 @@ class FileHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(end - start))
         if faults.etag:
             self.send_header("ETag", faults.etag)
+        with self.state.counting:
+            faults.changes_after -= faults.changes_after > 0
+            if was_counted and not faults.changes_after:
+                faults.etag = '"another"'
         if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
         self.end_headers()
@@ -276,12 +291,28 @@ class _IndexHandler(FileHandler):
             self.answer(404, "text/plain", b"no such file")
         elif faults.redirect_to:
             self.answer(302, "text/plain", b"", Location=f"{faults.redirect_to}{self.path}")
+        elif faults.busy_from and len(self.state.requests) > faults.busy_from:
+            self.answer(faults.busy_status, "text/plain", b"busy")
         elif faults.busy > 0:
             faults.busy -= 1
             more = {"Retry-After": faults.retry_after} if faults.retry_after else {}
             self.answer(faults.busy_status, "text/plain", b"busy", **more)
+        elif not self._enter(faults.most_open):
+            self.answer(faults.busy_status, "text/plain", b"one too many")
         else:
-            self.send_content(faults.body if faults.body is not None else content)
+            try:
+                self.send_content(faults.body if faults.body is not None else content)
+            finally:
+                with self.state.counting:
+                    self.state.open_bodies -= 1
+
+    def _enter(self, most: int) -> bool:
+        with self.state.counting:
+            if most and self.state.open_bodies >= most:
+                return False
+            self.state.open_bodies += 1
+            self.state.most_open_bodies = max(self.state.most_open_bodies, self.state.open_bodies)
+            return True
 
 
 def _fragment(entry: Mapping[str, object]) -> str:

@@ -14,6 +14,7 @@ from covey_agent.ports import (
     EngineProgram,
     Launch,
     OnTransfer,
+    Ring,
     Transfer,
 )
 from covey_api.engines import EngineName, Lane, UnusableEngine
@@ -154,6 +155,9 @@ class FakeKeepers:
 
     async def release(self, instance_id: str) -> None: ...
 
+    def keep_port(self, instance_id: str) -> int:
+        return 52599
+
     def forget(self, instance_id: str) -> None:
         self.forgotten.append(instance_id)
 
@@ -177,10 +181,14 @@ class FakeAdapter:
         key: str,
         companions: tuple[Path, ...] = (),
         donors: tuple[int, ...] = (),
+        ring: Ring | None = None,
     ) -> Launch:
         if self.failure:
             raise self.failure
         return Launch(("engine", str(weights), *map(str, companions)), {}, ())
+
+    async def explain_unwell(self, port: int) -> str:
+        return ""
 
     async def explain_unready(self, instance: Instance, port: int, key: str) -> str:
         self.unready_probes -= 1
@@ -212,6 +220,7 @@ class FakeFleet:
         self.puts: list[tuple[str, Message]] = []
         self.answers: list[Message] = []
         self.is_down = False
+        self.refusal: FleetError | None = None
 
     @property
     def reports(self) -> list[Report]:
@@ -235,6 +244,8 @@ class FakeFleet:
     def _fail(self) -> None:
         if self.is_down:
             raise FleetError(FleetErrorKind.UNREACHABLE, "nobody there")
+        if self.refusal is not None:
+            raise self.refusal
 
 
 class World:

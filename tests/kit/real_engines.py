@@ -75,9 +75,9 @@ def llama_cpp_packages() -> Path:
 
 
 @cache
-def mlx_model() -> Path:
-    """SmolLM2 as mlx-lm loads it, made from the GGUF file; kept."""
-    folder = shared_cache() / "converted" / "smollm2-mlx-f32"
+def mlx_model(family: str = "llama") -> Path:
+    """SmolLM2 as mlx-lm loads it, made from the GGUF file; kept. `ministral3`: in a form that it runs as a pipeline."""
+    folder = shared_cache() / "converted" / ("smollm2-mlx-f32" if family == "llama" else f"smollm2-{family}-f32")
     folder.parent.mkdir(exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:  # test workers come at the same time
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -85,7 +85,7 @@ def mlx_model() -> Path:
             staging = folder.with_suffix(".new")
             shutil.rmtree(staging, ignore_errors=True)
             command = [sys.executable, "-I", "-S", str(_CONVERTER), str(mlx_packages())]
-            subprocess.run([*command, str(provide_real_parts().model), str(staging)], check=True, timeout=300)
+            subprocess.run([*command, str(provide_real_parts().model), str(staging), family], check=True, timeout=300)
             staging.rename(folder)
     return folder
 

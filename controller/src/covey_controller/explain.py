@@ -12,7 +12,7 @@ from covey_controller.history import History
 from covey_controller.ports import GatewaySession, ToldEvent
 from covey_controller.reconcile.forecast import forecast
 from covey_controller.reconcile.forecast_text import render_forecast
-from covey_controller.reconcile.why import explain, observe_progress
+from covey_controller.reconcile.why import explain, observe_progress, progress_data
 from covey_controller.reconcile.world import World
 
 # The one that is made, and those that wait for it.
@@ -82,7 +82,7 @@ class HistoryExplainer:
         """Live progress; empty when there is none. Never stored."""
         world = self._history.world
         progress = observe_progress(world, self._history.now, key) if world else None
-        return progress.to_wire() if progress else {}
+        return progress_data(progress) if progress else {}
 
 
 def _foresee(world: World, now: float, documents: tuple[Kind, ...]) -> tuple[str, dict[str, Any]]:

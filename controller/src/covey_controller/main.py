@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import uvloop
@@ -88,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse_options(arguments: Sequence[str] | None) -> Options:
     """The flags of docs/concepts/architecture.md. Wrong ones end the process with code 2."""
     parser = argparse.ArgumentParser(prog="covey controller", description="The controller of a Covey fleet.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s, version {version('covey-controller')}")
     add_source_flags(parser)
     add_kube_flags(parser)
     parser.add_argument("--state", required=True, type=Path, help="the state folder")

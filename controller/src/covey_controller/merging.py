@@ -20,6 +20,7 @@ def merge_report(before: Report | None, report: Report) -> Report:
             "facts": _newer(before.facts, report.facts),
             "lanes": _newer(before.lanes, report.lanes),
             "unusable": _newer(before.unusable, report.unusable),
+            "unkept": _newer(before.unkept, report.unkept),
             "blobs": _newer(before.blobs, report.blobs),
             "applied": _newer(before.applied, report.applied),
             "members": _merge_members(before.members, report.members),

@@ -377,6 +377,6 @@ class Explainer(Protocol):
     def progress(self, key: ObjectKey) -> dict[str, Any]:
         """Live progress of an Instance or Placement, for `covey up --wait`; empty when there is none. Never stored.
 
-        Keys: `step`, `doneBytes`, `totalBytes`, `bytesPerSecond`.
+        Keys: `step`, `doneBytes`, `totalBytes`, `bytesPerSecond`; `secondsLeft` while it moves.
         """
         ...

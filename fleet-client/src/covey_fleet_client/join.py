@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from covey_fleet_client.calls import call, open_client, parse_answer, parse_controller_url
 from covey_fleet_client.errors import FleetError, FleetErrorKind
+from covey_fleet_client.files import describe_refusal
 from covey_fleet_client.identity import Identity
 
 # Certificates and reports tolerate more; a person should hear of it before they don't.
@@ -154,6 +155,11 @@ async def _join(
     token_id: str = "",
 ) -> Identity:
     """The token goes to a controller of one of these authorities, and to nobody else."""
+    try:
+        identity.ensure_room()
+    except OSError as error:
+        words = f"what a join brings can't be kept: {describe_refusal(error)} The token was not sent."
+        raise FleetError(FleetErrorKind.INVALID, words) from error
     request = JoinRequest(role=role, name=name, signing_request=identity.render_signing_request())
     async with aclosing(open_client(url, trusting_context(authorities))) as client:
         content = await call(client, "POST", "join", body=request, bearer=token)
@@ -161,9 +167,13 @@ async def _join(
     now = time.time()
     log_skew(answer.now, now)
     # Before the certificate: a member whose end falls between the two must not come back by a token that it has used.
-    identity.write_token_id(token_id)
-    identity.note_controller(url)
-    return identity.accept(answer, role, name, now)
+    try:
+        identity.write_token_id(token_id)
+        identity.note_controller(url)
+        return identity.accept(answer, role, name, now)
+    except OSError as error:
+        words = f"the certificate came and can't be kept: {describe_refusal(error)} Join again, with a new token."
+        raise FleetError(FleetErrorKind.INVALID, words) from error
 
 
 def _is_of(identity: Identity, admission: Admission) -> bool:

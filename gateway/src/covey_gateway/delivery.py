@@ -11,6 +11,7 @@ from typing import Protocol
 from covey_api.messages import ServedModel
 from covey_api.reasons import ErrorCode
 
+from covey_gateway.fitting import Fit, plan_fit
 from covey_gateway.reply import Broken, NoReply, Refusal, Reply, choose_reply
 from covey_gateway.routing.line import NO_TICKET, Ticket
 from covey_gateway.routing.refusals import refuse_displaced, refuse_pool
@@ -103,6 +104,7 @@ class Delivery:
         self._ticket = ask.ticket
         self._bounded: Request | None = None
         """With the bound for its answer that this endpoint's cache asks for; another endpoint's may be wider."""
+        self._fit: Fit | None = None
         self._is_in_line = False
         self._is_sent = False
         self._heard_at = self._asked_at = pace.now()
@@ -224,6 +226,9 @@ class Delivery:
         if request is None:
             raise AssertionError("a request that an engine answered is sent again")
         content = render_request(request, self.ask.model.name, target.engine)
+        self._fit = plan_fit(self.ask.request or request, len(content), target, self.ask.model.name)
+        if self._fit is not None:
+            content = render_request(replace(request, wants_progress=True), self.ask.model.name, target.engine)
         head = render_engine_head(
             target.host, target.port, request.call, target.key, self._request_id, len(content), self.ask.trace
         )
@@ -266,6 +271,7 @@ class Delivery:
                 ask.model.name,
                 ask.meter,
                 self.target.engine,
+                self._fit,
             )
         self.ask.request = self._bounded = None
         self._sender.accept_head()
@@ -289,6 +295,9 @@ class Delivery:
             self._told_events += piece.count(b"data:")
             self._has_ended = self._has_ended or _ERROR in piece
         taken = self._reply.take(piece)
+        if self._fit is not None and self._reply.is_stream:
+            self._fit = None
+            self._sender.begin_stream()
         if isinstance(taken, Broken):
             if taken.told:
                 self._sender.write_events(taken.told)

@@ -200,8 +200,8 @@ class Express(Handing):
             self._pass_on(END)
             return
         self._is_ending = is_end
-        if is_end and self._known.caller.key:  # before its client hears the end: that may ask at another worker at once
-            self._traffic.accounts.end(self._known.caller.key)
+        if is_end and (key := self._known.caller.key):  # before its client hears the end, and asks again at once
+            self._traffic.accounts.end(key)
         if payload and self._wants_stream and self._must_change(payload):
             self._tell(out, payload, LAST_CHUNK if is_end else b"")
         elif self._wants_stream:
@@ -313,7 +313,9 @@ class Express(Handing):
     def _give_back(self, target: Target) -> None:
         traffic, known = self._traffic, self._known
         traffic.cancels.unfollow(self.request_id, self)
-        traffic.settle(target, self)
+        traffic.succeed(target)
+        traffic.unfollow(target, self)
+        traffic.release(target)
         traffic.lines.end(target, known.ticket, is_left=False)
         traffic.ledger.close(self._make_record(200), self._meter)
 

@@ -27,24 +27,21 @@ class Lines:
 
     def enter(self, target: Target, member: Member, ticket: Ticket) -> None:
         """It takes its turn now, or when that comes."""
-        found = self._lines.get(target.id)
-        line = self._make_line(target.id) if found is None else found[1]
-        self._lines[target.id] = (target, line)
-        if not line.waiting and line.try_send(ticket, target.most_sent, self.pool_of(target), self._clock()):
+        if self.enter_at_once(target, ticket):
             member.take_turn()
         else:
+            _, line = self._lines[target.id]
             line.join(member, ticket)
             self._send_next(target, line)
 
     def enter_at_once(self, target: Target, ticket: Ticket) -> bool:
-        """Whether it is its turn now; else it didn't enter. Of an endpoint without a shared cache."""
+        """Whether it is its turn now; else it isn't in the line, and must enter or be forgotten."""
         found = self._lines.get(target.id)
-        if found is None or found[0] is not target:
-            found = self._lines[target.id] = (target, self._make_line(target.id) if found is None else found[1])
-        line = found[1]
-        if line.waiting or line.sent >= target.most_sent:
+        line = self._make_line(target.id) if found is None else found[1]
+        self._lines[target.id] = (target, line)
+        if line.waiting:
             return False
-        return line.try_send(ticket, target.most_sent, 0, self._clock())
+        return line.try_send(ticket, target.most_sent, self.pool_of(target), self._clock())
 
     def leave(self, target: Target, member: Member, ticket: Ticket) -> None:
         """It waits no more."""
@@ -91,10 +88,7 @@ class Lines:
         return sum(len(queue) for owners in found[1].waiting.values() for queue in owners.values())
 
     def _send_next(self, target: Target, line: Line) -> None:
-        while (
-            line.waiting
-            and (member := line.take_next(target.most_sent, self.pool_of(target), self._clock())) is not None
-        ):
+        while (member := line.take_next(target.most_sent, self.pool_of(target), self._clock())) is not None:
             member.take_turn()
         line.tell()
         if line.is_idle:

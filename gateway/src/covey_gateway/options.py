@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -43,6 +44,7 @@ class Options:
 
 def parse_options(arguments: Sequence[str] | None) -> Options:
     parser = argparse.ArgumentParser(prog="covey gateway", description="Relay client requests to ready endpoints.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s, version {version('covey-gateway')}")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--controller", metavar="URL", help="https://HOST:PORT of the controller's fleet API")
     source.add_argument("--table", type=Path, metavar="FILE", help="a static table instead of a controller")

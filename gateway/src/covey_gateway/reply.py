@@ -10,6 +10,7 @@ from typing import Protocol
 
 from covey_api.reasons import ErrorCode
 
+from covey_gateway.fitting import Fit
 from covey_gateway.limits import MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_REFUSAL_BYTES
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.metering import Meter, drop_usage
@@ -55,6 +56,7 @@ def choose_reply(
     model: str,
     meter: Meter,
     engine: str = "",
+    fit: Fit | None = None,
 ) -> Reply:
     if status != 200:
         meter.has_begun = False
@@ -63,7 +65,7 @@ def choose_reply(
         return _Whole(model, teller, meter)
     if not content_type.lower().startswith(b"text/event-stream"):
         return _Failed(_no_stream(content_type, model))
-    return _Events(model, teller, meter, request.wants_stream, drops_usage=has_extra_usage(request, engine))
+    return _Events(model, teller, meter, request.wants_stream, drops_usage=has_extra_usage(request, engine), fit=fit)
 
 
 def resume_events(
@@ -95,10 +97,24 @@ class NoReply:
 
 
 class _Events:
-    """`is_stream`: what the teller says goes to the client as it comes; else all of it at the end."""
+    """`is_stream`: what the teller says goes to the client as it comes; else all of it at the end.
 
-    def __init__(self, model: str, teller: Teller, meter: Meter, is_stream: bool, *, drops_usage: bool) -> None:
-        self.is_stream = is_stream
+    Where it isn't known yet whether all fits (`fit`), nothing is a stream until the engine has told.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        teller: Teller,
+        meter: Meter,
+        is_stream: bool,
+        *,
+        drops_usage: bool,
+        fit: Fit | None = None,
+    ) -> None:
+        self.is_stream = is_stream and fit is None
+        self._will_stream = is_stream
+        self._fit = fit
         self._drops_usage = drops_usage
         self._meter = meter
         self._model = model
@@ -119,6 +135,14 @@ class _Events:
         if not events:
             return b""
         self._meter.count(events)
+        if self._fit is not None:
+            fitting = self._fit.look(events)
+            if isinstance(fitting, ApiError):
+                self._meter.has_begun = False
+                return fitting
+            self.is_stream = self._will_stream
+            if not (events := fitting):
+                return b""
         if not self._has_begun:
             self._has_begun = any(data != DONE for data in split_data(events))
             if self._events.is_done and not self._has_begun:

@@ -175,7 +175,8 @@ class Traffic:
         return [self.render_listing(name, model) for name, model in self.table.names_for(caller).items()]
 
     def render_listing(self, name: str, model: ServedModel) -> Listing:
-        return Listing(name, model.created, model.tasks, bool(self.targets_of(model)), self.window_of(model))
+        weights = (model.weights_bytes, model.weights_digest)
+        return Listing(name, model.created, model.tasks, bool(self.targets_of(model)), self.window_of(model), *weights)
 
     def targets_of(self, model: ServedModel) -> tuple[Target, ...]:
         return self.table.targets.get((model.namespace, model.name), ())
@@ -401,30 +402,6 @@ class Traffic:
             del self._awaiting[target.id]
         if is_owed and (owed_seconds := silent_seconds - self._measure_silence(target.id, load)) > 0:
             load.owed = Owed(self._clock(), owed_seconds)
-
-    def settle(self, target: Target, request: Awaiting) -> None:
-        """All that comes of a request whose answer is whole: `succeed`, `unfollow`, `release`."""
-        load = self._loads[target.id]
-        if (
-            load.aside is not None
-            or load.owed is not None
-            or request.silent_since is not None
-            or load.in_flight == 1
-            or self._endpoints is not None
-        ):
-            self.succeed(target)
-            self.unfollow(target, request)
-            self.release(target)
-            return
-        load.failures = 0
-        last = request.last_byte_at
-        if last is not None and (load.heard_at is None or last > load.heard_at):
-            load.heard_at = last
-        awaiting = self._awaiting[target.id]
-        awaiting.remove(request)
-        if not awaiting:
-            del self._awaiting[target.id]
-        load.in_flight -= 1
 
     def render_allowances(self, render: RenderAllowances, key: str) -> bytes:
         """Header lines of what a key may still ask for; none where nothing limits it."""

@@ -329,9 +329,7 @@ class Engines:
 
     def keep(self, connection: EngineConnection) -> None:
         """For the next request, if there is room."""
-        idle = self._idle.get(connection.target.id)
-        if idle is None:
-            idle = self._idle[connection.target.id] = []
+        idle = self._idle.setdefault(connection.target.id, [])
         most, (index, workers) = min(connection.target.slots, MAX_IDLE_PER_ENDPOINT), self._part
         if len(idle) >= most // workers + (index < most % workers):
             connection.abort()

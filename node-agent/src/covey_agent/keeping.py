@@ -8,8 +8,10 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from covey_api.messages import UnkeptArtifact
 from covey_api.meta import Message
 from covey_api.model import ResolvedArtifact
+from covey_api.reasons import FailureCause
 from covey_fleet_client.files import write_private
 from pydantic import ValidationError
 
@@ -32,7 +34,8 @@ class KeptList(Message):
 
 
 class Keeping:
-    """`folder`: the agent's. `on_change`: what is kept is another; `on_fetched`: another of it is here."""
+    """`folder`: the agent's. `on_change`: what is kept is another; `on_fetched`: another of it is here, or can't be
+    had."""
 
     def __init__(
         self, artifacts: Artifacts, folder: Path, on_change: Callable[[], None], on_fetched: Callable[[], None]
@@ -42,6 +45,8 @@ class Keeping:
         self._on_change = on_change
         self._on_fetched = on_fetched
         self._complaints: dict[str, str] = {}
+        self._causes: dict[str, UnkeptArtifact] = {}
+        """By source: what is kept and isn't here."""
         self._changed = asyncio.Event()
         self.kept = _read(self._path)
 
@@ -50,6 +55,11 @@ class Keeping:
         """Of all that is kept, and of the files of that."""
         return frozenset(digest for each in self.kept for digest in digests_of(each))
 
+    @property
+    def unkept(self) -> tuple[UnkeptArtifact, ...]:
+        """By source."""
+        return tuple(self._causes[source] for source in sorted(self._causes))
+
     def receive(self, kept: tuple[ResolvedArtifact, ...]) -> None:
         if kept != self.kept:
             self.kept = kept
@@ -57,6 +67,8 @@ class Keeping:
                 write_private(self._path, KeptList(kept=kept).to_json())
             except OSError as error:
                 logger.error("'%s' can't be written, what is kept is forgotten at a restart: %s", self._path, error)
+            sources = {artifact.source for artifact in kept}
+            self._causes = {source: each for source, each in self._causes.items() if source in sources}
             self._on_change()
             self._changed.set()
 
@@ -93,17 +105,24 @@ class Keeping:
         try:
             await self._artifacts.fetch(artifact, _ignore)
         except AgentError as error:
-            return self._complain(artifact, error.message)
+            return self._complain(artifact, error.cause, error.message)
         except Exception as error:  # no thread is left, say: the next try may find one
-            return self._complain(artifact, f"unexpected {type(error).__name__}: {error}")
+            words = f"unexpected {type(error).__name__}: {error}"
+            return self._complain(artifact, FailureCause.ARTIFACT_UNAVAILABLE, words)
         self._complaints.pop(artifact.source, None)
+        if self._causes.pop(artifact.source, None):
+            self._on_fetched()
         if is_news:
             logger.info("'%s' is kept for the fleet", artifact.source)
             self._on_fetched()
         return True
 
-    def _complain(self, artifact: ResolvedArtifact, words: str) -> bool:
+    def _complain(self, artifact: ResolvedArtifact, cause: FailureCause, words: str) -> bool:
         """False, as what is asked."""
+        unkept = UnkeptArtifact(source=artifact.source, size_bytes=artifact.size_bytes, cause=cause)
+        if self._causes.get(artifact.source) != unkept:
+            self._causes[artifact.source] = unkept
+            self._on_fetched()
         if self._complaints.get(artifact.source) != words:
             logger.warning("'%s' is not kept for the fleet yet: %s", artifact.source, words)
         self._complaints[artifact.source] = words

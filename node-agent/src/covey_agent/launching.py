@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from covey_api.engines import HOST_POOL, EngineName
-from covey_api.instance import MemberRole
+from covey_api.instance import Member, MemberRole
 from covey_api.messages import MemberAssignment
 from covey_api.reasons import FailureCause
 
 from covey_agent.engines.donors import find_donor_program, render_donor
-from covey_agent.ports import AgentError, EngineAdapter, Group, Launch, Neighbour
+from covey_agent.engines.servers.mlx_ring import RING_LOST
+from covey_agent.ports import AgentError, EngineAdapter, Group, Launch, Neighbour, Ring
 from covey_agent.supervisor.effects import StartKeeper
 
 # What an engine may see of the agent's environment. Nothing else: it may hold tokens, and `LLAMA_ARG_*` would overrule
@@ -28,9 +29,9 @@ FORM_SECONDS = 120.0
 RESOLVE_SECONDS = 10.0
 
 
-async def choose_group(assignment: MemberAssignment, choose: Callable[[], int]) -> Group | None:
-    """The other members of its attempt that this one has to do with; None: it is the only one. AgentError where a
-    donor's address is a name that nobody knows."""
+async def choose_group(assignment: MemberAssignment, choose: Callable[[], int], kept_port: int = 0) -> Group | None:
+    """The other members of its attempt that this one has to do with; None: it is the only one. AgentError where
+    another's address is a name that nobody knows. `kept_port`: of a rank, as the others were told."""
     members = {each.name: each for each in assignment.instance.spec.members}
     own = members.get(assignment.member) or assignment.instance.spec.members[0]
     match own.role:
@@ -47,6 +48,27 @@ async def choose_group(assignment: MemberAssignment, choose: Callable[[], int]) 
                 if each.role is MemberRole.DONOR
             ]
             return Group(own.name, FORM_SECONDS, dials=tuple(dials))
+        case MemberRole.RANK:
+            return await _choose_ring(assignment, own, choose, kept_port)
+
+
+async def _choose_ring(assignment: MemberAssignment, own: Member, choose: Callable[[], int], kept_port: int) -> Group:
+    """It dials the next rank, and the one before dials it; rank 0 comes after the last."""
+    ranks = assignment.instance.spec.members
+    index = ranks.index(own)
+    after, before = ranks[(index + 1) % len(ranks)], ranks[index - 1]
+    front = next(each for each in assignment.fronts if each.member == after.name)
+    dialled = Neighbour(after.name, after.node, await resolve(front.address), front.port, choose())
+    return Group(
+        own.name,
+        FORM_SECONDS,
+        dials=(dialled,),
+        admits=(Neighbour(before.name, before.node),),
+        ring_port=choose(),
+        front_port=kept_port,
+        answers=index == 0,
+        lost_status=RING_LOST,
+    )
 
 
 async def resolve(address: str) -> str:
@@ -55,7 +77,7 @@ async def resolve(address: str) -> str:
         async with asyncio.timeout(RESOLVE_SECONDS):
             found = await asyncio.get_running_loop().getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError) as error:
-        message = f"the address '{address}' of a donor is not known here: {error or 'no answer'}"
+        message = f"the address '{address}' of another member is not known here: {error or 'no answer'}"
         raise AgentError(FailureCause.NEIGHBOUR_ENDED, message) from error
     return str(found[0][4][0])
 
@@ -81,10 +103,13 @@ def _render_engine(adapter: EngineAdapter, start: StartKeeper, folder: Path, por
     if start.weights is None:
         own = next(each for each in assignment.instance.spec.members if each.name == assignment.member)
         return render_donor(find_donor_program(start.program), assignment.instance, own, port)
+    instance, files = assignment.instance, (start.weights, folder)
+    if group is not None and group.ring_port:
+        rank = [each.name for each in instance.spec.members].index(assignment.member)
+        ring = Ring(rank, group.ring_port, group.dials[0].local_port)
+        return adapter.render(start.program, instance, *files, port, assignment.key, start.companions, ring=ring)
     donors = tuple(each.local_port for each in group.dials) if group else ()
-    return adapter.render(
-        start.program, assignment.instance, start.weights, folder, port, assignment.key, start.companions, donors
-    )
+    return adapter.render(start.program, instance, *files, port, assignment.key, start.companions, donors)
 
 
 def choose_port() -> int:

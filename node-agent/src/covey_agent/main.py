@@ -26,6 +26,7 @@ from covey_fleet_client.identity import load_identity, render_name
 from covey_fleet_client.lifeline import watch_lifeline
 from covey_fleet_client.machine import observe_machine
 from covey_fleet_client.process import raise_file_limit, start_logging
+from covey_fleet_client.standing import StandingFile
 
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.download import Downloader
@@ -98,7 +99,11 @@ def main() -> int:
 async def run_agent(options: Options, folder: Path) -> int:
     """Until told to end. Exit status 0, or 1 when members could not be stopped in time."""
     node = render_covey_name(options.name) if options.name else ""
-    node = node or load_identity(folder).name or render_name(socket.gethostname())
+    try:
+        node = node or load_identity(folder).name or render_name(socket.gethostname())
+    except OSError as error:
+        logger.error("the state folder can't be used: %s", describe_refusal(error))
+        return 1
     async with AsyncExitStack() as stack:
         whereabouts = Whereabouts(options.address, options.controller, folder)
         members, boot_id, jitter = folder / "members", observe_boot_id(), secrets.SystemRandom().random
@@ -146,7 +151,10 @@ async def run_agent(options: Options, folder: Path) -> int:
             engines, outside.facts, observe_spec, observe_members, runtime.spec_changed, changed.set, machine
         )
         this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts, lambda: blobs.port)
-        reporter = Reporter(this, runtime, survey, outside.artifacts, outside.facts, changed)
+        standing = StandingFile(folder).note
+        reporter = Reporter(
+            this, runtime, survey, outside.artifacts, outside.facts, changed, lambda: keeping.unkept, standing
+        )
         asks = Asks(node, outside.artifacts, Captures(node, runtime, outside, members))
         membership = Membership(node, runtime, reporter, asks, RefusedFile(folder), jitter, directory, keeping)
         with suppress(TimeoutError):  # an engine that is started before it is known listens on every address

@@ -13,6 +13,7 @@ from covey_api.messages import Assignments, CertificateRole
 from covey_fleet_client.backoff import Backoff
 from covey_fleet_client.client import FleetClient
 from covey_fleet_client.errors import FleetError, FleetErrorKind
+from covey_fleet_client.files import describe_refusal
 from covey_fleet_client.identity import Identity, load_identity
 from covey_fleet_client.join import Admission, ensure_admitted
 from covey_fleet_client.tasks import flatten_errors, run_apart
@@ -60,11 +61,12 @@ class Membership:
         """
         backoff, is_refused = Backoff(), False
         while True:
-            joined = await self._join(load_identity(folder), controller_url, admission, is_refused=is_refused)
+            joined = await self._join(folder, controller_url, admission, is_refused=is_refused)
             refusals = await run_apart(self._take_part(joined, controller_url))
             is_refused = any(error.kind is FleetErrorKind.DENIED for error in refusals)
             for error in refusals:
                 logger.warning("node '%s' has no place in this fleet: %s", self._node, error.message)
+                self._reporter.on_standing(error.message)
             await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
 
     async def _take_part(self, joined: Identity, controller_url: str) -> list[FleetError]:
@@ -89,19 +91,19 @@ class Membership:
             group.create_task(self._reporter.run(fleet))
             group.create_task(self._asks.run(fleet))
 
-    async def _join(
-        self, identity: Identity, controller_url: str, admission: Admission, *, is_refused: bool
-    ) -> Identity:
+    async def _join(self, folder: Path, controller_url: str, admission: Admission, *, is_refused: bool) -> Identity:
         backoff, complaint = Backoff(), ""
         while True:
             try:
+                identity = load_identity(folder)
                 return await ensure_admitted(
                     identity, controller_url, CertificateRole.AGENT, self._node, admission, is_refused=is_refused
                 )
-            except FleetError as error:
-                if error.message != complaint:
-                    logger.warning("node '%s' could not join the fleet yet: %s", self._node, error.message)
-                complaint = error.message
+            except (FleetError, OSError) as error:
+                words = describe_refusal(error) if isinstance(error, OSError) else error.message
+                if words != complaint:
+                    logger.warning("node '%s' could not join the fleet yet: %s", self._node, words)
+                complaint = words
             await asyncio.sleep(backoff.next_delay_seconds(self._jitter()))
 
     async def _follow(self, fleet: Fleet) -> None:

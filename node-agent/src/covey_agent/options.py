@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from covey_fleet_client.join import Admission
@@ -34,6 +35,7 @@ class Options:
 
 def parse_options(arguments: list[str]) -> Options:
     parser = argparse.ArgumentParser(prog="covey agent", description="Covey's node agent.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s, version {version('covey-agent')}")
     parser.add_argument("--controller", metavar="URL", help="the controller's fleet API, https://HOST:PORT")
     parser.add_argument("--token-file", metavar="FILE", type=Path, help="a join token, or a pod's ServiceAccount token")
     parser.add_argument("--authority-file", metavar="FILE", type=Path, help="whom to show a ServiceAccount token (PEM)")

@@ -37,6 +37,7 @@ from covey_agent.supervisor.effects import (
     Examine,
     FetchArtifact,
     FindKeeper,
+    KeepPort,
     Loading,
     Probe,
     ReleaseKeeper,
@@ -59,6 +60,8 @@ from covey_agent.supervisor.events import (
     KeeperMissed,
     KeeperReleased,
     KeeperStarted,
+    PortKept,
+    PortMissed,
     Probed,
 )
 from covey_agent.supervisor.state import MemberState, member_of
@@ -137,13 +140,15 @@ class Performer:
                 if architecture:
                     await outside.engines.require_architecture(engine, program, architecture)
                 return EngineReady(key, program)
+            case KeepPort(key):
+                return PortKept(key, outside.keepers.keep_port(key))
             case CheckFit(key, costs, loading):
                 return await self._check_fit(key, costs, loading)
-            case StartKeeper(key, assignment):
+            case StartKeeper(key, assignment, kept_port=kept_port):
                 self.progress.pop(key, None)
                 adapter = outside.adapters[assignment.instance.spec.engine]
                 port = outside.choose_port()
-                group = await choose_group(assignment, outside.choose_port)
+                group = await choose_group(assignment, outside.choose_port, kept_port)
                 launch = render_launch(adapter, effect, self._members / key, port, group)
                 attempt = assignment.instance.spec.attempt
                 return KeeperStarted(key, await outside.keepers.start(key, attempt, port, launch))
@@ -151,6 +156,8 @@ class Performer:
                 if member_of(assignment).role is MemberRole.DONOR:
                     return Probed(key, process.identity, await explain_not_listening(process.port))
                 adapter = outside.adapters[assignment.instance.spec.engine]
+                if assignment.member != assignment.instance.spec.members[0].name:
+                    return Probed(key, process.identity, await adapter.explain_unwell(process.port))
                 unready = await adapter.explain_unready(assignment.instance, process.port, assignment.key)
                 return Probed(key, process.identity, unready)
             case Examine(key, assignment, process):
@@ -231,9 +238,11 @@ def fail(effect: Slow, error: AgentError) -> Event | None:
         case FindKeeper():
             return KeeperMissed(key, "", error.cause, error.message)
         case FetchArtifact():
-            return ArtifactFailed(key, error.cause, error.message)
+            return ArtifactFailed(key, error.cause, error.message, error.retry_after_seconds)
         case EnsureEngine():
-            return EngineFailed(key, error.cause, error.message)
+            return EngineFailed(key, error.cause, error.message, error.retry_after_seconds)
+        case KeepPort():
+            return PortMissed(key, error.cause, error.message)
         case CheckFit():
             return FitChecked(key, error.message)
         case StartKeeper():

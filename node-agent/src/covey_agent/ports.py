@@ -17,10 +17,12 @@ from covey_api.reasons import FailureCause
 class AgentError(Exception):
     """Something a person can act on: a cause for machines, words for people."""
 
-    def __init__(self, cause: FailureCause, message: str) -> None:
+    def __init__(self, cause: FailureCause, message: str, retry_after_seconds: float = 0.0) -> None:
         super().__init__(message)
         self.cause = cause
         self.message = message
+        self.retry_after_seconds = retry_after_seconds
+        """Another try before that is in vain."""
 
 
 class UnmeasuredHeader(AgentError):
@@ -171,7 +173,26 @@ class Group:
     dials: tuple[Neighbour, ...] = ()
     """A driver's donors."""
     admits: tuple[Neighbour, ...] = ()
-    """A donor's driver: it alone comes in by the front, and no gateway does."""
+    """A donor's driver, a rank's neighbour: it comes in by the front, and no gateway does unless this one answers."""
+    ring_port: int = 0
+    """On loopback here: where a rank's engine listens for the one before it; 0: it is no rank."""
+    front_port: int = 0
+    """Which the others were told of; 0: whichever is free."""
+    answers: bool = False
+    """Requests come to it though others come in: it is rank 0."""
+    lost_status: int = 0
+    """With which the engine ends when others have ended, and for nothing of its own; 0: it has none such."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Of a rank: where it listens, and where it finds the next one. All on loopback."""
+
+    rank: int
+    port: int
+    """Here the one before finds it."""
+    next_port: int
+    """Here it finds the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +224,17 @@ class EngineAdapter(Protocol):
         key: str,
         companions: tuple[Path, ...] = (),
         donors: tuple[int, ...] = (),
+        ring: Ring | None = None,
     ) -> Launch:
         """Pure. Every option that costs memory or context is rendered from the stamp (`instance.spec.options`).
 
         `companions`: files of `instance.spec.companions`, in their order. `donors`: ports of loopback at which a driver
-        finds its donors, in the order of the members."""
+        finds its donors, in the order of the members. `ring`: of a rank."""
+        ...
+
+    async def explain_unwell(self, port: int) -> str:
+        """Why it isn't ready, of a rank that answers no requests; empty: it has loaded its part and met the others. One
+        bounded try; never raises."""
         ...
 
     async def explain_unready(self, instance: Instance, port: int, key: str) -> str:
@@ -281,6 +308,10 @@ class Keepers(Protocol):
 
         `engine`: identity of the engine that ran, if one did. Where nothing tells of its keeper, it is ended.
         """
+        ...
+
+    def keep_port(self, instance_id: str) -> int:
+        """Keep a port free for the front of this member's next keeper, until that starts or the member is forgotten."""
         ...
 
     async def start(self, instance_id: str, attempt: int, port: int, launch: Launch) -> EngineProcess:

@@ -12,10 +12,17 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from covey_api.engines import Lane, UnusableEngine
-from covey_api.messages import REPORT_SECONDS, MemberReport, Progress, Report, ReportAnswer
+from covey_api.messages import (
+    REPORT_SECONDS,
+    MemberReport,
+    Progress,
+    Report,
+    ReportAnswer,
+    UnkeptArtifact,
+)
 from covey_api.node import NodeFacts
 from covey_fleet_client.beats import next_beat
-from covey_fleet_client.errors import FleetError
+from covey_fleet_client.errors import FleetError, FleetErrorKind
 
 from covey_agent.loading import Loads
 from covey_agent.ports import Artifacts, Facts, Fleet
@@ -57,10 +64,12 @@ class _Told(NamedTuple):
     blobs: tuple[str, ...]
     members: tuple[MemberReport, ...]
     unusable: tuple[UnusableEngine, ...] | None
+    unkept: tuple[UnkeptArtifact, ...]
 
 
 class Reporter:
-    """`changed` is set by whoever sees something worth a report."""
+    """`changed` is set by whoever sees something worth a report. `observe_unkept`: what is kept for the fleet, and
+    isn't here."""
 
     def __init__(
         self,
@@ -70,8 +79,13 @@ class Reporter:
         artifacts: Artifacts,
         facts: Facts,
         changed: asyncio.Event,
+        observe_unkept: Callable[[], tuple[UnkeptArtifact, ...]] = tuple,
+        on_standing: Callable[[str], None] = lambda words: None,
     ) -> None:
+        self._observe_unkept = observe_unkept
         self._this = this
+        self.on_standing = on_standing
+        """Told why the controller doesn't take this node; empty: it took a report."""
         self._runtime = runtime
         self._survey = survey
         self._artifacts = artifacts
@@ -99,11 +113,14 @@ class Reporter:
                 try:
                     await self._report(fleet)
                     complaint = ""
+                    self.on_standing("")
                 except FleetError as error:
                     self._answered = None
                     if error.message != complaint:
                         logger.warning("the report did not reach the controller: %s", error.message)
                     complaint = error.message
+                    if error.kind in (FleetErrorKind.DENIED, FleetErrorKind.REFUSED):
+                        self.on_standing(error.message)
             await self._wait()
 
     async def _wait(self) -> None:
@@ -127,7 +144,9 @@ class Reporter:
 
     def _observe(self) -> _Told:
         survey, members = self._survey, self._render_members(is_full=False)
-        return _Told(survey.facts, survey.lanes, self._artifacts.digests(), members, survey.unusable)
+        return _Told(
+            survey.facts, survey.lanes, self._artifacts.digests(), members, survey.unusable, self._observe_unkept()
+        )
 
     def _render(self, told: _Told) -> Report:
         """All of it, or without what the controller has."""
@@ -147,6 +166,7 @@ class Reporter:
             members=self._render_members(is_full=True) if before is None else _news(told.members, before.members),
             blobs_port=self._this.blobs_port(),
             unusable=told.unusable if before is None else _news(told.unusable, before.unusable),
+            unkept=told.unkept if before is None else _news(told.unkept, before.unkept),
         )
 
     def _render_members(self, *, is_full: bool) -> tuple[MemberReport, ...]:
@@ -206,7 +226,7 @@ def render_member(
         attempt=member.spec.attempt,
         phase=member.phase,
         port=keeper.port if keeper else 0,
-        front_port=keeper.front_port if keeper else 0,
+        front_port=keeper.front_port if keeper else member.kept_port,
         pid=keeper.pid if keeper else 0,
         used_bytes=used_bytes,
         cause=failure.cause if failure else None,

@@ -186,7 +186,10 @@ class Runtime:
 def observe_news(state: State) -> object:
     """What a report says of members, beyond progress: equal when there is nothing new to report."""
     members = [
-        (key, member.assigned, member.spec.attempt, member.phase, member.failure, member.restarts, member.keeper)
+        (
+            *(key, member.assigned, member.spec.attempt, member.phase, member.failure, member.restarts),
+            *(member.keeper, member.kept_port),
+        )
         for key, member in state.members.items()
     ]
     return state.order, members

@@ -130,6 +130,17 @@ class Barred(NamedTuple):
     """The pool that its agent found too little in; empty: something else failed, and that on every lane."""
 
 
+class ShapeKind(StrEnum):
+    """How several nodes run one replica."""
+
+    PIPELINE = "Pipeline"
+    """Each rank has a run of layers; one after the other."""
+    TENSOR = "Tensor"
+    """Each rank has an equal part of every layer; all at once."""
+    RPC = "Rpc"
+    """A driver has the file and computes; donors lend it their memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Over so many nodes."""
@@ -138,6 +149,9 @@ class Spread:
     most: int
     is_asked: bool
     """Also where it fits on one node."""
+    kind: ShapeKind = ShapeKind.RPC
+    lock: tuple[str, ...] = ()
+    """These nodes in this order; empty: the planner chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +195,8 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Donor:
-    """A node that lends the first one memory, and the layers that go there."""
+class Other:
+    """A node that runs a replica with the first one, and the layers that go there."""
 
     node: str
     costs: tuple[Costs, ...]
@@ -190,7 +204,8 @@ class Donor:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """One replica: where it goes and all that is stamped on its Instance. With donors `node` is its driver's."""
+    """One replica: where it goes and all that is stamped on its Instance. Of several nodes `node` is the one that
+    answers: its driver's, or rank 0's."""
 
     node: str
     variant: str
@@ -199,12 +214,15 @@ class Chosen:
     options: EngineOptions
     costs: tuple[Costs, ...]
     companions: tuple[StampedCompanion, ...] = ()
-    donors: tuple[Donor, ...] = ()
+    others: tuple[Other, ...] = ()
+    """In the order of the members: donors, or ranks from 1 on."""
+    kind: ShapeKind = ShapeKind.RPC
+    """Of several nodes."""
 
     @property
     def places(self) -> tuple[tuple[str, tuple[Costs, ...]], ...]:
         """Every node with what it takes there."""
-        return ((self.node, self.costs), *((each.node, each.costs) for each in self.donors))
+        return ((self.node, self.costs), *((each.node, each.costs) for each in self.others))
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,6 +315,9 @@ class MachineKeepers:
         if keeper := self._machine.keepers.get(instance_id):
             self._machine.end_keeper(keeper)
 
+    def keep_port(self, instance_id: str) -> int:
+        return 52599
+
     def forget(self, instance_id: str) -> None:
         self._machine.keepers.pop(instance_id, None)
 

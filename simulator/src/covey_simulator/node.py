@@ -17,7 +17,7 @@ from covey_agent.kept_file import KeptFile
 from covey_agent.membership import Membership
 from covey_agent.peers.directory import FleetDirectory
 from covey_agent.performer import Outside
-from covey_agent.ports import AgentError, Effort, EngineProgram, Launch, OnTransfer, Transfer
+from covey_agent.ports import AgentError, Effort, EngineProgram, Launch, OnTransfer, Ring, Transfer
 from covey_agent.refused import RefusedFile
 from covey_agent.reports import Reporter, Self
 from covey_agent.runtime import Runtime
@@ -54,8 +54,12 @@ class Adapter:
         key: str,
         companions: tuple[Path, ...] = (),
         donors: tuple[int, ...] = (),
+        ring: Ring | None = None,
     ) -> Launch:
         return Launch((str(program.path),), {}, ())
+
+    async def explain_unwell(self, port: int) -> str:
+        return ""
 
     async def explain_unready(self, instance: Instance, port: int, key: str) -> str:
         await asyncio.sleep(self._random.uniform(0.001, 0.1))

@@ -111,3 +111,24 @@ async def test_what_cant_be_had_holds_up_nothing_else_and_is_tried_again(
         while artifact("a").digest not in site.artifacts.here:  # noqa: ASYNC110 - only polling sees it
             await asyncio.sleep(0.01)
     running.cancel()
+
+
+async def test_what_cannot_be_had_is_told_with_its_size_and_cause_until_it_is_here(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    a, b = artifact("a"), artifact("b")
+    site.artifacts.away, site.artifacts.error = {a.source}, AgentError(FailureCause.DISK_FULL, "12 bytes are free")
+    site.keeping.receive((a, b))
+    site.keeping._changed.clear()  # pyright: ignore[reportPrivateUsage]
+    await site.keeping._fetch_all()  # pyright: ignore[reportPrivateUsage]
+    (lacking,) = site.keeping.unkept
+    assert (lacking.source, lacking.size_bytes, lacking.cause) == (a.source, 1, FailureCause.DISK_FULL)
+    news = site.news
+    site.artifacts.error = AgentError(FailureCause.DISK_FULL, "11 bytes are free")
+    await site.keeping._fetch_all()  # pyright: ignore[reportPrivateUsage]
+    assert site.news == news, "the same in other words is no news"
+    site.artifacts.away = set()
+    await site.keeping._fetch_all()  # pyright: ignore[reportPrivateUsage]
+    assert (site.keeping.unkept, site.news > news) == ((), True)
+    site.artifacts.away = {a.source}
+    site.keeping.receive((b,))
+    assert site.keeping.unkept == ()

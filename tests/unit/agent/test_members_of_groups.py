@@ -3,9 +3,12 @@
 import asyncio
 
 import pytest
+from covey_agent.engines.servers.mlx_ring import RING_LOST
 from covey_agent.launching import choose_group
 from covey_agent.ports import AgentError, Group, Neighbour
-from covey_agent.supervisor.effects import EnsureEngine, FetchArtifact, StartKeeper
+from covey_agent.reports import render_member
+from covey_agent.supervisor.effects import EnsureEngine, Examine, FetchArtifact, KeepPort, StartKeeper
+from covey_api.engines import EngineName
 from covey_api.instance import Costs, Member, MemberPhase, MemberRole
 from covey_api.messages import MemberAssignment, MemberFront, MemberGoal
 from covey_api.reasons import FailureCause
@@ -139,3 +142,102 @@ def test_an_address_that_nobody_knows_is_named() -> None:
     fronts = (FRONTS[0], MemberFront(member="2", address="no-such-host.invalid", port=1))
     with pytest.raises(AgentError, match=r"no-such-host\.invalid"):
         asyncio.run(choose_group(assign(DRIVER, fronts=fronts), lambda: 1))
+
+
+def assign_rank(
+    member: str, *, attempt: int = 1, fronts: tuple[MemberFront, ...] = (), goal: MemberGoal = MemberGoal.SERVE
+) -> MemberAssignment:
+    members = tuple(
+        Member(name=str(index), node=f"n{index}", role=MemberRole.RANK, costs=(Costs(weights_bytes=1, layers=10),))
+        for index in range(3)
+    )
+    instance = builders.instance("i-0", instance_id=A, attempt=attempt, members=members, engine=EngineName.MLX)
+    return MemberAssignment(instance=instance, member=member, goal=goal, key="k", fronts=fronts)
+
+
+RANKS = (MemberFront(member="0", address="127.0.0.2", port=52599), *FRONTS)
+
+
+@pytest.mark.parametrize("member", ["0", "2"])
+def test_a_rank_has_all_it_needs_and_keeps_a_port_before_it_waits_for_the_others(member: str) -> None:
+    world = World()
+    world.send(snapshot(assign_rank(member)))
+    assert {type(effect) for effect in world.pending} == {FetchArtifact, EnsureEngine}
+    world.settle()
+    found = world.member()
+    assert (found.phase, found.kept_port, world.starts) == (MemberPhase.PENDING, 52599, 0)
+    others = tuple(each for each in RANKS if each.member != member)
+    world.send(snapshot(assign_rank(member, fronts=others[:1]), serial=2))
+    world.settle()
+    assert world.starts == 0
+    world.send(snapshot(assign_rank(member, fronts=others), serial=3))
+    world.settle()
+    found = world.member()
+    assert (found.phase, found.kept_port, world.starts) == (MemberPhase.READY, 0, 1)
+
+
+def test_what_is_kept_for_a_rank_is_told_and_of_its_keeper_afterwards() -> None:
+    world = World()
+    world.send(snapshot(assign_rank("0")))
+    world.settle()
+    assert render_member(world.member(), None, is_whole=False).front_port == 52599
+    world.send(snapshot(assign_rank("0", fronts=RANKS), serial=2))
+    world.settle()
+    keeper = world.member().keeper
+    assert keeper is not None
+    assert render_member(world.member(), None, is_whole=False).front_port == keeper.front_port
+
+
+def test_a_rank_keeps_a_port_anew_for_each_attempt_and_after_its_agents_death() -> None:
+    world = World()
+    world.send(snapshot(assign_rank("1")))
+    world.settle()
+    world.restart_agent()
+    world.settle()
+    assert world.member().kept_port == 52599
+    world.send(snapshot(assign_rank("1", fronts=RANKS), serial=2))
+    world.settle()
+    world.end_engine(A, FailureCause.NEIGHBOUR_ENDED)
+    world.settle()
+    assert world.member().phase is MemberPhase.FAILED
+    world.send(snapshot(assign_rank("1", attempt=2), serial=3))
+    world.settle()
+    found = world.member()
+    assert (found.phase, found.kept_port, world.starts) == (MemberPhase.PENDING, 52599, 1)
+
+
+def test_a_rank_that_can_keep_no_port_ends_its_attempt() -> None:
+    world = World()
+    world.send(snapshot(assign_rank("1")))
+    while not any(isinstance(effect, KeepPort) for effect in world.pending):
+        world.end_pending(0)
+    world.end_pending(0, well=False)
+    world.settle()
+    assert (world.member().phase, world.starts) == (MemberPhase.FAILED, 0)
+
+
+def test_a_doubt_is_looked_at_where_requests_are_answered() -> None:
+    for member, looks in (("0", 1), ("2", 0)):
+        world = World()
+        world.send(snapshot(assign_rank(member, fronts=RANKS)))
+        world.settle()
+        doubted = assign_rank(member, fronts=RANKS).changed(suspect_since="2026-01-01T00:00:00Z")
+        world.send(snapshot(doubted, serial=2))
+        assert sum(isinstance(each, Examine) for each in world.pending) == looks
+
+
+def test_keepers_of_ranks_dial_the_next_and_admit_the_one_before() -> None:
+    for rank, after, before in ((0, "1", "2"), (1, "2", "0"), (2, "0", "1")):
+        ports = iter((41001, 41002))
+        group = asyncio.run(choose_group(assign_rank(str(rank), fronts=RANKS), ports.__next__, 52590))
+        front = next(each for each in RANKS if each.member == after)
+        assert group == Group(
+            str(rank),
+            120.0,
+            dials=(Neighbour(after, f"n{after}", front.address, front.port, 41001),),
+            admits=(Neighbour(before, f"n{before}"),),
+            ring_port=41002,
+            front_port=52590,
+            answers=rank == 0,
+            lost_status=RING_LOST,
+        )

@@ -211,6 +211,14 @@ async def test_who_gives_a_part_of_what_is_wrong_bars_nobody_else(site: Site) ->
     assert liar.asked <= 3
 
 
+async def test_a_lie_is_dropped_also_where_nobody_else_may_be_asked(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_TRIED", 1)
+    site.nodes = {"broken": Node(breaks_after=0), "liar": Node(content=bytes(len(CONTENT)))}
+    assert await site.fill() == b""
+
+
 async def test_after_a_lie_it_is_taken_whole_from_one_node_and_only_a_sole_giver_is_barred(site: Site) -> None:
     """Each time it breaks, the liar has a part in it."""
     lie = bytes(len(CONTENT))
@@ -224,6 +232,7 @@ async def test_what_was_here_before_bars_nobody(site: Site) -> None:
     site.nodes = {"a": Node()}
     descriptor = os.open(site.folder / "w", os.O_RDWR)
     partial = PartialFile(descriptor, site.folder / "w")
+    partial.open(len(CONTENT))
     while partial.take_up():
         pass
     await site.peers.fill("w", DIGEST, len(CONTENT), partial, ignore)

@@ -1,6 +1,7 @@
 """The descriptions of LlamaCpp, Mlx and Vllm: command lines from the stamp and the allow-list, and their last words."""
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from covey_agent.engines.commands import VllmSource
 from covey_agent.engines.descriptions import DESCRIPTIONS
 from covey_agent.engines.features import parse_features
 from covey_agent.engines.vllm import VLLM
-from covey_agent.ports import AgentError, EngineProgram, Launch
+from covey_agent.ports import AgentError, EngineProgram, Launch, Ring
 from covey_api.engines import Compute, EngineName, KvCacheType, KvLayout, Task
-from covey_api.instance import Costs, EngineOptions, Member
+from covey_api.instance import Costs, EngineOptions, Member, MemberRole
 from covey_api.reasons import FailureCause
 from covey_api.runtime import (
     LlamaCppRuntime,
@@ -103,6 +104,34 @@ def test_lanes_and_tasks_are_rendered_as_recorded(
     golden: Golden, name: str, engine: EngineName, spec: dict[str, object]
 ) -> None:
     golden(f"argv/{engine.value.lower()}-{name}.txt", text_of(render(engine, **spec)))
+
+
+@pytest.mark.parametrize(("name", "layers"), [("pipeline", (10, 12, 8)), ("tensor", (0, 0, 0))])
+def test_ranks_are_rendered_as_recorded(golden: Golden, name: str, layers: tuple[int, ...]) -> None:
+    members = tuple(
+        Member(name=str(rank), node=f"n{rank}", role=MemberRole.RANK, costs=(Costs(layers=count),))
+        for rank, count in enumerate(layers)
+    )
+    instance = builders.instance(engine=EngineName.MLX, options=OPTIONS, members=members)
+    texts: list[str] = []
+    for rank in range(3):
+        files = Path("/blobs/w"), Path("/state/m")
+        ring = Ring(rank, 42000 + rank, 43000 + rank)
+        launch = adapter(EngineName.MLX).render(PROGRAMS[EngineName.MLX], instance, *files, 40001, KEY, ring=ring)
+        hosts = dict(launch.files)["ring.json"]
+        texts += [text_of(launch), f"ring.json: {hosts}\n\n"]
+        # It listens at its own entry, and dials the next one's.
+        assert json.loads(hosts)[rank] == [f"127.0.0.1:{42000 + rank}"]
+        assert json.loads(hosts)[(rank + 1) % 3] == [f"127.0.0.1:{43000 + rank}"]
+    golden(f"argv/mlx-{name}.txt", "".join(texts))
+
+
+def test_engines_without_ranks_say_so() -> None:
+    with pytest.raises(AgentError, match="engine 'LlamaServer' has no ranks"):
+        adapter(EngineName.LLAMA_SERVER).render(
+            *(PROGRAMS[EngineName.LLAMA_SERVER], builders.instance(), Path("/w"), Path("/m"), 1, KEY),
+            ring=Ring(0, 1, 2),
+        )
 
 
 @pytest.mark.parametrize("engine", list(EngineName))

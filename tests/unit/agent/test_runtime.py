@@ -43,7 +43,9 @@ from covey_api.messages import (
 )
 from covey_api.node import NodeSpec
 from covey_api.reasons import FailureCause
+from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.join import Admission
+from covey_fleet_client.standing import StandingFile, read_refusal
 from kit import builders
 from kit.outside import FakeAdapter, FakeFleet, World
 from kit.supervised import assign, snapshot
@@ -292,6 +294,30 @@ def test_reports_are_full_after_a_start_a_failure_and_a_resend_and_small_between
         assert fleet.reports[count].full
         sequences = [report.sequence for report in fleet.reports]
         assert sequences == sorted(set(sequences))
+
+    run(tmp_path, world, story, fleet)
+
+
+def test_a_refused_report_is_kept_for_who_looks_and_a_good_one_clears_it(tmp_path: Path) -> None:
+    world, fleet = World(), FakeFleet()
+
+    async def story(running: Running) -> None:
+        await running.wait(lambda: bool(fleet.reports))
+        running.reporter.on_standing = StandingFile(tmp_path).note
+        fleet.refusal = FleetError(FleetErrorKind.REFUSED, "another machine is connected as node 'a'")
+        running.changed.set()
+        await running.wait(lambda: read_refusal(tmp_path) is not None)
+        refusal = read_refusal(tmp_path)
+        assert refusal is not None
+        assert refusal.words == "another machine is connected as node 'a'"
+        # A controller that is away takes nothing back.
+        fleet.refusal, fleet.is_down = None, True
+        running.changed.set()
+        await asyncio.sleep(0.2)
+        assert read_refusal(tmp_path) == refusal
+        fleet.is_down = False
+        running.changed.set()
+        await running.wait(lambda: read_refusal(tmp_path) is None)
 
     run(tmp_path, world, story, fleet)
 

@@ -127,7 +127,18 @@ def test_stops_that_are_no_texts_are_refused(stop: object) -> None:
 
 def test_the_answer_is_bounded_by_what_is_left_of_the_window() -> None:
     assert choose_max_tokens({}, 100, 512) == 412
-    assert choose_max_tokens({"max_tokens": 1000}, 100, 512) == 412
+    for wished in (411, 412):
+        assert choose_max_tokens({"max_tokens": wished}, 100, 512) == wished
+    with pytest.raises(Refused) as both:
+        choose_max_tokens({"max_tokens": 413}, 100, 512)
+    assert both.value.content["error"] == {
+        "code": 400,
+        "type": "exceed_context_size_error",
+        "message": "100 tokens of the request and 413 of `max_tokens` exceed the context size (512)",
+        "n_prompt_tokens": 100,
+        "n_ctx": 512,
+        "n_max_tokens": 413,
+    }
     assert choose_max_tokens({"max_completion_tokens": 5, "max_tokens": 9}, 100, 512) == 5
     with pytest.raises(Refused) as raised:
         choose_max_tokens({}, 512, 512)

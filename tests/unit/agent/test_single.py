@@ -1,5 +1,6 @@
 """One agent per state folder: who is told what, and what a full disk costs."""
 
+import asyncio
 import os
 import resource
 import signal
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from covey_agent.main import run_agent
+from covey_agent.options import parse_options
 from covey_agent.single import AlreadyRunning, take_folder
 from covey_fleet_client.files import describe_refusal
 
@@ -59,3 +62,10 @@ def test_refusal_of_a_disk_names_file_cause_and_what_to_do() -> None:
     with pytest.raises(OSError, match="nowhere") as missing:
         os.open("/nowhere/file", os.O_RDONLY)
     assert describe_refusal(missing.value) == "'/nowhere/file' can't be used: No such file or directory"
+
+
+def test_a_state_folder_that_cannot_be_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "agent" / "key.pem").mkdir(parents=True)
+    options = parse_options(["--controller", "https://127.0.0.1:1", "--state", str(tmp_path)])
+    assert asyncio.run(run_agent(options, tmp_path / "agent")) == 1
+    assert "the state folder can't be used" in caplog.text

@@ -4,6 +4,7 @@ import pytest
 from covey_agent.supervisor.advance import SILENT_SECONDS, next_due, observe_surroundings
 from covey_agent.supervisor.effects import CheckFit, Effect, Examine, FetchArtifact, StartKeeper, StopKeeper
 from covey_agent.supervisor.events import (
+    ArtifactFailed,
     CloseAsked,
     EngineExited,
     Event,
@@ -347,6 +348,21 @@ def test_fetch_that_may_work_later_is_tried_eight_times() -> None:
         assert (world.member().phase is MemberPhase.FAILED) is (tries == 8)
         world.now += 60
         world.send(Ticked())
+
+
+def test_fetch_waits_as_long_as_a_server_asks() -> None:
+    world = World()
+    world.send(snapshot(assign()))
+    index = next(index for index, one in enumerate(world.pending) if isinstance(one, FetchArtifact))
+    fetch = world.pending.pop(index)
+    assert isinstance(fetch, FetchArtifact)
+    world.send(ArtifactFailed(fetch.instance_id, FailureCause.ARTIFACT_UNAVAILABLE, "busy", 600.0))
+    world.now += 599
+    world.send(Ticked())
+    assert not any(isinstance(one, FetchArtifact) for one in world.pending)
+    world.now += 1
+    world.send(Ticked())
+    assert any(isinstance(one, FetchArtifact) for one in world.pending)
 
 
 def test_corrupt_artifact_is_given_up_at_once() -> None:

@@ -70,6 +70,19 @@ def test_a_blob_of_another_size_is_dropped(tmp_path: Path) -> None:
     assert not (cache.blobs / sha256).exists()
 
 
+def test_a_wrong_size_with_a_blobs_digest_is_refused_and_the_blob_stays(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    sha256 = install(cache, b"weights")
+    assert cache.find_blob(sha256, 8) is None
+    with pytest.raises(
+        AgentError, match=f"8 bytes must have sha256 {sha256}.*a file of 7 bytes that is here"
+    ) as raised:
+        asyncio.run(find_verified(cache, sha256, 8))
+    assert raised.value.cause is FailureCause.ARTIFACT_CORRUPT
+    assert asyncio.run(find_verified(cache, sha256, 7)) == cache.blobs / sha256
+    assert cache.digests() == (sha256,)
+
+
 def test_a_reference_without_its_blob_and_one_that_is_no_json_count_for_nothing(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     wanted = artifact(size_bytes=7)

@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from covey_agent.artifacts.hub import choose_gguf
 from covey_agent.artifacts.manifest import find_login, host_of, parse_challenge, parse_manifest, parse_token
-from covey_api.source import OciSource, parse_source
+from covey_agent.ports import AgentError
+from covey_api.source import HubSource, OciSource, parse_source
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -39,6 +41,11 @@ def names(*layers: object) -> list[str]:
         layer(annotations={}, mediaType=["application/vnd.docker.ai.gguf.v3"]),
         layer(annotations={}, mediaType={}),
         layer(mediaType="application/vnd.oci.image.layer.v1.tar+gzip"),
+        layer(annotations={}, mediaType="application/vnd.oci.image.layer.v1.tar"),
+        layer(
+            annotations={"org.opencontainers.image.title": "folder", "io.deis.oras.content.unpack": "true"},
+            mediaType="application/vnd.oci.image.layer.v1.tar",
+        ),
         7,
         None,
     ],
@@ -46,6 +53,13 @@ def names(*layers: object) -> list[str]:
 def test_a_layer_that_is_no_file_is_left_out(wrong: object) -> None:
     assert names(wrong) == []
     assert names(wrong, layer()) == ["a.gguf"]
+    found = parse_manifest(json.dumps({"layers": [wrong, layer()]}).encode(), "latest")
+    with pytest.raises(AgentError, match=r"It has: 'a.gguf'.*Left out, since they are no named files: .* of type "):
+        choose_gguf(found, HubSource("r/m", "latest", "b.gguf"))
+
+
+def test_a_file_that_oras_was_told_no_type_of_is_a_file() -> None:
+    assert names(layer(mediaType="application/vnd.oci.image.layer.v1.tar")) == ["a.gguf"]
 
 
 def test_a_manifest_has_the_digest_by_which_it_was_asked_for() -> None:
@@ -110,6 +124,8 @@ def test_sources_of_registries_are_parsed() -> None:
     assert parse_source("oci://ghcr.io/org/model") == OciSource("ghcr.io", "org/model", "latest", "")
     assert parse_source("oci://r:5000/m:v1.0#Q4/a.gguf") == OciSource("r:5000", "m", "v1.0", "Q4/a.gguf")
     assert parse_source(f"oci://r/m@{DIGEST}") == OciSource("r", "m", DIGEST, "")
+    # As registries' tools print it: the digest is what counts.
+    assert parse_source(f"oci://r:5000/m:v1@{DIGEST}#a.gguf") == OciSource("r:5000", "m", DIGEST, "a.gguf")
     for wrong in (
         "oci://r",
         "oci://r/M",
@@ -118,6 +134,7 @@ def test_sources_of_registries_are_parsed() -> None:
         "oci://r:0/a",
         "oci://u:p@r/a",
         "oci://r/a#../b",
+        f"oci://r/m@{DIGEST}:v1",
     ):
         with pytest.raises(ValueError, match="must"):
             parse_source(wrong)

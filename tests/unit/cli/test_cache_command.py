@@ -12,6 +12,7 @@ from covey.commands.cache import cache as command
 from covey.errors import CommandError
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.pins import Pins
+from covey_api.model import ArtifactFile
 from kit.builders import artifact
 
 
@@ -118,6 +119,29 @@ def test_verify_finds_what_was_changed_though_its_time_was_not(cache: Cache, pin
     assert run("verify", "--cache", str(cache.folder)).exit_code == 0
 
 
+def test_verify_reads_the_files_of_sets_that_are_no_links(cache: Cache) -> None:
+    content = {"config.json": b"{}" * 50, "model.safetensors": b"weights " * 50}
+    blobs = {name: cache.blobs / add(cache, text, name, 3000) for name, text in content.items()}
+    files = tuple(
+        ArtifactFile(name=name, size_bytes=len(content[name]), sha256=blob.name) for name, blob in blobs.items()
+    )
+    made = artifact(size_bytes=500, sha256="d" * 64, name="folder", files=files)
+    folder = cache.install_set(made, blobs)
+    assert "5 files" in run("verify", "--cache", str(cache.folder)).output
+    blobs["model.safetensors"].unlink()
+    assert "5 files" in run("verify", "--cache", str(cache.folder)).output
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_bytes(content["config.json"])
+    assert "6 files" in run("verify", "--cache", str(cache.folder)).output
+    (folder / "config.json").write_bytes(content["config.json"].replace(b"{", b"["))
+    result = run("verify", "--cache", str(cache.folder))
+    assert result.exit_code == 1
+    assert result.output.startswith(f"'config.json' was changed on the disk; removed '{folder / 'config.json'}'\n")
+    assert cache.find_artifact(made) is None
+    assert blobs["config.json"].exists()
+    assert run("verify", "--cache", str(cache.folder)).exit_code == 0
+
+
 def test_verify_says_what_it_could_not_remove_and_leaves_out_what_others_did(
     cache: Cache, pinned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,3 +184,73 @@ def test_a_folder_that_is_none_and_a_size_that_is_none_are_said(tmp_path: Path) 
         run("ls", "--cache", str(tmp_path / "file" / "cache"))
     with pytest.raises(CommandError, match="`--keep`: quantity must be digits"):
         run("prune", "--keep", "much", "--cache", str(tmp_path))
+
+
+def test_what_was_added_is_named_by_its_digest_and_stays_until_it_is_released(cache: Cache, tmp_path: Path) -> None:
+    weights = tmp_path / "my merge.gguf"
+    weights.write_bytes(b"merged")
+    digest = hashlib.sha256(b"merged").hexdigest()
+    where = ("--cache", str(cache.folder))
+    added = run("add", str(weights), *where)
+    assert added.stdout == f"store://{digest}#my merge.gguf\n"
+    assert run("add", str(weights), *where).stdout == added.stdout, "twice is once"
+    weights.write_bytes(b"others")
+    (entry,) = [each for each in json.loads(run("ls", "-o", "json", *where).output) if each["name"] == weights.name]
+    assert (entry["kind"], entry["pinnedBy"], entry["bytes"]) == ("Model", "whoever put it here", 6)
+    assert entry["source"] == f"store://{digest}#my merge.gguf"
+    assert weights.name not in run("prune", *where).output
+    assert run("release", added.stdout.strip(), *where).output == f"released {added.stdout}"
+    with pytest.raises(CommandError, match="was not put into the cache"):
+        run("release", digest, *where)
+    with pytest.raises(CommandError, match="SOURCE must be 'store://SHA256' or a digest; got 'merged'"):
+        run("release", "merged", *where)
+    assert f"removed Model '{weights.name}'" in run("prune", *where).output
+
+
+def test_a_folder_is_added_as_a_set_with_the_list_of_its_files(cache: Cache, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for name, content in (("config.json", b"{}"), ("model.safetensors", b"weights"), ("train.py", b"no")):
+        (folder / name).write_bytes(content)
+    listed = f"{hashlib.sha256(b'{}').hexdigest()}  config.json\n{hashlib.sha256(b'weights').hexdigest()}"
+    listed += "  model.safetensors\n"
+    digest = hashlib.sha256(listed.encode()).hexdigest()
+    where = ("--cache", str(cache.folder))
+    (added,) = json.loads(run("add", str(folder), "-o", "json", *where).stdout)
+    assert added == {"source": f"store://{digest}#checkpoint", "sha256": digest, "bytes": 9}
+    assert (cache.blobs / digest).read_text() == listed
+    assert run("prune", *where).output.count("removed Model 'checkpoint'") == 0
+    run("release", digest, *where)
+    run("prune", *where)
+    assert not (cache.blobs / digest).exists()
+    assert not (cache.sets / digest).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [("a#b.gguf", b"x", "can't be named by a source"), ("empty.gguf", b"", "is empty"), ("d", None, "must hold 1 to")],
+)
+def test_what_cant_be_added_is_said_so(
+    cache: Cache, tmp_path: Path, name: str, content: bytes | None, words: str
+) -> None:
+    path = tmp_path / name
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(CommandError, match=words):
+        run("add", str(path), "--cache", str(cache.folder))
+    assert not [each for each in cache.partial.iterdir() if "added" in each.name]
+
+
+def test_an_agents_cache_finds_what_others_put_there_and_take(cache: Cache, tmp_path: Path) -> None:
+    running = Cache(cache.folder)
+    weights = tmp_path / "a.gguf"
+    weights.write_bytes(b"merged")
+    digest = hashlib.sha256(b"merged").hexdigest()
+    assert digest not in running.digests()
+    run("add", str(weights), "--cache", str(cache.folder))
+    assert digest in running.digests()
+    run("release", digest, "--cache", str(cache.folder))
+    run("prune", "--cache", str(cache.folder))
+    assert digest not in running.digests()

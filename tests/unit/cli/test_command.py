@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from version import observe_version
 
 
 def covey(*arguments: str, state: Path, key: str = "") -> subprocess.CompletedProcess[str]:
@@ -190,8 +191,13 @@ def test_command_interrupted_while_it_imports_leaves_no_trace(tmp_path: Path) ->
     assert (result.returncode, result.stderr) == (130, "")
 
 
-def test_command_prints_its_version_and_help(tmp_path: Path) -> None:
-    assert covey("--version", state=tmp_path).stdout.strip().endswith("0.1.0")
+@pytest.mark.parametrize("part", ["", "controller", "agent", "gateway"])
+def test_every_part_prints_the_version_that_all_have(part: str, tmp_path: Path) -> None:
+    said = covey(*part.split(), "--version", state=tmp_path).stdout
+    assert said == f"{' '.join(['covey', *part.split()])}, version {observe_version()}\n"
+
+
+def test_command_prints_its_help(tmp_path: Path) -> None:
     words = covey("--help", state=tmp_path).stdout
     assert "up" in words
     assert "..." not in words.partition("Commands:")[2], "a summary is cut off"

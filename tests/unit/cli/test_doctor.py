@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-from covey.doctor import ports
+from covey.doctor import folders, ports
 from covey.doctor.accelerators import has_nvidia_card, look_at_gpu
 from covey.doctor.clock import judge_skew
 from covey.doctor.examine import Check, examine, mend
@@ -22,6 +22,8 @@ from covey.doctor.network import look_at_controller, look_at_indexes
 from covey.doctor.place import Place
 from covey.doctor.ports import count_free, look_at_ports
 from covey.doctor.programs import Said
+from covey_agent.artifacts.cache import Cache
+from covey_fleet_client.standing import StandingFile
 from kit.ports import free_port
 
 IS_ROOT = os.geteuid() == 0
@@ -92,6 +94,24 @@ def test_a_state_folder_of_another_user_is_broken(place: Place) -> None:
     os.chown(place.state, 12345, 12345)
     (found,) = look_at_state(place)
     assert (found.level, "belongs to 12345" in found.found) == (Level.BROKEN, True)
+
+
+@pytest.mark.parametrize("name", ["blobs/sha256", "pins", "partial"])
+def test_a_folder_of_the_cache_that_cannot_be_used_is_broken(place: Place, name: str) -> None:
+    """A file in its place is what root can't write in either."""
+    write(place.cache / name, "")
+    (found,) = look_at_cache(place)
+    assert found.level is Level.BROKEN
+    assert f"'{Path(name).name}' must be a folder" in found.found
+    (place.cache / name).unlink()
+    Cache(place.cache)
+    assert judge(look_at_cache(place)) is Level.OK
+
+
+def test_every_folder_of_a_cache_is_looked_at(tmp_path: Path) -> None:
+    Cache(tmp_path)
+    made = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_dir()}
+    assert made == set(folders.CACHE_FOLDERS)
 
 
 def test_a_file_in_the_place_of_a_folder_is_broken(place: Place) -> None:
@@ -218,6 +238,18 @@ def test_an_identity_that_cannot_be_read_is_told_beside_what_else_is_found(place
     assert {path: path.stat().st_mode for path in place.state.rglob("*")} == before
 
 
+def test_what_the_controller_said_to_the_agent_is_told_until_it_takes_a_report(place: Place) -> None:
+    write(place.state / "agent" / "controller", "https://127.0.0.1:1\n")
+    StandingFile(place.state / "agent").note("node 'a' was removed from the fleet")
+    _, refused = look_at_controller(place)
+    assert (refused.check, refused.level) == ("controller", Level.BROKEN)
+    assert "node 'a' was removed from the fleet" in refused.found
+    StandingFile(place.state / "agent").note("")
+    assert len(look_at_controller(place)) == 1
+    write(place.state / "agent" / "refusal.json", "[]")
+    assert len(look_at_controller(place)) == 1
+
+
 def test_the_hub_is_where_the_agent_finds_it(place: Place, tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -226,6 +258,29 @@ def test_the_hub_is_where_the_agent_finds_it(place: Place, tmp_path: Path) -> No
         index, found = look_at_indexes(replace(place, environment=variables))
     assert index.level is Level.OK
     assert f"the model hub at http://{hub} can't be reached" in found.found
+
+
+@pytest.mark.parametrize("url", ["https://ada:pa/ss@h/simple", "https://ada:1/pa55word@h/", "https://[pa55word"])
+def test_a_url_that_is_none_is_told_without_a_word_of_it(place: Place, url: str) -> None:
+    for variables in (
+        {"PIP_INDEX_URL": url, "HF_HUB_OFFLINE": "1"},
+        {"PIP_INDEX_URL": "file:///x", "HF_ENDPOINT": url},
+    ):
+        *_, found = examine([Check("index", look_at_indexes)], replace(place, environment=variables))
+        assert (found.level, "can't be read as one" in found.found) == (Level.WARNING, True), found.found
+        for shown in (json.dumps(found.to_json()), render_text([found], [])):
+            assert not any(part in shown for part in ("ada", "pa/ss", "'pa'", "pa55word"))
+
+
+def test_a_file_of_logins_that_is_none_is_told_without_a_word_of_it(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / ".netrc", "machine h login ada password pa55word pa66word\n").chmod(0o600)
+    variables = {"PIP_INDEX_URL": f"http://127.0.0.1:{free_port()}/simple", "HF_HUB_OFFLINE": "1"}
+    index, logins = look_at_indexes(replace(place, environment=variables))
+    assert "can't be reached" in index.found
+    assert f"'{tmp_path / '.netrc'}' can't be read as a file of logins" in logins.found
+    assert "word" not in caplog.text + index.found + logins.found.replace("can't", "")
 
 
 def test_a_card_without_a_driver_is_seen_on_the_bus(tmp_path: Path) -> None:

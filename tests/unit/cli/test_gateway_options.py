@@ -46,6 +46,8 @@ def test_what_a_gateway_would_refuse_is_refused_before_anything_starts(tmp_path:
     shown = ("https://h:1", "--listen", "0.0.0.0:5", "--insecure", "--cors-origin", "*")
     assert "only where a key is needed" in refused(*shown)
     assert "`--metrics-listen` must be HOST:PORT" in refused("https://h:1", "--metrics-listen", "9411")
+    for listen in ("garbage", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:x", ":"):
+        assert "HOST:PORT" in refused("https://h:1", "--listen", listen)
     assert "--no-gateway starts none" in refused("https://h:1", "--no-gateway", "--metrics-listen", "127.0.0.1:9411")
     assert "--no-gateway starts none" in refused("https://h:1", "--no-gateway", "--cors-origin", "https://app.example")
 

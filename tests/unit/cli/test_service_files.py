@@ -1,5 +1,6 @@
 """A service's files: what systemd and launchd are told, and what of them is people's own."""
 
+import json
 import plistlib
 import shutil
 import subprocess
@@ -227,6 +228,22 @@ def test_the_launcher_becomes_the_command_until_it_is_a_loop(tmp_path: Path) -> 
     done = subprocess.run([*command, *shell], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
     assert "it stays down" in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"HF_TOKEN=pa55word\xff\n", b"A=pa55\0word\n"])
+def test_variables_that_cannot_be_read_are_told_and_are_no_loop_without_end(tmp_path: Path, content: bytes) -> None:
+    variables = tmp_path / "up.env"
+    variables.write_bytes(content)
+    state = tmp_path / "state"
+    command = [sys.executable, "-m", "covey.service.launch", "up", str(variables), str(state), "--", "/bin/true"]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (first.returncode, "pa55" in first.stderr) == (1, False)
+    assert f"'{variables}' must be text in UTF-8" in first.stderr
+    assert len(json.loads((state / "service-starts-up.json").read_text())) == 1
+    for _ in range(HOT_STARTS - 1):
+        admit_start(state, "up", time.time())
+    last = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (last.returncode, "it stays down" in last.stderr) == (0, True)
 
 
 def test_a_log_that_is_large_at_a_start_goes_beside_itself_once(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from covey_api.instance import Instance, InstanceGoal
+from covey_api.engines import Compute
+from covey_api.instance import Instance, InstanceGoal, MemberRole
 from covey_api.kinds import Kind
 from covey_api.placement import ContextWish, Scaling
 from covey_controller.board import FleetBoard
@@ -182,13 +183,27 @@ def test_forecast_and_why_name_the_nodes_that_could_hold_together_what_none_can_
     assert [each["node"] for each in stalled["shape"]["members"]] == ["a", "b"]
     assert (stalled["shape"]["kind"], stalled["shape"]["link"], stalled["shape"]["canRun"]) == ("Rpc", "a VPN", False)
     assert "together 'a', 'b' could hold it: LlamaServer as Rpc" in text
-    assert "It is not started: `Rpc` alone is run over several nodes so far, where all their agents know how." in text
+    assert "It is not started: so far `LlamaServer` as `Rpc` and `Mlx` are, where all their agents know how." in text
     story.put(asked)
     story.run(20)
     assert story.instances() == [], "it is shown, and not begun"
     told, data = explain(story.observe(), story.now, asked.key)
     assert "together 'a', 'b' could hold it" in told
     assert data["shape"]["members"][0]["role"] == "Driver"
+
+
+def test_of_nodes_that_could_hold_it_together_those_are_named_that_would_run_it() -> None:
+    """Two Macs: their accelerators, which no group has, come first by themselves."""
+    story = serving(total_bytes=3 * builders.GIB)
+    roles = (MemberRole.DRIVER.value, MemberRole.DONOR.value)
+    computes = (Compute.METAL, Compute.CPU)
+    for agent in story.agents.values():
+        agent.lanes = tuple(builders.lane(compute=compute, roles=roles) for compute in computes)
+    asked = builders.placement(concurrency=16, context=ContextWish(tokens=8192))
+    _, text, found = foresee(story, asked)
+    shape = found["stalls"][0]["shape"]
+    assert (shape["canRun"], {each["compute"] for each in shape["members"]}) == (True, {"Cpu"})
+    assert "It runs like this where its Placement says `shape: {type: Auto}`." in text
 
 
 def test_forecast_of_a_model_whose_header_nobody_has_read_waits_for_it() -> None:

@@ -1,11 +1,14 @@
 """An Instance of several members from its wish to its end: who starts first, whose end it was, what is adopted."""
 
+from covey_api.engines import ArtifactFormat, EngineName
 from covey_api.instance import Instance, MemberPhase, MemberRole
 from covey_api.messages import MemberAssignment, MemberReport
 from covey_api.meta import ConditionStatus
+from covey_api.model import ModelStatus, Variant, VariantStatus
 from covey_api.node import Node
 from covey_api.placement import ContextWish, NodeChoice, Placement, Preemption, ShapeType, ShapeWish
 from covey_api.reasons import FailureCause
+from covey_controller.reconcile.adoption import STRAY_SECONDS
 from covey_controller.seal import seal_instance
 from kit import builders
 from kit.worlds import FakeGateway, Worldlet, member_report
@@ -133,6 +136,33 @@ def test_a_group_is_adopted_whole_when_the_store_was_lost() -> None:
     assert story.routed() == ["smollm2-0"]
 
 
+def test_donors_run_on_while_only_their_driver_that_is_away_could_tell_of_the_group() -> None:
+    story = formed("a", "b")
+    (before,) = story.instances()
+    driver, donor = (story.agents[member.node] for member in before.spec.members)
+    driver.paused, driver.seen = True, -1.0  # this leader has never heard it
+    story.lose_store()
+    story.run(60)
+    assert [each.phase for each in donor.members.values()] == [MemberPhase.READY]
+    driver.paused = False
+    story.run(20)
+    (after,) = story.instances()
+    assert (after.spec.instance_id, after.spec.attempt, story.routed()) == (before.spec.instance_id, 1, ["smollm2-0"])
+    assert donor.started == [(before.spec.instance_id, 1)]
+
+
+def test_donors_of_a_driver_that_never_comes_back_are_forgotten_in_time() -> None:
+    story = formed("a", "b")
+    (before,) = story.instances()
+    driver, donor = (story.agents[member.node] for member in before.spec.members)
+    driver.paused, driver.seen = True, -1.0  # this leader has never heard it
+    story.lose_store()
+    story.run(10)
+    story.now += STRAY_SECONDS
+    story.run(20)
+    assert donor.members == {}
+
+
 def test_a_node_that_lies_about_who_is_what_breaks_the_seal() -> None:
     (instance,) = formed("a", "b").instances()
     driver, donor = instance.spec.members
@@ -210,3 +240,97 @@ def test_a_shape_that_nobody_can_run_says_what_is_missing() -> None:
     assert story.instances() == []
     (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
     assert "no 2 to 4 nodes hold model 'smollm2' together as `Rpc`" in placement.status.closest_refusal
+
+
+def ring(*nodes: str) -> Worldlet:
+    story = Worldlet()
+    shape = ShapeWish(type=ShapeType.PIPELINE, min_nodes=len(nodes))
+    variant = Variant(name="v", format=ArtifactFormat.MLX, source=builders.SOURCE, engines=(EngineName.MLX,))
+    geometry = builders.geometry(architecture="ministral3", model_type="ministral3")
+    known = VariantStatus(name="v", source=builders.SOURCE, artifact=builders.artifact(), geometry=geometry)
+    model = builders.model(variants=(variant,)).model_copy(update={"status": ModelStatus(variants=(known,))})
+    story.put(model, builders.placement(shape=shape))
+    story.add_agents(*nodes)
+    for index, name in enumerate(nodes):
+        agent = story.agents[name]
+        agent.lanes = (builders.lane(engine=EngineName.MLX, roles=(MemberRole.RANK.value,)),)
+        agent.front_port, agent.address = 52500, f"10.0.0.{index + 1}"
+    story.gateways["g"] = FakeGateway()
+    return story
+
+
+def test_ranks_are_told_of_all_others_and_rank_0_is_routed() -> None:
+    story = ring(*NODES)
+    story.run(20)
+    (instance,) = story.instances()
+    assert [member.role for member in instance.spec.members] == [MemberRole.RANK] * 3
+    assert sum(member.layers for member in instance.spec.members) == 30
+    assert story.routed() == ["smollm2-0"]
+    assert story.published.endpoints is not None
+    assert [each.node for each in story.published.endpoints.endpoints] == [driver_of(instance)]
+    for member in instance.spec.members:
+        assert {each.member for each in assigned(story, member.node).fronts} == {"0", "1", "2"}
+
+
+def test_a_rank_that_failed_is_nowhere_to_be_reached_and_the_next_attempt_is_of_all() -> None:
+    story = ring("a", "b")
+    story.run(20)
+    node = break_group(story)
+    story.step()
+    assert story.routed() == []
+    assert assigned(story, node).fronts == ()
+    story.run(40)
+    (instance,) = story.instances()
+    assert (instance.spec.attempt, story.routed()) == (2, ["smollm2-0"])
+
+
+def test_a_ring_is_adopted_whole_by_rank_0s_word() -> None:
+    story = ring("a", "b")
+    story.run(20)
+    (before,) = story.instances()
+    story.lose_store()
+    story.run(30)
+    (after,) = story.instances()
+    assert (after.spec.members, story.routed()) == (before.spec.members, ["smollm2-0"])
+
+
+def test_a_locked_group_is_never_moved_and_is_formed_again_where_it_is_locked() -> None:
+    story = begin(*NODES, topology_lock=("c", "a"))
+    story.run(20)
+    (before,) = story.instances()
+    assert [member.node for member in before.spec.members] == ["c", "a"]
+    node = break_group(story)
+    story.run(60)
+    (after,) = story.instances()
+    assert node == "a"
+    assert (after.spec.instance_id, after.spec.attempt) == (before.spec.instance_id, 2)
+    assert story.routed() == [after.metadata.name]
+
+
+def test_a_locked_group_waits_for_its_node_and_says_so() -> None:
+    story = begin("a", "b", topology_lock=("a", "c"))
+    story.run(30)
+    assert story.instances() == []
+    (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
+    assert "it waits for 'c' (it has not joined)" in placement.status.closest_refusal
+    story.add_agents("c")
+    agent = story.agents["c"]
+    agent.lanes, agent.front_port, agent.address = (builders.lane(roles=ROLES),), 52500, "10.0.0.9"
+    story.run(20)
+    (instance,) = story.instances()
+    assert [member.node for member in instance.spec.members] == ["a", "c"]
+
+
+def test_a_locked_group_whose_node_is_lost_is_replaced_by_nothing_and_comes_back_with_it() -> None:
+    story = begin(*NODES, topology_lock=("c", "a"))
+    story.run(20)
+    (before,) = story.instances()
+    story.agents["a"].paused = True
+    story.run(200)
+    assert [each.spec.instance_id for each in story.instances()] == [before.spec.instance_id]
+    (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
+    assert "it waits for 'a' (NodeUnknown)" in placement.status.closest_refusal
+    story.agents["a"].paused = False
+    story.run(20)
+    assert [each.spec.instance_id for each in story.instances()] == [before.spec.instance_id]
+    assert story.routed() == [before.metadata.name]

@@ -6,9 +6,10 @@ from covey_api.access_key import AccessKey, AccessKeySpec
 from covey_api.engines import EngineName, UnusableEngine
 from covey_api.fleet import Fleet
 from covey_api.kinds import ObjectKey
+from covey_api.messages import UnkeptArtifact
 from covey_api.meta import ConditionStatus, ObjectMeta
 from covey_api.model import Model
-from covey_api.node import Node
+from covey_api.node import Keeps, Node, NodeSpec, NodeStore
 from covey_api.placement import ContextWish, Placement
 from covey_api.reasons import (
     AccessKeyReason,
@@ -125,6 +126,16 @@ def test_node_with_an_engine_that_cannot_start_names_its_reason() -> None:
     story.agents["a"].unusable = (words,)
     assert NodeReason.ENGINE_UNUSABLE in reasons_of(story, Node, 20)
     assert EventReason.ENGINE_UNUSABLE in noted(story)
+
+
+def test_store_that_lacks_what_models_name_names_its_reason() -> None:
+    story = begin("a")
+    story.put(Node(metadata=ObjectMeta(name="a"), spec=NodeSpec(store=NodeStore(keeps=Keeps.MODELS))))
+    story.run(20)
+    lacking = UnkeptArtifact(source=builders.artifact().source, size_bytes=7, cause=FailureCause.DISK_FULL)
+    story.agents["a"].unkept = (lacking,)
+    assert NodeReason.STORE_INCOMPLETE in reasons_of(story, Node, 20)
+    assert EventReason.STORE_INCOMPLETE in noted(story)
 
 
 def test_instance_that_nobody_wishes_for_is_named_at_its_node() -> None:

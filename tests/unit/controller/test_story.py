@@ -58,6 +58,11 @@ def test_wish_becomes_served_replicas_and_then_all_is_quiet() -> None:
     assert story.routed() == ["smollm2-0", "smollm2-1"]
     assert ready_condition(story).reason == ReadyReason.SERVING
     assert (placement_status(story).ready, placement_status(story).replicas) == ("2/2", 2)
+    assert story.published.endpoints is not None
+    (listed,) = story.published.endpoints.models
+    weights = builders.artifact()
+    assert weights.archive is not None
+    assert (listed.weights_bytes, listed.weights_digest) == (weights.size_bytes, weights.archive.sha256)
     writes, serial = story.writes, story.serial
     story.run(300)
     assert (story.writes, story.serial) == (writes, serial)

@@ -1,12 +1,15 @@
 """What a Placement's columns say of the wish while something else serves: numbers of the wish, and of what serves."""
 
+from typing import Any
+
 import pytest
-from covey_api.instance import InstanceGoal, MemberPhase, MemberStatus
+from covey_api.instance import Instance, InstanceGoal, MemberPhase, MemberStatus
 from covey_api.messages import Progress
 from covey_api.placement import ContextWish, Placement, PlacementStatus
 from covey_controller.reconcile.status import render_progress
+from covey_controller.reconcile.why import explain
 from kit import builders
-from kit.worlds import FakeGateway, Worldlet
+from kit.worlds import FakeAgent, FakeGateway, Worldlet
 
 
 def serving_fleet(*, replicas: int, tokens: int) -> Worldlet:
@@ -55,6 +58,52 @@ def test_what_serves_meanwhile_is_not_ready_of_a_wish_whose_model_is_missing() -
     assert (status.ready, status.ready_replicas, status.context_tokens) == ("0/2", 2, 4096)
     told = {each.type: each.status for each in status.conditions}
     assert (told["Planned"], told["EngineReady"], told["Serving"]) == ("False", "False", "True")
+
+
+def test_each_step_of_a_start_is_a_condition_of_its_own() -> None:
+    story = Worldlet()
+    story.put(builders.model(), builders.placement())
+    story.add_agents("a")
+    steps = ("Planned", "ArtifactsReady", "EngineReady", "Serving")
+    told: list[tuple[str, ...]] = []
+    seen: dict[tuple[str, ...], set[MemberPhase]] = {}
+    for _ in range(40):
+        story.step()
+        by_type = {each.type: each for each in status_of(story).conditions}
+        true = tuple(step for step in steps if step in by_type and by_type[step].status == "True")
+        for step in steps:
+            if step in by_type:
+                assert by_type[step].reason == (step if step in true else f"Not{step}")
+        if told[-1:] != [true]:
+            told.append(true)
+        phases = {member.phase for instance in story.instances() for member in instance.status.members}
+        seen.setdefault(true, set()).update(phases)
+    assert told == [(), ("Planned",), ("Planned", "ArtifactsReady"), steps]
+    # Artifacts are there once nothing is fetched any more, and not before.
+    assert seen[("Planned",)] <= {MemberPhase.PENDING, MemberPhase.FETCHING}
+    assert seen[("Planned", "ArtifactsReady")] == {MemberPhase.STARTING}
+
+
+def test_what_comes_is_told_in_bytes_with_its_rate_and_how_long_it_takes() -> None:
+    story = Worldlet()
+    story.put(builders.model(), builders.placement())
+    story.agents["a"] = FakeAgent("a", progress=Progress(step="model", done_bytes=2**30, total_bytes=2**32))
+    story.run(15)
+    (key,) = (key for key, item in story.objects.items() if isinstance(item, Instance))
+
+    def why(progress: Progress) -> tuple[str, dict[str, Any]]:
+        story.agents["a"].progress = progress
+        story.run(5)
+        text, data = explain(story.observe(), story.now, key)
+        return text, data["progress"]
+
+    moving = Progress(step="model", done_bytes=2**30, total_bytes=2**32, bytes_per_second=100 * 2**20)
+    text, data = why(moving)
+    assert "gets its model: 1.0 GiB of 4.0 GiB, 100.0 MiB/s, 31 s left" in text
+    assert [each["secondsLeft"] for each in data.values()] == [31]
+    text, data = why(moving.model_copy(update={"bytes_per_second": 0}))
+    assert "gets its model: 1.0 GiB of 4.0 GiB, 0 B/s" in text
+    assert ["secondsLeft" in each for each in data.values()] == [False]
 
 
 def test_a_placement_of_which_nothing_runs_names_no_window() -> None:

@@ -3,7 +3,17 @@
 import re
 
 import pytest
-from covey_api.source import SOURCE_PATTERN, FileSource, HubSource, OciSource, PypiSource, WebSource, parse_source
+from covey_api.source import (
+    SOURCE_PATTERN,
+    FileSource,
+    HubSource,
+    OciSource,
+    PypiSource,
+    StoreSource,
+    WebSource,
+    digest_in,
+    parse_source,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,10 +40,25 @@ def test_web_source_is_its_url(url: str) -> None:
     assert parse_source(url) == WebSource(url)
 
 
+def test_store_source_is_a_digest_and_a_name_for_people() -> None:
+    digest = "0123456789abcdef" * 4
+    assert parse_source(f"store://{digest}") == StoreSource(digest, "")
+    assert parse_source(f"store://{digest}#my model.gguf") == StoreSource(digest, "my model.gguf")
+    assert (digest_in(f"store://{digest}#a"), digest_in("https://example.com/a"), digest_in("store://x")) == (
+        *(digest, "", ""),
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "",
+        f"store://{'0' * 63}",
+        f"store://{'A' * 64}",
+        f"store://{'0' * 64}#",
+        f"store://{'0' * 64}#../a",
+        f"store://{'0' * 64}/a",
+        "store://a-name",
         "smollm2",
         "hf://repo",
         "hf://org/repo#",
@@ -85,6 +110,7 @@ def test_whatever_the_crd_admits_is_parsed_or_refused_for_a_reason_of_its_own(te
             "http": WebSource,
             "https": WebSource,
             "file": FileSource,
+            "store": StoreSource,
         }
         assert isinstance(parsed, schemes[text.partition(":")[0]])
     assert not said.startswith("source must be 'hf://")

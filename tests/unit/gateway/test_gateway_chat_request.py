@@ -3,11 +3,13 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from covey_api.reasons import ErrorCode
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.chat import parse_chat
 from covey_gateway.wire.openai.fields import PASSED, READ, REFUSED
+from covey_gateway.wire.openai.passed import PassedChat, PassedChoices
 from covey_gateway.wire.request import Request, render_request
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +46,19 @@ def test_a_smallest_request_is_asked_of_the_engine_as_a_stream_with_usage() -> N
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, True, "2", 2**31])
+def test_answers_are_a_whole_number_from_one(n: Any) -> None:
+    assert refused(body(n=n)).param == "n"
+
+
+def test_one_answer_that_is_asked_for_is_one() -> None:
+    for n, is_single in ((None, True), (1, True), (2, False)):
+        request = accepted(body(n=n, stream=True))
+        assert request.is_single is is_single
+        assert type(request.make_teller("m")) is (PassedChat if is_single else PassedChoices)
+        assert sent(body(n=n)).get("n") == n
 
 
 def test_a_stream_is_counted_whether_its_client_asks_or_not() -> None:
@@ -167,6 +182,23 @@ def test_a_missing_field_is_named() -> None:
 
 def test_a_large_body_of_known_fields_passes() -> None:
     assert len(render_request(accepted(body(user="x" * 1_000_000)), "m", "")) > 1_000_000
+
+
+@pytest.mark.parametrize("padding", [0, 1_000_000])
+def test_unknown_fields_pass_however_large_the_body_is(padding: int) -> None:
+    names = ["chat-mode", "", "a b", "class", "__x__", "ä", "`", *(f"k{number}" for number in range(9))]
+    request = accepted(body(user="x" * padding, **dict.fromkeys(names, 1)))
+    assert request.unknown is not None
+    assert request.unknown.param == "chat-mode"
+    assert {name: request.fields[name] for name in names} == dict.fromkeys(names, msgspec.Raw(b"1"))
+
+
+def test_a_large_body_may_have_sixteen_unknown_fields() -> None:
+    padding = "x" * 1_000_000
+    many = body(user=padding, **{f"k{number}": None for number in range(17)})
+    assert refused(many).param == "k0"
+    for name in ("x" * 1000, 'quo"te', "back\\slash", "new\nline"):
+        assert refused(body(user=padding, **{name: 1})).code is ErrorCode.UNSUPPORTED_FIELD
 
 
 def test_a_large_body_of_many_keys_is_refused_at_the_first_unknown_one() -> None:

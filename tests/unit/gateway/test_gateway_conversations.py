@@ -81,6 +81,62 @@ def test_images_in_a_tools_result_follow_it_in_the_users_turn() -> None:
     assert "messages[0].content[0].content[0].source" in refused.message
 
 
+def turn(*blocks: Any) -> bytes:
+    return body(messages=[{"role": "user", "content": list(blocks)}], max_tokens=5)
+
+
+NOTES = {"type": "text", "media_type": "text/plain", "data": "The sky is red."}
+PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+SHOWN = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+
+
+def test_documents_of_text_and_results_of_a_search_are_text_under_their_titles() -> None:
+    document = {"type": "document", "source": NOTES, "title": "Notes", "context": "Of today.", "citations": None}
+    plain = {"type": "document", "source": {"type": "content", "content": "Rain."}}
+    found = {
+        "type": "search_result",
+        "source": "https://example.org/a",
+        "title": "A",
+        "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
+        "citations": {"enabled": True},
+    }
+    said = "Notes\nOf today.\nThe sky is red."
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [document, found]}
+    question = {"type": "text", "text": "What now?"}
+    assert asked(parse_messages(turn(result, document, plain, question)))["messages"] == [
+        {"role": "tool", "tool_call_id": "c1", "content": f"{said}\nA\nhttps://example.org/a\nOne.\nTwo."},
+        {"role": "user", "content": f"{said}\nRain.\nWhat now?"},
+    ]
+    mixed = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "See:"}, PNG]}}
+    request = parse_messages(turn(mixed))
+    assert asked(request)["messages"] == [{"role": "user", "content": [{"type": "text", "text": "See:"}, SHOWN]}]
+    assert isinstance(request, Request)
+    assert request.media == "messages[0].content[0].source.content[1]"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}, "'application/pdf'"),
+        ({"type": "url", "url": "https://example.org/a.pdf"}, "'application/pdf'"),
+        ({"type": "file", "file_id": "f"}, "a file"),
+        ({"type": "text", "data": 5}, "source.data"),
+        ({"type": "content", "content": 5}, "source.content"),
+        ("https://example.org", "'application/pdf'"),
+    ],
+)
+def test_a_document_that_nobody_here_reads_is_refused_by_name(source: Any, words: str) -> None:
+    for block in (
+        {"type": "document", "source": source},
+        {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "document", "source": source}]},
+    ):
+        error = parse_messages(turn({"type": "text", "text": "Read."}, block))
+        assert isinstance(error, ApiError)
+        assert (error.status, error.param) == (400, "messages")
+        assert "messages[0].content[1]" in error.message
+        assert words in error.message
+
+
 def test_a_billing_line_that_changes_with_every_request_does_not_change_the_prompt() -> None:
     def system(nonce: str) -> bytes:
         blocks = [
@@ -131,6 +187,23 @@ def test_openais_tool_choice_in_all_forms(choice: Any, mode: str, names: list[st
     tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
     sent = asked(parse_chat(body(messages=[{"role": "user", "content": "Hi"}], tools=tools, tool_choice=choice)))
     assert (sent["tool_choice"], [tool["function"]["name"] for tool in sent["tools"]]) == (mode, names)
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+@pytest.mark.parametrize("tools", [{}, {"tools": []}, {"tools": None}])
+def test_a_choice_without_tools_reaches_no_engine(tools: Any, choice: str) -> None:
+    turns = [{"role": "user", "content": "Hi"}]
+    for found in (
+        parse_chat(body(messages=turns, tool_choice=choice, **tools)),
+        parse_response(body(input="Hi", tool_choice=choice, **tools)),
+        parse_messages(body(messages=turns, max_tokens=1, tool_choice={"type": choice}, **tools)),
+    ):
+        assert not {"tools", "tool_choice"} & asked(found).keys()
+    for refused in (
+        parse_chat(body(messages=turns, tool_choice="required", **tools)),
+        parse_response(body(input="Hi", tool_choice="required", **tools)),
+    ):
+        assert isinstance(refused, ApiError)
 
 
 @pytest.mark.parametrize("choice", ["any", 5, {"type": "function", "function": {"name": "other"}}, {"type": "mcp"}])

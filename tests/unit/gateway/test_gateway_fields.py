@@ -9,14 +9,16 @@ from anthropic.types.beta.message_create_params import MessageCreateParamsBase a
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase as MessageParams
 from covey_gateway.wire.anthropic import fields as anthropic
-from covey_gateway.wire.anthropic.request import parse_messages
+from covey_gateway.wire.anthropic.request import parse_count, parse_messages
 from covey_gateway.wire.errors import ApiError
+from covey_gateway.wire.ollama import fields as ollama_fields
 from covey_gateway.wire.ollama import request as ollama
+from covey_gateway.wire.openai import embeddings, texts
 from covey_gateway.wire.openai import fields as openai
 from covey_gateway.wire.openai.chat import parse_chat
 from covey_gateway.wire.openai.embeddings import parse_embeddings, parse_rerank
 from covey_gateway.wire.openai.texts import parse_completion
-from covey_gateway.wire.request import Parsed, Request, render_request
+from covey_gateway.wire.request import Parsed, Question, Request, render_request
 from covey_gateway.wire.responses import fields as responses
 from covey_gateway.wire.responses.request import parse_response
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
@@ -139,6 +141,102 @@ def test_a_refused_field_that_is_null_asks_for_nothing(parse: Any, fields: Any) 
     error = parse(body(**fields, cache_prompt=True))
     assert isinstance(error, ApiError)
     assert error.param == "cache_prompt"
+
+
+# What Ollama's own client in Go sends of every call, filled in or not (`api/types.go` at fb3076099).
+GO_SHOW = {"model": "m", "system": "", "template": "", "verbose": False, "options": None, "name": ""}
+GO_GENERATE = {"model": "m", "prompt": "Hi", "suffix": "", "system": "", "template": "", "options": None}
+GO_PULL = {"model": "m", "username": "", "password": "", "name": ""}
+
+
+@pytest.mark.parametrize(
+    ("parse", "fields"),
+    [
+        (ollama.parse_show, GO_SHOW),
+        (ollama.parse_show, GO_SHOW | {"model": "", "name": "m"}),
+        (ollama.parse_show, GO_SHOW | {"template": "{{ .Prompt }}", "system": "Be brief."}),
+        (ollama.parse_show, {"name": "m", "template": ""}),
+        (ollama.parse_pull, GO_PULL),
+        (ollama.parse_pull, GO_PULL | {"model": "", "name": "m"}),
+        (ollama.parse_chat, {"model": "m", "messages": None, "options": None}),
+        (ollama.parse_generate, GO_GENERATE | {"prompt": ""}),
+    ],
+)
+def test_what_ollamas_client_in_go_sends_empty_asks_for_nothing(parse: Any, fields: Any) -> None:
+    found = parse(json.dumps(fields).encode())
+    assert isinstance(found, Question), found
+    assert found.model == "m"
+
+
+def test_a_generate_of_ollamas_client_in_go_is_the_plain_one() -> None:
+    plain = sent(ollama.parse_generate(body(prompt="Hi")))
+    others: list[dict[str, Any]] = [{}, {"context": []}]
+    others += [{"truncate": said, "shift": said} for said in (False, True)]
+    for more in others:
+        assert sent(ollama.parse_generate(json.dumps(GO_GENERATE | more).encode())) == plain
+    for name, value in (("context", [1]), ("template", "x"), ("suffix", "x"), ("_debug_render_only", True)):
+        error = ollama.parse_generate(json.dumps(GO_GENERATE | {name: value}).encode())
+        assert isinstance(error, ApiError)
+        assert (error.status, error.param) == (400, name)
+    assert sent(ollama.parse_chat(body(**HI, truncate=True, shift=False))) == sent(ollama.parse_chat(body(**HI)))
+
+
+PLAIN: list[tuple[Any, Any, Collection[str]]] = [
+    (parse_chat, HI, openai.REFUSED),
+    (parse_completion, {"prompt": "Hi"}, texts.REFUSED),
+    (parse_response, {"input": "Hi"}, responses.REFUSED),
+    (parse_messages, HI | {"max_tokens": 1}, anthropic.REFUSED),
+    (ollama.parse_chat, HI, ollama_fields.REFUSED),
+    (parse_rerank, {"query": "q", "documents": ["a"]}, embeddings.REFUSED),
+    (parse_embeddings, {"input": "Hi"}, embeddings.REFUSED),
+]
+
+
+@pytest.mark.parametrize(("parse", "fields", "refused"), PLAIN)
+def test_every_refused_name_may_be_there_empty_in_every_format(parse: Any, fields: Any, refused: Any) -> None:
+    plain = sent(parse(body(**fields)))
+    empty: list[Any] = [None, "", [], {}]
+    for name in refused:
+        for nothing in empty:
+            assert sent(parse(body(**fields, **{name: nothing}))) == plain, name
+        found = parse(body(**fields, **{name: False}))
+        assert isinstance(found, ApiError) is (name == "cache_prompt"), name
+        for something in (True, 3, "x", [1], {"x": 1}):
+            error = parse(body(**fields, **{name: something}))
+            assert isinstance(error, ApiError), name
+            assert error.param == name
+
+
+@pytest.mark.parametrize(
+    ("parse", "fields", "name", "value"),
+    [
+        (parse_response, {"input": "Hi"}, "top_logprobs", 0),
+        (parse_response, {"input": "Hi"}, "n", 1),
+        (parse_messages, HI | {"max_tokens": 1}, "n", 1),
+        (parse_completion, {"prompt": "Hi"}, "best_of", 1),
+        (parse_chat, HI, "priority", 0),
+        (parse_chat, HI, "id_slot", -1),
+        (parse_rerank, {"query": "q", "documents": ["a"]}, "truncate", "NONE"),
+    ],
+)
+def test_what_an_api_has_unasked_may_be_asked(parse: Any, fields: Any, name: str, value: Any) -> None:
+    assert sent(parse(body(**fields, **{name: value}))) == sent(parse(body(**fields)))
+
+
+def test_a_count_leaves_unknown_fields_to_the_model_as_a_message_does() -> None:
+    for parse in (parse_messages, parse_count):
+        request = parse(body(**HI, max_tokens=1, chat_mode="brief"))
+        assert sent(request)["chat_mode"] == "brief"
+        assert isinstance(request, Request)
+        assert request.unknown is not None
+        assert request.unknown.param == "chat_mode"
+    assert "max_tokens" not in sent(parse_count(body(**HI, max_tokens=1)))
+
+
+def test_an_option_that_asks_for_nothing_is_not_refused() -> None:
+    for nothing in (None, 0):
+        options = {"num_keep": nothing, "num_thread": None, "draft_num_predict": 0}
+        assert sent(ollama.parse_chat(body(**HI, options=options))) == sent(ollama.parse_chat(body(**HI)))
 
 
 @pytest.mark.parametrize("parse", [ollama.parse_embed, parse_embeddings])

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from covey_api.engines import Compute
+from covey_api.engines import Compute, EngineName, KvCacheType, Lane
 from covey_api.instance import MemberRole
 from covey_planner.choice import choose
 from covey_planner.fit.split import layer_weights, output_bytes
-from covey_planner.types import Chosen, NodeView, Spread
+from covey_planner.types import Barred, Chosen, NodeState, NodeView, ShapeKind, Spread, Wish
 from kit.builders import lane
 from kit.planning import GIB, large_geometry, large_variant, node, wish
 
@@ -99,3 +99,142 @@ def test_what_was_placed_counts_for_the_next_one() -> None:
     fleet = [able("a", 33), able("b", 25)]
     asked = replace(wish(variants=(HUGE,), context_tokens=8192), spread=AUTO)
     assert len(choose(asked, fleet, 2).chosen) == 1
+
+
+RANK = lane(engine=EngineName.MLX, digest="0" * 64, roles=(MemberRole.RANK.value,))
+
+
+def replace_lane(**changes: object) -> Lane:
+    return RANK.model_copy(update=changes)
+
+
+PIPELINE, TENSOR = (Spread(2, 4, is_asked=True, kind=kind) for kind in (ShapeKind.PIPELINE, ShapeKind.TENSOR))
+
+
+def ranker(name: str, gib: int, **changes: object) -> NodeView:
+    return replace(node(name, memory=gib * GIB), lanes=(RANK,), **changes)  # pyright: ignore[reportArgumentType]
+
+
+def mlx_wish(spread: Spread, model_type: str = "qwen3_moe", **changes: object) -> Wish:
+    geometry = large_geometry(
+        weights_bytes=40 * GIB,
+        layer_count=64,
+        kv_head_counts=(8,) * 64,
+        model_type=model_type,
+        feed_forward_length=4096,
+    )
+    asked = wish(variants=(replace(large_variant(geometry=geometry), engines=(EngineName.MLX,)),), context_tokens=8192)
+    return replace(asked, spread=spread, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def test_ranks_of_a_pipeline_share_the_layers_by_memory_and_rank_0_has_the_most() -> None:
+    fleet = {each.name: each for each in (ranker("a", 55), ranker("b", 40), ranker("c", 30))}
+    (chosen,) = choose(mlx_wish(PIPELINE), tuple(fleet.values()), 1).chosen
+    assert (nodes_of(chosen), chosen.kind, chosen.lane.engine) == (["a", "b"], ShapeKind.PIPELINE, EngineName.MLX)
+    first, second = (costs for _, (costs,) in chosen.places)
+    assert first.layers > second.layers > 0
+    assert first.layers + second.layers == 64
+    assert first.host_cache_bytes == second.host_cache_bytes == chosen.options.host_cache_mib == 0
+    for name, parts in chosen.places:
+        (pool,) = fleet[name].pools
+        assert sum(costs.total_bytes for costs in parts) <= pool.unreserved_bytes
+
+
+def test_every_rank_has_the_embeddings_and_the_output_beside_its_layers() -> None:
+    asked = mlx_wish(PIPELINE)
+    (chosen,) = choose(asked, (ranker("a", 55), ranker("b", 45)), 1).chosen
+    geometry = asked.variants[0].geometry
+    assert geometry is not None
+    whole = geometry.token_embedding_bytes + output_bytes(geometry)
+    for _, (costs,) in chosen.places:
+        assert costs.weights_bytes == -(-layer_weights(geometry) * costs.layers // 64) + whole
+
+
+def test_ranks_of_a_model_that_is_cut_across_its_layers_hold_equal_parts() -> None:
+    (chosen,) = choose(mlx_wish(TENSOR), (ranker("a", 55), ranker("b", 45)), 1).chosen
+    assert (nodes_of(chosen), chosen.kind) == (["a", "b"], ShapeKind.TENSOR)
+    first, second = (costs for _, (costs,) in chosen.places)
+    assert first == second
+    assert first.layers == 0
+    (alone,) = choose(mlx_wish(PIPELINE), (ranker("a", 80), ranker("b", 80)), 1).chosen
+    assert first.kv_cache_bytes == sum(costs.kv_cache_bytes for _, (costs,) in alone.places) // 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (mlx_wish(PIPELINE, "llama"), "of a kind that mlx-lm has as a pipeline"),
+        (mlx_wish(TENSOR, "mamba"), "cut across its layers"),
+        (mlx_wish(replace(TENSOR, least=3)), "heads and feed-forward must divide"),
+        (mlx_wish(PIPELINE, kv_cache_type=KvCacheType.Q8_0), "the cache must be F16"),
+    ],
+    ids=["no pipeline", "no such kind", "heads", "quantised cache"],
+)
+def test_models_that_no_ring_runs_are_refused_before_anything_is_fetched(asked: Wish, words: str) -> None:
+    decision = choose(asked, [ranker(name, 64) for name in "abc"], 1)
+    assert decision.chosen == ()
+    assert decision.closest is not None
+    assert words in decision.closest.message
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(ranker("b", 64), lanes=(replace_lane(roles=()),)),
+        replace(ranker("b", 64), lanes=(replace_lane(digest="1" * 64),)),
+        replace(ranker("b", 64), lanes=(replace_lane(compute=Compute.METAL),)),
+        replace(ranker("b", 64), lanes=(replace_lane(digest="", version=""),)),
+    ],
+    ids=["agent of an older version", "another build", "another compute", "unknown build"],
+)
+def test_nodes_that_cannot_be_ranks_make_no_ring(other: NodeView) -> None:
+    assert choose(mlx_wish(PIPELINE), (ranker("a", 64), other), 1).chosen == ()
+
+
+def test_a_ring_is_never_formed_unasked() -> None:
+    fleet = (ranker("a", 55), ranker("b", 45))
+    assert choose(mlx_wish(AUTO), fleet, 1).chosen == ()
+
+
+LOCKED = Spread(2, 2, is_asked=True, lock=("c", "a"))
+
+
+def test_a_locked_topology_has_those_nodes_in_that_order_and_still_obeys_memory() -> None:
+    fleet = [able("a", 33), able("b", 64), able("c", 25)]
+    chosen = place(LOCKED, *fleet)
+    assert nodes_of(chosen) == ["c", "a"]
+    assert place(LOCKED, able("a", 20), able("b", 64), able("c", 20)) is None
+    ring = mlx_wish(replace(PIPELINE, least=2, most=2, lock=("c", "a")))
+    (ranks,) = choose(ring, [ranker("a", 80), ranker("b", 80), ranker("c", 60)], 1).chosen
+    assert nodes_of(ranks) == ["c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ((able("c", 64), able("b", 64)), "it waits for 'a' (it has not joined)"),
+        ((able("a", 64, state=NodeState.UNKNOWN), able("b", 64), able("c", 64)), "it waits for 'a' (NodeUnknown)"),
+        ((able("a", 64, schedulable=False), able("b", 64), able("c", 64)), "it waits for 'a' (Cordoned)"),
+        ((replace(able("a", 64), lanes=(lane(),)), able("b", 64), able("c", 64)), "it offers no engine of the model"),
+        ((able("a", 9), able("b", 64), able("c", 9)), "together they don't hold model 'smollm2' as `Rpc`"),
+    ],
+    ids=["not there", "silent", "cordoned", "no role", "memory"],
+)
+def test_a_locked_topology_falls_back_to_nothing_and_says_for_whom_it_waits(
+    nodes: tuple[NodeView, ...], words: str
+) -> None:
+    asked = replace(wish(variants=(HUGE,), context_tokens=8192), spread=LOCKED)
+    decision = choose(asked, nodes, 1)
+    assert decision.chosen == ()
+    assert decision.closest is not None
+    assert words in decision.closest.message, decision.closest.message
+
+
+def test_a_locked_topology_waits_for_a_node_on_which_it_failed() -> None:
+    fleet = [able("a", 64), able("b", 64), able("c", 64)]
+    asked = replace(wish(variants=(HUGE,), context_tokens=8192), spread=LOCKED)
+    failed = frozenset({Barred("a", EngineName.LLAMA_SERVER)})
+    decision = choose(replace(asked, failed=failed), fleet, 1)
+    assert decision.chosen == ()
+    assert decision.closest is not None
+    assert "it waits for 'a' (the last attempt failed there)" in decision.closest.message

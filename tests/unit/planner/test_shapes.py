@@ -8,10 +8,10 @@ import pytest
 from covey_api.engines import Compute, EngineName
 from covey_planner.choice import choose
 from covey_planner.choice.links import LinkKind, classify_link
-from covey_planner.choice.shapes import Shape, ShapeKind, choose_shape
+from covey_planner.choice.shapes import Shape, choose_shape
 from covey_planner.choice.shares import can_divide, share_layers
 from covey_planner.fit.limits import limit_pools
-from covey_planner.types import NodeView, Pool
+from covey_planner.types import NodeView, Pool, ShapeKind, VariantView
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.builders import lane
@@ -19,6 +19,11 @@ from kit.planning import GIB, large_geometry, large_variant, node, variant, wish
 
 HUGE = large_variant(geometry=large_geometry(weights_bytes=40 * GIB, layer_count=64, kv_head_counts=(8,) * 64))
 ASKED = wish(variants=(HUGE,), context_tokens=8192)
+
+
+def of_kind(model_type: str) -> VariantView:
+    assert HUGE.geometry is not None
+    return replace(HUGE, geometry=HUGE.geometry.model_copy(update={"model_type": model_type}))
 
 
 def ethernet(_one: str, _other: str) -> LinkKind:
@@ -130,7 +135,7 @@ def test_ranks_of_mlx_compute_alike_and_llama_servers_donors_may_differ() -> Non
         (EngineName.MLX, ShapeKind.PIPELINE, ["a", "c"]),
         (EngineName.LLAMA_SERVER, ShapeKind.RPC, ["a", "b"]),
     ):
-        asked = replace(ASKED, variants=(replace(HUGE, engines=(engine,)),))
+        asked = replace(ASKED, variants=(replace(of_kind("qwen3_moe"), engines=(engine,)),))
         shape = choose_shape(asked, fleet(engine), ethernet)
         assert (names(shape), shape.kind if shape else None) == (expected, kind)
 

@@ -2,20 +2,27 @@
 
 import asyncio
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.adding import add_files, measure_added
+from covey_agent.artifacts.cache import Cache, is_digest
 from covey_agent.artifacts.disk import list_folder
 from covey_agent.artifacts.entries import Entry, EntryKind, observe_entries
-from covey_agent.artifacts.pins import sweep_pins
+from covey_agent.artifacts.pins import release_added, sweep_pins
 from covey_agent.artifacts.removal import remove_entry
-from covey_agent.artifacts.verifying import check_blob
+from covey_agent.artifacts.verifying import Copy, check_blob, check_copy, find_copies
 from covey_agent.options import default_cache
+from covey_agent.ports import AgentError, Transfer
+from covey_api.model import ResolvedArtifact
+from covey_api.source import digest_in
 from covey_api.units import format_bytes, parse_quantity
+from rich.console import Console
 
+from covey.bars import Bars
 from covey.commands.options import cache_option
 from covey.errors import CommandError, ExitCode
 from covey.tables import render_json, render_table
@@ -47,6 +54,51 @@ def ls(output: str, folder: Path | None) -> None:
         for e in entries
     ]
     click.echo(render_table(("KIND", "NAME", "SIZE", "USED", "PINNED BY", "SOURCE"), rows))
+
+
+@cache.command()
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@_output_option
+@cache_option
+def add(paths: tuple[Path, ...], output: str, folder: Path | None) -> None:
+    """Put files into the cache that have no other origin, and say by which source Models name them.
+
+    PATH is a GGUF file (one of several means all), or the folder of a checkpoint. It is copied, and stays until
+    `covey cache release`. Where this machine is a node, all nodes of its fleet get it from here, and a node that keeps
+    the fleet's models has its own copy as soon as a Model names it.
+    """
+    opened = open_cache(folder)
+    added = [_add(opened, path) for path in paths]
+    if output == "json":
+        found = [{"source": each.source, "sha256": each.sha256, "bytes": each.size_bytes} for each in added]
+        click.echo(render_json(found))
+        return
+    for path, artifact in zip(paths, added, strict=True):
+        click.echo(f"{path}: {format_bytes(artifact.size_bytes)}, source:", err=True)
+        click.echo(artifact.source)
+
+
+@cache.command()
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@cache_option
+def release(sources: tuple[str, ...], folder: Path | None) -> None:
+    """Let go of what `covey cache add` put there.
+
+    SOURCE is `store://SHA256`, or the digest alone. From then on it is removed as any other artifact is: when room is
+    needed and nobody needs it, or by `covey cache prune`.
+    """
+    opened = open_cache(folder)
+    for source in sources:
+        digest = digest_in(source) or source
+        if not is_digest(digest):
+            raise CommandError(f"SOURCE must be 'store://SHA256' or a digest; got '{source}'", ExitCode.WRONG_USE)
+        try:
+            is_released = release_added(opened.pins, digest)
+        except OSError as error:
+            raise CommandError(f"'{source}' can't be released in '{opened.folder}': {error.strerror}") from error
+        if not is_released:
+            raise CommandError(f"'{source}' was not put into the cache '{opened.folder}'", ExitCode.NOTHING_MATCHED)
+        click.echo(f"released {source}")
 
 
 @cache.command()
@@ -93,36 +145,63 @@ def verify(output: str, folder: Path | None) -> None:
     """
     opened = open_cache(folder)
     names = {digest: entry.name for entry in _observe(opened) for digest in entry.digests}
-    digests: list[str] = []
-    began, read_bytes = time.monotonic(), 0
-    changed: list[str] = []
-    for path in list_folder(opened.blobs):
-        if path.name not in names:
-            continue
-        try:
-            size_bytes = path.lstat().st_size
-            found = opened.find_blob(path.name, size_bytes)
-            is_fine = found is not None and asyncio.run(check_blob(opened, path.name, found))
-        except FileNotFoundError:
-            continue  # removed meanwhile
-        except OSError as error:
-            raise CommandError(f"'{names[path.name]}' can't be read in '{path}': {error.strerror}") from error
-        digests.append(path.name)
-        if not is_fine:
-            changed.append(path.name)
-        read_bytes += size_bytes
+    began = time.monotonic()
+    blobs = [path for path in list_folder(opened.blobs) if path.name in names]
+    checked = [each for path in blobs if (each := _verify_blob(opened, path, names[path.name]))]
+    changed_blobs = {each.sha256 for each in checked if not each.is_fine}
+    for copy in find_copies(opened):
+        # Of a blob that was changed itself the set is made anew.
+        if copy.sha256 not in changed_blobs and (found := _verify_copy(copy)):
+            checked.append(found)
+    read_bytes = sum(each.size_bytes for each in checked)
     rate = format_bytes(int(read_bytes / max(time.monotonic() - began, 1e-9)))
+    changed = [each for each in checked if not each.is_fine]
     if output == "json":
-        found = [{"name": names[digest], "sha256": digest, "changed": digest in changed} for digest in digests]
+        found = [{"name": each.name, "sha256": each.sha256, "changed": not each.is_fine} for each in checked]
         click.echo(render_json(found))
     else:
-        for digest in changed:
-            is_there = os.path.lexists(opened.blobs / digest)
-            outcome = "can't be read, and stays:" if is_there else "was changed on the disk; removed"
-            click.echo(f"'{names[digest]}' {outcome} blob {digest}")
-        click.echo(f"{len(digests)} files, {format_bytes(read_bytes)}, {rate}/s: {len(changed)} changed")
+        for each in changed:
+            outcome = "can't be read, and stays:" if os.path.lexists(each.path) else "was changed on the disk; removed"
+            what = f"blob {each.sha256}" if each.path.parent == opened.blobs else f"'{each.path}'"
+            click.echo(f"'{each.name}' {outcome} {what}")
+        click.echo(f"{len(checked)} files, {format_bytes(read_bytes)}, {rate}/s: {len(changed)} changed")
     if changed:
         click.get_current_context().exit(ExitCode.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file that was read whole."""
+
+    name: str
+    sha256: str
+    path: Path
+    size_bytes: int
+    is_fine: bool
+
+
+def _verify_blob(opened: Cache, path: Path, name: str) -> Checked | None:
+    """None: it was removed meanwhile."""
+    try:
+        size_bytes = path.lstat().st_size
+        found = opened.find_blob(path.name, size_bytes)
+        is_fine = found is not None and asyncio.run(check_blob(opened, path.name, found))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CommandError(f"'{name}' can't be read in '{path}': {error.strerror}") from error
+    return Checked(name, path.name, path, size_bytes, is_fine)
+
+
+def _verify_copy(copy: Copy) -> Checked | None:
+    """None: it was removed meanwhile."""
+    try:
+        size_bytes = copy.path.lstat().st_size
+        return Checked(copy.path.name, copy.sha256, copy.path, size_bytes, check_copy(copy))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CommandError(f"'{copy.path}' can't be read: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +246,24 @@ def _remove(opened: Cache, entry: Entry) -> bool:
         return remove_entry(opened, entry)
     except OSError as error:
         raise CommandError(f"'{entry.name}' can't be removed from '{opened.folder}': {error.strerror}") from error
+
+
+def _add(opened: Cache, path: Path) -> ResolvedArtifact:
+    try:
+        sizes = measure_added(path)
+        asyncio.run(opened.room.require(sum(sizes.values()), path.name))
+        with Bars(Console(file=sys.stderr)) as bars:
+
+            def show(transfer: Transfer) -> None:
+                bars.show(str(path), path.name, transfer.done_bytes, transfer.total_bytes, transfer.bytes_per_second)
+
+            return add_files(opened, path, sizes, show)
+    except AgentError as error:
+        raise CommandError(error.message) from error
+    except ValueError as error:
+        raise CommandError(f"'{path}' can't be named by a source: {error}", ExitCode.WRONG_USE) from error
+    except OSError as error:
+        raise CommandError(f"'{path}' can't be put into '{opened.folder}': {error.strerror or error}") from error
 
 
 def _size(entry: Entry) -> str:

@@ -88,8 +88,8 @@ def fit(
 ) -> None:
     """Say what a model needs, in bytes, and the largest window.
 
-    WHAT is a source (`hf://…`, `pypi://…`, `https://…`), the path of a GGUF file or of a folder with `config.json`, or
-    `model/NAME` of the running fleet.
+    WHAT is a source (`hf://…`, `pypi://…`, `https://…`, or `store://…` of what this machine has), the path of a GGUF
+    file or of a folder with `config.json`, or `model/NAME` of the running fleet.
     """
     asked = _Asked(
         context,

@@ -44,7 +44,11 @@ def take_gateway_flags(
     flags = tuple(_render({name: given.pop(name) for name in _NAMES if name in given}))
     if flags and not listen:
         raise CommandError(f"{flags[0]} is the gateway's, and --no-gateway starts none", ExitCode.WRONG_USE)
-    if listen and (flags or (is_own_environment and any(os.environ.get(name) for name in _VARIABLES))):
+    if listen and (
+        flags
+        or not _is_own_address(listen)
+        or (is_own_environment and any(os.environ.get(name) for name in _VARIABLES))
+    ):
         opened = ["--insecure"] if is_open else []
         _check(["--controller", "https://unused", "--listen", listen, *opened, *flags])
     return flags
@@ -58,6 +62,12 @@ def check_gateway_flags(parameters: Mapping[str, Any]) -> None:
         del given["metrics_listen"]  # the controller's, there
     listen = "" if given.get("no_gateway") else listen
     take_gateway_flags(given, listen, is_open=bool(given.get("insecure")), is_own_environment=False)
+
+
+def _is_own_address(listen: str) -> bool:
+    """The usual one, which needs no closer look: the gateway is loaded for nobody who says nothing of it."""
+    host, _, port = listen.rpartition(":")
+    return host == "127.0.0.1" and port.isascii() and port.isdigit() and int(port[:6]) < 65_536
 
 
 def _check(arguments: list[str]) -> None:

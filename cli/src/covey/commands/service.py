@@ -6,6 +6,7 @@ import os
 import pwd
 import stat
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -140,10 +141,31 @@ def _require_token(role: str, rendered: list[str], state: Path, user: str) -> No
             how = f": `chown {user} '{path}'`, in a folder that it may enter" if user else ""
             raise CommandError(f"--token-file: {whose} can't read '{path}'{how}", ExitCode.WRONG_USE)
         return
-    has_joined = os.path.exists(state / known.identity / "certificate.pem")
-    if known.needs_token and not has_joined and "--table" not in rendered:
-        words = "this machine hasn't joined yet, and a service can't ask for a token: write it into a file of mode 0600"
-        raise CommandError(f"{words}, and give `--token-file FILE` after '{role}'", ExitCode.WRONG_USE)
+    if known.needs_token and "--table" not in rendered and not _has_joined(role, rendered, state):
+        words = "this machine hasn't joined yet by this name, or its certificate has expired, and a service can't ask"
+        how = f"write a token into a file of mode 0600, and give `--token-file FILE` after '{role}'"
+        raise CommandError(f"{words} for a token: {how}", ExitCode.WRONG_USE)
+
+
+def _has_joined(role: str, rendered: list[str], state: Path) -> bool:
+    """Whether it would start without a token."""
+    # Certificates take a moment to load, and only this asks for them.
+    from covey_api.messages import CertificateRole
+    from covey_api.pod_names import render_covey_name
+    from covey_fleet_client.identity import read_identity
+
+    from covey.up.joined import has_joined
+
+    name, known = find_value(rendered, "--name"), ROLES[role]
+    try:
+        if role == "join":
+            return has_joined(state, name, has_gateway="--no-gateway" not in rendered)
+        identity = read_identity(state / known.identity)
+    except OSError:
+        return False
+    if identity is None:
+        return False
+    return identity.is_valid(CertificateRole(known.identity), render_covey_name(name) or identity.name, time.time())
 
 
 def _note_token(wanted: Service) -> None:
@@ -163,7 +185,12 @@ def uninstall(is_system: bool, named: str | None, force: bool, role: str) -> Non
     path = manager.path(role)
     text = read_service_file(path)
     if text is None:
-        click.echo(f"'{path}' isn't there: nothing to do")
+        if not manager.has(role):
+            click.echo(f"'{path}' isn't there: nothing to do")
+            return
+        manager.remove(role, "")
+        manager.forget()
+        click.echo(f"stopped covey-{role}, whose file '{path}' was gone")
         return
     if judge_hand(text) is Hand.EDITED and not force:
         words = f"'{path}' was edited by hand, or isn't Covey's: nothing was stopped or removed. --force does it"

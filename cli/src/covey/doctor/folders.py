@@ -18,6 +18,8 @@ _TIGHT_CACHE_BYTES = 10 * 1024**3
 # A state folder is some megabytes, its logs at most 32.
 _TIGHT_STATE_BYTES = 1024**3
 _FEW_INODES = 10_000
+# What the agent writes in (`covey_agent.artifacts.cache`).
+CACHE_FOLDERS = ("blobs", "blobs/sha256", "stamps", "pins", "partial", "refs", "files", "sets", "envs")
 # Looked at in a state folder: members' folders have a handful of files each.
 _MAX_FILES = 20_000
 _SECRETS = ("*.key", "key.pem", "server.pem", "control.pem", "fleet.secret", "token", "tokens.json", "assignments.json")
@@ -33,7 +35,22 @@ def look_at_state(place: Place) -> list[Finding]:
 
 
 def look_at_cache(place: Place) -> list[Finding]:
-    return list(_look_at_folder("cache", place.cache, "models and engines are kept there", is_private=False))
+    findings = list(_look_at_folder("cache", place.cache, "models and engines are kept there", is_private=False))
+    if findings[0].level is Level.BROKEN:
+        return findings
+    wrong = [words for each in CACHE_FOLDERS if (words := _describe_wrong_within(place.cache / each))]
+    if wrong:
+        found = f"in '{place.cache}' {'; '.join(wrong)}"
+        fix = f"`sudo chown -R {os.geteuid()} '{place.cache}'`: another user, such as root, made it by a command there"
+        return [Finding("cache", Level.BROKEN, found, "the agent doesn't start, or fetches fail", fix)]
+    return findings
+
+
+def _describe_wrong_within(folder: Path) -> str:
+    """Why a folder of the cache can't be used; empty when it can, or isn't there yet."""
+    found = _lstat(folder)
+    words = _describe_wrong(folder, found, is_private=False) if found is not None else ""
+    return f"'{folder.name}' {words}" if words else ""
 
 
 def _look_at_folder(check: str, folder: Path, words: str, *, is_private: bool) -> Iterator[Finding]:

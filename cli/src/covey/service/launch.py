@@ -22,7 +22,6 @@ MAX_LOG_BYTES = 8 * 1024 * 1024
 def main(arguments: Sequence[str]) -> None:
     role, environment_file, state, _, *command = arguments
     turn_log(find_log(Path(state), role))
-    os.environ.update(parse_environment(_read(Path(environment_file))))
     if not admit_start(Path(state), role, time.time()):
         print(
             f"Started {HOT_STARTS} times within {HOT_SECONDS // 60} minutes: it stays down. See what it printed above, "
@@ -30,6 +29,13 @@ def main(arguments: Sequence[str]) -> None:
             file=sys.stderr,
         )
         return
+    try:
+        os.environ.update(parse_environment(_read(Path(environment_file))))
+    except (OSError, ValueError) as error:
+        # The name of the error only: its text may quote the file, which holds secrets.
+        sys.exit(
+            f"'{environment_file}' must be text in UTF-8 that this user can read; it isn't ({type(error).__name__})"
+        )
     os.execv(command[0], command)  # noqa: S606 - the command of the service's own file
 
 

@@ -26,6 +26,7 @@ from covey.service.unit import Service, find_log, render_launchd, render_systemd
 COMMAND_SECONDS = 60.0
 LOG_LINES = 8
 _SYSTEMD_STOPPED = ("inactive", "failed", "unknown")
+_SYSTEMD_ALIVE = ("active", "activating", "reloading", "deactivating")
 _LAUNCHD_GONE = ("Could not find", "No such process")
 # What launchd was told to end is still there for as long as it takes.
 _GONE_TRIES = 100
@@ -143,9 +144,15 @@ class Systemd:
     def remove(self, role: str, state: str) -> None:
         unit = f"covey-{role}.service"
         status, words = say(*self._control, "disable", "--now", unit)
+        if status and self.has(role):  # its file is gone, and it runs on as systemd remembers it
+            _, words = say(*self._control, "stop", unit)
         # No answer, without a bus say, is none that it has stopped.
         if status and say(*self._control, "is-active", unit)[1].partition("\n")[0] not in _SYSTEMD_STOPPED:
             raise CommandError(f"{unit} could not be stopped, and stays as it is: {words}")
+
+    def has(self, role: str) -> bool:
+        """Whether it runs, also without its file."""
+        return say(*self._control, "is-active", f"covey-{role}.service")[1].partition("\n")[0] in _SYSTEMD_ALIVE
 
     def forget(self) -> None:
         """Once a file is gone."""
@@ -245,6 +252,10 @@ class Launchd:
             raise CommandError(f"{target} could not be stopped: {words or 'it is still there'}")
         if not any(each in text for each in _LAUNCHD_GONE):  # no answer is none that it has stopped
             raise CommandError(f"{target} could not be stopped, and stays as it is: {words or text}")
+
+    def has(self, role: str) -> bool:
+        """Whether launchd has it, also without its file."""
+        return say("launchctl", "print", f"{self._domain}/dev.covey.{role}")[0] == 0
 
     def forget(self) -> None: ...
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from covey_api.messages import CertificateRole
 from covey_fleet_client.errors import FleetError, FleetErrorKind
-from covey_fleet_client.identity import Identity, load_identity, render_name
+from covey_fleet_client.identity import Identity, load_identity, read_identity, render_name
 from covey_fleet_client.join import ensure_joined
 
 from covey.commands.gateway_options import choose_scheme
@@ -64,12 +64,36 @@ class JoinSettings:
         found = [(agent, CertificateRole.AGENT, self.name or agent.name or host)]
         if self.listen:
             gateway = load_identity(self.state / "gateway")
-            found.append((gateway, CertificateRole.GATEWAY, gateway.name or host))
+            name = choose_gateway_name(self.name, agent.name, gateway.name) or host
+            found.append((gateway, CertificateRole.GATEWAY, name))
         return found
 
     def needs_token(self) -> bool:
         """Whether a part has no valid certificate."""
         return not all(identity.is_valid(role, name, time.time()) for identity, role, name in self.identities())
+
+
+def choose_gateway_name(given: str, agent: str, gateway: str) -> str:
+    """From the name that is given and those that the parts joined by; empty: none of them.
+
+    A new name is both parts', so that two machines of one host name can be told apart. A machine that joined by this
+    name when its gateway was still called after the host keeps that: its token is long used up.
+    """
+    return given if given and given != agent else gateway or given
+
+
+def has_joined(state: Path, name: str, *, has_gateway: bool) -> bool:
+    """Whether `covey join` would need no token there. Nothing is made or mended. OSError where it can't be read."""
+    agent = read_identity(state / "agent")
+    if agent is None or not agent.is_valid(CertificateRole.AGENT, name or agent.name, time.time()):
+        return False
+    if not has_gateway:
+        return True
+    gateway = read_identity(state / "gateway")
+    if gateway is None:
+        return False
+    chosen = choose_gateway_name(name, agent.name, gateway.name)
+    return gateway.is_valid(CertificateRole.GATEWAY, chosen, time.time())
 
 
 def join_fleet(settings: JoinSettings, token: str | None) -> None:
@@ -82,7 +106,8 @@ def join_fleet(settings: JoinSettings, token: str | None) -> None:
             "`covey token create --role machine`, or give --no-gateway.",
             ExitCode.WRONG_USE,
         )
-    for index, (identity, role, name) in enumerate(identities):
+    # The agent last: what it is called tells whether a name is new, also to the next try if this one breaks off.
+    for index, (identity, role, name) in reversed(list(enumerate(identities))):
         given = tokens[index] if index < len(tokens) else None
         try:
             joining = ensure_joined(identity, settings.controller, role, name, given, takes_new_token=True)

@@ -55,7 +55,12 @@ def plan_adoption(draft: Draft) -> None:
 
 
 def _unknown_instances(draft: Draft, node: NodeSight, known: set[str]) -> list[Instance]:
-    """Whole, sealed Instances in this node's report that the store does not know, and that have not ended."""
+    """Whole, sealed Instances in this node's report that the store does not know, and that have not ended.
+
+    A node speaks for itself: what it says another one alone runs would be run there, from any source it names. Of
+    several members the first must be its own: that node computes and has the file. From another's words the options,
+    runtime and sources of that node's engine would be taken, which no seal holds.
+    """
     reports = (node.report.members if node.report else None) or ()
     found: list[Instance] = []
     unsealed: set[str] = set()
@@ -63,9 +68,16 @@ def _unknown_instances(draft: Draft, node: NodeSight, known: set[str]) -> list[I
         instance = report.instance
         if instance is None or report.phase in ENDED or {report.instance_id, instance.spec.instance_id} & known:
             continue
-        if not _is_believable(instance, node.name, draft.world.term):
+        if not _is_believable(instance, draft.world.term):
             continue
-        if hmac.compare_digest(report.seal, draft.world.seal_of(instance)):
+        is_sealed, first = (
+            hmac.compare_digest(report.seal, draft.world.seal_of(instance)),
+            instance.spec.members[0].node,
+        )
+        if first != node.name:
+            if is_sealed and _may_be_told(draft, first):
+                draft.awaiting.add(node.name)
+        elif is_sealed:
             found.append(instance)
         else:
             unsealed.add(f"{instance.metadata.namespace or DEFAULT_NAMESPACE}/{instance.metadata.name}")
@@ -74,17 +86,21 @@ def _unknown_instances(draft: Draft, node: NodeSight, known: set[str]) -> list[I
     return found
 
 
-def _is_believable(instance: Instance, node: str, term: int) -> bool:
-    """Whether a node may say this; no agent of ours says anything else.
+def _may_be_told(draft: Draft, first: str) -> bool:
+    """Whether the node of a group's first member may still tell of it: until then the others' nodes are left alone."""
+    due = draft.world.led_since + STRAY_SECONDS
+    draft.wake_at(due)
+    sight = draft.nodes.get(first)
+    has_told = sight is not None and sight.report is not None and sight.report.members is not None
+    is_there = has_told and sight is not None and sight.state is not NodeState.UNKNOWN
+    return not is_there and draft.now < due
 
-    1. A node speaks for itself: what it says another one alone runs would be run there, from any source it names. Of
-       several members its first must be its own: that node computes and has the file. From a donor's words the options,
-       runtime and sources of another node's engine would be taken, which no seal holds.
-    2. A later term than the leader's, or no valid name, could not be stored: every turn would fail by it.
-    """
+
+def _is_believable(instance: Instance, term: int) -> bool:
+    """Whether anybody may say this: a later term than the leader's, or no valid name, could not be stored, and every
+    turn would fail by it."""
     names = (instance.metadata.name, instance.metadata.namespace or DEFAULT_NAMESPACE)
-    is_own = instance.spec.members[0].node == node
-    return is_own and instance.spec.term <= term and all(_NAME.fullmatch(name) for name in names)
+    return instance.spec.term <= term and all(_NAME.fullmatch(name) for name in names)
 
 
 def _adopt(draft: Draft, instance: Instance) -> None:

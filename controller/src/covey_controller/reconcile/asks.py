@@ -14,6 +14,7 @@ from covey_api.kinds import ObjectKey
 from covey_api.messages import Ask, AskAnswer, AskKind
 from covey_api.model import CompanionStatus, Model, Variant, VariantStatus
 from covey_api.reasons import EventReason
+from covey_api.source import digest_in
 from covey_planner.types import NodeState
 
 from covey_controller.reconcile.companions import explain_misfit, find_companion
@@ -95,8 +96,9 @@ def _explain_strange(key: ArtifactKey, answer: AskAnswer) -> str:
         return ""
     if answer.artifact.source != key.source:
         return f"the node's answer must be of '{key.source}'; it is of '{answer.artifact.source}'"
-    if key.sha256 and answer.artifact.sha256 != key.sha256:
-        return f"the node's answer must have sha256 {key.sha256}; it has {answer.artifact.sha256 or 'none'}"
+    wanted = key.sha256 or digest_in(key.source)
+    if wanted and answer.artifact.sha256 != wanted:
+        return f"the node's answer must have sha256 {wanted}; it has {answer.artifact.sha256 or 'none'}"
     return ""
 
 

@@ -2,7 +2,8 @@
 
 An Instance travels as it was stamped, without status and store metadata, so that a snapshot changes only when what it
 asks for changes. `complete` is true for a node only after that node has told this leader all it holds: a leader that
-doesn't know what is there never lets it be stopped by leaving it out.
+doesn't know what is there never lets it be stopped by leaving it out. That of a group only the node of its first member
+tells (`adoption`), for which the others' nodes wait.
 """
 
 from collections.abc import Mapping
@@ -17,10 +18,12 @@ from covey_api.node import NodeSpec
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.fleet import NodeSight, Sight
-from covey_controller.reconcile.stores import is_store, plan_kept
+from covey_controller.reconcile.stores import is_store, observe_kept
 from covey_controller.reconcile.world import Drain
 
-_DRIVES = frozenset({MemberRole.DRIVER})
+# Who waits to be told of others before it starts.
+_IS_TOLD = frozenset({MemberRole.DRIVER, MemberRole.RANK})
+_OVER = frozenset({MemberPhase.FAILED, MemberPhase.STOPPED})
 
 
 def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignments]:
@@ -34,14 +37,14 @@ def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignme
         for member in sight.instance.spec.members:
             assignment = _assign_member(draft, sight.instance, member.name, goal, before.get((sight.id, member.name)))
             assignment = assignment.changed(
-                suspect_since=doubt.since if doubt else "", fronts=plan_fronts(sight) if member.role in _DRIVES else ()
+                suspect_since=doubt.since if doubt else "", fronts=plan_fronts(sight) if member.role in _IS_TOLD else ()
             )
             members.setdefault(member.node, []).append(assignment)
     asks: dict[str, list[Ask]] = {}
     for _, open_ask in sorted(draft.asks.items()):
         asks.setdefault(open_ask.node, []).append(open_ask.ask)
     stores = {node.name for node in draft.nodes.values() if is_store(node)}
-    kept = plan_kept(draft.models.values()) if stores else ()
+    kept = observe_kept(draft)[0] if stores else ()
     return {
         name: _assign(
             draft, node, tuple(members.get(name, ())), tuple(asks.get(name, ())), kept if name in stores else ()
@@ -51,13 +54,15 @@ def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignme
 
 
 def plan_fronts(sight: Sight) -> tuple[MemberFront, ...]:
-    """Donors that are ready in this attempt: their driver is started once all are."""
+    """Donors that are ready in this attempt: their driver is started once all are. Ranks that keep a port for it, which
+    they do when they lack nothing else: all are started once all do."""
     found: list[MemberFront] = []
     for member, spec in zip(sight.members, sight.instance.spec.members, strict=True):
         report, node = member.report, member.node.report if member.node else None
-        if spec.role is not MemberRole.DONOR or report is None or node is None:
+        if spec.role not in (MemberRole.DONOR, MemberRole.RANK) or report is None or node is None:
             continue
-        is_there = report.phase is MemberPhase.READY and report.attempt == sight.instance.spec.attempt
+        is_ready = report.phase is MemberPhase.READY if spec.role is MemberRole.DONOR else report.phase not in _OVER
+        is_there = is_ready and report.attempt == sight.instance.spec.attempt
         if is_there and report.front_port and node.address:
             found.append(MemberFront(member=member.name, address=node.address, port=report.front_port))
     return tuple(found)
@@ -80,6 +85,7 @@ def _assign(
     """As the last plan had it, while it says the same: most nodes', in most plans."""
     before = draft.world.memory.assignments.get(node.name)
     is_complete = draft.complete and node.report is not None and node.report.members is not None
+    is_complete = is_complete and node.name not in draft.awaiting
     if (
         before is not None
         and before.term == draft.world.term

@@ -16,7 +16,7 @@ from covey_api.fleet import Fleet
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import Status
-from covey_api.model import Model
+from covey_api.model import Model, ResolvedArtifact
 from covey_api.node import Node
 from covey_api.placement import Failure, Placement
 from covey_api.reasons import EventReason
@@ -118,8 +118,13 @@ class Draft:
     has_reserved: bool = False
     """Whether this plan has put something on a node since."""
     stray_instances: dict[str, Instance] = field(default_factory=dict[str, Instance])
+    awaiting: set[str] = field(default_factory=set[str])
+    """Nodes with members of groups that only other nodes, which aren't there yet, can tell of: nothing of theirs is
+    stopped by leaving it out."""
     unsealed: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By node: what it reports that this controller did not seal, as `namespace/name`."""
+    kept: tuple[tuple[ResolvedArtifact, ...], tuple[ResolvedArtifact, ...]] | None = None
+    """What stores keep, and what is beyond their bounds; None: nobody asked yet."""
     progressing: dict[ObjectKey, Progressing] = field(default_factory=dict[ObjectKey, Progressing])
     actions: list[Action] = field(default_factory=list[Action])
     notes: list[Note] = field(default_factory=list[Note])

@@ -9,7 +9,7 @@ from covey_api.model import Model, ResolvedArtifact
 from covey_api.placement import Failure, Placement
 from covey_api.reasons import EventReason
 from covey_api.trust import Proof, SignedBy
-from covey_planner.types import Chosen, Wish
+from covey_planner.types import Chosen, ShapeKind, Wish
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.finalizers import held_metadata
@@ -44,9 +44,10 @@ class InstanceMaker:
         name = lowest_free_name(self.draft, self.key.namespace, self.key.name)
         spec = self._stamp(chosen, instance_id)
         instance = Instance(metadata=held_metadata(name, self.key.namespace), spec=spec)
-        donors = ", ".join(f"'{each.node}'" for each in chosen.donors)
+        others = ", ".join(f"'{each.node}'" for each in chosen.others)
+        what = "donors" if chosen.kind is ShapeKind.RPC else "ranks on"
         message = (
-            f"placed on node '{chosen.node}'{f' with donors {donors}' if donors else ''}, lane "
+            f"placed on node '{chosen.node}'{f' with {what} {others}' if others else ''}, lane "
             f"{chosen.lane.engine}/{chosen.lane.compute}, {chosen.options.slots} slots of "
             f"{chosen.options.context_tokens} tokens, revision {self.revision}"
         )
@@ -85,11 +86,13 @@ class InstanceMaker:
 
 
 def _members(chosen: Chosen) -> tuple[Member, ...]:
-    """The driver first."""
-    if not chosen.donors:
+    """Who answers first."""
+    if not chosen.others:
         return (Member(node=chosen.node, costs=chosen.costs),)
+    is_ring = chosen.kind is not ShapeKind.RPC
+    first, other = (MemberRole.RANK,) * 2 if is_ring else (MemberRole.DRIVER, MemberRole.DONOR)
     return tuple(
-        Member(name=str(index), node=node, role=MemberRole.DONOR if index else MemberRole.DRIVER, costs=costs)
+        Member(name=str(index), node=node, role=other if index else first, costs=costs)
         for index, (node, costs) in enumerate(chosen.places)
     )
 

@@ -19,6 +19,7 @@ from covey_controller.reconcile.draft import Draft, Progressing
 from covey_controller.reconcile.drains import GATEWAYS_RETURN_SECONDS
 from covey_controller.reconcile.fleet import NodeSight, Sight
 from covey_controller.reconcile.outcomes import Done, Outcome, Stalled
+from covey_controller.reconcile.stores import is_store, observe_kept
 from covey_controller.reconcile.wanted import model_key, wanted_replicas
 from covey_controller.reconcile.world import RestingPlacement
 
@@ -36,7 +37,8 @@ def observe_node_rest(draft: Draft, sight: NodeSight, failing: Collection[str]) 
         return None
     if agent.rival is not None and draft.now < agent.rival + NODE_SILENCE_SECONDS:
         return None
-    return (report.version, sight.node, sight.state, report.facts, report.lanes, report.members, report.unusable)
+    seen = (report.version, sight.node, sight.state, report.facts, report.lanes, report.members, report.unusable)
+    return (*seen, report.unkept, observe_kept(draft)) if is_store(sight) else seen
 
 
 def keep_resting(draft: Draft, key: ObjectKey, placement: Placement) -> bool:

@@ -22,6 +22,7 @@ from covey_controller.reconcile.judge import judge_instance, judge_key, judge_mo
 from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled, Waiting
 from covey_controller.reconcile.paths import observe_path_failures, plan_path_condition
 from covey_controller.reconcile.resting import observe_node_rest
+from covey_controller.reconcile.stores import plan_store_condition
 from covey_controller.reconcile.table import address_of, front_of, refused_aliases, refused_keys
 from covey_controller.reconcile.unusable import plan_unusable_condition
 from covey_controller.reconcile.usage import count_key
@@ -128,7 +129,7 @@ def _observed_node(stored: Node, node: NodeSight) -> Status:
 def _node_conditions(draft: Draft, node: NodeSight, failures: Mapping[str, tuple[str, ...]]) -> tuple[Claim, ...]:
     path = plan_path_condition(draft, node, node.node, failures) if node.node is not None else ()
     own = (*_stray_condition(draft, node), *_unsealed_condition(draft, node), *_contested_condition(draft, node))
-    return (*own, *plan_unusable_condition(draft, node), *path)
+    return (*own, *plan_unusable_condition(draft, node), *plan_store_condition(draft, node), *path)
 
 
 def _contested_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:

@@ -237,6 +237,7 @@ def _served_model(
     wanted = sum(draft.progressing[each].wanted for each in placements)
     state, outcome = _model_state(ready, wanted, [outcomes[each] for each in placements])
     progress = _progress(draft, placements) if state is ModelState.LOADING else None
+    weights = next((each.artifact for each in model.status.variants[:1]), None)
     return ServedModel(
         namespace=key.namespace,
         name=key.name,
@@ -253,6 +254,8 @@ def _served_model(
         and all(draft.placements[each].spec.unknown_fields is UnknownFields.FORWARD for each in placements),
         wakes=wanted == 0 and any(_scales(draft.placements[each]) for each in placements),
         hold_seconds=_hold_seconds(draft, state, placements),
+        weights_bytes=weights.size_bytes if weights else 0,
+        weights_digest=weights.digest.partition("#")[0] if weights else "",
     )
 
 

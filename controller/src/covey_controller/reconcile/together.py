@@ -1,5 +1,9 @@
-"""Nodes that could hold together what none can alone: the planner's shape, from what is known of the fleet."""
+"""Nodes that could hold together what none can alone: the planner's shape, from what is known of the fleet.
 
+One that would be run comes before one that is better and that nobody runs.
+"""
+
+from covey_planner.choice.groups import find_runnable
 from covey_planner.choice.shapes import Shape, choose_shape
 from covey_planner.types import Decision, Wish
 
@@ -12,4 +16,5 @@ def find_shape(draft: Draft, wish: Wish, decision: Decision) -> Shape | None:
     if decision.chosen or closest is None or closest.short_bytes == 0:
         return None
     roster = draft.roster()
-    return choose_shape(wish, tuple(roster), roster.links)
+    nodes = tuple(roster)
+    return find_runnable(wish, nodes, roster.links) or choose_shape(wish, nodes, roster.links)

@@ -12,7 +12,7 @@ from covey_api.model import Model, ResolvedArtifact, Variant, VariantStatus
 from covey_api.placement import Failure, Placement, ShapeType, ShapeWish
 from covey_api.units import parse_quantity
 from covey_planner.fit.calibration import formula_of
-from covey_planner.types import Barred, CompanionView, Spread, VariantView, Wish
+from covey_planner.types import Barred, CompanionView, ShapeKind, Spread, VariantView, Wish
 
 from covey_controller.reconcile.companions import find_companion
 from covey_controller.reconcile.world import Scaled
@@ -126,7 +126,12 @@ def render_wish(
 def render_spread(shape: ShapeWish) -> Spread | None:
     if shape.type is ShapeType.SINGLE:
         return None
-    return Spread(shape.min_nodes, shape.max_nodes, shape.type is ShapeType.RPC)
+    if shape.type is ShapeType.AUTO:
+        return Spread(shape.min_nodes, shape.max_nodes, is_asked=False)
+    kind, lock = ShapeKind(shape.type.value), shape.topology_lock
+    if lock:
+        return Spread(len(lock), len(lock), is_asked=True, kind=kind, lock=lock)
+    return Spread(shape.min_nodes, shape.max_nodes, is_asked=True, kind=kind)
 
 
 def failed_lanes(failures: Iterable[Failure]) -> frozenset[Barred]:

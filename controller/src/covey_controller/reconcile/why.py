@@ -10,7 +10,7 @@ from covey_api.messages import Progress
 from covey_api.model import Model, Variant
 from covey_api.node import Node
 from covey_api.placement import Placement, Preemption
-from covey_api.units import format_bytes
+from covey_api.units import format_bytes, format_progress, seconds_left
 from covey_planner.choice import choose, explain_nodes
 from covey_planner.fit.calibration import explain_factor, formula_of
 from covey_planner.text import WhyPlacement, render_why, why_data
@@ -59,6 +59,12 @@ def observe_progress(world: World, now: float, key: ObjectKey) -> Progress | Non
         sights = [sight for each in asking for sight in draft.sights_of(each)]
     reports = [m.report for s in sights if s.instance.spec.goal is InstanceGoal.RUN for m in s.members if m.report]
     return next((report.progress for report in reports if report.progress), None)
+
+
+def progress_data(progress: Progress) -> dict[str, Any]:
+    """With how long the rest takes at the present rate, while it moves."""
+    left = seconds_left(progress.done_bytes, progress.total_bytes, progress.bytes_per_second)
+    return progress.to_wire() | ({} if left is None else {"secondsLeft": left})
 
 
 def _draft(world: World, now: float) -> tuple[Draft, Mapping[ObjectKey, Kind]]:
@@ -149,6 +155,7 @@ def _companion_line(draft: Draft, model: Model, variant: Variant, role: Companio
 
 def _explain_instance(draft: Draft, sight: Sight) -> Explanation:
     instance, spec = sight.instance, sight.instance.spec
+    progress: dict[str, Any] = {}
     text, data = _conditions(instance)
     lines = [
         f"{instance.key} is replica of placement/{spec.placement}, model '{spec.model}', variant '{spec.variant}'",
@@ -161,11 +168,15 @@ def _explain_instance(draft: Draft, sight: Sight) -> Explanation:
     for member, stamped in zip(sight.members, spec.members, strict=True):
         costs = ", ".join(f"{format_bytes(each.total_bytes)} of pool '{each.pool}'" for each in stamped.costs)
         lines.append(f"member {member.name} on node '{stamped.node}': {member.phase}, holds {costs}")
+        if member.report is not None and (moving := member.report.progress) is not None:
+            amount = format_progress(moving.done_bytes, moving.total_bytes, moving.bytes_per_second)
+            lines.append(f"member {member.name} gets its {moving.step}: {amount}")
+            progress[member.name] = progress_data(moving)
     drain = draft.drains.get(sight.id)
     if drain is not None and not drain.stop:
         quiet = why_quiet(draft, sight, drain)
         lines.append(f"drains: {quiet or 'a gateway still routes to it or has requests on it'}")
-    return "\n".join(line for line in lines if line) + "\n", data | {"spec": spec.to_wire()}
+    return "\n".join(line for line in lines if line) + "\n", data | {"spec": spec.to_wire(), "progress": progress}
 
 
 def _explain_node(draft: Draft, node: Node) -> Explanation:
@@ -192,7 +203,10 @@ def _explain_node(draft: Draft, node: Node) -> Explanation:
 def _conditions(item: Placement | Model | Instance | Node) -> Explanation:
     """The object's conditions, as `describe` shows them."""
     conditions = item.status.conditions
-    told = ("Ready", "StrayInstances", "UnsealedInstances", "NameContested", "UnusableEngines", "DataPathReachable")
+    told = (
+        *("Ready", "StrayInstances", "UnsealedInstances", "NameContested"),
+        *("UnusableEngines", "StoreIncomplete", "DataPathReachable"),
+    )
     ready = [each for each in conditions if each.type in told]
     text = "".join(f"{each.type} is {each.status}: {each.reason}: {each.message}\n" for each in ready)
     return text, {"conditions": [each.to_wire() for each in conditions]}

@@ -100,7 +100,7 @@ def _find_idle(
             or target.id == excluded
         ):
             return None
-        if not load.in_flight:
+        if not load.occupied:
             return target
     return None
 

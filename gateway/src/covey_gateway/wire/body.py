@@ -17,12 +17,17 @@ import msgspec
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.wire.errors import ApiError, invalid_request
+from covey_gateway.wire.nothing import asks_nothing
 
 Fields = dict[str, msgspec.Raw]
 
 # Above this a body is first read against the known names alone, which stops at the first unknown one: a dict of the
-# millions of keys that fit into the longest body takes seconds and a GiB.
+# millions of keys that fit into the longest body takes seconds and a GiB. An unknown one may be the model's to pass:
+# it is read again with that, for as many names as this, and until so many bytes were read.
 _LARGE_BODY_BYTES = 256 * 1024
+_MOST_UNKNOWN = 16
+_MOST_READ_BYTES = 256 * 1024 * 1024
+_LONGEST_NAME = 256
 # Text is checked in pieces of this size: a whole one as `str` takes four times its bytes.
 _PIECE_BYTES = 1024 * 1024
 
@@ -46,19 +51,17 @@ KINDS: Mapping[str, tuple[str, bytes]] = {
 
 
 def decode_object(body: bytes, known: frozenset[str]) -> Fields | ApiError:
-    """The top level of a JSON object. Of a large body with a name that isn't `known`, that name is the first fault.
+    """The top level of a JSON object. Of a large body with too many names that aren't `known`, the first is all of it.
 
-    `known` has the names that are refused, too: with null they ask for nothing, however large the body is.
+    `known` has the names that are refused, too: they may ask for nothing, however large the body is.
     """
     if (error := check_text(body)) is not None:
         return error
     try:
-        if len(body) > _LARGE_BODY_BYTES:
-            _decoder_of(known).decode(body)
+        if len(body) > _LARGE_BODY_BYTES and (name := _find_crowd(body, known)) is not None:
+            return {name: msgspec.Raw(b"null")}
         return _TOP_LEVEL.decode(body)
-    except msgspec.ValidationError as error:
-        if "unknown field" in str(error):
-            return {str(error).partition("`")[2].rpartition("`")[0]: msgspec.Raw(b"null")}
+    except msgspec.ValidationError:
         return invalid_request("the body must be a JSON object")
     except msgspec.DecodeError as error:
         return invalid_request(f"the body must be JSON: {error}")
@@ -66,10 +69,40 @@ def decode_object(body: bytes, known: frozenset[str]) -> Fields | ApiError:
         return invalid_request("the body must be JSON that isn't nested this deeply")
 
 
+def _find_crowd(body: bytes, known: frozenset[str]) -> str | None:
+    """The first name that isn't known, where more aren't than are read."""
+    decoder, unknown = _decoder_of(known), list[str]()
+    for _ in range(1 + min(_MOST_UNKNOWN, _MOST_READ_BYTES // len(body))):
+        name = _find_unknown(body, decoder)
+        if name is None:
+            return None
+        unknown.append(name)
+        if len(name) > _LONGEST_NAME or not name.isprintable() or {"\\", '"'} & set(name):
+            break
+        decoder = _build_decoder((*known, *unknown))
+    return unknown[0]
+
+
+def _find_unknown(body: bytes, decoder: msgspec.json.Decoder[Any]) -> str | None:
+    try:
+        decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if "unknown field" not in str(error):
+            raise
+        return str(error).partition("`")[2].rpartition("`")[0]
+    return None
+
+
 @lru_cache(maxsize=16)  # one a format and call
 def _decoder_of(known: frozenset[str]) -> msgspec.json.Decoder[Any]:
-    fields = [(name, msgspec.Raw, msgspec.Raw(b"")) for name in sorted(known)]
-    return msgspec.json.Decoder(msgspec.defstruct("KnownFields", fields, forbid_unknown_fields=True))
+    return _build_decoder(known)
+
+
+def _build_decoder(names: Collection[str]) -> msgspec.json.Decoder[Any]:
+    renamed = {f"field_{number}": name for number, name in enumerate(names)}
+    fields = [(name, msgspec.Raw, msgspec.Raw(b"")) for name in renamed]
+    struct = msgspec.defstruct("KnownFields", fields, forbid_unknown_fields=True, rename=renamed)
+    return msgspec.json.Decoder(struct)
 
 
 def check_text(body: bytes) -> ApiError | None:
@@ -117,18 +150,22 @@ class Unknown:
 def take_unknown(fields: Fields, known: Collection[str], refused: Mapping[str, str], call: str) -> Unknown | ApiError:
     """The fields that aren't known, out of `fields`. ApiError: the request is refused whatever the model says.
 
-    Null asks for nothing, as absence does: clients in typed languages send every field that they know.
+    What is refused may be there and ask for nothing (`nothing`).
 
-    The fields of a large body with an unknown name are that name alone, so it is refused at once.
+    The fields of a large body with too many unknown names are one such alone, so it is refused at once.
     """
-    for name in [name for name in fields if name in refused and first_byte(fields[name]) == b"n" and "model" in fields]:
-        del fields[name]
+    drop_nothing(fields, refused)
     for name in fields:
         if name in refused or (name not in known and "model" not in fields):
             return refuse_field(name, refused, known, call)
     names = [name for name in fields if name not in known]
     error = refuse_field(names[0], refused, known, call) if names else None
     return Unknown({name: fields.pop(name) for name in names}, error)
+
+
+def drop_nothing(fields: Fields, refused: Collection[str]) -> None:
+    for name in [name for name in fields if name in refused and asks_nothing(name, fields[name])]:
+        del fields[name]
 
 
 def check_fields(fields: Fields, known: Collection[str], refused: Mapping[str, str], call: str) -> ApiError | None:
@@ -179,11 +216,6 @@ def is_array(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-def is_blank(raw: msgspec.Raw) -> bool:
-    """Whether it asks for nothing."""
-    return first_byte(raw) == b"n" or is_empty(raw)
-
-
 def is_empty(raw: msgspec.Raw) -> bool:
     """Whether it is `""` or `[]`."""
     start = bytes(memoryview(raw)[:64])
@@ -232,7 +264,7 @@ _MOST_TOKENS = 2**31 - 1
 
 
 def read_count(fields: Fields, name: str, least: int = 1) -> int | ApiError | None:
-    """A number of tokens; None when absent or null."""
+    """A number of tokens, or of answers; None when absent or null."""
     value = read_value(fields, name)
     if value is None or isinstance(value, ApiError):
         return value

@@ -91,6 +91,22 @@ def read_plain(events: bytes) -> list[Chunk] | None:
     return chunks if all(chunk.error is None for chunk in chunks) else None
 
 
+class _Told(msgspec.Struct):
+    prompt_progress: PromptProgress | None = None
+
+
+_TOLD = msgspec.json.Decoder(_Told)
+
+
+def read_prompt_total(event: bytes) -> int | None:
+    """The prompt's length, of an event that tells how far it is read."""
+    try:
+        progress = _TOLD.decode(event.strip().removeprefix(b"data:"))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return progress.prompt_progress.total if progress.prompt_progress is not None else None
+
+
 class CallOrder:
     """Which tool call of one choice a delta belongs to."""
 

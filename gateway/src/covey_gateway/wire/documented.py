@@ -92,6 +92,7 @@ _CHAT = Documented(
         **_LENGTHS,
         stream_options=_STREAM_OPTIONS,
         messages=_message(chat.ROLES, _CHAT_CONTENT),
+        n=_nullable(_COUNT),
         reasoning_format={"enum": [*openai.ENUMS["reasoning_format"], None]},
     ),
     ("model", "messages"),
@@ -106,6 +107,7 @@ _TEXTS_CALL = Documented(
         **_SHARED,
         stream_options=_STREAM_OPTIONS,
         max_tokens=_nullable(_COUNT | {"minimum": 0}),
+        n=_nullable(_COUNT),
         prompt=_TEXTS,
     ),
     ("model", "prompt"),
@@ -190,10 +192,15 @@ _SCORE = Documented(
 
 
 def _ollama(summary: str, known: frozenset[str], *, streams: bool = False, **deeper: Schema) -> Documented:
-    named = {"model": _MODEL, "stream": _nullable(_FLAG)}
-    taken = known - ollama.REFUSED.keys()
+    either = "name" in known  # older clients' word for it; newer ones send it empty
+    named = {"model": _nullable(_TEXT) if either else _MODEL, "stream": _nullable(_FLAG)}
+    refused = {name: words for name, words in ollama.REFUSED.items() if name not in known}
     return Documented(
-        summary, _properties(taken, ollama.KINDS, **named, **deeper), ("model",), ollama.REFUSED, streams=streams
+        summary,
+        _properties(known, ollama.KINDS, **named, **deeper),
+        () if either else ("model",),
+        refused,
+        streams=streams,
     )
 
 

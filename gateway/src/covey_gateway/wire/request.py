@@ -110,6 +110,9 @@ class Listing:
     tasks: tuple[str, ...]
     is_ready: bool
     context_tokens: int | None
+    weights_bytes: int = 0
+    weights_digest: str = ""
+    """Empty: nobody has read them."""
 
 
 @dataclass(frozen=True, slots=True)

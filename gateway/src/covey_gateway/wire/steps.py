@@ -77,7 +77,7 @@ class StepReader:
 
     def __init__(self, model: str) -> None:
         self.id = ""
-        """What the engine calls the answer, without its prefix."""
+        """What the engine calls the answer, without its prefix; `0` if it doesn't. Empty: it has told nothing."""
         self.created = 0
         """Seconds since the epoch."""
         self.usage = Usage()
@@ -97,7 +97,7 @@ class StepReader:
         return steps
 
     def _note(self, chunk: Chunk) -> None:
-        self.id = self.id or (chunk.id or "").removeprefix("chatcmpl-")
+        self.id = self.id or (chunk.id or "").removeprefix("chatcmpl-") or "0"
         self.created = self.created or chunk.created or 0
         if chunk.prompt_progress is not None:
             self.usage = Usage(chunk.prompt_progress.total, 0, chunk.prompt_progress.cache)

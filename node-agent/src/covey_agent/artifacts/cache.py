@@ -32,13 +32,13 @@ from pydantic import Field, ValidationError
 from covey_agent.artifacts.disk import (
     list_folder,
     name_temporary,
-    size_of,
     sweep_temporaries,
     sync_folder,
+    taken_by,
     write_atomically,
 )
 from covey_agent.artifacts.room import Room
-from covey_agent.artifacts.sets import find_set, install_set
+from covey_agent.artifacts.sets import find_set, install_set, render_list
 from covey_agent.artifacts.stamps import Stamps
 
 logger = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ class Cache:
             ):
                 path.mkdir(parents=True, exist_ok=True)
                 sweep_temporaries(path)
+        self._looked_at = self._observe_changes()
         self._known_blobs = {path.name for path in list_folder(self.blobs) if is_digest(path.name)}
         self._known_references = {
             reference_key(reference.artifact): reference
@@ -119,12 +120,13 @@ class Cache:
 
     def digests(self) -> tuple[str, ...]:
         """`ResolvedArtifact.digest` of all that is here, sorted."""
+        self._follow()
         archived = {reference.artifact.digest for reference in list(self._known_references.values())}
         local = {digest.sha256 for digest in list(self._known_files.values())}
         return tuple(sorted(self._known_blobs | archived | local))
 
     def find_blob(self, sha256: str, size_bytes: int) -> Path | None:
-        """The blob, unless it is missing or has another size than it must have."""
+        """The blob, unless it is missing or has another size than it must have. One that was cut is dropped."""
         path = self.blobs / sha256
         try:
             found = path.lstat()
@@ -135,6 +137,9 @@ class Cache:
             # A link may lead anywhere: what it points at is no business of this cache.
             logger.warning("cached blob %s must be a file and is none; dropped", sha256)
             self.remove_blob(sha256)
+            return None
+        if found.st_size != size_bytes and self.stamps.matches(sha256, path):
+            # As it was when its content was hashed: who asks has the wrong size, and others need the blob.
             return None
         if found.st_size != size_bytes:
             logger.warning("cached blob %s must have %d bytes and has %d; dropped", sha256, size_bytes, found.st_size)
@@ -172,6 +177,10 @@ class Cache:
     def install_set(self, artifact: ResolvedArtifact, blobs: Mapping[str, Path]) -> Path:
         """What an engine is given of an artifact of several files, from verified blobs. Blocking."""
         install_set(self.sets, artifact, blobs)
+        # By the set's digest others can have it without its origin: the list says which files to ask for.
+        listed = render_list(artifact.files)
+        if artifact.sha256 and hashlib.sha256(listed).hexdigest() == artifact.sha256:
+            self.add_blob(artifact.sha256, listed, f"files of {artifact.name}")
         self.add_reference(artifact, artifact.sha256 or "")
         path = find_set(self.sets, artifact)
         if path is None:
@@ -195,7 +204,7 @@ class Cache:
     def missing_bytes(self, artifact: ResolvedArtifact) -> dict[str, int]:
         """What is yet to be written of each file of a set that isn't here, beside what a broken download left of it."""
         return {
-            file.sha256: max(0, file.size_bytes - size_of(self.partial / file.sha256))
+            file.sha256: max(0, file.size_bytes - taken_by(self.partial / file.sha256))
             for file in artifact.files
             if self.find_blob(file.sha256, file.size_bytes) is None
         }
@@ -268,10 +277,34 @@ class Cache:
         for key in [key for key, reference in list(self._known_references.items()) if reference.blob in digests]:
             self._known_references.pop(key, None)
 
+    def _observe_changes(self) -> tuple[int, int]:
+        return _changed_at(self.blobs), _changed_at(self._references)
+
+    def _follow(self) -> None:
+        """What other processes put there or took, since it was looked at last: names only, and new references."""
+        found = self._observe_changes()
+        if found == self._looked_at:
+            return
+        self._looked_at = found
+        self._known_blobs = {path.name for path in list_folder(self.blobs) if is_digest(path.name)}
+        there = {path.stem: path for path in list_folder(self._references) if path.suffix == ".json"}
+        for key in self._known_references.keys() - there.keys():
+            self._known_references.pop(key, None)
+        for key in there.keys() - self._known_references.keys():
+            if (reference := _read_reference(there[key])) and self._is_here(reference):
+                self._known_references[key] = reference
+
     def _is_here(self, reference: Reference) -> bool:
         if reference.artifact.files:
             return (self.sets / reference.blob).is_dir()
         return reference.blob in self._known_blobs
+
+
+def _changed_at(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _read_reference(path: Path) -> Reference | None:

@@ -81,6 +81,15 @@ def size_of(path: Path, *, is_lone: bool = False) -> int:
     return 0 if is_lone and found.st_nlink > 1 else found.st_size
 
 
+def taken_by(path: Path) -> int:
+    """Bytes of the disk, at most as many as it is long: holes take none. Zero where there is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return 0
+    return min(found.st_size, found.st_blocks * 512)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the renames in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -5,50 +5,61 @@ grows in `partial/<digest>` and survives every interruption there; its validator
 so that a changed file starts over at once and not only at the digest.
 """
 
-import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import httpx
 from covey_api.reasons import FailureCause
-from covey_api.units import format_bytes
 
+from covey_agent.artifacts.body import FileChanged, Remote, begin_whole, changed, is_part, watch_body, wrong_size
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import hold_partial, run_to_end
 from covey_agent.artifacts.flight import Flights, Meter
-from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile, Validators
+from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile
+from covey_agent.artifacts.parts import bring_parts, is_worth_splitting
 from covey_agent.artifacts.verifying import find_verified
-from covey_agent.artifacts.web import INDEX, Backoff, Origin, Transient, Web, corrupt, parse_count
+from covey_agent.artifacts.web import Backoff, Transient, Web, corrupt
 from covey_agent.ports import AgentError, OnTransfer, Transfer
 
-# A connection that brought less than this in `stall_seconds` is as good as dead: 1 KiB/s.
-_STALL_BYTES = 64 * 1024
 # A try that brought this much counts as progress and gives all tries back; it bounds the tries by the file's size.
 _PROGRESS_BYTES = 1024 * 1024
 # Another process that downloads the same digest may itself be waiting out its longest pauses.
 _LOCK_PATIENCE_SECONDS = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """A file to be fetched. `url` carries no credentials."""
+class Readable(Protocol):
+    """A file that is somewhere: any range of it."""
 
-    url: str
-    name: str
-    sha256: str
-    size_bytes: int
-    origin: Origin = INDEX
+    @property
+    def size_bytes(self) -> int:
+        """0 until the first range came."""
+        ...
+
+    async def read_at(self, offset: int, length: int) -> bytes:
+        """So many bytes, or fewer at its end. AgentError."""
+        ...
 
 
 class Elsewhere(Protocol):
     """Where a blob may be nearer than at its origin."""
 
-    async def fill(self, name: str, sha256: str, size_bytes: int, partial: PartialFile, tell: OnTransfer) -> None:
+    def open(self, sha256: str, name: str) -> Readable:
+        """To be read there by ranges, unverified."""
+        ...
+
+    async def fill(
+        self,
+        name: str,
+        sha256: str,
+        size_bytes: int,
+        partial: PartialFile,
+        tell: OnTransfer,
+        *,
+        has_origin: bool = True,
+    ) -> None:
         """What is to be had of it there: the whole, with this digest, or a part. Returns when the origin may be asked
-        for the rest."""
+        for the rest, or, where it has none, nobody is left."""
         ...
 
     def at_origin(self, sha256: str, tell: OnTransfer) -> AbstractContextManager[OnTransfer]:
@@ -70,6 +81,10 @@ class Downloader:
     def has_elsewhere(self) -> bool:
         return self._elsewhere is not None
 
+    def open_elsewhere(self, sha256: str, name: str) -> Readable | None:
+        """A blob where others have it; None: nobody else is asked by this process."""
+        return self._elsewhere.open(sha256, name) if self._elsewhere else None
+
     @contextmanager
     def at_origin(self, sha256: str, tell: OnTransfer) -> Generator[OnTransfer]:
         """While a blob that `take` didn't bring is got out of another file."""
@@ -77,11 +92,18 @@ class Downloader:
             yield told
 
     async def download(
-        self, remote: Remote, on_transfer: OnTransfer, *, beside_bytes: int = 0, is_kept: bool = True
+        self,
+        remote: Remote,
+        on_transfer: OnTransfer,
+        *,
+        beside_bytes: int = 0,
+        is_kept: bool = True,
+        is_elsewhere: bool = True,
     ) -> Path:
         """The blob. `beside_bytes`: what else the caller will write for it, so that a full disk is known at once.
 
-        `is_kept`: false for a blob that nobody keeps, so that nobody else has it.
+        `is_kept`: false for a blob that nobody keeps, so that nobody else has it. `is_elsewhere`: false where nobody
+        else had it a moment ago, and it is this node's turn.
         """
 
         async def work(tell: OnTransfer) -> Path:
@@ -99,16 +121,24 @@ class Downloader:
                 if blob := await find_verified(self._cache, remote.sha256, remote.size_bytes):
                     path.unlink()
                     return blob
-                return await self._fill(remote, PartialFile(descriptor, path), tell, beside_bytes, is_kept=is_kept)
+                partial, elsewhere = PartialFile(descriptor, path), self._elsewhere if is_kept else None
+                return await self._fill(remote, partial, tell, beside_bytes, elsewhere, is_elsewhere=is_elsewhere)
 
         with self._cache.room.hold([remote.sha256]):
             return await self._flights.run(remote.sha256, on_transfer, work)
 
     async def take(
-        self, name: str, sha256: str, size_bytes: int, on_transfer: OnTransfer, *, keeps_partial: bool = False
+        self,
+        name: str,
+        sha256: str,
+        size_bytes: int,
+        on_transfer: OnTransfer,
+        *,
+        keeps_partial: bool = False,
+        has_origin: bool = True,
     ) -> Path | None:
-        """A blob from elsewhere only. None: the origin is to be asked; of what came, nothing stays unless
-        `keeps_partial`, for an origin that has it otherwise than inside another file."""
+        """A blob from elsewhere only. None: the origin is to be asked, or nobody has it; of what came, nothing stays
+        unless `keeps_partial`, for an origin that has it otherwise than inside another file."""
         if (elsewhere := self._elsewhere) is None:
             return None
 
@@ -129,10 +159,14 @@ class Downloader:
                     return blob
                 partial = PartialFile(descriptor, path)
                 async with self._open_partial(partial, sha256, size_bytes, name, 0, tell) as told:
-                    await elsewhere.fill(name, sha256, size_bytes, partial, told)
+                    await elsewhere.fill(name, sha256, size_bytes, partial, told, has_origin=has_origin)
                 if partial.done_bytes < size_bytes:
                     if not keeps_partial:
                         partial.discard()
+                    return None
+                if partial.digest() != sha256:
+                    # Nothing is installed on another's word, whatever it looked at itself.
+                    partial.discard()
                     return None
                 return await self._install(partial, sha256, name)
 
@@ -147,7 +181,7 @@ class Downloader:
         await run_to_end(partial.open, size_bytes)
         while await run_to_end(partial.take_up):
             pass
-        missing_bytes = size_bytes - partial.done_bytes + beside_bytes
+        missing_bytes = size_bytes - partial.there_bytes + beside_bytes
         async with self._cache.room.reserve(sha256, missing_bytes, name) as tell_left:
 
             def told(transfer: Transfer) -> None:
@@ -163,17 +197,25 @@ class Downloader:
         return self._cache.install_blob(self._cache.partial / sha256, sha256, name)
 
     async def _fill(
-        self, remote: Remote, partial: PartialFile, tell: OnTransfer, beside_bytes: int, *, is_kept: bool
+        self,
+        remote: Remote,
+        partial: PartialFile,
+        tell: OnTransfer,
+        beside_bytes: int,
+        elsewhere: Elsewhere | None,
+        *,
+        is_elsewhere: bool,
     ) -> Path:
         try:
             async with self._open_partial(
                 partial, remote.sha256, remote.size_bytes, remote.name, beside_bytes, tell
             ) as told:
-                await self._bring(remote, partial, told, self._elsewhere if is_kept else None)
+                await self._bring(remote, partial, told, elsewhere, is_elsewhere=is_elsewhere)
                 if partial.is_joined and partial.digest() != remote.sha256:
-                    # What an earlier try left may be of another file: once more, all of it, before anybody is accused.
+                    # What an earlier try left may be of another file, or a server mixes two: once more, all of it by
+                    # one connection, before anybody is accused.
                     partial.start_over()
-                    await self._transfer(remote, partial, told)
+                    await self._transfer(remote, partial, told, is_split=False)
             if partial.digest() != remote.sha256:
                 raise corrupt(
                     f"'{remote.name}' must have sha256 {remote.sha256}, {remote.origin.says}; what came has "
@@ -185,32 +227,46 @@ class Downloader:
             raise
         return await self._install(partial, remote.sha256, remote.name)
 
-    async def _bring(self, remote: Remote, partial: PartialFile, tell: OnTransfer, elsewhere: Elsewhere | None) -> None:
+    async def _bring(
+        self,
+        remote: Remote,
+        partial: PartialFile,
+        tell: OnTransfer,
+        elsewhere: Elsewhere | None,
+        *,
+        is_elsewhere: bool,
+    ) -> None:
         if elsewhere is None:
             return await self._transfer(remote, partial, tell)
-        await elsewhere.fill(remote.name, remote.sha256, remote.size_bytes, partial, tell)
+        if is_elsewhere:
+            await elsewhere.fill(remote.name, remote.sha256, remote.size_bytes, partial, tell)
         if partial.done_bytes < remote.size_bytes:
             with elsewhere.at_origin(remote.sha256, tell) as told:
                 await self._transfer(remote, partial, told)
 
-    async def _transfer(self, remote: Remote, partial: PartialFile, tell: OnTransfer) -> None:
+    async def _transfer(self, remote: Remote, partial: PartialFile, tell: OnTransfer, *, is_split: bool = True) -> None:
         """Until all bytes are there, over as many connections as it takes and patience allows."""
         meter = Meter(remote.size_bytes, tell)
         backoff = Backoff(self._web.patience, f"download of '{remote.name}'")
         # The furthest so far, not the last try's gain: a server that makes every try start over is no progress.
-        furthest_bytes = partial.done_bytes
+        furthest_bytes = partial.there_bytes
         while partial.done_bytes < remote.size_bytes:
             try:
-                await self._try_transfer(remote, partial, meter)
+                if is_split and is_worth_splitting(partial, remote.size_bytes):
+                    await bring_parts(self._web, remote, partial, meter)
+                else:
+                    await self._try_transfer(remote, partial, meter)
                 if partial.done_bytes < remote.size_bytes:
                     raise Transient(f"the body ended at {partial.done_bytes} of {remote.size_bytes} bytes")
             except Transient as failure:
-                if partial.done_bytes - furthest_bytes >= _PROGRESS_BYTES:
-                    furthest_bytes = partial.done_bytes
+                # A server that mixes files, or forgets that it knows ranges: one after the other from here on.
+                is_split = is_split and not isinstance(failure, FileChanged)
+                if partial.there_bytes - furthest_bytes >= _PROGRESS_BYTES:
+                    furthest_bytes = partial.there_bytes
                     backoff.reset()
                 await backoff.pause(failure)
             except OSError as error:
-                raise self._cache.room.explain(error, remote.name, remote.size_bytes - partial.done_bytes) from error
+                raise self._cache.room.explain(error, remote.name, remote.size_bytes - partial.there_bytes) from error
         meter.observe_bytes(partial.done_bytes, last=True)
 
     async def _try_transfer(self, remote: Remote, partial: PartialFile, meter: Meter) -> None:
@@ -221,8 +277,15 @@ class Downloader:
             if partial.validators and partial.validators.condition and partial.validators.url == remote.url:
                 headers["If-Range"] = partial.validators.condition
         async with self._web.open_body(remote.url, headers, remote.origin) as response:
-            _begin(response, remote, partial)
-            async with aclosing(_watched(response, self._web.patience.stall_seconds)) as pieces:
+            if response.status_code == 200:
+                begin_whole(response, remote, partial)
+            elif is_part(response, remote, partial, partial.done_bytes, remote.size_bytes):
+                partial.is_joined = partial.done_bytes > 0
+            else:
+                failure = changed(response, remote, partial.done_bytes, remote.size_bytes)
+                partial.start_over()
+                raise failure
+            async with aclosing(watch_body(response, self._web.patience.stall_seconds)) as pieces:
                 await self._take(pieces, remote, partial, meter)
 
     async def _take(self, pieces: AsyncGenerator[bytes], remote: Remote, partial: PartialFile, meter: Meter) -> None:
@@ -232,7 +295,7 @@ class Downloader:
             async for piece in pieces:
                 buffer += piece
                 if partial.done_bytes + len(buffer) > remote.size_bytes:
-                    raise _wrong_size(remote, f"more than {remote.size_bytes}")
+                    raise wrong_size(remote, f"more than {remote.size_bytes}")
                 meter.observe_bytes(partial.done_bytes + len(buffer))
                 await self._web.pace.wait(len(piece))
                 if len(buffer) >= CHUNK_BYTES:
@@ -240,45 +303,3 @@ class Downloader:
                     await run_to_end(partial.append, taken)
         finally:
             partial.append(bytes(buffer))
-
-
-def _begin(response: httpx.Response, remote: Remote, partial: PartialFile) -> None:
-    """Check that the answer's body goes on where the partial file ends; start over where it is the whole file."""
-    found = Validators(
-        url=remote.url,
-        etag=response.headers.get("etag", ""),
-        last_modified=response.headers.get("last-modified", ""),
-    )
-    if response.status_code == 200:
-        length = parse_count(response.headers.get("content-length", ""))
-        if length not in (None, remote.size_bytes):
-            raise _wrong_size(remote, str(length))
-        partial.begin(found)
-        return
-    expected = f"bytes {partial.done_bytes}-{remote.size_bytes - 1}/{remote.size_bytes}"
-    got = response.headers.get("content-range", "")
-    is_other = partial.validators is not None and partial.validators.contradicts(found)
-    if response.status_code == 206 and got == expected and not is_other:
-        partial.is_joined = partial.done_bytes > 0
-        return
-    partial.start_over()
-    raise Transient(f"the file changed while it came (asked for '{expected}', got {response.status_code} '{got}')")
-
-
-def _wrong_size(remote: Remote, found: str) -> AgentError:
-    return corrupt(
-        f"'{remote.name}' must have {remote.size_bytes} bytes, {remote.origin.says}; the server sends {found} bytes. "
-        f"Nothing was installed. {remote.origin.check} Or a proxy changes it."
-    )
-
-
-async def _watched(response: httpx.Response, stall_seconds: float) -> AsyncGenerator[bytes]:
-    """The body, as long as it comes faster than a stalled connection. (Full silence is httpx's own read timeout.)"""
-    since, received_bytes = time.monotonic(), 0
-    async for piece in response.aiter_raw():
-        yield piece
-        received_bytes += len(piece)
-        if (now := time.monotonic()) - since >= stall_seconds:
-            if received_bytes < _STALL_BYTES:
-                raise Transient(f"the body came with {format_bytes(received_bytes)} in {now - since:.0f} s")
-            since, received_bytes = now, 0

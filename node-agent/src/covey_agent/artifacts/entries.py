@@ -83,7 +83,8 @@ def _models(cache: Cache) -> list[_Model]:
     found: dict[str, _Model] = {}
     for path, reference in cache.read_references().items():
         artifact = reference.artifact
-        blobs = tuple(file.sha256 for file in artifact.files) or (reference.blob,)
+        # Of a set, the list of its files too: it has the set's own digest.
+        blobs = (*(file.sha256 for file in artifact.files), reference.blob)
         model = found.setdefault(reference.blob, _Model(blobs))
         model.artifacts.append(artifact)
         model.references.append(path)
@@ -94,7 +95,8 @@ def _model(cache: Cache, model: _Model, taken: set[str], pins: dict[str, str]) -
     first, user = model.artifacts[0], _pinned(model.own, pins)
     blobs = [blob for blob in model.blobs if blob not in taken and (user or blob not in pins)]
     paths = [path for blob in blobs if (path := cache.blobs / blob).is_file()]
-    size_bytes = sum(size_of(path) for path in paths)
+    # The list of a set's files is none of what is of use: a set whose files all belong to others gives nothing back.
+    size_bytes = sum(size_of(path) for path in paths if not first.files or path.name != first.sha256)
     if first.files and (folder := cache.sets / (first.sha256 or "")).is_dir():
         # Links count once; what is here alone (a copy, or a link whose blob is gone) counts beside them.
         size_bytes += sum(size_of(file, is_lone=True) for file in list_folder(folder))

@@ -45,7 +45,7 @@ class Flights:
         try:
             async with flight.lock:
                 if flight.failure is not None:
-                    raise AgentError(flight.failure.cause, flight.failure.message)
+                    raise AgentError(flight.failure.cause, flight.failure.message, flight.failure.retry_after_seconds)
                 try:
                     return await work(flight.tell)
                 except AgentError as error:

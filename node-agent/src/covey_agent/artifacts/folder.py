@@ -15,6 +15,7 @@ from covey_agent.artifacts.checkpoint import read_checkpoint
 from covey_agent.artifacts.disk import run_to_end
 from covey_agent.artifacts.header import Header, find_unmeasured
 from covey_agent.artifacts.local import LocalFiles, read_pieces
+from covey_agent.artifacts.sets import render_list
 from covey_agent.artifacts.web import corrupt, unavailable
 from covey_agent.ports import AgentError, OnTransfer, Transfer
 
@@ -77,8 +78,7 @@ class LocalFolders:
 
 def digest_of(files: tuple[ArtifactFile, ...]) -> str:
     """sha256 of what `sha256sum` prints of them, by name."""
-    lines = "".join(f"{file.sha256}  {file.name}\n" for file in sorted(files, key=lambda file: file.name))
-    return hashlib.sha256(lines.encode()).hexdigest()
+    return hashlib.sha256(render_list(files)).hexdigest()
 
 
 def observe_folder(path: str) -> dict[str, int]:

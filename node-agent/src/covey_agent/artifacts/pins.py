@@ -2,6 +2,8 @@
 
 Each process that uses the cache keeps a list under `pins/`, and a lock on it while it lives. A list whose process is
 gone counts on while one of the engines does that it was written for: they outlive their agent. Else it is removed.
+
+What a person put into the cache may have no other origin: it is pinned by a file of its own, until a person lets go.
 """
 
 import fcntl
@@ -20,6 +22,10 @@ from covey_agent.artifacts.disk import has_name, write_atomically
 from covey_agent.keeper.observed import is_held, is_locked, open_lock, take_lock
 
 logger = logging.getLogger(__name__)
+
+_ADDED = ".added"
+# As `covey cache ls` says it.
+BY_HAND = "whoever put it here"
 
 
 class PinList(Message):
@@ -87,7 +93,29 @@ def observe_pins(folder: Path) -> Pinned:
         if pins is not None and (is_held(path.with_suffix(".lock")) or _has_living(pins)):
             users.append(pins.describe())
             by_digest |= {digest: pins.describe() for digest in pins.digests}
+    by_digest |= {digest: BY_HAND for added in _read_added(folder).values() for digest in added}
     return Pinned(by_digest, tuple(users))
+
+
+def pin_added(folder: Path, digest: str, parts: frozenset[str]) -> None:
+    """By hand, until `release_added`: what is named `digest`, with the blobs that it is made of."""
+    pins = PinList(digests=tuple(sorted({digest, *parts})))
+    write_atomically(folder / f"{digest}{_ADDED}", pins.to_json().encode())
+
+
+def release_added(folder: Path, digest: str) -> bool:
+    """Whether it was pinned by hand."""
+    try:
+        (folder / f"{digest}{_ADDED}").unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _read_added(folder: Path) -> dict[str, tuple[str, ...]]:
+    """By the digest that each was added as. One whose list can't be read is at least itself."""
+    found = {path.stem: _read(path) for path in sorted(folder.glob(f"*{_ADDED}"))}
+    return {digest: pins.digests if pins else (digest,) for digest, pins in found.items()}
 
 
 def sweep_pins(folder: Path) -> None:

@@ -68,11 +68,22 @@ class RegistryFiles:
         opening = asyncio.Lock()
         opened: list[_ManifestFiles] = []
 
-        async def open_once() -> _ManifestFiles:
+        async def open_once(refused: _ManifestFiles | None = None) -> _ManifestFiles:
             async with opening:
+                if opened == [refused]:
+                    opened.clear()
                 if not opened:
                     opened.append(await self._open(parsed, reference))
-            return opened[0]
+                return opened[0]
+
+        async def fetch_from_registry(file: ArtifactFile, told: OnTransfer) -> Path:
+            part, manifest = artifact.model_copy(update={"files": (file,)}), await open_once()
+            try:
+                return (await manifest.fetch(part, _as_repository(parsed), told, is_elsewhere=False))[file.name]
+            except Unauthorized:
+                # Its token ran out while others came: all that follow need another one.
+                manifest = await open_once(manifest)
+                return (await manifest.fetch(part, _as_repository(parsed), told, is_elsewhere=False))[file.name]
 
         async def fetch(file: ArtifactFile) -> Path:
             told = progress.part(file.name)
@@ -80,8 +91,7 @@ class RegistryFiles:
             if path is None:
                 path = await self._downloader.take(file.name, file.sha256, file.size_bytes, told, keeps_partial=True)
             if path is None:
-                part = artifact.model_copy(update={"files": (file,)})
-                path = (await (await open_once()).fetch(part, _as_repository(parsed), told))[file.name]
+                path = await fetch_from_registry(file, told)
             told(Transfer(file.size_bytes, file.size_bytes, 0))
             return path
 

@@ -5,14 +5,35 @@ the file system has none, a copy does. A folder appears under its name by one re
 """
 
 import errno
+import re
 import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from covey_api.model import ResolvedArtifact
+from covey_api.model import ArtifactFile, ResolvedArtifact
 
 from covey_agent.artifacts.disk import name_temporary, sync_folder
+
+_LINE = re.compile(r"([0-9a-f]{64})  (.{1,255})")
+
+
+def render_list(files: tuple[ArtifactFile, ...]) -> bytes:
+    """What `sha256sum` prints of them, by name: its own digest is the set's."""
+    return "".join(f"{file.sha256}  {file.name}\n" for file in sorted(files, key=lambda file: file.name)).encode()
+
+
+def parse_list(text: bytes) -> dict[str, str] | None:
+    """Digests by name; None: it is no such list. The names may be any."""
+    try:
+        lines = text.decode("utf-8").split("\n")
+    except UnicodeDecodeError:
+        return None
+    found = [_LINE.fullmatch(line) for line in lines[:-1]]
+    if lines[-1] or not found or not all(found):
+        return None
+    named = {each[2]: each[1] for each in found if each}
+    return named if len(named) == len(found) else None
 
 
 def install_set(folder: Path, artifact: ResolvedArtifact, blobs: Mapping[str, Path]) -> Path:

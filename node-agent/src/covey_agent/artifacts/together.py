@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.body import Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.ports import AgentError, OnTransfer, Transfer
 
 T = TypeVar("T")
@@ -34,13 +35,17 @@ class Sum:
         return tell_part
 
 
-async def fetch_together(downloader: Downloader, remotes: Mapping[str, Remote], tell: OnTransfer) -> dict[str, Path]:
-    """The blob of each, by its key. What fails first ends the others: they go on from there the next time."""
+async def fetch_together(
+    downloader: Downloader, remotes: Mapping[str, Remote], tell: OnTransfer, *, is_elsewhere: bool = True
+) -> dict[str, Path]:
+    """The blob of each, by its key. What fails first ends the others: they go on from there the next time.
+
+    `is_elsewhere`: false where nobody else had them a moment ago."""
     progress = Sum(sum(remote.size_bytes for remote in remotes.values()), tell)
 
     async def fetch(key: str) -> Path:
         remote = remotes[key]
-        path = await downloader.download(remote, progress.part(key))
+        path = await downloader.download(remote, progress.part(key), is_elsewhere=is_elsewhere)
         progress.part(key)(Transfer(remote.size_bytes, remote.size_bytes, 0))
         return path
 
@@ -48,7 +53,7 @@ async def fetch_together(downloader: Downloader, remotes: Mapping[str, Remote], 
 
 
 async def do_together(work: Callable[[T], Awaitable[R]], items: Sequence[T], at_once: int) -> list[R]:
-    """The result for each item, so many at a time; AgentError of what fails first, which ends the others."""
+    """The result for each item, so many at a time; the error of what fails, which ends the others."""
     permits = asyncio.Semaphore(at_once)
 
     async def do(item: T) -> R:
@@ -58,12 +63,10 @@ async def do_together(work: Callable[[T], Awaitable[R]], items: Sequence[T], at_
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(do(item)) for item in items]
-    except* AgentError as failures:
-        raise _first(failures) from failures
+    except ExceptionGroup as failures:
+        # One stands for all: the others were called off for it, or failed alike. Words before a disk's errors, and
+        # those before what nobody expects.
+        found = failures.exceptions
+        ranks = {id(each): (not isinstance(each, AgentError), not isinstance(each, OSError)) for each in found}
+        raise min(found, key=lambda each: ranks[id(each)]) from failures
     return [task.result() for task in tasks]
-
-
-def _first(failures: BaseExceptionGroup[AgentError]) -> AgentError:
-    """The others were called off for it, or failed alike."""
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

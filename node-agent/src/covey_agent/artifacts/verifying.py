@@ -4,12 +4,15 @@ import asyncio
 import errno
 import hashlib
 import logging
+import stat
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from covey_api.model import ResolvedArtifact
 
 from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.web import corrupt
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +25,7 @@ async def find_verified(cache: Cache, sha256: str, size_bytes: int) -> Path | No
     """The blob, if it is here. One that was touched since it was verified is hashed, and dropped if it changed."""
     path = cache.find_blob(sha256, size_bytes)
     if path is None:
+        await asyncio.to_thread(_refuse_other_size, cache, sha256, size_bytes)
         return None
     try:
         is_fine = await asyncio.to_thread(cache.stamps.matches, sha256, path) or await check_blob(cache, sha256, path)
@@ -47,6 +51,18 @@ async def find_verified_artifact(cache: Cache, artifact: ResolvedArtifact) -> Pa
     for file in artifact.files:
         cache.stamps.touch(file.sha256)
     return path
+
+
+def _refuse_other_size(cache: Cache, sha256: str, size_bytes: int) -> None:
+    """AgentError where the verified blob is here: nothing else has its digest, so no fetch could bring another."""
+    path = cache.blobs / sha256
+    stamp = cache.stamps.find(sha256)
+    if stamp is not None and stamp.size_bytes != size_bytes and cache.stamps.matches(sha256, path):
+        raise corrupt(
+            f"A file of {size_bytes} bytes must have sha256 {sha256}; that is the sha256 of a file of "
+            f"{stamp.size_bytes} bytes{f' that is here, {stamp.name!r}' if stamp.name else ' that is here'}, so it is "
+            "another file's. Nothing was installed. Change the Model's sha256 or source."
+        )
 
 
 def _is_untouched(cache: Cache, artifact: ResolvedArtifact, folder: Path) -> bool:
@@ -83,6 +99,55 @@ def _drop(cache: Cache, sha256: str) -> None:
         cache.remove_blob(sha256)
     except OSError as error:
         logger.warning("cached blob %s can't be removed: %s", sha256, error.strerror)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A file of a set that is no link to a blob which is here: where the file system has none, or the blob is gone."""
+
+    path: Path
+    sha256: str
+
+
+def find_copies(cache: Cache) -> list[Copy]:
+    """Blocking."""
+    found: dict[Path, str] = {}
+    for reference in cache.read_references().values():
+        folder = cache.sets / (reference.artifact.sha256 or "")
+        for file in reference.artifact.files:
+            path, blob = folder / file.name, cache.blobs / file.sha256
+            if path.parent == folder and _is_lone(path, blob):
+                found[path] = file.sha256
+    return [Copy(path, sha256) for path, sha256 in sorted(found.items())]
+
+
+def _is_lone(path: Path, blob: Path) -> bool:
+    try:
+        if not stat.S_ISREG((own := path.lstat()).st_mode) or path.parent.is_symlink():
+            return False
+    except OSError:
+        return False
+    try:
+        return own.st_ino != blob.lstat().st_ino
+    except OSError:
+        return True
+
+
+def check_copy(copy: Copy) -> bool:
+    """Read it whole; drop it unless its content is what it must be: the set is then made anew. Blocking."""
+    try:
+        found = hash_file(copy.path, threading.Event())
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno in _NOT_ITS_FAULT:
+            raise
+        found = ""
+    if found == copy.sha256:
+        return True
+    try:
+        copy.path.unlink()
+    except OSError as error:
+        logger.warning("'%s' can't be removed: %s", copy.path, error.strerror)
+    return False
 
 
 def hash_file(path: Path, stopping: threading.Event) -> str:

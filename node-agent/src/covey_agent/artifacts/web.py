@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from urllib.parse import urljoin, urlsplit
 
@@ -21,6 +21,8 @@ from covey_api.reasons import FailureCause
 from covey_agent.artifacts.clients import make_client, read_netrc, read_trust
 from covey_agent.artifacts.index import IndexSettings, Login, origin_of, split_login
 from covey_agent.artifacts.pace import Pace
+from covey_agent.artifacts.pauses import LONGEST_SECONDS, Pauses
+from covey_agent.artifacts.trouble import note_trouble
 from covey_agent.ports import AgentError
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ _MAX_REDIRECTS = 5
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Bodies that are fetched whole by one agent at a time: two sets, and an engine. The next ones wait for their turn.
 _MAX_BODIES = 8
+# Of these for parts of files that have a connection already: the others are for files that have none.
+_MORE_BODIES = 3
 # Pages and headers have connections of their own: bodies hold theirs for hours, and these are waited for.
 _MAX_CONNECTIONS = 8
 
@@ -49,7 +53,7 @@ class Patience:
     backoff_seconds: float = 1.0
     """Before the second try; doubles from there."""
     longest_pause_seconds: float = 120.0
-    """An index that asks for a longer pause (`Retry-After`) is given up: the supervisor's own backoff is longer."""
+    """An index that asks for a longer pause (`Retry-After`) is given up, and nobody here asks it before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +121,15 @@ class Backoff:
     async def pause(self, failure: Transient) -> None:
         """Wait before the next try. AgentError(ArtifactUnavailable) when there is none left."""
         self._failures += 1
+        note_trouble(failure.message)
         asked = failure.retry_after_seconds
         if self._failures >= self._patience.tries:
             raise unavailable(
                 f"{self._what}: {failure.message} ({self._failures} tries). Check the network and the server."
             )
         if asked is not None and asked > self._patience.longest_pause_seconds:
-            raise unavailable(f"{self._what}: {failure.message}; it asks to come back in {asked:.0f} s.")
+            words = f"{self._what}: {failure.message}; it asks to come back in {asked:.0f} s."
+            raise AgentError(FailureCause.ARTIFACT_UNAVAILABLE, words, min(asked, LONGEST_SECONDS))
         doubling = self._patience.backoff_seconds * 2 ** (self._failures - 1)
         pause_seconds = min(max(asked or 0.0, doubling), self._patience.longest_pause_seconds)
         logger.info("%s: %s; next try in %.0f s", self._what, failure.message, pause_seconds)
@@ -158,6 +164,7 @@ class Web:
         """For bodies that are fetched whole."""
         self.is_offline = False
         """Nobody is asked anything."""
+        self._pauses = Pauses()
         self._netrc = read_netrc(settings)
         # They log every URL whole, and what an index redirects to may be signed.
         for library in ("httpx", "httpcore"):
@@ -167,6 +174,8 @@ class Web:
         self._pages = make_client(trust, timeout, _MAX_CONNECTIONS)
         self._bodies = make_client(trust, timeout, _MAX_BODIES)
         self._turns = asyncio.Semaphore(_MAX_BODIES)
+        self.more_bodies = _MORE_BODIES
+        """Connections that bodies may have beside the first of each: who takes one gives it back."""
 
     async def close(self) -> None:
         await self._pages.aclose()
@@ -198,12 +207,15 @@ class Web:
         first = url
         for hop in range(_MAX_REDIRECTS + 1):
             place = _place(url, origin)
+            if left_seconds := self._pauses.left_seconds(origin_of(url)):
+                words = f"{place} isn't asked for another {left_seconds:.0f} s: its server asked for that pause."
+                raise AgentError(FailureCause.ARTIFACT_UNAVAILABLE, words, left_seconds)
             proof = {"Authorization": f"{origin.scheme} {origin.token}"} if _is_trusted(origin, first, url) else {}
             auth = None if proof or origin.is_anonymous else self._auth(url)
             try:
                 async with client.stream("GET", url, headers={**headers, **proof}, auth=auth) as response:
                     if response.status_code not in _REDIRECTS:
-                        _check_status(response, place, origin, is_redirected=hop > 0)
+                        self._check(response, url, origin, is_redirected=hop > 0)
                         yield response
                         return
                     url = _next_url(response, url, place, origin)
@@ -226,6 +238,20 @@ class Web:
                         f"{_place(url, origin)} answers with more than {limit_bytes} bytes. {origin.check}"
                     )
             return response, bytes(body)
+
+    def _check(self, response: httpx.Response, url: str, origin: Origin, *, is_redirected: bool) -> None:
+        if origin.token and not is_redirected and not _is_trusted(origin, url, url):
+            withheld = (
+                "The token is not shown without TLS, since anybody between could read it: give an https:// address."
+            )
+            origin = replace(origin, login=f"{withheld} {origin.check}")
+        try:
+            _check_status(response, _place(url, origin), origin, is_redirected=is_redirected)
+        except Transient as busy:
+            asked = busy.retry_after_seconds
+            if asked is not None and asked > self.patience.longest_pause_seconds:
+                self._pauses.note(origin_of(url), asked)
+            raise
 
     def _auth(self, url: str) -> httpx.BasicAuth | None:
         login = self.settings.logins.get(origin_of(url))
@@ -304,8 +330,15 @@ def _retry_after_seconds(response: httpx.Response) -> float | None:
     value = response.headers.get("retry-after", "").strip()
     if (seconds := parse_count(value)) is not None:
         return float(seconds)
+    at = _parse_date(value)
+    # By the clock of who asks for it: this machine's may be hours off.
+    now = _parse_date(response.headers.get("date", ""))
+    return None if at is None else max(0.0, at - (time.time() if now is None else now))
+
+
+def _parse_date(text: str) -> float | None:
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+        return email.utils.parsedate_to_datetime(text).timestamp()
     except (ValueError, OverflowError):
         return None
 

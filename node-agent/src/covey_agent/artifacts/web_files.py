@@ -13,7 +13,7 @@ from covey_api.source import WebSource
 from covey_planner.geometry.reader import HeaderInvalid
 from covey_planner.geometry.shards import list_shards
 
-from covey_agent.artifacts.download import Remote
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.header import Header, find_unmeasured, read_geometry
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.web import SERVER, Web, corrupt, unavailable

@@ -19,10 +19,10 @@ from covey_api.instance import Instance
 from covey_api.reasons import FailureCause
 
 from covey_agent.engines.libraries import explain_missing_library
-from covey_agent.engines.proof import MAX_ANSWER_BYTES, explain_unproven, read_answer
+from covey_agent.engines.proof import MAX_ANSWER_BYTES, explain_unproven, explain_unwell, read_answer
 from covey_agent.keeper.observed import explain_status
 from covey_agent.keeper.output import EXIT_TAIL_BYTES, drop_cut_line
-from covey_agent.ports import AgentError, EngineProgram, Launch
+from covey_agent.ports import AgentError, EngineProgram, Launch, Ring
 
 KEY_FILE = "engine.key"
 # An engine may count between two batches only, and one takes long where the model is large for the machine.
@@ -45,6 +45,8 @@ class Start:
     companions: Mapping[CompanionRole, Path] = field(default_factory=dict[CompanionRole, Path])
     donors: tuple[int, ...] = ()
     """Ports of loopback at which a driver finds its donors."""
+    ring: Ring | None = None
+    """Of a rank: where it finds the others."""
 
     @property
     def key_file(self) -> Path:
@@ -94,6 +96,8 @@ class Description:
     """Whether it can be given a projector and a draft model."""
     takes_donors: bool = False
     """Whether it can compute layers on other nodes (`engines.donors`)."""
+    takes_ranks: bool = False
+    """Whether it runs as one of several ranks."""
 
 
 class Adapter:
@@ -114,9 +118,12 @@ class Adapter:
         key: str,
         companions: tuple[Path, ...] = (),
         donors: tuple[int, ...] = (),
+        ring: Ring | None = None,
     ) -> Launch:
         if donors and not self._description.takes_donors:
             raise AgentError(FailureCause.NO_USABLE_ENGINE, f"engine '{self.engine}' takes no donors")
+        if ring and not self._description.takes_ranks:
+            raise AgentError(FailureCause.NO_USABLE_ENGINE, f"engine '{self.engine}' has no ranks")
         stamped = instance.spec.companions
         if stamped and not self._description.loads_companions:
             names = " and ".join(f"a {each.role.lower()}" for each in stamped)
@@ -126,7 +133,10 @@ class Adapter:
                 "variant of its own, without.",
             )
         beside = {each.role: path for each, path in zip(stamped, companions, strict=True)}
-        return self._description.render(Start(program, instance, weights, folder, port, key, beside, donors))
+        return self._description.render(Start(program, instance, weights, folder, port, key, beside, donors, ring))
+
+    async def explain_unwell(self, port: int) -> str:
+        return await explain_unwell(self._http, port)
 
     async def explain_unready(self, instance: Instance, port: int, key: str) -> str:
         return await explain_unproven(self._http, instance, port, key)

@@ -19,9 +19,10 @@ from typing import Protocol
 import uv
 from covey_api.reasons import FailureCause
 
+from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.disk import hold_partial, run_to_end, sync_folder, write_atomically
-from covey_agent.artifacts.download import Downloader, Remote
+from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.flight import Flights
 from covey_agent.artifacts.pages import find_file
 from covey_agent.artifacts.together import Sum, do_together

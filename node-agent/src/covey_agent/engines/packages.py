@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
+from covey_api.instance import MemberRole
 from covey_api.node import EngineOverride
 
 from covey_agent.engines.environments import Environment
@@ -120,6 +121,7 @@ class PythonSource:
                 digest=digest,
                 pool=HOST_POOL,
                 versions=(version,) if digest else (),
+                roles=(MemberRole.RANK.value,) if self.engine is EngineName.MLX else (),
             )
             for compute in self._computes
         )

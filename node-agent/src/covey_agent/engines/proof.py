@@ -73,6 +73,16 @@ async def explain_unproven(http: httpx.AsyncClient, instance: Instance, port: in
         await asyncio.sleep(AGAIN_SECONDS)
 
 
+async def explain_unwell(http: httpx.AsyncClient, port: int) -> str:
+    """Why an engine that answers no requests isn't ready; empty: its own page of health says that it is."""
+    try:
+        async with asyncio.timeout(LOADING_SECONDS):
+            answer = await http.get(f"http://127.0.0.1:{port}/health", timeout=LOADING_SECONDS)
+    except (httpx.HTTPError, TimeoutError):
+        return "it has not loaded its part of the model, or has not met the other ranks"
+    return "" if answer.status_code == 200 else f"its page of health has status {answer.status_code}"
+
+
 async def _ask(http: httpx.AsyncClient, instance: Instance, port: int, key: str) -> tuple[str, bool]:
     """The words, and whether it was refused as by an engine that loads."""
     proof = PROOFS[instance.spec.task]

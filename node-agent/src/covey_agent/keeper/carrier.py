@@ -6,7 +6,7 @@ once the handshake has proven who it is, and only then the engine is dialled.
 | step | waits for | deadline |
 |---|---|---|
 | handshake | the peer's certificate and the name that it asks for | `OPEN_SECONDS` from the accept |
-| dial | the engine's loopback port | the same one |
+| dial | the engine's loopback port | the same one; a rank's, which may come to listen later: `patience_seconds` |
 | open | bytes of either side | none: a stream may be silent for as long as an engine thinks |
 | engine ended | the peer to close too | `ways.LINGER_SECONDS` |
 """
@@ -21,13 +21,23 @@ from covey_agent.keeper.ways import Pair, Watch
 
 # From accept to the engine's connection: a handshake over the slowest link takes a second.
 OPEN_SECONDS = 5.0
+# How often an engine that doesn't listen yet is dialled again.
+AGAIN_SECONDS = 0.1
 
 
 class Admission(Protocol):
     """Who may come in, and who is told of the end."""
 
-    def explain_refusal(self, certificate: dict[str, Any]) -> str:
-        """Why the holder of this verified certificate isn't let in; empty: it is."""
+    def explain_refusal(self, carrier: "Carrier") -> str:
+        """Why the holder of its verified certificate isn't let in by the name that it asked for; empty: it is."""
+        ...
+
+    def choose_port(self, carrier: "Carrier") -> tuple[int, float]:
+        """The engine's, for what is asked; and for how many seconds it is dialled again while nothing listens."""
+        ...
+
+    def on_waiting(self) -> None:
+        """Somebody wants to dial again in `AGAIN_SECONDS`: `check` it then."""
         ...
 
     def take_link(self, carrier: "Carrier") -> bool:
@@ -42,9 +52,7 @@ class Admission(Protocol):
 class Carrier:
     """`name`: the peer, for people."""
 
-    def __init__(
-        self, selector: selectors.BaseSelector, peer: PeerSide, name: str, engine_port: int, admission: Admission
-    ) -> None:
+    def __init__(self, selector: selectors.BaseSelector, peer: PeerSide, name: str, admission: Admission) -> None:
         self.peer = peer
         self.name = name
         self.refusal = ""
@@ -53,8 +61,9 @@ class Carrier:
         """The name that it asked for, once it has."""
         self.is_closed = False
         self._opening_until: float | None = time.monotonic() + OPEN_SECONDS
-        self._engine_port = engine_port
         self._admission = admission
+        self._patient_until = 0.0
+        self._again_at: float | None = None
         self._engine: EngineSide | None = None
         self._pair: Pair | None = None
         self._watch = Watch(selector, self.advance)
@@ -63,6 +72,11 @@ class Carrier:
     @property
     def is_open(self) -> bool:
         return self._pair is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Its handshake is over, and it came in."""
+        return self._engine is not None
 
     @property
     def deadline(self) -> float | None:
@@ -93,6 +107,12 @@ class Carrier:
             self.close()  # a mistake here costs this connection: an event that comes again would be one for ever
             raise
 
+    def check(self, now: float) -> None:
+        """Dial the engine again, if that is due."""
+        if self._again_at is not None and now >= self._again_at and not self.is_closed:
+            self._again_at = None
+            self._dial()
+
     def close(self) -> None:
         """Both connections, at once."""
         if self.is_closed:
@@ -117,16 +137,30 @@ class Carrier:
     def _shake_hands(self) -> None:
         if not self.peer.shake_hands():
             self._watch.set(self.peer.socket, reads=True, writes=self.peer.is_full)
-        elif why := self._admission.explain_refusal(self.certificate):
+        elif why := self._admission.explain_refusal(self):
             self._refuse(why)
         elif not self._admission.take_link(self):
             self._watch.set(self.peer.socket)
-            self._engine = dial_engine(self._engine_port)
-            self._watch.set(self._engine.socket, writes=True)
+            _, patience_seconds = self._admission.choose_port(self)
+            if patience_seconds:
+                self._patient_until = time.monotonic() + patience_seconds
+                self._opening_until = self._patient_until + OPEN_SECONDS
+            self._dial()
+
+    def _dial(self) -> None:
+        port, _ = self._admission.choose_port(self)
+        self._engine = dial_engine(port)
+        self._watch.set(self._engine.socket, writes=True)
 
     def _open(self, engine: EngineSide) -> None:
         if why := engine.explain_dial():
-            self._refuse(why)
+            now = time.monotonic()
+            if now >= self._patient_until:
+                self._refuse(why)
+                return
+            self._watch.drop(engine.socket)
+            self._again_at = now + AGAIN_SECONDS
+            self._admission.on_waiting()
             return
         self._pair = Pair(self._watch, self.peer, engine)
         if not self._pair.carry():

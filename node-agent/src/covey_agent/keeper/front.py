@@ -8,14 +8,16 @@ Who comes in has shown, in this order: the name of this very attempt in the hand
 of this fleet's authority; the role of a gateway; and not to have been removed. Everything else is refused with a line
 in `front.log`, before a byte goes to the engine.
 
-Where other members of the attempt come in (`covey_agent.keeper.neighbours`), no gateway does: the names are this
-member's own, the role an agent's, and the node must be one of theirs.
+Where other members of the attempt come in (`covey_agent.keeper.neighbours`) the names are this member's own, the role
+an agent's, and the node must be one of theirs. No gateway comes in there then, but to a ring's rank 0: by another name,
+to another port of the engine's.
 
 Only a keeper that is told of an address opens a front, and only then `ssl` is imported: it is most of what a front
 costs in memory.
 """
 
 import errno
+import math
 import selectors
 import socket
 import ssl
@@ -23,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from covey_agent.keeper.carrier import Carrier
+from covey_agent.keeper.carrier import AGAIN_SECONDS, Carrier
 from covey_agent.keeper.credentials import Credentials, name_of
 from covey_agent.keeper.output import Ring
 from covey_agent.keeper.sides import PeerSide
@@ -61,21 +63,22 @@ class Front:
         self._engine_port = int(launch["port"])
         self._log = neighbours.log if neighbours else Log()
         identity = launch["front"]["identity"]
+        self._guests: dict[str, Credentials] = {}
+        """Who comes in, by the name that is asked for."""
         if neighbours is not None and neighbours.admitted:
-            self._names = neighbours.names
-            self._credentials = Credentials(
-                identity, self._hear_name, self._log.write, "agent", "node", frozenset(neighbours.admitted)
-            )
-        else:
-            self._names = (str(launch["front"]["name"]),)
-            self._credentials = Credentials(identity, self._hear_name, self._log.write)
+            only = frozenset(neighbours.admitted)
+            members = Credentials(identity, self._hear_name, self._log.write, "agent", "node", only)
+            self._guests |= dict.fromkeys(neighbours.names, members)
+        if neighbours is None or not neighbours.admitted or neighbours.answers:
+            self._guests[str(launch["front"]["name"])] = Credentials(identity, self._hear_name, self._log.write)
         self._carriers: set[Carrier] = set()
-        self._reviewed = self._credentials.observe_refused()
+        self._reviewed = self._observe_refused()
         self.due: float | None = None
         """When `check` is to be called next, monotonic; None while nobody is connected."""
         self.problem = ""
         """Why it could not be opened; empty: it is."""
-        self._listener = open_listener(launch["front"]["address"], self._complain)
+        kept_port = neighbours.front_port if neighbours else 0
+        self._listener = open_listener(launch["front"]["address"], self._complain, kept_port)
         self.port = 0
         if self._listener is not None:
             self.port = self._listener.getsockname()[1]
@@ -89,17 +92,21 @@ class Front:
         """Close who let a deadline pass, and who was removed meanwhile."""
         if self.due is None or now < self.due:
             return
-        refused = self._credentials.observe_refused()
-        has_news, self._reviewed = refused is not self._reviewed, refused
+        refused = self._observe_refused()
+        has_news = any(one is not other for one, other in zip(refused, self._reviewed, strict=True))
+        self._reviewed = refused
+        self.due = now + REVIEW_SECONDS
         for carrier in list(self._carriers):
+            carrier.check(now)
             if carrier.deadline is not None and now >= carrier.deadline:
                 if not carrier.is_open:
                     self.on_refused(carrier, "it must show who it is in time; it didn't")
                 carrier.close()
-            elif has_news and carrier.is_open and (why := self.explain_refusal(carrier.certificate)):
+            elif has_news and carrier.is_open and (why := self.explain_refusal(carrier)):
                 self.on_refused(carrier, why)
                 carrier.close()
-        self.due = now + REVIEW_SECONDS if self._carriers else None
+        if not self._carriers:
+            self.due = None
 
     def close(self) -> None:
         """The engine has ended: its port may be another process's soon."""
@@ -112,8 +119,19 @@ class Front:
 
     # What a carrier asks.
 
-    def explain_refusal(self, certificate: dict[str, Any]) -> str:
-        return self._credentials.explain_refusal(certificate)
+    def explain_refusal(self, carrier: Carrier) -> str:
+        return self._guests[carrier.asked].explain_refusal(carrier.certificate)
+
+    def choose_port(self, carrier: Carrier) -> tuple[int, float]:
+        if self._neighbours is None or carrier.asked not in self._neighbours.names:
+            return self._engine_port, 0.0
+        return self._neighbours.ring_port or self._engine_port, self._neighbours.observe_patience()
+
+    def on_waiting(self) -> None:
+        self.due = min(self.due or math.inf, time.monotonic() + AGAIN_SECONDS)
+
+    def _observe_refused(self) -> tuple[dict[str, float], ...]:
+        return tuple(each.observe_refused() for each in self._guests.values())
 
     def take_link(self, carrier: Carrier) -> bool:
         if self._neighbours is None or carrier.asked != self._neighbours.link_name:
@@ -134,12 +152,12 @@ class Front:
 
     def _hear_name(self, peer: object, name: str | None, _: ssl.SSLContext) -> int | None:
         carriers = [each for each in self._carriers if each.peer.tls is peer]
-        if name is not None and name in self._names:
+        if name is not None and name in self._guests:
             for carrier in carriers:
                 carrier.asked = name
             return None
         for carrier in carriers:
-            carrier.refusal = f"it asks for '{(name or 'nothing')[:128]}'; here is '{self._names[0]}'"
+            carrier.refusal = f"it asks for '{(name or 'nothing')[:128]}'; here is '{next(iter(self._guests))}'"
         return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
 
     def _accept(self) -> None:
@@ -156,7 +174,8 @@ class Front:
             self._log.write(f"{name} is refused: {why}")
             accepted.close()
             return
-        context = self._credentials.observe_context()
+        # Of whoever comes first: who is who shows by the name, and all contexts ask for it.
+        context = next(iter(self._guests.values())).observe_context()
         if context is None:
             self._log.write(f"{name} is refused: this node has no certificate yet")
             accepted.close()
@@ -168,7 +187,7 @@ class Front:
             return
         self._make_room()
         peer = PeerSide(accepted, context)
-        self._carriers.add(Carrier(self._selector, peer, name, self._engine_port, self))
+        self._carriers.add(Carrier(self._selector, peer, name, self))
         if self.due is None:
             self.due = time.monotonic() + REVIEW_SECONDS
 
@@ -180,7 +199,7 @@ class Front:
     def _make_room(self) -> None:
         """Who is the longest in its handshake gives way: a gateway needs milliseconds. Were the newest one refused, a
         stranger who dials a dozen times a second and says nothing would keep every gateway out."""
-        beginning = [each for each in self._carriers if not each.is_open and each.deadline is not None]
+        beginning = [each for each in self._carriers if not each.is_known and each.deadline is not None]
         if len(beginning) >= MAX_HANDSHAKES:
             oldest = min(beginning, key=lambda each: each.deadline or 0.0)
             self.on_refused(oldest, f"at most {MAX_HANDSHAKES} connections may be in their handshake; it took longest")
@@ -212,26 +231,28 @@ class Log:
         self._ring.write(f"{stamp} {clean}\n".encode(errors="replace"))
 
 
-def open_listener(address: str, complain: Callable[[str], None]) -> socket.socket | None:
-    """The first port of the range that is free on this address; None when none is.
+def open_listener(address: str, complain: Callable[[str], None], kept_port: int = 0) -> socket.socket | None:
+    """The first port of the range that is free on this address; None when none is. `kept_port`: that one alone.
 
     A name, or an address that this machine doesn't have itself (it is behind another that passes connections on), is
     listened for on every address.
     """
     family, host = choose_family(address)
-    for port in PORTS:
+    ports = (kept_port,) if kept_port else PORTS
+    for port in ports:
         try:
             listener = listen(family, host, port)
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL and host:
-                return open_listener("", complain)
+                return open_listener("", complain, kept_port)
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 complain(f"no front on '{host}': {error.strerror or error}")
                 return None
         else:
             listener.setblocking(False)
             return listener
-    complain(f"no front on '{host}': all ports from {PORTS[0]} to {PORTS[-1]} are in use")
+    which = f"port {kept_port} is" if kept_port else f"all ports from {PORTS[0]} to {PORTS[-1]} are"
+    complain(f"no front on '{host}': {which} in use")
     return None
 
 

@@ -17,13 +17,19 @@ class FrontSettings:
     identity: Path
 
 
-def render_group(instance_id: str, attempt: int, group: Group, settings: FrontSettings | None) -> dict[str, object]:
-    """The launch's `group`. AgentError where this node has no address that others reach."""
+def require_front(settings: FrontSettings | None) -> FrontSettings:
+    """AgentError where this node has no address that others reach."""
     if settings is None:
         raise AgentError(
             FailureCause.EXITED,
             "a member of several needs an address that other nodes reach: give the agent one with `--address`",
         )
+    return settings
+
+
+def render_group(instance_id: str, attempt: int, group: Group, settings: FrontSettings | None) -> dict[str, object]:
+    """The launch's `group`. AgentError where this node has no address that others reach."""
+    identity = require_front(settings).identity
 
     def names(member: str) -> dict[str, str]:
         return {
@@ -33,8 +39,12 @@ def render_group(instance_id: str, attempt: int, group: Group, settings: FrontSe
 
     return {
         **names(group.member),
-        "identity": str(settings.identity),
+        "identity": str(identity),
         "formSeconds": group.form_seconds,
+        "ringPort": group.ring_port,
+        "frontPort": group.front_port,
+        "answers": group.answers,
+        "lostStatus": group.lost_status,
         "admits": [{"member": each.member, "node": each.node} for each in group.admits],
         "dials": [
             {

@@ -26,6 +26,7 @@ from covey_fleet_client.files import ensure_private_folder, write_private
 
 from covey_agent.keeper.holder import observe_holder
 from covey_agent.keeper.joining import FrontSettings, render_group
+from covey_agent.keeper.kept_ports import KeptPorts
 from covey_agent.keeper.link import KeeperLink, LinkError, connect
 from covey_agent.keeper.observed import is_locked, observe_start_time
 from covey_agent.keeper.output import EXIT_TAIL_BYTES, read_tail
@@ -62,6 +63,7 @@ class ProcessKeepers:
         self._observe_front = observe_front
         self._orphan_grace_seconds = orphan_grace_seconds
         self._links: dict[str, KeeperLink] = {}
+        self._kept_ports = KeptPorts()
 
     def observe_living(self) -> dict[str, str]:
         if not self._folder.is_dir():
@@ -102,6 +104,9 @@ class ProcessKeepers:
         self._links[instance_id] = link
         return record.process
 
+    def keep_port(self, instance_id: str) -> int:
+        return self._kept_ports.keep(instance_id, self._observe_front())
+
     async def start(self, instance_id: str, attempt: int, port: int, launch: Launch) -> EngineProcess:
         if running := await self._clear(instance_id):
             return running
@@ -110,6 +115,7 @@ class ProcessKeepers:
         except OSError as error:
             cause = FailureCause.DISK_FULL if error.errno == errno.ENOSPC else FailureCause.EXITED
             raise AgentError(cause, f"'{self._folder / instance_id}' can't be written: {error.strerror}") from error
+        self._kept_ports.let_go(instance_id)
         await launch_keeper(self._folder / instance_id)
         try:
             return await self._claim(instance_id)
@@ -197,10 +203,12 @@ class ProcessKeepers:
             await self._kill_keeper(instance_id)
 
     def forget(self, instance_id: str) -> None:
+        self._kept_ports.let_go(instance_id)
         shutil.rmtree(self._folder / instance_id, ignore_errors=True)
 
     def close(self) -> None:
         """Give up every claim: the keepers run on, for their grace."""
+        self._kept_ports.close()
         for link in self._links.values():
             link.close()
         self._links.clear()

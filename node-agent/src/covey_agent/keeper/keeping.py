@@ -294,10 +294,25 @@ class Keeper:
             return True
         if self.record_at is None:
             self.record_at = now + LAST_WORD_SECONDS
+            if not self._ended_for_another:
+                self._tell_end()
+        if not self.stop_reason and now < self.record_at:
+            return False
+        if self._ended_for_another:  # and nobody said whose end it was
+            self._tell_end()
+        return True
+
+    @property
+    def _ended_for_another(self) -> bool:
+        """Whether the engine says so itself by its status: then the word of whose end it was is on its way."""
+        status = self.launch["group"].get("lostStatus", 0)
+        return bool(status) and self.engine.returncode == status and not self.stop_reason
+
+    def _tell_end(self) -> None:
+        if self.neighbours is not None:
             words = f"was stopped ({self.stop_reason})" if self.stop_reason else "lost its engine"
             own = f"{words}: it {explain_status(self.engine.returncode)}"
             self.neighbours.tell_end(self.why or own, is_own=not self.why)
-        return bool(self.stop_reason) or now >= self.record_at
 
     def _record_exit(self) -> None:
         self._signal_group(signal.SIGKILL)  # whatever the engine started ends with it

@@ -3,6 +3,9 @@
     dials    members whose fronts this keeper dials: a tunnel for the engine's bytes, and a link
     admits   members whose keepers dial this one's front: their engines' bytes, and a link each
 
+Ranks of a ring start at once, and each both dials the next and admits the one before: what isn't there yet is waited
+for until then.
+
 Ending an attempt asks nobody: each keeper holds a link to each neighbour, and a neighbour's end, a closed link or
 silence ends the own member, with the controller and both agents dead. Beginning one is bounded: a neighbour without a
 link by `formSeconds` counts as ended too, and the words say who was missing and what was met.
@@ -23,6 +26,8 @@ from covey_agent.keeper.ways import Watch
 
 # Between two tries to reach a neighbour.
 AGAIN_SECONDS = 1.0
+# Between two looks at a ring that isn't there yet: its streams wait for its links.
+FORMING_SECONDS = 0.2
 
 
 class Reach:
@@ -32,16 +37,21 @@ class Reach:
         self, selector: selectors.BaseSelector, target: Target, form_until: float, on_end: Callable[[str], None]
     ) -> None:
         self.target = target
+        self.form_until = form_until
         self.met = "it was not tried"
         """What the last try met."""
         self.certificate: dict[str, Any] = {}
         self._selector = selector
-        self._form_until = form_until
         self._on_end = on_end
         self._dial: Dial | None = None
         self._link: MembersLink | None = None
         self._again_at: float | None = 0.0
         self._watch = Watch(selector, self._advance)
+
+    @property
+    def is_formed(self) -> bool:
+        """Whether each has heard the other."""
+        return self._link is not None and self._link.has_heard
 
     def check(self, now: float) -> None:
         if self._link is not None:
@@ -50,8 +60,7 @@ class Reach:
             self._miss(self._dial.explain_late())
         elif self._again_at is not None and now >= self._again_at:
             self._begin()
-        is_formed = self._link is not None and self._link.has_heard
-        if not is_formed and now >= self._form_until:
+        if not self.is_formed and now >= self.form_until:
             self.close()
             self._on_end(f"{self.target.words} could not be reached in time ({self.met})")
 
@@ -127,6 +136,12 @@ class Neighbours:
         """What is asked for at this member's front."""
         self.admitted: dict[str, str] = {each["node"]: each["member"] for each in group["admits"]}
         """Members that come to this front, by node."""
+        self.ring_port = int(group.get("ringPort", 0))
+        """Where a rank's engine listens for the one before; 0: it is no rank."""
+        self.front_port = int(group.get("frontPort", 0))
+        """Of this member's front, as the others were told; 0: whichever is free."""
+        self.answers = bool(group.get("answers", False))
+        """Whether gateways come in too."""
         self.due = time.monotonic()
         """When `check` is to be called next, monotonic."""
         self._selector = selector
@@ -142,8 +157,10 @@ class Neighbours:
             group["identity"], None, self.log.write, "agent", "node", frozenset(self.admitted)
         )
         targets = [self._target(group["identity"], each) for each in group["dials"]]
-        self._tunnels = [Tunnel(selector, target, self._complain) for target in targets]
         self._reaches = [Reach(selector, target, self._form_until, self._hear_end) for target in targets]
+        self._tunnels = [
+            Tunnel(selector, each.target, self._complain, each if self.ring_port else None) for each in self._reaches
+        ]
 
     def _target(self, identity: str, each: dict[str, Any]) -> Target:
         credentials = Credentials(identity, None, self.log.write, "agent", "node", frozenset({each["node"]}))
@@ -151,6 +168,10 @@ class Neighbours:
         return Target(
             each["member"], each["node"], each["address"], each["port"], *names, each["localPort"], credentials
         )
+
+    def observe_patience(self) -> float:
+        """Seconds for which the engine may not listen yet to those who come in."""
+        return max(0.0, self._form_until - time.monotonic()) if self.ring_port else 0.0
 
     def explain_full(self, node: str) -> str:
         """Why no link of this node is taken; empty: one is."""
@@ -178,7 +199,8 @@ class Neighbours:
     def check(self, now: float) -> None:
         if now < self.due:
             return
-        self.due = now + PING_SECONDS
+        is_forming = self.ring_port and not all(each.is_formed for each in self._reaches)
+        self.due = now + (FORMING_SECONDS if is_forming else PING_SECONDS)
         for tunnel in self._tunnels:
             tunnel.check(now)
         if self._is_over or self._has_told:

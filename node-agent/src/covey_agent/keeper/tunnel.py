@@ -10,6 +10,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from covey_agent.keeper.dialling import Dial, DialError, Target
 from covey_agent.keeper.sides import EngineSide
@@ -19,69 +20,114 @@ from covey_agent.keeper.ways import Pair, Watch
 MAX_STREAMS = 16
 
 
-class Stream:
-    """One connection of the engine, on its way."""
+class Acquaintance(Protocol):
+    """The link to a member that may not be there yet. Its engine is dialled once that is: who ends later is heard."""
 
-    def __init__(self, selector: selectors.BaseSelector, accepted: socket.socket, dial: Dial, tunnel: "Tunnel") -> None:
+    form_until: float
+    """Monotonic."""
+
+    @property
+    def is_formed(self) -> bool: ...
+
+
+class Stream:
+    """One connection of the engine, on its way: `begin` it. `link`: of who is waited for and tried again."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        accepted: socket.socket,
+        target: Target,
+        tunnel: "Tunnel",
+        link: Acquaintance | None,
+    ) -> None:
         self._engine = EngineSide(accepted)
-        self._dial = dial
+        self._target = target
+        self._link = link
+        self._dial: Dial | None = None
         self._tunnel = tunnel
         self._pair: Pair | None = None
         self._is_closed = False
         self._watch = Watch(selector, self.advance)
-        dial.listen(self._watch)
 
-    @property
-    def deadline(self) -> float | None:
-        return self._pair.deadline if self._pair else self._dial.deadline
+    def begin(self) -> None:
+        if self._link is not None and not self._link.is_formed:
+            return
+        try:
+            self._dial = Dial(self._target, self._target.stream_name)
+        except DialError as error:
+            self._miss(str(error))
+        else:
+            self._dial.listen(self._watch)
+
+    def check(self, now: float) -> None:
+        """Once a second at least."""
+        if self._pair is None and self._dial is None:
+            self.begin()
+        elif self._pair is not None and self._pair.deadline is not None and now >= self._pair.deadline:
+            self.close()
+        elif self._pair is None and self._dial is not None and now >= self._dial.deadline:
+            self._miss(self._dial.explain_late())
 
     def advance(self) -> None:
         if self._is_closed:
             return
         try:
-            if self._pair is None:
-                self._open()
-            elif not self._pair.carry():
-                self.close()
+            if self._pair is not None:
+                if not self._pair.carry():
+                    self.close()
+            elif self._dial is not None:
+                self._open(self._dial)
         except DialError as error:
-            self.fail(str(error))
+            self._miss(str(error))
         except OSError:
             self.close()
         except Exception:
             self.close()
             raise
 
-    def _open(self) -> None:
-        if not self._dial.advance():
-            self._dial.listen(self._watch)
+    def _open(self, dial: Dial) -> None:
+        if not dial.advance():
+            dial.listen(self._watch)
             return
-        self._pair = Pair(self._watch, self._dial.peer, self._engine)
+        self._pair = Pair(self._watch, dial.peer, self._engine)
         if not self._pair.carry():
             self.close()
 
-    def expire(self) -> None:
-        """Its deadline has passed."""
-        if self._pair is None:
-            self.fail(self._dial.explain_late())
+    def _miss(self, why: str) -> None:
+        if self._link is not None and time.monotonic() < self._link.form_until:
+            self._drop_dial()
         else:
+            self._tunnel.on_failed(why)
             self.close()
 
-    def fail(self, why: str) -> None:
-        self._tunnel.on_failed(why)
-        self.close()
+    def _drop_dial(self) -> None:
+        if self._dial is not None:
+            self._watch.drop(self._dial.peer.socket)
+            self._dial = None
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._watch.drop(self._dial.peer.socket)
+            self._drop_dial()
             self._watch.drop(self._engine.socket)
             self._tunnel.on_closed(self)
 
 
 class Tunnel:
-    """To one member. OSError when its port of loopback can't be had. `complain` hears, in words, why none got there."""
+    """To one member. OSError when its port of loopback can't be had. `complain` hears, in words, why none got there.
 
-    def __init__(self, selector: selectors.BaseSelector, target: Target, complain: Callable[[str], None]) -> None:
+    `link`: of a member that may not be there yet.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        target: Target,
+        complain: Callable[[str], None],
+        link: Acquaintance | None = None,
+    ) -> None:
+        self._link = link
         self._selector = selector
         self._target = target
         self._complain = complain
@@ -96,8 +142,7 @@ class Tunnel:
 
     def check(self, now: float) -> None:
         for stream in list(self._streams):
-            if stream.deadline is not None and now >= stream.deadline:
-                stream.expire()
+            stream.check(now)
 
     def close(self) -> None:
         self._selector.unregister(self._listener)
@@ -122,10 +167,6 @@ class Tunnel:
             accepted.close()
             self.on_failed(f"at most {MAX_STREAMS} are carried at a time")
             return
-        try:
-            dial = Dial(self._target, self._target.stream_name)
-        except DialError as error:
-            accepted.close()
-            self.on_failed(str(error))
-            return
-        self._streams.add(Stream(self._selector, accepted, dial, self))
+        stream = Stream(self._selector, accepted, self._target, self, self._link)
+        self._streams.add(stream)
+        stream.begin()

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Protocol
 
 from covey_api.messages import Wanted, WantedAnswer
 from covey_fleet_client.errors import FleetError
@@ -18,6 +19,14 @@ _AT_ONCE = 2
 # A controller that is there and doesn't answer would cost each blob its whole deadline: it is let rest.
 SLOW_SECONDS = 1.0
 REST_SECONDS = 30.0
+
+
+class Directory(Protocol):
+    """The leader, as far as it knows who has what."""
+
+    async def ask(self, wanted: Wanted) -> WantedAnswer | None:
+        """None: there is no controller now, or none that knows. Bounded; never raises."""
+        ...
 
 
 class FleetDirectory:

@@ -11,15 +11,16 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
-from covey_api.messages import MAX_TRIED, Holder, Wanted, WantedAnswer
+from covey_api.messages import MAX_TRIED, Holder, Wanted
 from covey_api.units import format_bytes
 
 from covey_agent.artifacts.disk import run_to_end
 from covey_agent.artifacts.flight import Meter
 from covey_agent.artifacts.pace import Pace
 from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile
+from covey_agent.peers.directory import Directory
+from covey_agent.peers.reading import FarBlob
 from covey_agent.peers.search import Search, Wait
 from covey_agent.peers.taking import Dialler, OpenPeer, PeerBusy, PeerFailed, PeerShut, PeerUnreached
 from covey_agent.ports import OnTransfer, Transfer
@@ -52,14 +53,6 @@ MOST_UNREACHED = 8
 
 class PeerSlow(PeerFailed):
     """It gives less than another source may."""
-
-
-class Directory(Protocol):
-    """The leader, as far as it knows who has what."""
-
-    async def ask(self, wanted: Wanted) -> WantedAnswer | None:
-        """None: there is no controller now, or none that knows. Bounded; never raises."""
-        ...
 
 
 @dataclass(slots=True)
@@ -131,14 +124,31 @@ class Peers:
         finally:
             self._turns.pop(sha256, None)
 
-    async def fill(self, name: str, sha256: str, size_bytes: int, partial: PartialFile, tell: OnTransfer) -> None:
+    def open(self, sha256: str, name: str) -> FarBlob:
+        """To be read by ranges at whoever has it."""
+        return FarBlob(self._directory, self._dialler, sha256, name)
+
+    async def fill(
+        self,
+        name: str,
+        sha256: str,
+        size_bytes: int,
+        partial: PartialFile,
+        tell: OnTransfer,
+        *,
+        has_origin: bool = True,
+    ) -> None:
         """Take what other nodes have of it: the whole, verified; or as far as it came when it is this node's turn at
-        the origin. OSError of this disk."""
+        the origin, or, where it has none, nobody else has it. OSError of this disk."""
         search = Search(name, sha256, size_bytes, partial, Meter(size_bytes, tell))
         search.is_only_theirs = partial.done_bytes == 0
-        search.has_origin = time.monotonic() - self._in_vain.get(sha256, float("-inf")) >= IN_VAIN_SECONDS
+        is_in_vain = time.monotonic() - self._in_vain.get(sha256, float("-inf")) < IN_VAIN_SECONDS
+        search.has_origin = has_origin and not is_in_vain
         wait = Wait(time.monotonic())
-        while not search.is_whole or not self._is_right(search):
+        # What is whole and wrong is dropped at once, however the search ends.
+        if search.is_whole and self._is_right(search):
+            return
+        while True:
             if wait.is_at_end(time.monotonic()) or search.unreached >= MOST_UNREACHED:
                 await self._delay(search)
                 return
@@ -147,13 +157,20 @@ class Peers:
             tried = search.passed | wait.busy if is_over else search.passed
             passed = wait.fetcher if is_over else ""
             answer = await self._directory.ask(
-                Wanted(sha256=sha256, tried=tuple(sorted(tried))[:MAX_TRIED], passed=passed)
+                Wanted(
+                    sha256=sha256,
+                    tried=tuple(sorted(tried))[:MAX_TRIED],
+                    passed=passed,
+                    only_holders=not has_origin,
+                )
             )
             if answer is None:
                 await self._delay(search)
                 return
             before_bytes = partial.done_bytes
             busy = await self._try_all(answer.holders, search) if answer.holders else set[str]()
+            if search.is_whole and self._is_right(search):
+                return
             if not (answer.holders or answer.fetcher) or len(search.passed) >= MAX_TRIED:
                 return
             if answer.fetcher and answer.fetcher != wait.fetcher:

@@ -6,6 +6,7 @@ and place are checked, the digest is the caller's.
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
 import time
@@ -28,6 +29,7 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 15.0
 # A piece is handed on after this, full or not: progress is for people.
 PIECE_SECONDS = 0.2
+_SPAN = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 
 
 class PeerFailed(Exception):
@@ -71,6 +73,26 @@ class PeerConnection:
 
     def begin(self, sha256: str, at: int, size_bytes: int) -> None:
         """Ask for all from there on. PeerFailed unless that is what it is about to send; PeerBusy. Blocking."""
+        expected, got = f"bytes {at}-{size_bytes - 1}/{size_bytes}", self._ask(sha256, f"{at}-")
+        if got != expected:
+            raise PeerFailed(f"asked for '{expected}', it answers 206 '{got[:64]}'")
+
+    def read_range(self, sha256: str, at: int, length: int) -> tuple[bytes, int]:
+        """So many bytes from there on, or all to its end, and how many it says that the blob has. Blocking."""
+        got = self._ask(sha256, f"{at}-{at + length - 1}")
+        first, last, total = (int(text) for text in found.groups()) if (found := _SPAN.fullmatch(got)) else (-1, -1, -1)
+        if first != at or last != min(at + length, total) - 1:
+            raise PeerFailed(f"asked for {length} bytes from {at} on, it answers 206 '{got[:64]}'")
+        view = memoryview(bytearray(last + 1 - first))
+        count = 0
+        while count < len(view):
+            if not (more := self.read(view[count:])):
+                raise PeerFailed(f"it ended {len(view) - count} bytes too early")
+            count += more
+        return bytes(view), total
+
+    def _ask(self, sha256: str, span: str) -> str:
+        """What range it is about to send. Blocking."""
         self._plain.settimeout(ANSWER_SECONDS)
         # The plain socket stays this object's, for `abort`: a number that was closed may be somebody else's already.
         try:
@@ -78,17 +100,16 @@ class PeerConnection:
         except (ConnectionError, ssl.SSLEOFError) as error:
             raise PeerShut("it ended the connection") from error
         self._check_name(tls.getpeercert() or {})
-        head = f"GET {PATH}{sha256} HTTP/1.1\r\nHost: {self._holder.node}\r\nRange: bytes={at}-\r\n\r\n"
+        head = f"GET {PATH}{sha256} HTTP/1.1\r\nHost: {self._holder.node}\r\nRange: bytes={span}\r\n\r\n"
         tls.sendall(head.encode())
         response = self._read_head(tls)
         if response.status_code in (429, 503):
             raise PeerBusy
         headers = {name: value.decode("ascii", "replace") for name, value in response.headers}
-        expected = f"bytes {at}-{size_bytes - 1}/{size_bytes}"
-        got = headers.get(b"content-range", "")
-        if response.status_code != 206 or got != expected:
-            raise PeerFailed(f"asked for '{expected}', it answers {response.status_code} '{got[:64]}'")
+        if response.status_code != 206:
+            raise PeerFailed(f"asked for a range, it answers {response.status_code}")
         tls.settimeout(self._stall_seconds)
+        return headers.get(b"content-range", "")
 
     def read(self, view: memoryview) -> int:
         """Fill it, or as much as comes within a moment; 0 at the end. Blocking."""
@@ -147,6 +168,17 @@ class Dialler:
     @asynccontextmanager
     async def open(self, holder: Holder, sha256: str, at: int, size_bytes: int) -> AsyncGenerator["OpenPeer"]:
         """PeerFailed or PeerBusy, also in the body."""
+        async with self._connect(holder) as opened:
+            await opened.run(opened.connection.begin, sha256, at, size_bytes)
+            yield opened
+
+    async def read_range(self, holder: Holder, sha256: str, at: int, length: int) -> tuple[bytes, int]:
+        """As `PeerConnection.read_range`; PeerFailed or PeerBusy."""
+        async with self._connect(holder) as opened:
+            return await opened.run(opened.connection.read_range, sha256, at, length)
+
+    @asynccontextmanager
+    async def _connect(self, holder: Holder) -> AsyncGenerator["OpenPeer"]:
         try:
             context = self._observe_context()
         except (OSError, ValueError) as error:
@@ -158,10 +190,8 @@ class Dialler:
             where = f"{holder.address}, port {holder.port}"
             raise PeerUnreached(f"it can't be reached at {where}: {words}") from error
         connection = PeerConnection(plain, context, holder, self._stall_seconds)
-        opened = OpenPeer(connection, self._threads)
         try:
-            await opened.run(connection.begin, sha256, at, size_bytes)
-            yield opened
+            yield OpenPeer(connection, self._threads)
         except h11.ProtocolError as error:
             raise PeerFailed(f"it answers with no HTTP: {error}") from error
         finally:
@@ -169,15 +199,15 @@ class Dialler:
 
 
 class OpenPeer:
-    """A connection whose body is about to come."""
+    """A connection, and the threads that work it."""
 
     def __init__(self, connection: PeerConnection, threads: ThreadPoolExecutor) -> None:
-        self._connection = connection
+        self.connection = connection
         self._threads = threads
 
     async def read(self, view: memoryview) -> int:
         """As `PeerConnection.read`."""
-        return await self.run(self._connection.read, view)
+        return await self.run(self.connection.read, view)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """In a thread; who is cancelled meanwhile breaks the connection off and waits for the thread's end.
@@ -188,7 +218,7 @@ class OpenPeer:
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            self._connection.abort()
+            self.connection.abort()
             while not work.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([work])

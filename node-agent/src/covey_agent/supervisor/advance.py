@@ -14,6 +14,7 @@ from covey_agent.supervisor.effects import (
     EnsureEngine,
     Examine,
     FetchArtifact,
+    KeepPort,
     Loading,
     Probe,
     StartKeeper,
@@ -69,7 +70,8 @@ def advance(state: State, member: MemberState, now: float) -> tuple[MemberState,
     5. It was given up: failed, until another attempt.
     6. It waits (backoff, memory): wait.
     7. Weights or engine are missing: get both at once.
-    8. It is a driver, and not all of its donors are ready: wait for the next snapshot.
+    8. It is a rank without a port: keep one. It is a driver, and not all of its donors are ready, or a rank, and others
+       lack something: wait for the next snapshot.
     9. It hasn't been checked against fresh memory: check, one member of the node at a time.
     10. Start its keeper.
     """
@@ -139,7 +141,11 @@ def _advance_towards_start(state: State, member: MemberState) -> tuple[MemberSta
             effects.append(EnsureEngine(key, spec.engine, state.spec, version, architecture))
             work |= {Work.ENGINE}
         return replace(member, phase=MemberPhase.FETCHING, work=work), tuple(effects)
-    if member.missing_donors:  # 8
+    if member.needs_port:  # 8
+        if Work.KEEP_PORT in member.work:
+            return member, ()
+        return replace(member, phase=MemberPhase.PENDING, work=member.work | {Work.KEEP_PORT}), (KeepPort(key),)
+    if member.missing_members:
         return replace(member, phase=MemberPhase.PENDING), ()
     if not member.fits:  # 9
         around = observe_surroundings(state, key)
@@ -147,7 +153,8 @@ def _advance_towards_start(state: State, member: MemberState) -> tuple[MemberSta
             return member, ()
         effect = CheckFit(key, member.member.costs, around.loading)
         return replace(member, work=member.work | {Work.FIT}), (effect,)
-    effect = StartKeeper(key, member.assignment, member.weights, member.program, member.companions)  # 10
+    port = member.kept_port
+    effect = StartKeeper(key, member.assignment, member.weights, member.program, member.companions, port)  # 10
     work = member.work | {Work.LAUNCH}
     started = replace(member, phase=MemberPhase.STARTING, fits=False, work=work, is_rekeyed=False)
     return started, (effect,)

@@ -51,6 +51,13 @@ class EnsureEngine:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepPort:
+    """Keep a port free at which other members will reach this one. Ends in PortKept or PortMissed."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckFit:
     """Ends in FitChecked."""
 
@@ -80,6 +87,8 @@ class StartKeeper:
     """None: of a donor, which loads no file."""
     program: EngineProgram
     companions: tuple[Path, ...] = ()
+    kept_port: int = 0
+    """Of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +138,18 @@ class Forget:
     instance_id: str
 
 
-Slow = FindKeeper | FetchArtifact | EnsureEngine | CheckFit | StartKeeper | Probe | Examine | StopKeeper | ReleaseKeeper
+Slow = (
+    FindKeeper
+    | FetchArtifact
+    | EnsureEngine
+    | KeepPort
+    | CheckFit
+    | StartKeeper
+    | Probe
+    | Examine
+    | StopKeeper
+    | ReleaseKeeper
+)
 """Carried out by a task of its own."""
 
 Effect = Keep | CancelWork | Forget | Slow

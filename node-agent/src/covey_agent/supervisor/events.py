@@ -49,6 +49,8 @@ class ArtifactFailed:
     instance_id: str
     cause: FailureCause
     message: str
+    retry_after_seconds: float = 0.0
+    """A server asked for this pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,25 @@ class EngineReady:
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
     """The engine can't be had here."""
+
+    instance_id: str
+    cause: FailureCause
+    message: str
+    retry_after_seconds: float = 0.0
+    """A server asked for this pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortKept:
+    """Nobody else gets it before the keeper does."""
+
+    instance_id: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class PortMissed:
+    """Other members can't reach this node."""
 
     instance_id: str
     cause: FailureCause
@@ -161,6 +182,8 @@ Event = (
     | ArtifactFailed
     | EngineReady
     | EngineFailed
+    | PortKept
+    | PortMissed
     | FitChecked
     | KeeperStarted
     | KeeperFailed

@@ -26,6 +26,7 @@ class Work(StrEnum):
     EXAMINE = "Examine"
     STOP = "Stop"
     RELEASE = "Release"
+    KEEP_PORT = "KeepPort"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class MemberState:
     companions: tuple[Path, ...] = ()
     """Of the Instance's companions, in their order; there once `weights` is."""
     program: EngineProgram | None = None
+    kept_port: int = 0
+    """Of a rank that isn't started yet: where the others will reach it."""
     fits: bool = False
     fit_refused_since: float | None = None
     fetch_failures: int = 0
@@ -95,13 +98,22 @@ class MemberState:
         return self.member.role is not MemberRole.DONOR
 
     @property
-    def missing_donors(self) -> list[str]:
-        """Of a driver: donors that aren't known to be ready in this attempt."""
-        if self.member.role is not MemberRole.DRIVER:
+    def answers(self) -> bool:
+        """Whether requests come to it: of several members to the first."""
+        return self.member.name == self.spec.members[0].name
+
+    @property
+    def needs_port(self) -> bool:
+        """Ranks find each other in a ring: each has to be told where the next is before any is started."""
+        return self.member.role is MemberRole.RANK and not self.kept_port
+
+    @property
+    def missing_members(self) -> list[str]:
+        """Of a driver: donors that aren't known to be ready in this attempt; of a rank: ranks that lack something."""
+        if self.member.role not in (MemberRole.DRIVER, MemberRole.RANK):
             return []
         known = {front.member for front in self.assignment.fronts}
-        donors = (each.name for each in self.spec.members if each.role is MemberRole.DONOR)
-        return [name for name in donors if name not in known]
+        return [each.name for each in self.spec.members if each.name not in known | {self.member.name}]
 
     @property
     def is_loading(self) -> bool:
@@ -110,8 +122,8 @@ class MemberState:
 
     @property
     def is_doubted(self) -> bool:
-        """Gateways doubt that it generates, and it hasn't proven it since. A donor generates nothing."""
-        return self.needs_weights and self.assignment.suspect_since not in ("", self.dispelled)
+        """Gateways doubt that it generates, and it hasn't proven it since. Who answers nothing can prove nothing."""
+        return self.answers and self.assignment.suspect_since not in ("", self.dispelled)
 
     @property
     def is_idle(self) -> bool:

@@ -4,6 +4,7 @@ event          member has               outcome
 KeeperFound    any                      it is the member's engine; ready at once if it is the one that was
 KeeperMissed   its engine is recorded   as EngineExited; else nothing ran
 ArtifactReady, EngineReady              on to the fit, when both are there
+PortKept       a rank                   the others are told; PortMissed ends its attempt
 ArtifactFailed, EngineFailed            again with a backoff while that may help, then given up
 FitChecked     fits                     its keeper is started
                doesn't fit              looked at again each second for 15 s, then given up
@@ -51,6 +52,8 @@ from covey_agent.supervisor.events import (
     KeeperMissed,
     KeeperReleased,
     KeeperStarted,
+    PortKept,
+    PortMissed,
     Probed,
     Ticked,
 )
@@ -141,6 +144,8 @@ def _change(
     | ArtifactFailed
     | EngineReady
     | EngineFailed
+    | PortKept
+    | PortMissed
     | FitChecked
     | KeeperStarted
     | KeeperFailed
@@ -165,19 +170,23 @@ def _change(
             return replace(member, work=member.work - {Work.FETCH}, weights=weights, companions=companions)
         case EngineReady(_, program):
             return replace(member, work=member.work - {Work.ENGINE}, program=program)
-        case ArtifactFailed(_, cause, message):
-            return _fail_fetch(member, Work.FETCH, Failure(cause, message), now)
-        case EngineFailed(_, cause, message):
-            return _fail_fetch(member, Work.ENGINE, Failure(cause, message), now)
+        case ArtifactFailed():
+            return _fail_fetch(member, Work.FETCH, event, now)
+        case EngineFailed():
+            return _fail_fetch(member, Work.ENGINE, event, now)
+        case PortKept(_, port):
+            return replace(member, work=member.work - {Work.KEEP_PORT}, kept_port=port)
+        case PortMissed(_, cause, message):
+            return _crash(replace(member, work=member.work - {Work.KEEP_PORT}), Failure(cause, message), now)
         case FitChecked():
             return judge_fit(member, event, now)
         case KeeperStarted(_, process):
-            member = replace(member, work=member.work - {Work.LAUNCH})
+            member = replace(member, work=member.work - {Work.LAUNCH}, kept_port=0)
             return _hold(member, process, process.identity == member.engine and member.ready, now)
         case KeeperFailed(_, cause, message):
             if Work.LAUNCH not in member.work:
                 return member
-            member = replace(member, work=member.work - {Work.LAUNCH}, weights=None, program=None)
+            member = replace(member, work=member.work - {Work.LAUNCH}, weights=None, program=None, kept_port=0)
             return _crash(member, Failure(cause, message), now)
         case Probed(_, identity, unready):
             return judge_probe(member, identity, unready, now)
@@ -204,13 +213,15 @@ def _hold(member: MemberState, process: EngineProcess, is_ready: bool, now: floa
     )
 
 
-def _fail_fetch(member: MemberState, work: Work, failure: Failure, now: float) -> MemberState:
+def _fail_fetch(member: MemberState, work: Work, event: ArtifactFailed | EngineFailed, now: float) -> MemberState:
     if work not in member.work:
         return member
+    failure = Failure(event.cause, event.message)
     member = replace(member, work=member.work - {work}, failure=failure, fetch_failures=member.fetch_failures + 1)
     if failure.cause not in _PASSING or member.fetch_failures >= MAX_FETCH_FAILURES:
         return replace(member, given_up=True)
     delay = min(LONGEST_FETCH_BACKOFF_SECONDS, 2.0 ** (member.fetch_failures - 1))
+    delay = max(delay, event.retry_after_seconds)
     return replace(member, phase=MemberPhase.BACKOFF, wait_until=now + delay)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
-from covey_api.source import FileSource, HubSource, OciSource, PypiSource, WebSource, parse_source
+from covey_api.source import FileSource, HubSource, OciSource, PypiSource, StoreSource, WebSource, parse_source
 from covey_api.trust import SignedBy
 
 from covey_agent.artifacts import hub
@@ -77,7 +77,7 @@ class SignatureFiles:
                 revision = _commit_beside(parsed, artifact) or parsed.revision
                 url = hub.file_url(self._hub.endpoint, parsed.repository, revision, parsed.file)
                 origin = self._hub.origin
-            case PypiSource() | OciSource():
+            case PypiSource() | OciSource() | StoreSource():
                 raise unavailable(f"a signature must be at hf://, https:// or file:///; the Model says '{source}'")
         what = f"signature '{source}'"
         _, content = await persist(self._web.patience, what, lambda: self._web.read(url, {}, _MAX_BYTES, origin))

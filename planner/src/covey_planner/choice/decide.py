@@ -31,7 +31,7 @@ def choose(wish: Wish, nodes: Roster | Sequence[NodeView], count: int) -> Decisi
     spread = wish.spread
     if spread is not None and spread.is_asked:
         group = choose_group(question, spread, tuple(roster), roster.links)
-        return Decision((group,), None, (), None) if group else _no_group(wish, spread, roster)
+        return Decision((group,), None, (), None) if group else _no_group(question, spread, roster)
     search = Search(question, roster)
     placed: list[Offer] = []
     while len(placed) < count and (offer := search.take_best()) is not None:
@@ -46,9 +46,9 @@ def choose(wish: Wish, nodes: Roster | Sequence[NodeView], count: int) -> Decisi
     return Decision(chosen, _pending_facts(tally, len(roster)), tuple(sorted(tally.counts.items())), refusal)
 
 
-def _no_group(wish: Wish, spread: Spread, roster: Roster) -> Decision:
+def _no_group(question: Question, spread: Spread, roster: Roster) -> Decision:
     waiting = Tally(waiting=[view.name for view in roster if view.state is NodeState.FACTS_PENDING])
-    return Decision((), _pending_facts(waiting, len(roster)), (), explain_no_group(wish, spread))
+    return Decision((), _pending_facts(waiting, len(roster)), (), explain_no_group(question, spread, tuple(roster)))
 
 
 def explain_nodes(wish: Wish, nodes: Sequence[NodeView]) -> tuple[Chosen | Refusal, ...]:

@@ -1,7 +1,7 @@
 """Models that fit on no node alone: which nodes could hold one together, who holds what, and over which link.
 
-A place is a shape as `Rpc` alone, where its Placement allows one (`choice.groups`). Else it is what `covey why` and
-`covey plan` show, so that somebody who lacks memory on every machine knows whether the machines together would do.
+A shape that agents run becomes a place where its Placement asks for one (`choice.groups`). Else it is what `covey why`
+and `covey plan` show, so that somebody who lacks memory on every machine knows whether the machines together would do.
 
 1. Nodes that pass every filter, with a lane of the engine; never two builds of it together, and MLX among nodes of one
    compute only.
@@ -11,10 +11,9 @@ A place is a shape as `Rpc` alone, where its Placement allows one (`choice.group
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import combinations
 
-from covey_api.engines import HOST_POOL, Compute, EngineName, Lane
+from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane
 from covey_api.instance import MemberRole
 
 from covey_planner.choice.links import LinkKind, Links
@@ -23,22 +22,14 @@ from covey_planner.choice.shares import can_divide, fixed_bytes, layer_bytes, sh
 from covey_planner.choice.ways import Question, Way, pending_geometry
 from covey_planner.fit.estimate import CELL_STEP, CostFormula
 from covey_planner.fit.limits import limit_name
+from covey_planner.fit.ranks import RING_FAMILIES, rank_bytes, rank_formula
 from covey_planner.fit.split import layer_weights, output_bytes
-from covey_planner.types import NodeView, Wish
+from covey_planner.types import NodeView, ShapeKind, Wish
 
 # What one model is spread over at most: more links than this cost more than they bring.
 MAX_MEMBERS = 4
 # Of one build, the nodes with the most memory: others could only make a shape of more nodes.
 MAX_CANDIDATES = 12
-
-
-class ShapeKind(StrEnum):
-    PIPELINE = "Pipeline"
-    """Each rank has a run of layers; one after the other."""
-    TENSOR = "Tensor"
-    """Each rank has an equal part of every layer; all at once."""
-    RPC = "Rpc"
-    """A driver has the file and computes; donors lend it their memory."""
 
 
 # Engines whose ranks must all compute alike; llama.cpp's may differ.
@@ -94,8 +85,10 @@ def choose_shape(
     links: Links,
     kinds: Iterable[ShapeKind] = (),
     sizes: range = range(2, MAX_MEMBERS + 1),
+    lock: Sequence[str] = (),
 ) -> Shape | None:
-    """The best shape of several nodes for one replica; `kinds`: only these. None: there is none."""
+    """The best shape of several nodes for one replica; `kinds`: only these. `lock`: only these nodes, in this order.
+    None: there is none."""
     if pending_geometry(wish):
         return None
     question = Question(wish)
@@ -103,7 +96,7 @@ def choose_shape(
         if way.span.refusal:
             continue
         allowed = tuple(kinds) or SHAPES.get(way.engine, ())
-        found = [shape for kind in allowed for shape in _shapes(question, way, kind, nodes, links, sizes)]
+        found = [shape for kind in allowed for shape in _shapes(question, way, kind, nodes, links, sizes, lock)]
         if found:
             return min(found, key=_order)
     return None
@@ -117,6 +110,25 @@ def can_join(lane: Lane) -> bool:
     """
     has_place = lane.pool != HOST_POOL or lane.compute is Compute.CPU
     return has_place and {MemberRole.DRIVER.value, MemberRole.DONOR.value} <= set(lane.roles)
+
+
+def can_rank(lane: Lane) -> bool:
+    """Whether its agent runs ranks, and tells of which build: those of another one would wait for other steps."""
+    return MemberRole.RANK.value in lane.roles and bool(lane.digest or lane.version)
+
+
+def member_formula(way: Way, kind: ShapeKind, formula: CostFormula) -> CostFormula:
+    """Of one member, with what the layers weigh alone and everything that it has whole."""
+    if kind is ShapeKind.RPC:
+        return rpc_formula(way, formula)
+    return rank_formula(way.geometry, formula) if way.engine is EngineName.MLX else formula
+
+
+def own_bytes(way: Way, kind: ShapeKind, formula: CostFormula, index: int, count: int) -> int:
+    """What one member's weights are beside its layers. `formula`: of one that has the whole model."""
+    if kind is ShapeKind.RPC:
+        return rpc_bytes(way, formula, index, count)
+    return rank_bytes(way.geometry, formula) if way.engine is EngineName.MLX else 0
 
 
 def rpc_formula(way: Way, formula: CostFormula) -> CostFormula:
@@ -134,13 +146,19 @@ def rpc_bytes(way: Way, formula: CostFormula, index: int, count: int) -> int:
 
 
 def _shapes(
-    question: Question, way: Way, kind: ShapeKind, nodes: Sequence[NodeView], links: Links, sizes: range
+    question: Question,
+    way: Way,
+    kind: ShapeKind,
+    nodes: Sequence[NodeView],
+    links: Links,
+    sizes: range,
+    lock: Sequence[str],
 ) -> Iterator[Shape]:
     """Those of the fewest nodes."""
     for size in sizes:
         found = [
             shape
-            for build in _builds(question, way, nodes)
+            for build in _builds(question, way, nodes, lock)
             for seats in combinations(build, size)
             if (shape := _shape(question, way, kind, seats, links)) is not None
         ]
@@ -149,10 +167,12 @@ def _shapes(
             return
 
 
-def _builds(question: Question, way: Way, nodes: Sequence[NodeView]) -> list[list[_Seat]]:
-    """Seats by build of the engine, each with the most memory first."""
+def _builds(question: Question, way: Way, nodes: Sequence[NodeView], lock: Sequence[str]) -> list[list[_Seat]]:
+    """Seats by build of the engine, each with the most memory first, or in the order of the lock."""
     builds: dict[tuple[str, str, str], list[_Seat]] = {}
     for view in sorted(nodes, key=lambda each: each.name):
+        if lock and view.name not in lock:
+            continue
         if filter_node(question, view, view.name) is not None or not way.comes_to(view):
             continue
         wish = question.wish
@@ -166,6 +186,8 @@ def _builds(question: Question, way: Way, nodes: Sequence[NodeView]) -> list[lis
             usable = min(usable, free.get(limit_name(lane), 0))
         compute = lane.compute.value if lane.engine in _ALIKE else ""
         builds.setdefault((lane.version, lane.digest, compute), []).append(_Seat(view, lane, usable))
+    if lock:
+        return [sorted(seats, key=lambda seat: lock.index(seat.view.name)) for _, seats in sorted(builds.items())]
     return [
         sorted(seats, key=lambda seat: (-seat.usable, way.digest not in seat.view.cached, seat.view.name))[
             :MAX_CANDIDATES
@@ -177,6 +199,8 @@ def _builds(question: Question, way: Way, nodes: Sequence[NodeView]) -> list[lis
 def _shape(question: Question, way: Way, kind: ShapeKind, seats: Sequence[_Seat], links: Links) -> Shape | None:
     geometry, span = way.geometry, way.span
     if kind is ShapeKind.TENSOR and not can_divide(len(seats), geometry.embedding_length, geometry.kv_head_counts):
+        return None
+    if way.engine is EngineName.MLX and not _is_for_ring(question, way, kind, len(seats)):
         return None
     if _shares(question, way, kind, seats, span.least) is None:
         return None
@@ -205,10 +229,11 @@ def _shares(
     layers = way.geometry.layer_count
     if not all(_has_host_room(question, way, seat, window) for seat in seats):
         return None
-    formulas = [_formula(question, way, kind, seat) for seat in seats]
+    wholes = [question.price(way, seat.lane).formulas[0] for seat in seats]
+    formulas = [member_formula(way, kind, each) for each in wholes]
     rest = [
-        seat.usable - fixed_bytes(each, window) - _own_bytes(way, kind, each, index, len(seats))
-        for index, (seat, each) in enumerate(zip(seats, formulas, strict=True))
+        seat.usable - fixed_bytes(formulas[index], window) - own_bytes(way, kind, wholes[index], index, len(seats))
+        for index, seat in enumerate(seats)
     ]
     per_layer = max(layer_bytes(each, window, layers) for each in formulas)
     if kind is ShapeKind.TENSOR:
@@ -217,13 +242,11 @@ def _shares(
     return share_layers(layers, rest, per_layer)
 
 
-def _formula(question: Question, way: Way, kind: ShapeKind, seat: _Seat) -> CostFormula:
-    formula = question.price(way, seat.lane).formulas[0]
-    return rpc_formula(way, formula) if kind is ShapeKind.RPC else formula
-
-
-def _own_bytes(way: Way, kind: ShapeKind, formula: CostFormula, index: int, count: int) -> int:
-    return rpc_bytes(way, formula, index, count) if kind is ShapeKind.RPC else 0
+def _is_for_ring(question: Question, way: Way, kind: ShapeKind, count: int) -> bool:
+    """Whether mlx-lm has the model's kind in this form, and can cut it so. A quantised cache it has in no batch."""
+    is_known = way.architecture in RING_FAMILIES[kind]
+    is_even = kind is not ShapeKind.TENSOR or way.geometry.feed_forward_length % count == 0
+    return is_known and is_even and question.wish.kv_cache_type is KvCacheType.F16
 
 
 def _has_host_room(question: Question, way: Way, seat: _Seat, window: int) -> bool:
@@ -238,16 +261,19 @@ def _has_host_room(question: Question, way: Way, seat: _Seat, window: int) -> bo
 def _members(
     question: Question, way: Way, kind: ShapeKind, seats: Sequence[_Seat], shares: Sequence[int], window: int
 ) -> Iterator[ShapeMember]:
-    layers, first = way.geometry.layer_count, 0
+    layers = way.geometry.layer_count
     for index, (seat, share) in enumerate(zip(seats, shares, strict=True)):
-        formula = _formula(question, way, kind, seat)
+        whole = question.price(way, seat.lane).formulas[0]
+        formula = member_formula(way, kind, whole)
         held = layer_bytes(formula, window, layers) * share
+        # The last layers are rank 0's of MLX, which chooses tokens by them.
+        is_reversed = kind is ShapeKind.PIPELINE and way.engine is EngineName.MLX
+        first = sum(shares[index + 1 :] if is_reversed else shares[:index])
         if kind is ShapeKind.TENSOR:
             held, first = -(-held // len(seats)), 0
         role = "Rank" if kind is not ShapeKind.RPC else "Donor" if index else "Driver"
-        total = held + fixed_bytes(formula, window) + _own_bytes(way, kind, formula, index, len(seats))
+        total = held + fixed_bytes(formula, window) + own_bytes(way, kind, whole, index, len(seats))
         yield ShapeMember(seat.view.name, role, seat.lane, first, first + share - 1, total, seat.usable)
-        first += share
 
 
 def _order(shape: Shape) -> tuple[int, int, int, tuple[str, ...]]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from covey_planner.choice.shapes import Shape, ShapeKind, ShapeMember, can_join
+from covey_planner.choice.shapes import Shape, ShapeMember, can_join, can_rank
+from covey_planner.types import ShapeKind
 from covey_planner.words import render_exactly
 
 
@@ -21,14 +22,16 @@ def render_shape(shape: Shape) -> Iterator[str]:
             f"'{member.lane.pool}'"
         )
     if can_run(shape):
-        yield "  It runs like this where its Placement says `shape: {type: Auto}`."
+        wish = "Auto" if shape.kind is ShapeKind.RPC else shape.kind.value
+        yield f"  It runs like this where its Placement says `shape: {{type: {wish}}}`."
     else:
-        yield "  It is not started: `Rpc` alone is run over several nodes so far, where all their agents know how."
+        yield "  It is not started: so far `LlamaServer` as `Rpc` and `Mlx` are, where all their agents know how."
 
 
 def can_run(shape: Shape) -> bool:
     """Whether there is anybody to run it: of its kind, with agents that know how."""
-    return shape.kind is ShapeKind.RPC and all(can_join(member.lane) for member in shape.members)
+    is_able = can_join if shape.kind is ShapeKind.RPC else can_rank
+    return all(is_able(member.lane) for member in shape.members)
 
 
 def shape_data(shape: Shape) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from covey_api.instance import Costs, Instance, Member
+from covey_api.instance import Costs, Instance, InstanceSpec, Member, MemberRole
 from covey_api.units import format_bytes
 
 from covey_planner.choice.expected import explain_order, order_variants
@@ -116,15 +116,15 @@ def _instance_lines(wish: Wish, instance: Instance, nodes: dict[str, NodeView]) 
     spec = instance.spec
     for member in spec.members:
         yield (
-            f"instance/{instance.metadata.name} on node '{member.node}', lane {spec.engine}/{spec.compute}, "
-            f"variant '{spec.variant}', goal {spec.goal}"
+            f"instance/{instance.metadata.name} on node '{member.node}'{_role(member)}, "
+            f"lane {spec.engine}/{spec.compute}, variant '{spec.variant}', goal {spec.goal}"
         )
         yield (
             f"  window {spec.options.context_tokens} tokens x {spec.options.slots} slots, "
             f"KV cache {spec.options.kv_cache_type}; bounded by {_bound(wish, instance)}"
         )
         if not spec.options.repack:
-            yield "  matrices stay as the file has them (`--no-repack`): laying out this family's ends the engine"
+            yield f"  matrices stay as the file has them (`--no-repack`): {_why_no_repack(spec)}"
         for beside in spec.companions:
             yield f"  {beside.role.lower()} '{beside.artifact.name}', {format_bytes(beside.artifact.size_bytes)}"
         if options := spec.runtime.options_of(spec.engine):
@@ -133,6 +133,14 @@ def _instance_lines(wish: Wish, instance: Instance, nodes: dict[str, NodeView]) 
             yield from _costs_lines(costs)
         for name in dict.fromkeys(costs.pool for costs in member.costs):
             yield f"  {_pool_text(name, _pool_of(nodes, member, name), member.bytes_in(name))}"
+
+
+def _why_no_repack(spec: InstanceSpec) -> str:
+    return "donors have them so" if len(spec.members) > 1 else "laying out this family's ends the engine"
+
+
+def _role(member: Member) -> str:
+    return "" if member.role is MemberRole.SINGLE else f" as {member.role.lower()} '{member.name}'"
 
 
 def _costs_lines(costs: Costs) -> Iterator[str]:
@@ -224,7 +232,8 @@ def _member_data(member: Member, nodes: dict[str, NodeView]) -> dict[str, Any]:
             }
         )
     costs = [entry.to_wire() | {"totalBytes": entry.total_bytes} for entry in member.costs]
-    return {"name": member.name, "node": member.node, "costs": costs, "pools": pools}
+    role = {} if member.role is MemberRole.SINGLE else {"role": member.role.value}
+    return {"name": member.name, "node": member.node, **role, "costs": costs, "pools": pools}
 
 
 def _result_data(result: Chosen | Refusal, replicas: int) -> dict[str, Any]:

@@ -319,6 +319,24 @@ UNSIGNED = (
             "ends; got 'a b'",
         ),
         (
+            PLACEMENT + "  shape: {topologyLock: [a, b]}\n",
+            6,
+            "spec.shape",
+            "`spec.shape.topologyLock` must come with `spec.shape.type` 'Rpc', 'Pipeline' or 'Tensor'",
+        ),
+        (
+            PLACEMENT + "  shape: {type: Rpc, topologyLock: [a, a]}\n",
+            6,
+            "spec.shape",
+            "`spec.shape.topologyLock` must name two nodes at least, each once",
+        ),
+        (
+            PLACEMENT + "  shape: {type: Tensor, topologyLock: [a]}\n",
+            6,
+            "spec.shape",
+            "`spec.shape.topologyLock` must name two nodes at least, each once",
+        ),
+        (
             PLACEMENT + f"  nodes:\n    selector: {{{', '.join(f'k{n}: a' for n in range(17))}}}\n",
             7,
             "spec.nodes.selector",

@@ -27,6 +27,7 @@ from covey_gateway.wire.steps import (
     Usage,
     parse_arguments,
 )
+from covey_gateway.wire.turns import Turns
 
 # Nothing here has these; Anthropic's document requires them all the same, and strict clients do.
 _NEVER: dict[str, Any] = {"stop_details": None, "container": None}
@@ -98,6 +99,7 @@ class StreamedMessage:
         self._model = model
         self._bound = bound_tokens
         self._reader = StepReader(model)
+        self._turns = Turns()
         self._has_begun = False
         self._block = -1
         self._open = ""
@@ -110,7 +112,7 @@ class StreamedMessage:
         if isinstance(steps, ApiError):
             return steps
         pieces = [self._begin()] if not self._has_begun and self._reader.id else []
-        for step in steps:
+        for step in self._turns.order(steps):
             told = self._tell(step)
             if isinstance(told, ApiError):
                 return told
@@ -119,10 +121,12 @@ class StreamedMessage:
 
     def end(self) -> bytes:
         begin = b"" if self._has_begun else self._begin()
+        rest = [told for step in self._turns.end() if isinstance(told := self._tell(step), bytes)]
         delta = {**_end(self._finish, self._stop, self._call >= 0), **_NEVER}
         return b"".join(
             (
                 begin,
+                *rest,
                 self._close(),
                 _event("message_delta", delta=delta, usage=_usage(self._reader.usage)),
                 _event("message_stop"),
@@ -151,7 +155,7 @@ class StreamedMessage:
                 return self._start("tool_use", _tool_use(id_, name, {}))
             case CallGrew(ordinal, arguments):
                 if ordinal != self._call or self._open != "tool_use":
-                    return engine_failed(self._model, "it went on with a tool call after the next had begun")
+                    return engine_failed(self._model, "it went on with a tool call that was whole")
                 return self._delta({"type": "input_json_delta", "partial_json": arguments})
             case Finished(reason, stop):
                 self._finish, self._stop = reason, stop

@@ -9,9 +9,9 @@ a new one for the engine's cache: it is left out too.
 from typing import Annotated, Any, Literal
 
 import msgspec
-from covey_api.reasons import ErrorCode
 
 from covey_gateway.wire.anthropic.answer import StreamedMessage, WholeCount, WholeMessage
+from covey_gateway.wire.anthropic.blocks import Block, Part, read_parts, read_text, unsupported
 from covey_gateway.wire.anthropic.fields import KINDS, MESSAGES_FIELDS, REFUSED
 from covey_gateway.wire.body import (
     Fields,
@@ -26,7 +26,7 @@ from covey_gateway.wire.body import (
 )
 from covey_gateway.wire.errors import ApiError, Refused, ensure, invalid_request, refusing
 from covey_gateway.wire.media import place_image
-from covey_gateway.wire.openai.chat import check_image_url, check_passed, check_schemas
+from covey_gateway.wire.openai.chat import check_passed, check_schemas
 from covey_gateway.wire.request import TEMPLATE_TOKENS, WITH_USAGE, Call, Request, Teller
 
 MESSAGES_PATH = "/v1/messages"
@@ -40,24 +40,9 @@ _COUNTED = ("messages", "tools", "chat_template_kwargs", "reasoning_effort")
 _BILLING = "x-anthropic-billing-header:"
 
 
-class _Block(msgspec.Struct):
-    """One block of content, whatever its type; fields of other types are None."""
-
-    type: str
-    text: str | None = None
-    thinking: str | None = None
-    source: dict[str, Any] | None = None
-    id: str | None = None
-    name: str | None = None
-    input: Any = None
-    tool_use_id: str | None = None
-    content: "str | list[_Block] | None" = None
-    is_error: bool | None = None
-
-
 class _Message(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
-    content: str | list[_Block]
+    content: str | list[Block]
 
 
 class _Tool(msgspec.Struct):
@@ -89,7 +74,7 @@ class _OutputConfig(msgspec.Struct):
 
 
 _MESSAGES = msgspec.json.Decoder(list[_Message])
-_SYSTEM = msgspec.json.Decoder(str | list[_Block])
+_SYSTEM = msgspec.json.Decoder(str | list[Block])
 _TOOLS = msgspec.json.Decoder(list[_Tool])
 _TOOL_CHOICE = msgspec.json.Decoder(_ToolChoice)
 _THINKING = msgspec.json.Decoder(_Thinking)
@@ -130,12 +115,11 @@ def parse_messages(body: bytes) -> Request | ApiError:
 def parse_count(body: bytes) -> Request | ApiError:
     """`count_tokens`: the same prompt, counted by the engine that would take it."""
     fields, unknown = _open(body)
-    if unknown.error is not None:
-        return unknown.error
     model = ensure(read_model(fields))
     sent, media = _render(fields)
     kept = {name: sent[name] for name in _COUNTED if name in sent}
-    return Request(Call.COUNT, model, kept, WholeCount, media=media)
+    passed = ensure(check_passed(unknown))
+    return Request(Call.COUNT, model, passed | kept, WholeCount, media=media, unknown=unknown.error)
 
 
 def _open(body: bytes) -> tuple[Fields, Unknown]:
@@ -175,16 +159,10 @@ def _read(fields: Fields, name: str, decoder: msgspec.json.Decoder[Any]) -> Any:
     return ensure(read_struct(raw, name, decoder))
 
 
-def _render_system(system: str | list[_Block] | None) -> list[dict[str, Any]]:
-    texts = [system] if isinstance(system, str) else [_read_text(block, "system") for block in system or ()]
+def _render_system(system: str | list[Block] | None) -> list[dict[str, Any]]:
+    texts = [system] if isinstance(system, str) else [read_text(block, "system") for block in system or ()]
     text = "\n\n".join(text for text in texts if text and not text.startswith(_BILLING))
     return [{"role": "system", "content": text}] if text else []
-
-
-def _read_text(block: _Block, place: str) -> str:
-    if block.type != "text" or block.text is None:
-        raise Refused(_unsupported(f"`{place}` must have blocks of type 'text'; got '{block.type[:64]}'", place))
-    return block.text
 
 
 def _render_messages(messages: list[_Message]) -> tuple[list[dict[str, Any]], str]:
@@ -203,7 +181,7 @@ def _render_messages(messages: list[_Message]) -> tuple[list[dict[str, Any]], st
     return rendered, media
 
 
-def _render_assistant(blocks: list[_Block], place: str) -> dict[str, Any]:
+def _render_assistant(blocks: list[Block], place: str) -> dict[str, Any]:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -215,7 +193,7 @@ def _render_assistant(blocks: list[_Block], place: str) -> dict[str, Any]:
             function = {"name": block.name or "", "arguments": arguments}
             calls.append({"id": block.id or "", "type": "function", "function": function})
         elif block.type != "redacted_thinking":
-            texts.append(_read_text(block, place))
+            texts.append(read_text(block, place))
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or (None if calls else "")}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
@@ -224,7 +202,7 @@ def _render_assistant(blocks: list[_Block], place: str) -> dict[str, Any]:
     return message
 
 
-def _render_turn(role: str, blocks: list[_Block], place: str) -> tuple[list[dict[str, Any]], str]:
+def _render_turn(role: str, blocks: list[Block], place: str) -> tuple[list[dict[str, Any]], str]:
     """Results of tools as messages of their own, then the rest of the turn.
 
     A tool's message has text alone for most engines and templates, so its images come first in what follows.
@@ -237,13 +215,12 @@ def _render_turn(role: str, blocks: list[_Block], place: str) -> tuple[list[dict
         if block.type == "tool_result":
             result, images = _render_result(block, at)
             results.append(result)
-            parts += [{"type": "image_url", "image_url": {"url": url}} for _, url in images]
+            parts += [part for _, part in images]
             media = media or next((place for place, _ in images), "")
-        elif block.type == "image":
-            parts.append({"type": "image_url", "image_url": {"url": _read_image(block, at)}})
-            media = media or at
         else:
-            parts.append({"type": "text", "text": _read_text(block, at)})
+            shown = read_parts(block, at)
+            parts += [part for _, part in shown]
+            media = media or next((place for place, part in shown if part["type"] == "image_url"), "")
     if not parts:
         return results, media
     if media:
@@ -251,36 +228,19 @@ def _render_turn(role: str, blocks: list[_Block], place: str) -> tuple[list[dict
     return [*results, {"role": role, "content": "\n".join(part["text"] for part in parts)}], ""
 
 
-def _render_result(block: _Block, place: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The message, and where each image of the result is, with its URL."""
+def _render_result(block: Block, place: str) -> tuple[dict[str, Any], list[Part]]:
+    """The message, and the images of the result."""
     if not block.tool_use_id:
         raise Refused(invalid_request(f"`{place}.tool_use_id` must be the id of a call", "messages"))
-    content, images = block.content, list[tuple[str, str]]()
+    content, images = block.content, list[Part]()
     if isinstance(content, list):
-        texts: list[str] = []
-        for index, one in enumerate(content):
-            at = f"{place}.content[{index}]"
-            if one.type == "image":
-                images.append((at, _read_image(one, at)))
-            else:
-                texts.append(_read_text(one, f"{place}.content"))
-        content = "\n".join(texts)
+        shown = [part for index, one in enumerate(content) for part in read_parts(one, f"{place}.content[{index}]")]
+        images = [each for each in shown if each[1]["type"] == "image_url"]
+        content = "\n".join(part["text"] for _, part in shown if part["type"] == "text")
     content = content or ""
     if block.is_error and "error" not in content[:_SAYS_ERROR].lower():
         content = f"Error: {content}"  # a chat has no field for it
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}, images
-
-
-def _read_image(block: _Block, place: str) -> str:
-    source = block.source or {}
-    kind, data = source.get("media_type"), source.get("data")
-    if source.get("type") == "base64":
-        if not isinstance(kind, str) or not isinstance(data, str):
-            raise Refused(invalid_request(f"`{place}.source` must have `media_type` and `data`", "messages"))
-        return f"data:{kind};base64,{data}"
-    url = source.get("url")
-    ensure(check_image_url(url if isinstance(url, str) else None, f"{place}.source"))
-    return str(url)
 
 
 def _render_tools(fields: Fields) -> dict[str, Any]:
@@ -290,7 +250,7 @@ def _render_tools(fields: Fields) -> dict[str, Any]:
         if tool.type not in (None, "custom") or tool.input_schema is None:
             kind = (tool.type or tool.name)[:64]
             words = f"`tools[{index}]` must be a tool with `input_schema`; '{kind}' is not run here"
-            raise Refused(_unsupported(words, "tools"))
+            raise Refused(unsupported(words, "tools"))
     ensure(check_schemas(fields, ("tools",)))
     choice: _ToolChoice | None = _read(fields, "tool_choice", _TOOL_CHOICE)
     if choice is not None and choice.type == "tool":
@@ -325,7 +285,3 @@ def _render_output(fields: Fields) -> dict[str, Any]:
     if form is None:
         return sent
     return sent | {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema}}}
-
-
-def _unsupported(words: str, param: str) -> ApiError:
-    return ApiError(400, ErrorCode.UNSUPPORTED_FIELD, words, param.partition("[")[0])

@@ -1,6 +1,7 @@
 """An engine's answer in Ollama's words: one line of JSON a piece, or the last line with everything in it.
 
-A tool call is one piece here: it is told when the next step begins, its arguments parsed. Durations are the engine's;
+A tool call is one piece here, its arguments parsed: it is told when all of them are there, for engines may write
+several by turns. Durations are the engine's;
 what it doesn't measure is zero.
 """
 
@@ -16,8 +17,7 @@ from covey_gateway.wire.openai.embeddings import check_dimensions
 from covey_gateway.wire.openai.errors import engine_failed
 from covey_gateway.wire.openai.texts import read_texts
 from covey_gateway.wire.steps import (
-    CallBegun,
-    CallGrew,
+    Finished,
     Gathered,
     GatheredCall,
     Said,
@@ -42,8 +42,7 @@ class ChatLines:
         self._is_stream = is_stream
         self._reader = StepReader(model)
         self._gathered = Gathered()
-        self._told_calls = 0
-        self._has_calls = False
+        self._has_told_calls = False
 
     def take(self, events: bytes) -> bytes | ApiError:
         steps = self._reader.read(events)
@@ -56,7 +55,7 @@ class ChatLines:
 
     def end(self) -> bytes:
         if self._is_stream:
-            return self._tell_calls(len(self._gathered.calls)) + self._line(self._piece("", "", []), self._closing())
+            return self._tell_calls() + self._line(self._piece("", "", []), self._closing())
         gathered = self._gathered
         gathered.join()
         return self._line(self._piece(gathered.said, gathered.thought, gathered.calls), self._closing())
@@ -70,18 +69,16 @@ class ChatLines:
                 return self._line(self._piece("", text, []))
             case Said(text):
                 return self._line(self._piece(text, "", []))
-            case CallBegun(ordinal, _, _):
-                return self._tell_calls(ordinal)
-            case CallGrew():
-                return b""
+            case Finished():
+                return self._tell_calls()
             case _:
-                return self._tell_calls(len(self._gathered.calls))
+                return b""
 
-    def _tell_calls(self, until: int) -> bytes:
-        """Calls that are whole by now."""
-        calls = self._gathered.calls[self._told_calls : until]
-        self._told_calls = max(self._told_calls, until)
-        return self._line(self._piece("", "", calls)) if calls else b""
+    def _tell_calls(self) -> bytes:
+        if self._has_told_calls or not self._gathered.calls:
+            return b""
+        self._has_told_calls = True
+        return self._line(self._piece("", "", self._gathered.calls))
 
     def _piece(self, said: str, thought: str, calls: list[GatheredCall]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": said}

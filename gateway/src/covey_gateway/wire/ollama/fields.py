@@ -1,17 +1,33 @@
 """Which fields of Ollama's requests are read, and what becomes of each option."""
 
 CHAT_FIELDS = frozenset(
-    ("model", "messages", "tools", "format", "options", "stream", "keep_alive", "think", "logprobs", "top_logprobs")
+    ("model", "messages", "tools", "format", "options", "stream", "keep_alive", "think", "truncate", "shift")
 )
 GENERATE_FIELDS = frozenset(
-    ("model", "prompt", "system", "images", "format", "options", "stream", "keep_alive", "raw", "think", "suffix")
+    (
+        "model",
+        "prompt",
+        "system",
+        "images",
+        "format",
+        "options",
+        "stream",
+        "keep_alive",
+        "raw",
+        "think",
+        "truncate",
+        "shift",
+    )
 )
 EMBED_FIELDS = frozenset(("model", "input", "truncate", "dimensions", "options", "keep_alive"))
 EMBEDDINGS_FIELDS = frozenset(("model", "prompt", "options", "keep_alive"))
 SHOW_FIELDS = frozenset(("model", "name", "verbose", "system", "template", "options"))
 PULL_FIELDS = frozenset(("model", "name", "stream", "insecure", "username", "password"))
 
+# Of any call that doesn't take it.
 REFUSED = {
+    "_debug_render_only": "the template is applied by the engine, which answers",
+    "suffix": "no engine here fills in the middle by this call",
     "template": "the template is the Model's",
     "context": "send the conversation itself, to /api/chat",
     "logprobs": "ask /v1/chat/completions for them",
@@ -25,12 +41,13 @@ KINDS = {
     "tools": "array",
     "images": "array",
     "options": "object",
+    "name": "string",
     "prompt": "string",
     "system": "string",
-    "suffix": "string",
     "stream": "boolean",
     "raw": "boolean",
     "truncate": "boolean",
+    "shift": "boolean",
     "insecure": "boolean",
     "verbose": "boolean",
     "dimensions": "number",
@@ -57,6 +74,7 @@ OPTIONS = {
 # How the engine is run is declared in the Placement; clients send these out of habit, with Ollama's own defaults.
 IGNORED_OPTIONS = frozenset(
     (
+        "draft_num_predict",
         "f16_kv",
         "low_vram",
         "main_gpu",

@@ -6,12 +6,13 @@ from typing import Any
 import msgspec
 from covey_api.reasons import ErrorCode
 
-from covey_gateway.wire.body import Fields, check_kinds, decode_object, read_value, refuse_field
+from covey_gateway.wire.body import Fields, check_kinds, decode_object, drop_nothing, read_value, refuse_field
 from covey_gateway.wire.errors import ApiError, invalid_request
 from covey_gateway.wire.ollama.fields import IGNORED_OPTIONS, OPTIONS, REFUSED_OPTIONS
 
 _READ = frozenset(("num_predict", "num_ctx"))
 _KNOWN = frozenset((*OPTIONS, *IGNORED_OPTIONS, *_READ))
+_DECODED = frozenset((*_KNOWN, *REFUSED_OPTIONS))
 _KINDS = {name: kind for name, (_, kind) in OPTIONS.items()}
 
 
@@ -24,9 +25,10 @@ class Options:
 
 def read_options(fields: Fields) -> Options | ApiError:
     raw = fields.get("options")
-    options = {} if raw is None else decode_object(bytes(raw), _KNOWN)
+    options = {} if raw is None else decode_object(bytes(raw), _DECODED)
     if isinstance(options, ApiError):
         return options
+    drop_nothing(options, REFUSED_OPTIONS)
     for name in options:
         if name not in _KNOWN:
             error = refuse_field(name, REFUSED_OPTIONS, _KNOWN, "options")

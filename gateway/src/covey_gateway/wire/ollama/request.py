@@ -1,9 +1,10 @@
 """Ollama's requests: chat, generate and embed as an engine is asked, show and pull for the gateway itself.
 
 Settled here: `keep_alive` is accepted and means nothing (what is declared is loaded, as `/api/ps` says). `num_ctx` up
-to the window is accepted, above it refused: a prompt is never cut. No messages, or an
-empty prompt, ask for the model to be loaded: they wait for it as requests do, and that starts one that sleeps. With a
-`keep_alive` of 0 they ask for it to go, which is declared too: they wait for nothing, and are told how it is.
+to the window is accepted, above it refused: a prompt is never cut, so `truncate` and `shift` mean nothing, which Ollama
+takes for true where nobody says so. No messages, or an empty prompt, ask for the model to be loaded: they wait for it
+as requests do, and that starts one that sleeps. With a `keep_alive` of 0 they ask for it to go, which is declared too:
+they wait for nothing, and are told how it is.
 """
 
 from typing import Any, Literal
@@ -16,7 +17,6 @@ from covey_gateway.wire.body import (
     check_kinds,
     decode_object,
     first_byte,
-    is_blank,
     read_count,
     read_flag,
     read_struct,
@@ -25,6 +25,7 @@ from covey_gateway.wire.body import (
 )
 from covey_gateway.wire.errors import ApiError, invalid_request
 from covey_gateway.wire.media import place_image
+from covey_gateway.wire.nothing import asks_nothing
 from covey_gateway.wire.ollama import catalog
 from covey_gateway.wire.ollama.answer import ChatLines, EmbedAnswer, GenerateLines, TextLines
 from covey_gateway.wire.ollama.fields import (
@@ -79,9 +80,12 @@ def _open(body: bytes, known: frozenset[str], call: str) -> tuple[Fields, str] |
     fields = decode_object(body, frozenset((*known, *REFUSED)))
     if isinstance(fields, ApiError):
         return fields
-    if (error := check_fields(fields, known, REFUSED, call) or check_kinds(fields, KINDS)) is not None:
+    refused = {name: words for name, words in REFUSED.items() if name not in known}
+    if (error := check_fields(fields, known, refused, call) or check_kinds(fields, KINDS)) is not None:
         return error
-    name = read_value(fields, "model" if "model" in fields else "name")
+    # Older clients say `name`, and newer ones in Go both, one of them empty.
+    name = read_value(fields, "model")
+    name = read_value(fields, "name") if name in (None, "") else name
     if isinstance(name, str) and name.removesuffix(TAG):
         return fields, name
     return invalid_request("`model` must be a non-empty string; GET /api/tags lists what there is", "model")
@@ -113,8 +117,6 @@ def parse_generate(body: bytes) -> Parsed:
     for found in (prompt, system, images, is_raw):
         if isinstance(found, ApiError):
             return found
-    if read_value(fields, "suffix"):
-        return invalid_request("`suffix` is not taken: no engine here fills in the middle by this call", "suffix")
     if not prompt and not images:
         return Question(model, catalog.tell_loaded_text, needs_ready=not _unloads(fields))
     if is_raw:
@@ -173,7 +175,7 @@ def _ask(
 def _ask_raw(fields: Fields, model: str, prompt: str) -> Request | ApiError:
     """A prompt without a template."""
     for name in _NOT_RAW:
-        if name in fields and not is_blank(fields[name]):
+        if name in fields and not asks_nothing(name, fields[name]):
             return refuse_field(
                 name, {name: "with `raw` the prompt is all that the model is given"}, (), "/api/generate"
             )

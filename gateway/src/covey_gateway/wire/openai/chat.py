@@ -67,7 +67,7 @@ def parse_chat(body: bytes) -> Request | ApiError:
     2. `model` a string, every value of its kind.
     3. `messages` an array of messages that isn't empty; what they have beside text.
     4. `stream` a boolean; `stream_options` only with it, and only with what is known.
-    5. `max_tokens` and `max_completion_tokens` whole numbers above zero; the smaller counts.
+    5. `max_tokens`, `max_completion_tokens` and `n` whole numbers above zero; the smaller length counts.
     6. Tools that are chosen are there. No pattern in a JSON schema that would hang the engine.
     """
     fields = decode_object(body, _DECODED)
@@ -97,6 +97,10 @@ def _parse_fields(fields: Fields, model: str, unknown: Unknown) -> Request | Api
     max_tokens = _read_max_tokens(fields)
     if isinstance(max_tokens, ApiError):
         return max_tokens
+    n = read_count(fields, "n")
+    if isinstance(n, ApiError):
+        return n
+    is_single = n is None or n == 1
     if (error := choose_tools(fields) or check_schemas(fields, SCHEMAS)) is not None:
         return error
     sent: dict[str, Any] = {"messages": fields["messages"]}
@@ -109,13 +113,13 @@ def _parse_fields(fields: Fields, model: str, unknown: Unknown) -> Request | Api
         Call.CHAT,
         model,
         sent,
-        (PassedChoices if "n" in sent else PassedChat) if wants_stream else ChatAnswer,
+        (PassedChat if is_single else PassedChoices) if wants_stream else ChatAnswer,
         wants_stream,
         max_tokens,
         media,
         unknown=unknown.error,
         withholds_usage=withholds_usage,
-        is_single="n" not in sent,
+        is_single=is_single,
         limit_field="max_tokens" if "max_tokens" in fields else "max_completion_tokens",
     )
 

@@ -56,6 +56,8 @@ class _Detail(msgspec.Struct):
     type: Any = None
     n_prompt_tokens: Any = None
     n_ctx: Any = None
+    n_max_tokens: Any = None
+    """Of our own engines: what was asked for beside the prompt, where only both together are too much."""
 
 
 class _Refusal(msgspec.Struct):
@@ -83,6 +85,9 @@ def translate_refusal(
     words = detail.message if isinstance(detail.message, str) and detail.message else f"HTTP status {status}"
     words = words[:_MAX_MESSAGE]
     if detail.type == "exceed_context_size_error":
+        counts = (detail.n_ctx, detail.n_prompt_tokens, detail.n_max_tokens)
+        if all(isinstance(each, int) for each in counts):
+            return refuse_both(model, *counts, limit_field)
         return _context_exceeded(detail, words, model, prompt_field)
     if status == 400 and (window := _WINDOW.search(words)) and (needed := _NEEDED.search(words)):
         found, wished = int(needed[1] or needed[2]), int(asked[1]) if (asked := _ASKED.search(words)) else 0
@@ -147,6 +152,16 @@ def _both_exceeded(window: int, needed: int, wished: int, model: str, param: str
         f"{needed}" + (f", and it asks for {wished}" if wished else "")
     )
     return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, words, param)
+
+
+def refuse_both(model: str, window: int, prompt: int, wished: int, limit_field: str) -> ApiError:
+    """A prompt that fits, as the engine counted it, and more of an answer than fits beside it. Its first words are
+    Anthropic's, by which agents ask again for less."""
+    words = (
+        f"input length and `{limit_field}` exceed context limit: {prompt} + {wished} > {window}, decrease input length "
+        f"or `{limit_field}` and try again (model '{model}')"
+    )
+    return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, words, limit_field)
 
 
 def _context_exceeded(detail: _Detail, words: str, model: str, prompt_field: str) -> ApiError:

@@ -11,7 +11,6 @@ import msgspec
 
 from covey_gateway.limits import MAX_ANSWER_BYTES
 from covey_gateway.wire.body import (
-    Fields,
     check_kinds,
     check_texts,
     decode_object,
@@ -47,7 +46,6 @@ KINDS = CHAT_KINDS | {"logprobs": "number"}
 @refusing
 def parse_completion(body: bytes) -> Request | ApiError:
     fields = ensure(decode_object(body, _DECODED))
-    _drop_defaults(fields)
     unknown = ensure(take_unknown(fields, TEXT_FIELDS, REFUSED, "completions"))
     ensure(check_kinds(fields, KINDS))
     model, wants_stream = ensure(read_model(fields)), ensure(read_flag(fields, "stream"))
@@ -73,15 +71,6 @@ def parse_completion(body: bytes) -> Request | ApiError:
         is_single=False,
         prompt_field="prompt",
     )
-
-
-def _drop_defaults(fields: Fields) -> None:
-    """Fields that ask for nothing, as some clients always send them."""
-    for name, plain in (("echo", b"false"), ("best_of", b"1")):
-        if name in fields and bytes(fields[name]) in (plain, b"null"):
-            del fields[name]
-    if "suffix" in fields and bytes(fields["suffix"]) in (b"null", b'""'):
-        del fields["suffix"]
 
 
 def read_texts(events: bytes, model: str) -> list[dict[str, Any]] | ApiError:

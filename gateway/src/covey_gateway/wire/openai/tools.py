@@ -1,7 +1,8 @@
 """`tool_choice` in all its forms, as every engine understands it: `auto`, `none` or `required`.
 
 Engines read the object forms differently or not at all (llama-server takes them for `auto`, without a word). Here the
-tools that may not be called are left out instead, and one of those that remain is required.
+tools that may not be called are left out instead, and one of those that remain is required. A choice without tools is
+left out too: there is nothing to choose, and vLLM refuses it.
 """
 
 from typing import Any
@@ -32,6 +33,8 @@ def choose_tools(fields: Fields) -> ApiError | None:
             return invalid_request(f"`tool_choice` must be {_FORM}; got '{choice[:64]}'", "tool_choice")
         if choice == "required" and "tools" not in fields:
             return invalid_request("`tool_choice` is 'required', so `tools` must have one", "tools")
+        if "tools" not in fields:
+            del fields["tool_choice"]
         return None
     return _choose_named(fields, choice)
 

@@ -13,7 +13,9 @@ import msgspec
 
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.errors import engine_failed, render_envelope
+from covey_gateway.wire.responses.tools import Names
 from covey_gateway.wire.steps import CallBegun, CallGrew, Finished, Said, Step, StepReader, Thought
+from covey_gateway.wire.turns import Turns
 
 _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
@@ -24,13 +26,15 @@ class _Item:
     id: str
     call_id: str = ""
     name: str = ""
+    namespace: str = ""
     pieces: list[str] = field(default_factory=list[str])
 
     def render(self, status: str) -> dict[str, Any]:
         text = "".join(self.pieces)
         item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
-            return item | {"call_id": self.call_id, "name": self.name, "arguments": text}
+            within = {"namespace": self.namespace} if self.namespace else {}
+            return item | {"call_id": self.call_id, "name": self.name, "arguments": text} | within
         item |= {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
         return item | {"content": [self.render_part(text)] if status != "in_progress" else []}
 
@@ -44,8 +48,9 @@ class _Item:
 class _Response:
     """What has been answered so far."""
 
-    def __init__(self, model: str, asked: dict[str, Any]) -> None:
+    def __init__(self, model: str, asked: dict[str, Any], names: Names) -> None:
         self.model = model
+        self._names = names
         self.reader = StepReader(model)
         self.items: list[_Item] = []
         self.finish = ""
@@ -53,7 +58,8 @@ class _Response:
 
     def begin_item(self, kind: str, call_id: str = "", name: str = "") -> _Item:
         id_ = f"{_PREFIXES[kind]}_{self.reader.id}_{len(self.items)}"
-        self.items.append(_Item(kind, id_, call_id, name))
+        namespace, name = self._names.get(name, ("", name))
+        self.items.append(_Item(kind, id_, call_id, name, namespace))
         return self.items[-1]
 
     @property
@@ -96,8 +102,8 @@ class _Response:
 
 
 class WholeResponse:
-    def __init__(self, model: str, asked: dict[str, Any]) -> None:
-        self._response = _Response(model, asked)
+    def __init__(self, model: str, asked: dict[str, Any], names: Names) -> None:
+        self._response = _Response(model, asked, names)
         self._calls: list[_Item] = []
 
     def take(self, events: bytes) -> bytes | ApiError:
@@ -133,8 +139,9 @@ class WholeResponse:
 
 
 class ResponseStream:
-    def __init__(self, model: str, asked: dict[str, Any]) -> None:
-        self._response = _Response(model, asked)
+    def __init__(self, model: str, asked: dict[str, Any], names: Names) -> None:
+        self._response = _Response(model, asked, names)
+        self._turns = Turns()
         self._number = 0
         self._has_begun = False
         self._open: _Item | None = None
@@ -145,7 +152,7 @@ class ResponseStream:
         if isinstance(steps, ApiError):
             return steps
         pieces = [self._begin()] if not self._has_begun and self._response.reader.id else []
-        for step in steps:
+        for step in self._turns.order(steps):
             told = self._tell(step)
             if isinstance(told, ApiError):
                 return told
@@ -154,8 +161,14 @@ class ResponseStream:
 
     def end(self) -> bytes:
         begin = b"" if self._has_begun else self._begin()
+        rest = b"".join(told for step in self._turns.end() if isinstance(told := self._tell(step), bytes))
         status = self._response.status
-        return begin + self._close(status) + self._event(f"response.{status}", response=self._response.render(status))
+        return (
+            begin
+            + rest
+            + self._close(status)
+            + self._event(f"response.{status}", response=self._response.render(status))
+        )
 
     def fail(self, error: ApiError) -> bytes:
         words: dict[str, Any] = msgspec.json.decode(render_envelope(error))["error"]
@@ -192,7 +205,7 @@ class ResponseStream:
                 return self._start("function_call", id_, name)
             case CallGrew(ordinal, arguments):
                 if ordinal != self._call or self._open is None or self._open.kind != "function_call":
-                    return engine_failed(self._response.model, "it went on with a tool call after the next had begun")
+                    return engine_failed(self._response.model, "it went on with a tool call that was whole")
                 return self._delta("response.function_call_arguments.delta", arguments)
             case Finished(reason):
                 self._response.finish = reason

@@ -1,7 +1,7 @@
 """A Responses request as a chat request. Stateless: what came before is in `input`, or nowhere.
 
 `store` is accepted and answered with false. Fields that need a memory (`previous_response_id`, `conversation`,
-`background`) are refused, unless they ask for nothing (null, false), as SDKs send them. Items become messages in their
+`background`) are refused, unless they ask for nothing, as SDKs send them. Items become messages in their
 order; calls that follow one another are one assistant's turn, as templates want them.
 """
 
@@ -15,7 +15,6 @@ from covey_gateway.wire.body import (
     check_kinds,
     decode_object,
     first_byte,
-    is_array,
     is_object,
     read_count,
     read_flag,
@@ -27,10 +26,10 @@ from covey_gateway.wire.body import (
 from covey_gateway.wire.errors import ApiError, Refused, ensure, invalid_request, refusing
 from covey_gateway.wire.media import place_image
 from covey_gateway.wire.openai.chat import check_image_url, check_passed, check_schemas
-from covey_gateway.wire.openai.tools import choose_tools
 from covey_gateway.wire.request import WITH_USAGE, Call, Request, Teller
 from covey_gateway.wire.responses.answer import ResponseStream, WholeResponse
 from covey_gateway.wire.responses.fields import KINDS, KNOWN, REFUSED
+from covey_gateway.wire.responses.tools import Tools, join_name, render_tools
 
 PATH = "/v1/responses"
 
@@ -55,6 +54,7 @@ class _Item(msgspec.Struct):
     summary: list[_Part] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     output: str | list[_Part] | None = None
 
@@ -65,8 +65,6 @@ _ITEMS = msgspec.json.Decoder(list[_Item])
 @refusing
 def parse_response(body: bytes) -> Request | ApiError:
     fields = ensure(decode_object(body, _DECODED))
-    for name in [name for name in fields if name in REFUSED and bytes(fields[name]) in _nothing(name)]:
-        del fields[name]
     unknown = ensure(take_unknown(fields, KNOWN, REFUSED, "responses"))
     ensure(check_kinds(fields, KINDS))
     model, wants_stream = ensure(read_model(fields)), ensure(read_flag(fields, "stream"))
@@ -76,11 +74,12 @@ def parse_response(body: bytes) -> Request | ApiError:
     if read_value(fields, "truncation") not in (None, "disabled"):
         words = "`truncation` must be 'disabled': prompts are never cut; too long a one is refused with both numbers"
         return invalid_request(words, "truncation")
-    sent, media = _render(fields)
-    asked = _render_asked(fields, max_tokens)
+    tools = render_tools(fields)
+    sent, media = _render(fields, tools)
+    asked = _render_asked(fields, max_tokens, tools)
 
     def make_teller(name: str) -> Teller:
-        return ResponseStream(name, asked) if wants_stream else WholeResponse(name, asked)
+        return (ResponseStream if wants_stream else WholeResponse)(name, asked, tools.names)
 
     passed = ensure(check_passed(unknown)) | sent
     return Request(
@@ -97,12 +96,7 @@ def parse_response(body: bytes) -> Request | ApiError:
     )
 
 
-def _nothing(name: str) -> tuple[bytes, ...]:
-    """What asks for nothing."""
-    return (b"null", b"false") if name == "background" else (b"null",)
-
-
-def _render(fields: Fields) -> tuple[dict[str, Any], str]:
+def _render(fields: Fields, tools: Tools) -> tuple[dict[str, Any], str]:
     messages, media = _render_input(fields)
     if instructions := read_value(fields, "instructions"):
         messages.insert(0, {"role": "system", "content": instructions})
@@ -110,7 +104,8 @@ def _render(fields: Fields) -> tuple[dict[str, Any], str]:
     for name in ("temperature", "top_p", "parallel_tool_calls"):
         if name in fields:
             sent[name] = fields[name]
-    return sent | _render_tools(fields) | _render_text(fields) | _render_reasoning(fields), place_image(messages, media)
+    sent |= tools.sent | _render_text(fields) | _render_reasoning(fields)
+    return sent, place_image(messages, media)
 
 
 def _render_input(fields: Fields) -> tuple[list[dict[str, Any]], str]:
@@ -159,7 +154,7 @@ def _add_item(messages: list[dict[str, Any]], pictures: list[dict[str, Any]], it
             messages.append({"role": role, "content": content})
         return place if has_image else ""
     if item.type == "function_call":
-        function = {"name": item.name or "", "arguments": item.arguments or "{}"}
+        function = {"name": join_name(item.namespace, item.name or ""), "arguments": item.arguments or "{}"}
         call = {"id": item.call_id or "", "type": "function", "function": function}
         _assistant(messages, is_call=True).setdefault("tool_calls", []).append(call)
     elif item.type == "function_call_output":
@@ -207,34 +202,6 @@ def _render_content(content: str | list[_Part] | None, place: str) -> tuple[Any,
     return (parts, True) if has_image else ("".join(part["text"] for part in parts), False)
 
 
-def _render_tools(fields: Fields) -> dict[str, Any]:
-    """Tools and their choice, nested as the chat has them."""
-    found = ensure(read_value(fields, "tools"))
-    tools = found if is_array(found) else []
-    nested: Fields = {}
-    if tools:
-        nested["tools"] = _encode([_nest(tool) for tool in tools])
-    choice = ensure(read_value(fields, "tool_choice"))
-    if is_object(choice) and choice.get("type") == "allowed_tools":
-        allowed = choice.get("tools")
-        inner = {"mode": choice.get("mode"), "tools": [_nest(tool) for tool in allowed] if is_array(allowed) else []}
-        nested["tool_choice"] = _encode({"type": "allowed_tools", "allowed_tools": inner})
-    elif choice is not None:
-        nested["tool_choice"] = _encode(_nest(choice))
-    ensure(choose_tools(nested) or check_schemas(nested, ("tools",)))
-    return dict(nested)
-
-
-def _nest(tool: Any) -> Any:
-    if not is_object(tool) or tool.get("type") != "function":
-        return tool
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
-
-
-def _encode(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
-
-
 def _render_text(fields: Fields) -> dict[str, Any]:
     """The format that the text must have."""
     ensure(check_schemas(fields, ("text",)))
@@ -256,7 +223,7 @@ def _render_reasoning(fields: Fields) -> dict[str, Any]:
     return {"reasoning_effort": effort} if isinstance(effort, str) else {}
 
 
-def _render_asked(fields: Fields, max_tokens: int | None) -> dict[str, Any]:
+def _render_asked(fields: Fields, max_tokens: int | None, tools: Tools) -> dict[str, Any]:
     """What the answer says of its request."""
 
     def told(name: str, absent: Any) -> Any:
@@ -274,7 +241,7 @@ def _render_asked(fields: Fields, max_tokens: int | None) -> dict[str, Any]:
         "temperature": told("temperature", None),
         "text": told("text", {"format": {"type": "text"}}),
         "tool_choice": told("tool_choice", "auto"),
-        "tools": told("tools", []),
+        "tools": told("tools", []) if tools.told is None else tools.told,
         "top_p": told("top_p", None),
         "truncation": "disabled",
     }

@@ -6,6 +6,9 @@ every request is checked and its prompt counted first; then mlx-lm's handler ans
 thoughts. When generation dies the process ends: a server that can't generate is worse than none.
 
 Keys and values of running requests and of kept prompts share the bytes that were stamped: kept ones yield.
+
+Of a ring (`servers.mlx_ring`) each rank is such a process. Rank 0 answers; the others say no more than that they are
+there.
 """
 
 import importlib
@@ -22,6 +25,15 @@ from http.client import HTTPMessage
 from importlib import metadata
 from typing import Any
 
+from covey_agent.engines.servers.mlx_ring import (
+    RING_LOST,
+    RingLost,
+    Steps,
+    hold_together,
+    is_ring_lost,
+    join_ring,
+    make_no_prompt_cache,
+)
 from covey_agent.engines.servers.sampling import choose_mlx_fields, refuse_variables, settle_mlx_choices
 from covey_agent.engines.servers.settings import Settings
 from covey_agent.engines.servers.web import (
@@ -56,7 +68,11 @@ def serve(settings: Settings) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     core = MlxCore(settings)
     server = EngineServer(settings, core)
-    core.load()
+    try:
+        core.load()
+    except RingLost as lost:
+        report_failure(lost)
+        return RING_LOST
     threading.Thread(target=core.end_with_generation, daemon=True).start()
     server.serve_forever()
     return 0
@@ -91,19 +107,27 @@ class MlxCore:
         self._provider: Any = None
         self._generator: Any = None
         self._vocabulary = 0
+        self._steps = Steps()
         self._no_variables: frozenset[str] = frozenset()
 
     def load(self) -> None:
         """Weights are loaded by the thread that generates: their arrays belong to its stream."""
         self._library = importlib.import_module("mlx_lm.server")
+        if self._settings.is_rank:
+            join_ring(self._settings)
+            hold_together(self._library, self._settings, self._steps)
         self._library.maybe_set_recommended_wired_limit()
         self._provider = _make_provider(self._library, self._arguments())
-        kept = _make_prompt_cache(self._library, KEPT_PER_SLOT * self._settings.slots, self._budget)
+        if self._settings.is_rank:
+            kept = make_no_prompt_cache(self._library)
+        else:
+            kept = _make_prompt_cache(self._library, KEPT_PER_SLOT * self._settings.slots, self._budget)
         self._generator = self._library.ResponseGenerator(self._provider, kept)
         while self._provider.tokenizer is None or self._provider.is_loading:
             if not self._generator.generation_available():
                 raise self._provider.failure or LoadFailed("the thread that loads ended without a word")
             time.sleep(LOOK_SECONDS)
+        self._steps.count()
         tokenizer = self._provider.tokenizer
         self._vocabulary = max(tokenizer.get_vocab().values()) + 1
         theirs = inspect.signature(tokenizer._tokenizer.apply_chat_template).parameters
@@ -135,17 +159,26 @@ class MlxCore:
             kv_bits=_BITS[settings.cache_type],
             kv_group_size=64,
             quantized_kv_start=0,
-            pipeline=False,
+            pipeline=bool(settings.layers),
             log_level="WARNING",
         )
 
     def end_with_generation(self) -> None:
         """End this process when nothing can be generated any more."""
-        while self._generator.generation_available():
+        while self._generator.generation_available() and not self._is_stuck():
             time.sleep(LOOK_SECONDS)
-        report_failure(self._provider.failure or RuntimeError("the thread that generates ended"))
+        failure = self._provider.failure or RuntimeError("the thread that generates ended")
+        if self._is_stuck():
+            seconds = f"{self._settings.step_seconds:.0f} s"
+            failure = RingLost(
+                f"rank {self._settings.rank} failed after {seconds} without a step: another one is stuck"
+            )
+        report_failure(failure)
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(RING_LOST if self._settings.is_rank and is_ring_lost(failure) else 1)
+
+    def _is_stuck(self) -> bool:
+        return self._settings.is_rank and self._steps.silent_seconds > self._settings.step_seconds
 
     def check_health(self) -> None:
         if not self._generator.generation_available():
@@ -162,6 +195,7 @@ class MlxCore:
         return list(self._provider.tokenizer.encode(text, add_special_tokens=False))
 
     def answer_chat(self, handler: EngineHandler, body: Body) -> None:
+        self._require_answers(body)
         if read_object(body, "response_format").get("type", "text") != "text":
             raise invalid("`response_format` is not done by engine 'Mlx'; 'LlamaServer' does it")
         settle_mlx_choices(body)
@@ -178,6 +212,12 @@ class MlxCore:
             self._forward(handler, json.dumps(asked).encode())
         finally:
             self._budget.promise(-prompt_tokens - max_tokens)
+
+    def _require_answers(self, body: Body) -> None:
+        if not self._settings.answers:
+            raise Refused(503, "unavailable_error", f"this is rank {self._settings.rank} of a ring; rank 0 answers")
+        if self._settings.is_rank and body.get("seed") is not None:
+            raise invalid("`seed` is not done by a model over several nodes; leave it out")
 
     def count_prompt(self, body: Body) -> int:
         """Tokens of the prompt, as mlx-lm will make it from the same messages."""
@@ -223,7 +263,8 @@ def _make_provider(library: Any, arguments: Namespace) -> Any:
             self.failure = error
             raise
         except Exception as error:
-            self.failure = LoadFailed(f"{type(error).__name__}: {error}")
+            words = f"{type(error).__name__}: {error}"
+            self.failure = RingLost(words) if is_ring_lost(error) else LoadFailed(words)
             raise
         self.is_loading = False
         return loaded

@@ -9,6 +9,9 @@ from covey_agent.engines.servers import llama_cpp_server, mlx_server
 from covey_agent.engines.servers.settings import Settings
 from covey_agent.engines.servers.web import report_failure
 
+# A step of a ring is one of reading a prompt or one token, and ten a second where nothing is asked.
+STEP_SECONDS = 60.0
+
 VERSIONS: dict[str, Callable[[], str]] = {
     "LlamaCpp": llama_cpp_server.observe_version,
     "Mlx": mlx_server.observe_version,
@@ -35,8 +38,15 @@ def parse_settings(arguments: list[str]) -> Settings:
     parser.add_argument("--accelerator", action="store_true")
     parser.add_argument("--mlock", action="store_true")
     parser.add_argument("--default-chat-template", action="store_true")
+    parser.add_argument("--rank", type=int, default=-1)
+    parser.add_argument("--layers", type=_parse_layers, default=())
+    parser.add_argument("--step-seconds", type=float, default=STEP_SECONDS)
     found = parser.parse_args(arguments)
     return Settings(**vars(found))
+
+
+def _parse_layers(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in text.split(","))
 
 
 def main(arguments: list[str]) -> int:

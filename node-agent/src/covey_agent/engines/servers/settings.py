@@ -26,3 +26,18 @@ class Settings:
     accelerator: bool
     mlock: bool
     default_chat_template: bool
+    rank: int
+    """Of a ring; negative: it is no rank of any."""
+    layers: tuple[int, ...]
+    """Of a pipeline: how many each rank has, rank 0 the last ones; empty: every rank has a part of each layer."""
+    step_seconds: float
+    """Of a ring: how long one step may take. No step, no answer: then another rank computes nothing."""
+
+    @property
+    def is_rank(self) -> bool:
+        return self.rank >= 0
+
+    @property
+    def answers(self) -> bool:
+        """Whether requests come to this process: of a ring to rank 0 alone."""
+        return self.rank <= 0

@@ -46,6 +46,12 @@ def refuse_too_long(prompt_tokens: int, window: int) -> Refused:
     return Refused(400, "exceed_context_size_error", words, n_prompt_tokens=prompt_tokens, n_ctx=window)
 
 
+def refuse_both(prompt_tokens: int, wished: int, window: int) -> Refused:
+    words = f"{prompt_tokens} tokens of the request and {wished} of `max_tokens` exceed the context size ({window})"
+    counts = {"n_prompt_tokens": prompt_tokens, "n_ctx": window, "n_max_tokens": wished}
+    return Refused(400, "exceed_context_size_error", words, **counts)
+
+
 def invalid(message: str) -> Refused:
     return Refused(400, "invalid_request_error", message)
 
@@ -271,7 +277,7 @@ def read_object(body: Body, field: str) -> Body:
 
 
 def choose_max_tokens(body: Body, prompt_tokens: int, window: int) -> int:
-    """As many as are wished and left of the window. Refused where none is."""
+    """As many as are wished, else as are left of the window. Refused where those aren't left, or none is."""
     left = window - prompt_tokens
     if left < 1:
         raise refuse_too_long(prompt_tokens, window)
@@ -280,7 +286,9 @@ def choose_max_tokens(body: Body, prompt_tokens: int, window: int) -> int:
         return left
     if not isinstance(wished, int) or isinstance(wished, bool) or wished < 1:
         raise invalid(f"`max_tokens` must be a positive integer; got {json.dumps(wished)[:40]}")
-    return min(wished, left)
+    if wished > left:
+        raise refuse_both(prompt_tokens, wished, window)
+    return wished
 
 
 def _content_of(body: Body) -> str:

@@ -1,0 +1,1 @@
+"""Long runs of whole fleets with faults, and what they end with."""
