@@ -229,7 +229,9 @@ class Traffic:
         now = self._clock()
         if self._endpoints is not None:
             for target in targets:
-                load = self._loads.setdefault(target.id, Load())
+                load = self._loads.get(target.id)
+                if load is None:
+                    load = self._loads[target.id] = Load()
                 load.elsewhere = self._endpoints.count_elsewhere(target.id)
         if self._left:
             for target in targets:

@@ -37,6 +37,8 @@ class SharedEndpoints:
         self._wakes = wakes
         self.clock = clock
         self._rows: dict[str, Row] = {}
+        self._others: dict[str, tuple[memoryview, ...]] = {}
+        self._lines: dict[str, SharedLine] = {}
         self._process = memory.row(PROCESS, 0, PROCESS_WIDTH)
         self._dropped_before = 0 if self.column is None else self._process.columns[self.column][_DROPPED]
 
@@ -48,9 +50,15 @@ class SharedEndpoints:
 
     def forget(self, id_: str) -> None:
         self._rows.pop(id_, None)
+        self._others.pop(id_, None)
+        self._lines.pop(id_, None)
 
     def line(self, id_: str) -> "SharedLine":
-        return SharedLine(self, self.row(id_))
+        """The same again, where the one before has become idle."""
+        found = self._lines.get(id_)
+        if found is None:
+            found = self._lines[id_] = SharedLine(self, self.row(id_))
+        return found
 
     def tell_in_flight(self, id_: str, count: int) -> None:
         if self.column is not None:
@@ -58,8 +66,15 @@ class SharedEndpoints:
 
     def count_elsewhere(self, id_: str) -> int:
         """Requests in flight at other workers."""
-        row = self.row(id_)
-        return row.sum(_IN_FLIGHT) - (0 if self.column is None else row.columns[self.column][_IN_FLIGHT])
+        others = self._others.get(id_)
+        if others is None:
+            columns = self.row(id_).columns
+            others = tuple(cells for column, cells in enumerate(columns) if column != self.column)
+            self._others[id_] = others
+        found = 0
+        for cells in others:
+            found += cells[_IN_FLIGHT]
+        return found
 
     def count_all(self, id_: str) -> tuple[int, int]:
         """Requests in flight at all workers, and how many of them wait for their turn."""
@@ -96,6 +111,7 @@ class SharedLine(Line):
         self._row = row
         self._column = shared.column or 0
         self._cells = row.columns[self._column]
+        self._others = tuple((at, cells) for at, cells in enumerate(row.columns) if at != self._column)
         self._since: dict[int, int] = {}
         """Milliseconds, by the member's identity: it is in line as long."""
         self._slots = MAX_SENT
@@ -110,11 +126,13 @@ class SharedLine(Line):
         rank = (-ticket.priority, self._since_of_first(), self._column)
         with self._row.lock:
             self._tell_sent()  # what was left may be free by now
-            first = self._find_first(self._column)
+            first = self._find_first()
             if first is not None and first < rank:
                 return False
-            self.sent_elsewhere = self._row.sum(_SENT) - self._cells[_SENT]
-            self.tokens_elsewhere = self._row.sum(TOKENS) - self._cells[TOKENS]
+            self.sent_elsewhere = self.tokens_elsewhere = 0
+            for _, cells in self._others:
+                self.sent_elsewhere += cells[_SENT]
+                self.tokens_elsewhere += cells[TOKENS]
             is_sent = super().try_send(ticket, slots, pool_tokens, now)
             self._tell_sent()
         return is_sent
@@ -147,14 +165,17 @@ class SharedLine(Line):
             self._tell_sent()
             self._tell_first()
             first = self._find_first()
+            if first is None or (self.waiting and self._rank_of_first() < first):
+                return
             has_room = self._row.sum(_SENT) < self._slots
-        if first is not None and first[2] != self._column and has_room:
+        if has_room:
             self._shared.wake(first[2])
 
     def _tell_sent(self) -> None:
-        self.free_left(self._shared.clock())
+        if self.left:
+            self.free_left(self._shared.clock())
         self._cells[_SENT] = self.sent
-        self._cells[TOKENS] = self.tokens + sum(tokens for _, tokens in self.left)
+        self._cells[TOKENS] = self.tokens + (sum(tokens for _, tokens in self.left) if self.left else 0)
 
     def _tell_first(self) -> None:
         cells = self._cells
@@ -172,11 +193,14 @@ class SharedLine(Line):
         member, _ = next(iter(self.waiting[max(self.waiting)].values()))[0]
         return self._since.get(id(member), 0)
 
-    def _find_first(self, excluded: int | None = None) -> tuple[int, int, int] | None:
-        """The rank of who is next, of the first in line of each worker, or of the others."""
+    def _rank_of_first(self) -> tuple[int, int, int]:
+        return (-max(self.waiting), self._since_of_first(), self._column)
+
+    def _find_first(self) -> tuple[int, int, int] | None:
+        """The rank of who is next of the others' first in line."""
         found: tuple[int, int, int] | None = None
-        for column, cells in enumerate(self._row.columns):
-            if column == excluded or not cells[_SINCE] or (column != self._column and self._shared.is_stuck(column)):
+        for column, cells in self._others:
+            if not cells[_SINCE] or self._shared.is_stuck(column):
                 continue
             rank = (-cells[_PRIORITY], cells[_SINCE], column)
             if found is None or rank < found:

@@ -33,6 +33,7 @@ class SharedFigures(Figures):
         self._column = memory.column
         self._labels: dict[str, Row] = {}
         self._counts: dict[str, Row] = {}
+        self._requests: dict[tuple[int, str, str], Row] = {}
 
     def label(self, namespace: str, name: str) -> str:
         label = super().label(namespace, name)
@@ -49,7 +50,12 @@ class SharedFigures(Figures):
         """As `Figures` does, in cells."""
         label = self.label(record.namespace, record.model)
         row = self._of_label(label)
-        self._count(_REQUESTS, f"{record.status} {record.format} {label}")
+        kind = (record.status, record.format, label)
+        counted = self._requests.get(kind)
+        if counted is None:
+            counted = self._requests[kind] = self._row_of(f"{_REQUESTS}{record.status} {record.format} {label}")
+        if self._column is not None:
+            counted.columns[self._column][0] += 1
         if record.limit:
             self._count(_LIMITED, record.limit)
         if not record.model or self._column is None:
