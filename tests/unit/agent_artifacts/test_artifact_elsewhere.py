@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from covey_agent.artifacts.cache import Cache
