@@ -10,9 +10,11 @@ thread to render (it would compete for the interpreter with the loop all the sam
 """
 
 import asyncio
+import fcntl
 import logging
 import os
 import select
+import stat
 import sys
 import time
 from contextlib import suppress
@@ -66,12 +68,13 @@ class _Line(msgspec.Struct, omit_defaults=True):
 
 
 class AccessLog:
-    """`path` None: standard output."""
+    """`path` None: standard output. `is_shared`: other processes write to the same."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, is_shared: bool = False) -> None:
         self.dropped = 0
         """Lines, since the start."""
         self._path = path
+        self._is_shared = is_shared
         self._file: int | None = None
         self._pending = bytearray()
         self._line = bytearray()
@@ -192,6 +195,7 @@ class AccessLog:
             if self._is_torn:
                 content = b"\n" + content
             left = memoryview(content)
+            is_file = self._is_shared and stat.S_ISREG(os.fstat(self._file).st_mode)
             writable = select.poll()
             writable.register(self._file, select.POLLOUT)
             while taken < len(content):
@@ -200,7 +204,10 @@ class AccessLog:
                     raise TimeoutError("nobody reads it")
                 if self._ends_at is not None and time.monotonic() > self._ends_at:
                     raise TimeoutError("it is read too slowly")
-                taken += os.write(self._file, left[taken : taken + select.PIPE_BUF])
+                end = len(content) if is_file else taken + select.PIPE_BUF
+                # Whole lines at a time: between two writes another process may have one.
+                cut = content.rfind(b"\n", taken, end) + 1 if self._is_shared else end
+                taken += os.write(self._file, left[taken : cut if cut > taken else end])
         except OSError as error:
             raise _Lost(content[taken:].lstrip(b"\n"), error.strerror or str(error)) from None
         finally:
@@ -213,6 +220,8 @@ class AccessLog:
             self.open()
             return
         mine = os.fstat(self._file)
+        if self._is_shared and mine.st_size >= MAX_FILE_BYTES:
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # another process may be renaming it; closing it gives that back
         try:
             there = path.stat()
             is_moved = (there.st_ino, there.st_dev) != (mine.st_ino, mine.st_dev)
@@ -225,6 +234,8 @@ class AccessLog:
             try:
                 path.replace(before)
             except OSError as error:
+                if self._is_shared:
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
                 words = f"it is full, and can't be renamed to '{before}': {error.strerror}"
                 raise OSError(error.errno, words) from None
         os.close(self._file)

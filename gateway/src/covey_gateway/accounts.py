@@ -7,6 +7,7 @@ what is new since the one before of the same boot (ADR 40).
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from covey_api.access_key import MAX_TOTAL
 from covey_api.messages import KeySpent, KeyUsage
@@ -17,6 +18,9 @@ from covey_gateway.routing.refusals import refuse_spent
 from covey_gateway.routing.table import RoutingTable
 from covey_gateway.wire.allowances import Allowance
 from covey_gateway.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from covey_gateway.workers.keys import SharedCounts, SharedKeys
 
 # In one report, of those that it may have; the others come with the next.
 MAX_REPORTED = 4096
@@ -32,31 +36,56 @@ class _Counts:
     cached_tokens: int = 0
     completion_tokens: int = 0
 
-    def render(self, hash_: str) -> KeyUsage:
-        """One that stands still at the most is better than a report that the controller must refuse from then on."""
-        return KeyUsage(
-            hash=hash_,
-            requests=min(MAX_TOTAL, self.requests),
-            estimated_requests=min(MAX_TOTAL, self.estimated_requests),
-            prompt_tokens=min(MAX_TOTAL, self.prompt_tokens),
-            cached_tokens=min(MAX_TOTAL, self.cached_tokens),
-            completion_tokens=min(MAX_TOTAL, self.completion_tokens),
+    def add(self, estimated: bool, prompt: int, cached: int, completion: int) -> None:
+        self.requests += 1
+        self.estimated_requests += estimated
+        self.prompt_tokens += prompt
+        self.cached_tokens += cached
+        self.completion_tokens += completion
+
+    def look(self) -> tuple[int, int, int, int, int]:
+        """In the order of the fields."""
+        return (
+            self.requests,
+            self.estimated_requests,
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.completion_tokens,
         )
 
 
-class Accounts:
-    """`clock` is monotonic, `wall` seconds since the epoch. Quotas by `namespace/name` of keys, usage by their hash."""
+def _render_usage(hash_: str, counts: "_Counts | SharedCounts") -> KeyUsage:
+    """One that stands still at the most is better than a report that the controller must refuse from then on."""
+    requests, estimated, prompt, cached, completion = (min(MAX_TOTAL, each) for each in counts.look())
+    return KeyUsage(
+        hash=hash_,
+        requests=requests,
+        estimated_requests=estimated,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        completion_tokens=completion,
+    )
 
-    def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+
+class Accounts:
+    """`clock` is monotonic, `wall` seconds since the epoch. Quotas by `namespace/name` of keys, usage by their hash.
+
+    `shared`: what is counted together with other workers; None: there are none.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], wall: Callable[[], float], shared: "SharedKeys | None" = None
+    ) -> None:
         self.boot = secrets.token_hex(8)
         """Random per process: the controller tells by it this one from another of its name; counts begin with it."""
         self._own_name = ""
+        self._shared = shared
         self._clock = clock
         self._wall = wall
         self._limits: dict[str, Limits] = {}
         self._hashes: dict[str, str] = {}
         self._quotas: dict[str, Quota] = {}
-        self._usage: dict[str, _Counts] = {}
+        self._usage: dict[str, _Counts | SharedCounts] = {}
         self._told: dict[str, KeyUsage] = {}
         """What the leader that is connected has."""
         self._spent_told: dict[str, int] = {}
@@ -75,8 +104,9 @@ class Accounts:
             if self._hashes.get(name) == before.get(name):
                 continue
             del self._quotas[name]
-            if quota.in_flight:  # they end under this name
-                self._quota(name).in_flight = quota.in_flight
+            if in_flight := quota.in_flight:  # they end under this name
+                quota.carry(0)
+                self._quota(name).carry(in_flight)
         known = set(self._hashes.values())
         self._usage = {hash_: usage for hash_, usage in self._usage.items() if hash_ in known}
         self._told = {hash_: usage for hash_, usage in self._told.items() if hash_ in known}
@@ -110,12 +140,8 @@ class Accounts:
         self._quota(record.key).charge(limits, cost.total, self._clock(), self._wall())
         counts = self._usage.get(hash_)
         if counts is None:
-            counts = self._usage[hash_] = _Counts()
-        counts.requests += 1
-        counts.estimated_requests += cost.is_estimated
-        counts.prompt_tokens += cost.prompt
-        counts.cached_tokens += cost.cached
-        counts.completion_tokens += cost.completion
+            counts = self._usage[hash_] = _Counts() if self._shared is None else self._shared.counts(hash_)
+        counts.add(cost.is_estimated, cost.prompt, cost.cached, cost.completion)
 
     def allowances(self, key: str) -> tuple[Allowance | None, Allowance | None]:
         """Of requests and tokens of the minute."""
@@ -130,15 +156,29 @@ class Accounts:
 
     def observe_usage(self) -> tuple[KeyUsage, ...]:
         """What the leader doesn't have yet."""
-        usage = (counts.render(hash_) for hash_, counts in sorted(self._usage.items()))
+        if self._shared is not None:
+            self._look_for_used(self._shared)
+        # Before the usage: what is counted meanwhile at another worker must not be taken for told.
+        spent_today = {
+            self._hashes[name]: each.look_spent() for name, each in self._quotas.items() if name in self._hashes
+        }
+        usage = (_render_usage(hash_, counts) for hash_, counts in sorted(self._usage.items()))
         news = [each for each in usage if self._told.get(each.hash) != each]
         left_over = {each.hash for each in news[MAX_REPORTED:]}
-        before, self._spent_told = self._spent_told, dict[str, int]()
-        for name, quota in self._quotas.items():
-            if (hash_ := self._hashes.get(name)) is not None:
-                spent = quota.spent_today
-                self._spent_told[hash_] = min(before.get(hash_, 0), spent) if hash_ in left_over else spent
+        before = self._spent_told
+        self._spent_told = {
+            hash_: min(before.get(hash_, 0), spent) if hash_ in left_over else spent
+            for hash_, spent in spent_today.items()
+        }
         return tuple(news[:MAX_REPORTED])
+
+    def _look_for_used(self, shared: "SharedKeys") -> None:
+        """Keys that other workers counted."""
+        for name, hash_ in self._hashes.items():
+            if shared.has(hash_):
+                self._quota(name)
+                if hash_ not in self._usage:
+                    self._usage[hash_] = shared.counts(hash_)
 
     def confirm_usage(self, told: tuple[KeyUsage, ...], spent: tuple[KeySpent, ...]) -> None:
         """The leader has this usage; `spent`: what the fleet has spent of each day's limit."""
@@ -151,5 +191,8 @@ class Accounts:
     def _quota(self, key: str) -> Quota:
         found = self._quotas.get(key)
         if found is None:
-            found = self._quotas[key] = Quota(day=int(self._wall()) // DAY_SECONDS)
+            day, hash_ = int(self._wall()) // DAY_SECONDS, self._hashes.get(key)
+            shared = self._shared
+            found = Quota(day=day) if shared is None or hash_ is None else shared.quota(hash_, day)
+            self._quotas[key] = found
         return found

@@ -82,12 +82,14 @@ def build_app(traffic: Traffic) -> Starlette:
         return JSONResponse(render_running(traffic.list_models(_caller(request))))
 
     async def cancel(request: Request) -> Response:
-        """1. It is here. 2. Other gateways are told. 3. There are none, or they can't be told."""
+        """1. It is here, at whatever worker. 2. Other gateways are told. 3. There are none, or they can't be told."""
         caller, id_ = _caller(request), str(request.path_params["id"])
         if not is_request_id(id_):
             return _render_error(request, invalid_request("a request's id has 1 to 128 of `A-Z a-z 0-9 . _ : -`"))
         wish = Cancel(id=id_, key=caller.key)
-        ended = traffic.cancels.end(wish, by_operator=is_operator(traffic.policy, caller))
+        by_operator = is_operator(traffic.policy, caller)
+        ended = traffic.cancels.end(wish, by_operator=by_operator)
+        ended += await traffic.cancels.end_elsewhere(wish, by_operator)
         try:
             told = 0 if ended else await traffic.cancels.pass_on(wish)
         except NotPassedOn as error:

@@ -27,10 +27,16 @@ async def pass_to_nobody(_: Cancel) -> int:
     return 0
 
 
+async def end_nowhere_else(_: Cancel, by_operator: bool) -> int:
+    return 0
+
+
 class Cancels:
     def __init__(self) -> None:
         self.pass_on: Callable[[Cancel], Awaitable[int]] = pass_to_nobody
         """Tell all other gateways; how many these are. NotPassedOn."""
+        self.end_elsewhere: Callable[[Cancel, bool], Awaitable[int]] = end_nowhere_else
+        """End it at the other workers of this gateway, by an operator's wish or not; how many were ended there."""
         self._asked: dict[str, list[tuple[Caller, Cancellable]]] = {}
 
     def follow(self, id_: str, caller: Caller, request: Cancellable) -> None:

@@ -392,6 +392,7 @@ class Exchange:
         self._write(render_chunk(events) if self._is_chunked else events)
 
     def end_stream(self) -> None:
+        self._end_for_key()
         if self._is_chunked:
             self._write(LAST_CHUNK)
         self._finish()
@@ -432,6 +433,7 @@ class Exchange:
             content_type=content_type,
             more=self._cors + self._render_allowances(),
         )
+        self._end_for_key()
         # A client that asked for the head alone would take a body for the next answer.
         self._write(answer if self._is_body_wanted else answer[: len(answer) - len(content)])
         self._finish()
@@ -466,10 +468,15 @@ class Exchange:
         if delivery is not None:
             self._record.first_byte_at, self._record.last_byte_at = delivery.first_byte_at, delivery.last_byte_at
             delivery.abandon()
-        if self._key:
-            self._traffic.accounts.end(self._key)
+        self._end_for_key()
         self._record.request_bytes = self._body_bytes
         self._traffic.ledger.close(self._record, self._meter)
+
+    def _end_for_key(self) -> None:
+        """Before its client hears the end: that may ask again at once, at another worker."""
+        if self._key:
+            key, self._key = self._key, ""
+            self._traffic.accounts.end(key)
 
     def cancel(self) -> None:
         _log.info("request %s was cancelled by its id", blank(self._request_id))

@@ -106,7 +106,7 @@ def _add_histogram(family: HistogramMetricFamily, label: str, histogram: Histogr
 
 def render_figures(figures: Figures, accept: str) -> Response:
     registry = CollectorRegistry()
-    registry.register(GatewayCollector(figures))
+    registry.register(GatewayCollector(figures.whole()))
     encode, media_type = choose_encoder(accept)
     return Response(encode(registry), headers={"content-type": media_type, "cache-control": "no-store"})
 

@@ -13,9 +13,9 @@ from covey_api.meta import DEFAULT_NAMESPACE
 
 from covey_gateway.records import Record
 
-_OK = 200
+OK = 200
 # What has waited for an engine and got none.
-_ENDED_WAITING = frozenset({499, 503, 504})
+ENDED_WAITING = frozenset({499, 503, 504})
 MAX_MODELS = 256
 OTHER_MODEL = "other"
 # From a cached prompt on a GPU to a long one on a processor, behind others.
@@ -88,6 +88,13 @@ class Figures:
             found = self.models[label] = ModelFigures()
         return found
 
+    def count_ejection(self, namespace: str, name: str) -> None:
+        self.of_model(namespace, name).ejections += 1
+
+    def whole(self) -> "Figures":
+        """Of all workers, to be read."""
+        return self
+
     def label(self, namespace: str, name: str) -> str:
         """Empty: a request that found no model."""
         label = name if namespace in ("", DEFAULT_NAMESPACE) else f"{namespace}/{name}"
@@ -104,7 +111,7 @@ class Figures:
             return
         model.duration.observe(record.ended_at - record.began_at)
         if record.sent_at is None:
-            if record.status in _ENDED_WAITING:
+            if record.status in ENDED_WAITING:
                 model.held.observe(record.ended_at - record.began_at)
             return
         model.held.observe(record.sent_at - record.began_at)
@@ -113,7 +120,7 @@ class Figures:
         model.cached_tokens += cost.cached
         model.completion_tokens += cost.completion
         first, last = record.first_byte_at, record.last_byte_at
-        if record.status == _OK and first is not None and last is not None:
+        if record.status == OK and first is not None and last is not None:
             model.first_token.observe(first - record.began_at)
             if cost.completion > 1:
                 model.token_interval.observe((last - first) / (cost.completion - 1))

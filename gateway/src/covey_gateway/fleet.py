@@ -60,7 +60,8 @@ class Fleet(Protocol):
 class FleetLink:
     """`apply` puts a table into force, `kept` keeps it; `address` is where clients reach this gateway.
 
-    `machine`: as `observe_machine` says; None: no endpoint is on this machine.
+    `machine`: as `observe_machine` says; None: no endpoint is on this machine. `pass_down`: each table that is put into
+    force here, for the workers of this gateway.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class FleetLink:
         name: str,
         address: str,
         machine: str | None,
+        pass_down: Callable[[Endpoints], None] = lambda _: None,
     ) -> None:
+        self._pass_down = pass_down
         self._traffic = traffic
         self._apply = apply
         self._kept = kept
@@ -197,6 +200,7 @@ class FleetLink:
         if not snapshot.order.is_after(self._traffic.table.order):
             return
         self._apply(parse_endpoints(snapshot, self._machine))
+        self._pass_down(snapshot)
         self._kept.keep(snapshot)
         self._is_due.set()
 
@@ -226,10 +230,10 @@ class FleetLink:
         return Demand(
             gateway=self._name,
             address=self._address,
-            applied=table.order if table is not None else None,
+            applied=self._traffic.observe_applied(),
             endpoints=self._traffic.observe_demand(),
             nodes=self._traffic.observe_nodes() if is_foreign else (),
-            models=self._traffic.waiting.observe_demand(),
+            models=self._traffic.observe_models(),
             boot=self._traffic.accounts.boot,
             usage=self._traffic.accounts.observe_usage(),
         )

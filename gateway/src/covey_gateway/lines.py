@@ -11,12 +11,14 @@ from covey_gateway.routing.table import Target
 
 
 class Lines:
-    """`clock` is monotonic."""
+    """`clock` is monotonic. `make_line`: of an endpoint by its id; one that other workers have a part of, if there are
+    any."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], make_line: Callable[[str], Line] = lambda _: Line()) -> None:
         self.sharers = 1
         """Gateways that send to the same endpoints, this one too."""
         self._clock = clock
+        self._make_line = make_line
         self._lines: dict[str, tuple[Target, Line]] = {}
 
     def pool_of(self, target: Target) -> int:
@@ -35,12 +37,11 @@ class Lines:
     def enter_at_once(self, target: Target, ticket: Ticket) -> bool:
         """Whether it is its turn now; else it isn't in the line, and must enter or be forgotten."""
         found = self._lines.get(target.id)
-        line = Line() if found is None else found[1]
+        line = self._make_line(target.id) if found is None else found[1]
         self._lines[target.id] = (target, line)
-        if line.waiting or not line.fits(ticket, target.most_sent, self.pool_of(target), self._clock()):
+        if line.waiting:
             return False
-        line.send(ticket)
-        return True
+        return line.try_send(ticket, target.most_sent, self.pool_of(target), self._clock())
 
     def leave(self, target: Target, member: Member, ticket: Ticket) -> None:
         """It waits no more."""
@@ -62,7 +63,11 @@ class Lines:
     def take_waiting(self, target_id: str) -> list[Member]:
         """Who waited for this endpoint; nobody does any more."""
         found = self._lines.get(target_id)
-        return [] if found is None else found[1].take_all()
+        if found is None:
+            return []
+        members = found[1].take_all()
+        found[1].tell()
+        return members
 
     def displace(self, targets: Iterable[Target], ticket: Ticket) -> Member | None:
         """Who makes room for a newcomer, out of its line by now."""
@@ -72,6 +77,7 @@ class Lines:
             return None
         line, member, its_ticket = chosen
         line.leave(member, its_ticket)
+        line.tell()
         return member
 
     def count_waiting(self, target_id: str) -> int:
@@ -84,5 +90,6 @@ class Lines:
     def _send_next(self, target: Target, line: Line) -> None:
         while (member := line.take_next(target.most_sent, self.pool_of(target), self._clock())) is not None:
             member.take_turn()
+        line.tell()
         if line.is_idle:
             self._lines.pop(target.id, None)

@@ -17,11 +17,15 @@ _log = logging.getLogger("covey.gateway")
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
-def begin_access_log(where: str, traffic: Traffic, spawn: Spawn) -> asyncio.Task[None] | None:
-    """`-` is standard output, anything else a file, nothing no log. StartError where it can't be written to."""
+def begin_access_log(
+    where: str, traffic: Traffic, spawn: Spawn, *, is_shared: bool = False
+) -> asyncio.Task[None] | None:
+    """`-` is standard output, anything else a file, nothing no log. StartError where it can't be written to.
+
+    `is_shared`: other workers write to it, too."""
     if not where:
         return None
-    log = AccessLog(None if where == "-" else Path(where))
+    log = AccessLog(None if where == "-" else Path(where), is_shared=is_shared)
     try:
         log.open()
     except (OSError, ValueError) as error:

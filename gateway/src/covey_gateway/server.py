@@ -42,8 +42,9 @@ _DRAIN_CHECK_SECONDS = 0.05
 _log = logging.getLogger(__name__)
 
 
-def bind_socket(host: str, port: int, flag: str = "--listen") -> socket.socket:
-    """StartError if the address is taken or not this machine's."""
+def bind_socket(host: str, port: int, flag: str = "--listen", *, is_shared: bool = False) -> socket.socket:
+    """StartError if the address is taken or not this machine's. `is_shared`: other processes of this user listen there,
+    too."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
@@ -51,6 +52,8 @@ def bind_socket(host: str, port: int, flag: str = "--listen") -> socket.socket:
         raise StartError(f"`{flag}` must be HOST:PORT of this machine; '{host}' is no address: {error}") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
     except OSError as error:
         bound.close()
@@ -164,6 +167,8 @@ class GatewayServer:
         self._state.default_headers = [(b"date", self._traffic.date)]
         for connection in self._connections():
             connection.check_deadlines(now)
+        log = self._traffic.ledger.log
+        self._traffic.tell_process(len(self._state.connections), log.dropped if log is not None else 0)
         self._traffic.look_for_silent()
         self._traffic.lines.look_again()
         self._engines.close_idle(now)

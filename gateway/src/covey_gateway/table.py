@@ -101,13 +101,18 @@ class TableDocument(Document):
 
 def load_table(path: Path) -> RoutingTable:
     """StartError names the file, the field, what was found and what must hold."""
+    return parse_table(read_table(path), str(path))
+
+
+def read_table(path: Path) -> bytes:
+    """StartError where that isn't possible."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise StartError(f"`--table` must be a readable file; '{path}': {error.strerror}") from None
     if len(content) > MAX_TABLE_BYTES:
         raise StartError(f"{path}: a table must have at most {MAX_TABLE_BYTES} bytes; it has {len(content)}")
-    return parse_table(content, str(path))
+    return content
 
 
 def parse_table(content: bytes, name: str) -> RoutingTable:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from email.utils import formatdate
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from covey_api.messages import EndpointDemand, ServedModel
+from covey_api.messages import EndpointDemand, ModelDemand, Order, ServedModel
 from covey_api.reasons import ErrorCode
 
 from covey_gateway.accounts import Accounts
@@ -40,6 +40,10 @@ from covey_gateway.wire.allowances import RenderAllowances
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.request import TAG, TASKS, Call, Listing, Request
 
+if TYPE_CHECKING:
+    from covey_gateway.workers.endpoints import SharedEndpoints
+    from covey_gateway.workers.shared import Shared
+
 _log = logging.getLogger(__name__)
 
 # An endpoint that gave its last byte this long ago is still told of: a few demands may be lost.
@@ -59,9 +63,15 @@ class Awaiting(Protocol):
 
 
 class Traffic:
-    """`clock` is monotonic, `wall` seconds since the epoch."""
+    """`clock` is monotonic, `wall` seconds since the epoch. `shared`: what other workers of this gateway share."""
 
-    def __init__(self, policy: AccessPolicy, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        policy: AccessPolicy,
+        clock: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+        shared: "Shared | None" = None,
+    ) -> None:
         self.policy = policy
         self.table = RoutingTable()
         self.has_table = False
@@ -69,9 +79,12 @@ class Traffic:
         self.date = b""
         """The HTTP date, kept by the sweep."""
         self.cancels = Cancels()
-        self.lines = Lines(clock)
-        self.accounts = Accounts(clock, wall)
+        self._endpoints = None if shared is None else shared.endpoints
+        self.lines = Lines(clock) if self._endpoints is None else Lines(clock, self._endpoints.line)
+        self.accounts = Accounts(clock, wall, None if shared is None else shared.keys)
         self.ledger = Ledger(clock, self.accounts.charge)
+        if shared is not None:
+            self.ledger.figures = shared.figures
         self._wall = wall
         self._clock = clock
         self._loads: dict[str, Load] = {}
@@ -214,6 +227,12 @@ class Traffic:
     ) -> Target | ApiError:
         """The same where it is known which endpoints there are, and which conversation it is."""
         now = self._clock()
+        if self._endpoints is not None:
+            for target in targets:
+                load = self._loads.get(target.id)
+                if load is None:
+                    load = self._loads[target.id] = Load()
+                load.elsewhere = self._endpoints.count_elsewhere(target.id)
         if self._left:
             for target in targets:
                 self._end_left(target.id, now)
@@ -233,6 +252,8 @@ class Traffic:
         if load is None:
             load = self._loads[chosen.id] = Load()
         load.in_flight += 1
+        if self._endpoints is not None:
+            self._endpoints.tell_in_flight(chosen.id, load.in_flight)
         if load.aside is not None:
             load.aside = replace(load.aside, is_probed=True)
         return chosen
@@ -273,7 +294,7 @@ class Traffic:
         targets = self.table.targets.get((target.namespace, target.model), ())
         siblings = [self._loads.get(each.id) for each in targets]
         if judge_failure(load, siblings, self._clock()) and load.aside is not None:
-            self.ledger.figures.of_model(target.namespace, target.model).ejections += 1
+            self.ledger.figures.count_ejection(target.namespace, target.model)
             words = "endpoint %s of model '%s' is set aside for %.0f s, since it failed %d times in a row, %s: %s"
             _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.code, error.log_words)
             self._move_line(target.id)
@@ -320,6 +341,8 @@ class Traffic:
         at once."""
         load = self._loads[target.id]
         load.in_flight -= 1
+        if self._endpoints is not None:
+            self._endpoints.tell_in_flight(target.id, load.in_flight)
         if is_read_on:
             load.left_at = [*load.left_at, self._clock()][-target.slots :]
             self._left.add(target.id)
@@ -328,7 +351,7 @@ class Traffic:
             was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock(), aside_seconds or 0)
             if not was_aside:
                 self._on_news()
-                self.ledger.figures.of_model(target.namespace, target.model).ejections += 1
+                self.ledger.figures.count_ejection(target.namespace, target.model)
             words = "endpoint %s of model '%s' is set aside for %.0f s: %s"
             _log.warning(words, target.id, target.model, load.aside.until - self._clock(), refused)
         elif load.aside is not None and load.aside.is_probed:
@@ -389,6 +412,8 @@ class Traffic:
 
     def observe_figures(self, connections: int, log_lines_dropped: int) -> Present:
         """What is, for who asks for figures."""
+        if self._endpoints is not None:
+            return self._observe_all(self._endpoints, connections, log_lines_dropped)
         in_flight, in_line = dict.fromkeys(self.table.models, 0), 0
         for targets in self.table.targets.values():
             for target in targets:
@@ -397,8 +422,24 @@ class Traffic:
                     waiting = self.lines.count_waiting(target.id)
                     in_flight[name] = in_flight.get(name, 0) + load.in_flight - waiting
                     in_line += waiting
-        held = sum(each.held for each in self.waiting.observe_demand())
-        return Present(connections, in_flight, held, in_line, self.is_ready, log_lines_dropped)
+        return Present(connections, in_flight, self.waiting.count(), in_line, self.is_ready, log_lines_dropped)
+
+    def _observe_all(self, shared: "SharedEndpoints", connections: int, log_lines_dropped: int) -> Present:
+        """What is at all workers."""
+        in_flight, in_line = dict.fromkeys(self.table.models, 0), 0
+        for name, targets in self.table.targets.items():
+            for target in targets:
+                there, waiting = shared.count_all(target.id)
+                in_flight[name] = in_flight.get(name, 0) + there - waiting
+                in_line += waiting
+        self.tell_process(connections, log_lines_dropped)
+        connections, held, dropped = shared.count_processes()
+        return Present(connections, in_flight, held, in_line, self.is_ready, dropped)
+
+    def tell_process(self, connections: int, log_lines_dropped: int) -> None:
+        """How this worker is, for the others."""
+        if self._endpoints is not None:
+            self._endpoints.tell_process(connections, self.waiting.count(), log_lines_dropped)
 
     def reserve_body(self, count: int) -> bool:
         """Room for that many bytes of a request's body, until they are given back."""
@@ -440,6 +481,14 @@ class Traffic:
             )
         return tuple(found.values())
 
+    def observe_applied(self) -> Order | None:
+        """The table by which requests are routed; None: there is none yet."""
+        return self.table.order if self.has_table else None
+
+    def observe_models(self) -> tuple[ModelDemand, ...]:
+        """Models that were asked for while they had no endpoint."""
+        return self.waiting.observe_demand()
+
     def observe_nodes(self) -> tuple[str, ...]:
         """Names of the nodes that the table routes to, sorted."""
         nodes = {target.node for targets in self.table.targets.values() for target in targets}
@@ -451,6 +500,8 @@ class Traffic:
 
     def _forget(self, id_: str) -> None:
         self._loads.pop(id_, None)
+        if self._endpoints is not None:
+            self._endpoints.forget(id_)
         self._left.discard(id_)
         self._departed.discard(id_)
         self._instances.pop(id_, None)

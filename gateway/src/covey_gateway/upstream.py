@@ -234,10 +234,18 @@ class EngineConnection(asyncio.Protocol):
 class Engines:
     """Dials engines and keeps a few idle connections to each. `spawn` starts a task in the process's TaskGroup.
 
-    `fronts`: how those of other machines are dialled; None where a static table says where everything is.
+    `fronts`: how those of other machines are dialled; None where a static table says where everything is. `part`: which
+    of how many workers this is, for what may be idle is divided.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, spawn: Spawn, fronts: Fronts | None = None) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        spawn: Spawn,
+        fronts: Fronts | None = None,
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._part = part
         self._loop = loop
         self._fronts = fronts
         self._spawn = spawn
@@ -322,7 +330,8 @@ class Engines:
     def keep(self, connection: EngineConnection) -> None:
         """For the next request, if there is room."""
         idle = self._idle.setdefault(connection.target.id, [])
-        if len(idle) >= min(connection.target.slots, MAX_IDLE_PER_ENDPOINT):
+        most, (index, workers) = min(connection.target.slots, MAX_IDLE_PER_ENDPOINT), self._part
+        if len(idle) >= most // workers + (index < most % workers):
             connection.abort()
             return
         connection.idle_since = self._loop.time()

@@ -49,6 +49,10 @@ class Waiting:
     def has_any(self) -> bool:
         return bool(self._waiters)
 
+    def count(self) -> int:
+        """How many wait."""
+        return sum(map(len, self._waiters.values()))
+
     def add(self, model: ServedModel, waiter: Waiter, since: float, priority: int = 0) -> bool:
         """False: as many wait as may, none of a lower priority. `since`: when it began to."""
         name = (model.namespace, model.name)

@@ -41,6 +41,8 @@ def test_what_a_gateway_would_refuse_is_refused_before_anything_starts(tmp_path:
     assert "must be http://HOST:PORT" in refused(source, "--otlp-endpoint", "collector")
     assert "must be HOST:PORT" in refused(source, "--metrics-listen", "9411")
     assert "a file that can be written" in refused(source, "--access-log", str(tmp_path / "none" / "log"))
+    assert "--workers" in refused(source, "--workers", "0")
+    assert "--no-gateway starts none" in refused("https://h:1", "--no-gateway", "--workers", "2")
     shown = ("https://h:1", "--listen", "0.0.0.0:5", "--insecure", "--cors-origin", "*")
     assert "only where a key is needed" in refused(*shown)
     assert "`--metrics-listen` must be HOST:PORT" in refused("https://h:1", "--metrics-listen", "9411")
@@ -53,11 +55,22 @@ def test_what_a_gateway_would_refuse_is_refused_before_anything_starts(tmp_path:
 @pytest.mark.parametrize("role", ["up", "join"])
 def test_a_service_has_each_of_several_origins_and_whole_paths(role: str, tmp_path: Path) -> None:
     place = str(tmp_path) if role == "up" else "https://h:1"
-    given = ["--cors-origin", "https://a.example", "--cors-origin", "https://b.example", "--access-log", "a.log", place]
+    given = [
+        "--cors-origin",
+        "https://a.example",
+        "--cors-origin",
+        "https://b.example",
+        "--access-log",
+        "a.log",
+        "--workers",
+        "2",
+        place,
+    ]
     found = render_arguments(role, given, tmp_path, Path("/state"), Path("/cache"))
     origins = [found[index + 1] for index, word in enumerate(found) if word == "--cors-origin"]
     assert origins == ["https://a.example", "https://b.example"]
     assert found[found.index("--access-log") + 1] == str(tmp_path / "a.log")
+    assert found[found.index("--workers") + 1] == "2"
     for flags in (["--tls-cert", "a.crt"], ["--tls-cert", "a.crt", "--tls-key", "a.key"]):
         with pytest.raises(CommandError, match="tls-cert"):
             render_arguments(role, [*flags, place], tmp_path, Path("/state"), Path("/cache"))

@@ -20,8 +20,11 @@ _OPTIONS = (
     click.option("--cors-origin", multiple=True, metavar="ORIGIN", help="Web pages that may read answers; repeatable."),
     click.option("--access-log", type=_FILE, help="The gateway writes a JSON line a request to this file."),
     click.option("--otlp-endpoint", metavar="URL", help="The gateway sends spans of requests there (OTLP over HTTP)."),
+    click.option(
+        "--workers", type=click.IntRange(1, 64), metavar="N", help="The gateway serves by N processes, a core each."
+    ),
 )
-_NAMES = ("tls_cert", "tls_key", "cors_origin", "access_log", "otlp_endpoint", "metrics_listen")
+_NAMES = ("tls_cert", "tls_key", "cors_origin", "access_log", "otlp_endpoint", "metrics_listen", "workers")
 # Where the gateway takes these from, too.
 _VARIABLES = ("COVEY_CORS_ORIGINS", "COVEY_ACCESS_LOG", "COVEY_OTLP_ENDPOINT")
 

@@ -62,7 +62,9 @@ def choose_target(
     if not answering:
         return NoneFree(is_full=False, retry_after_seconds=_seconds_until_open(targets, loads, now))
     free = [
-        target for target in answering if loads.get(target.id, IDLE).in_flight < target.slots * MAX_OUTSTANDING_PER_SLOT
+        target
+        for target in answering
+        if (load := loads.get(target.id, IDLE)).in_flight + load.elsewhere < target.slots * MAX_OUTSTANDING_PER_SLOT
     ]
     if not free:
         return NoneFree(is_full=True, retry_after_seconds=1)
@@ -114,13 +116,13 @@ def _choose_plainly(
         if (
             load.aside is not None
             or load.is_silent
-            or load.in_flight >= target.slots * MAX_OUTSTANDING_PER_SLOT
+            or load.in_flight + load.elsewhere >= target.slots * MAX_OUTSTANDING_PER_SLOT
             or target.doubted
             or not target.confirmed
             or target.id == excluded
         ):
             return None
-        score = (load.in_flight + len(load.left_at) + 1) / (target.slots * target.weight)
+        score = (load.in_flight + load.elsewhere + len(load.left_at) + 1) / (target.slots * target.weight)
         if score < lowest:
             lowest, tied = score, [target]
         elif score == lowest:

@@ -57,18 +57,36 @@ class Line:
     """When what was sent was left by its client, and how much it had reserved."""
     waiting: dict[int, _Waiting] = field(default_factory=dict[int, _Waiting])
     """By priority, then by owner in the order of their turns."""
+    sent_elsewhere: int = 0
+    """By other workers of this gateway, as far as that is known."""
+    tokens_elsewhere: int = 0
 
     @property
     def is_idle(self) -> bool:
         return not (self.sent or self.waiting or self.left)
 
     def fits(self, ticket: Ticket, slots: int, pool_tokens: int, now: float) -> bool:
-        if self.sent >= slots:
+        if self.sent + self.sent_elsewhere >= slots:
             return False
         if not pool_tokens:
             return True
+        self.free_left(now)
+        reserved = self.tokens + self.tokens_elsewhere + sum(tokens for _, tokens in self.left)
+        return reserved + ticket.tokens <= pool_tokens
+
+    def free_left(self, now: float) -> None:
+        """Engines know by now of what was left long enough ago."""
         self.left = [(at, tokens) for at, tokens in self.left if now - at < LEFT_POOL_SECONDS]
-        return self.tokens + sum(tokens for _, tokens in self.left) + ticket.tokens <= pool_tokens
+
+    def try_send(self, ticket: Ticket, slots: int, pool_tokens: int, now: float) -> bool:
+        """Whether it is sent now: nobody is before it."""
+        is_sent = self.fits(ticket, slots, pool_tokens, now)
+        if is_sent:
+            self.send(ticket)
+        return is_sent
+
+    def tell(self) -> None:
+        """Others may be waiting for what has changed. Here there are none."""
 
     def send(self, ticket: Ticket) -> None:
         self.sent += 1
@@ -97,12 +115,11 @@ class Line:
         owners = self.waiting[max(self.waiting)]
         owner, queue = next(iter(owners.items()))
         member, ticket = queue[0]
-        if not self.fits(ticket, slots, pool_tokens, now):
+        if not self.try_send(ticket, slots, pool_tokens, now):
             return None
         queue.popleft()
         owners.move_to_end(owner)
         self._forget_empty(ticket)
-        self.send(ticket)
         return member
 
     def take_all(self) -> list[Member]:

@@ -41,6 +41,8 @@ def set_aside(previous: Aside | None, now: float, asked_seconds: float = 0.0) ->
 @dataclass(slots=True)
 class Load:
     in_flight: int = 0
+    elsewhere: int = 0
+    """Requests in flight there from other workers of this gateway, when it was last looked for."""
     aside: Aside | None = None
     heard_at: float | None = None
     """When a request that is over had its last byte from it."""
@@ -56,7 +58,7 @@ class Load:
     @property
     def occupied(self) -> int:
         """Slots' worth of requests: those in flight, and those that were left and are read on."""
-        return self.in_flight + len(self.left_at)
+        return self.in_flight + self.elsewhere + len(self.left_at)
 
     @property
     def is_failing(self) -> bool:

@@ -83,6 +83,8 @@ class Quota:
     """Of one key at this gateway. Limits are arguments: they may change while requests are under way."""
 
     in_flight: int = 0
+    elsewhere: int = 0
+    """Requests in flight of the same key at other workers."""
     requests: Window = field(default_factory=Window)
     tokens: Window = field(default_factory=Window)
     day: int = 0
@@ -105,7 +107,7 @@ class Quota:
             return Spent("tokensPerMinute", allowed, self.tokens.frees_after(allowed - 1, now))
         if (allowed := limits.requests_per_minute) is not None and self.requests.look(now) >= allowed:
             return Spent("requestsPerMinute", allowed, self.requests.frees_after(allowed - 1, now))
-        if (allowed := limits.concurrency) is not None and self.in_flight >= allowed:
+        if (allowed := limits.concurrency) is not None and self.in_flight + self.elsewhere >= allowed:
             return Spent("concurrency", allowed, 1)
         if limits.requests_per_minute is not None:
             self.requests.add(1, now)
@@ -115,6 +117,14 @@ class Quota:
     def end(self) -> None:
         """A request that was admitted is over."""
         self.in_flight -= 1
+
+    def carry(self, in_flight: int) -> None:
+        """So many are under way now: those of another quota of the same name, or none any more."""
+        self.in_flight = in_flight
+
+    def look_spent(self) -> int:
+        """What was spent today, here."""
+        return self.spent_today
 
     def charge(self, limits: Limits, tokens: int, now: float, wall: float) -> None:
         if limits.tokens_per_minute is not None:
