@@ -184,7 +184,8 @@ pip_install() {
     shift
     [ -z "$offline" ] || set -- --no-index "$@"
     [ -z "$constraints" ] || set -- --constraint "$constraints" "$@"
-    "$home/venv/bin/python" -m pip --disable-pip-version-check --python "$environment/bin/python" install --quiet --no-input --find-links "$wheels" "$@"
+    # A user's setting to install for the user (`user = true`) is refused in an environment.
+    PIP_USER=0 "$home/venv/bin/python" -m pip --disable-pip-version-check --python "$environment/bin/python" install --quiet --no-input --find-links "$wheels" "$@"
 }
 
 install_covey() {

@@ -74,10 +74,15 @@ def render(*, stream: bool, max_tokens: int) -> bytes:
 
 @contextmanager
 def run_here(
-    ports: list[int], folder: Path, name: str = "covey", python: str = sys.executable, flags: tuple[str, ...] = ()
+    ports: list[int],
+    folder: Path,
+    name: str = "covey",
+    python: str = sys.executable,
+    flags: tuple[str, ...] = (),
+    slots: int = 8,
 ) -> Generator[Peer]:
     table = folder / "table.json"
-    endpoints = [{"url": f"http://127.0.0.1:{port}", "slots": 8} for port in ports]
+    endpoints = [{"url": f"http://127.0.0.1:{port}", "slots": slots} for port in ports]
     keys = [{"name": "bench", "hash": "sha256:" + hashlib.sha256(KEY.encode()).hexdigest()}]
     table.write_text(json.dumps({"models": [{"name": "m", "endpoints": endpoints}], "keys": keys}))
     argv = ("-m", "covey_gateway", "--table", str(table), "--listen", "127.0.0.1:0", *flags)

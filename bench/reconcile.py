@@ -26,7 +26,8 @@ from covey_api.node import MemoryPool, Node, NodeFacts, NodeSpec
 from covey_api.placement import ContextWish, ModelReference, NodeChoice, Placement, PlacementSpec
 from covey_controller.reconcile.outcomes import CreateInstance, Plan
 from covey_controller.reconcile.plan import plan
-from covey_controller.reconcile.world import AgentView, Memory, Published, World
+from covey_controller.reconcile.sights import AgentView
+from covey_controller.reconcile.world import Memory, Published, World
 from covey_controller.seal import seal_instance
 
 SIZES = ((200, 100), (1000, 300), (5000, 1000))

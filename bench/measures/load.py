@@ -98,6 +98,12 @@ def read_pss_mib(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
+def read_peak_mib(pid: int) -> float:
+    """The most that was resident at a time."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
+
 async def measure_cpu(pid: int, address: Address, request: bytes, count: int) -> float:
     """CPU microseconds of the process per request, with `CPU_CONNECTIONS` at a time."""
 

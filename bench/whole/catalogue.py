@@ -127,7 +127,7 @@ BENCHES = (
         240,
         judges=True,
     ),
-    Bench("reconcile", "Whole plans", (*_plan(1000, 300), *_plan(5000, 1000)), 240, judges=True),
+    Bench("reconcile", "Whole plans", (*_plan(1000, 300), *_plan(5000, 1000)), 360, judges=True),
     Bench(
         "cache",
         "A cache of 10,000 blobs",
@@ -295,6 +295,19 @@ BENCHES = (
         ),
         240,
         arguments=("512", "3"),
+    ),
+    Bench(
+        "parts",
+        "A file of 256 MiB by one connection and by several at once",
+        tuple(
+            Figure(
+                f"{name}, a connection gets {words}", {"measure": "parts", "limit_mb_per_second": limit}, key, "MB/s"
+            )
+            for limit, words in ((20, "20 MB/s"), (0, "all there is"))
+            for name, key in (("one", "one_mb_per_second"), ("several", "parts_mb_per_second"))
+        ),
+        120,
+        arguments=("256", "1"),
     ),
     Bench(
         "kube",

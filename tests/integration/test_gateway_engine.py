@@ -164,7 +164,7 @@ async def test_too_long_a_prompt_is_refused_before_a_byte(engine: RealEngine, is
 async def test_a_length_that_does_not_fit_beside_the_prompt_is_refused_with_counts(engine: RealEngine) -> None:
     """llama-server would answer until its window is full, and call it `length`."""
     target = replace(engine.target, engine="LlamaServer", context_tokens=SLOT_TOKENS)
-    messages = user("word " * 980)
+    messages = user("word " * (SLOT_TOKENS - 44))
     async with sdk(engine) as (client, gateway):
         gateway.route(target)
         told = await complete(client, messages=messages, max_tokens=1)
@@ -187,16 +187,14 @@ async def test_a_length_that_does_not_fit_beside_the_prompt_is_refused_with_coun
                 assert answer.error["param"] == field
                 assert counts in answer.error["message"]
         assert (await complete(client, max_tokens=2)).choices[0].finish_reason == "length"
-        text: Any = {"model": "m", "prompt": "word " * 1000, "extra_body": {"ignore_eos": True}}
-        one = await client.completions.create(**text, max_tokens=1)
-        assert one.usage is not None
-        left = SLOT_TOKENS - one.usage.prompt_tokens
-        whole = await client.completions.create(**text, max_tokens=left)
-        assert whole.usage is not None
-        assert whole.usage.completion_tokens == left
+        write: Any = client.completions.create
+        text: Any = {"model": "m", "prompt": "word " * (SLOT_TOKENS - 24), "extra_body": {"ignore_eos": True}}
+        used: int = (await write(**text, max_tokens=1)).usage.prompt_tokens
+        left = SLOT_TOKENS - used
+        assert (await write(**text, max_tokens=left)).usage.completion_tokens == left
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.completions.create(**text, max_tokens=left + 1)
-        assert f"{one.usage.prompt_tokens} + {left + 1} > {SLOT_TOKENS}" in str(caught.value)
+            await write(**text, max_tokens=left + 1)
+        assert f"{used} + {left + 1} > {SLOT_TOKENS}" in str(caught.value)
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

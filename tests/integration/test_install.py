@@ -122,6 +122,9 @@ def test_one_command_makes_a_node_without_an_index_and_again_changes_nothing(whe
     calls = tmp_path / "calls"
     (tmp_path / "bin" / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> "{calls}"\n')
     (tmp_path / "bin" / "systemctl").chmod(0o755)
+    settings = tmp_path / ".config" / "pip" / "pip.conf"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("[install]\nuser = true\n")
     prefix = tmp_path / "a place"
     words = ["--headless", "--offline", "--from", str(wheels), "--prefix", str(prefix), "--python", sys.executable]
     words += ["--with-vllm", "--up", str(EXAMPLE)]
@@ -250,6 +253,16 @@ def test_another_python_that_is_named_makes_the_environment_anew_or_leaves_it(st
         stubbed.user, "--from", str(stubbed.user / "wheels"), PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin"
     )
     assert (unnamed.returncode, "anew" in unnamed.stdout) == (0, False), unnamed.stdout + unnamed.stderr
+
+
+def test_a_setting_of_pips_to_install_for_the_user_is_put_aside(stubbed: Stubbed) -> None:
+    asked = stubbed.user / "asked"
+    write_program(
+        stubbed.home / "venv" / "bin" / "python", f'case "$*" in *" install "*) echo "$PIP_USER" >> "{asked}" ;; esac'
+    )
+    done = stubbed.install()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(asked.read_text().splitlines()) == {"0"}
 
 
 def test_a_vllm_whose_interpreter_has_gone_is_installed_anew(stubbed: Stubbed) -> None:

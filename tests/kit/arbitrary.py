@@ -8,7 +8,8 @@ from covey_api.node import Node, NodeSpec
 from covey_api.placement import ContextWish, Rollout, RolloutStrategy
 from covey_api.reasons import FailureCause
 from covey_controller.reconcile.revision import revision_of
-from covey_controller.reconcile.world import AgentView, GatewayView, Memory, World
+from covey_controller.reconcile.sights import AgentView
+from covey_controller.reconcile.world import GatewayView, Memory, World
 from hypothesis import strategies as st
 
 from kit import builders, worlds

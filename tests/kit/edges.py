@@ -109,6 +109,8 @@ def whole_document(kind: type[Kind]) -> dict[str, Any]:
         spec["trust"]["requires"] = "Digest"
     if "context" in spec:
         spec["context"] = {"tokens": 512, "minTokens": 256}
+    if "shape" in spec:
+        spec["shape"] |= {"type": "Rpc", "topologyLock": ["a", "b"]}
     return {
         "apiVersion": API_VERSION,
         "kind": kind.__name__,

@@ -34,7 +34,8 @@ from covey_api.node import MemoryPool, Node, NodeFacts
 from covey_api.reasons import FailureCause
 from covey_controller.reconcile.outcomes import CreateInstance, CreateNode, HoldObject, Note, Plan, UpdateInstance
 from covey_controller.reconcile.plan import plan
-from covey_controller.reconcile.world import AgentView, GatewayView, Memory, Published, World
+from covey_controller.reconcile.sights import AgentView
+from covey_controller.reconcile.world import GatewayView, Memory, Published, World
 from covey_controller.seal import seal_instance
 
 from kit import builders

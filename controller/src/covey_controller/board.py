@@ -38,7 +38,8 @@ from covey_controller.ports import AgentSession, GatewaySession, Observed
 from covey_controller.readers import Reader, Readers
 from covey_controller.reconcile.doubts import silent_ids
 from covey_controller.reconcile.fleet import routed_ids
-from covey_controller.reconcile.world import AgentView, GatewayView, Published
+from covey_controller.reconcile.sights import AgentView
+from covey_controller.reconcile.world import GatewayView, Published
 from covey_controller.sharing import Sharing
 from covey_controller.usages import Usages
 
@@ -75,6 +76,8 @@ class FleetBoard:
         self._leaps: dict[str, list[float]] = {}
         """When each peer was believed that there is a higher term, lately."""
         self._claims = NameClaims()
+        self._views: dict[str, AgentView] = {}
+        """By node, as they were observed last."""
         self._boots: dict[str, list[str]] = {}
         """Of agents whose streams are open, by node."""
         self._assignments: dict[str, Assignments] = {}
@@ -127,16 +130,24 @@ class FleetBoard:
         return self._observed
 
     def observe_agents(self) -> tuple[AgentView, ...]:
-        return tuple(
-            AgentView(
-                each.node,
-                each.last_seen,
-                each.report,
-                None if each.connected else each.disconnected_at,
-                self._claims.rival_heard(each.node),
-            )
-            for each in self._observed.agents.values()
-        )
+        """Of an agent that said nothing since, the very same value: plans look closer at what is another one."""
+        return tuple(self._view_agent(each) for each in self._observed.agents.values())
+
+    def _view_agent(self, session: AgentSession) -> AgentView:
+        node, report = session.node, session.report
+        disconnected = None if session.connected else session.disconnected_at
+        rival = self._claims.rival_heard(node)
+        before = self._views.get(node)
+        if (
+            before is not None
+            and before.report is report
+            and before.seen == session.last_seen
+            and before.disconnected == disconnected
+            and before.rival == rival
+        ):
+            return before
+        made = self._views[node] = AgentView(node, session.last_seen, report, disconnected, rival)
+        return made
 
     def observe_gateways(self) -> tuple[GatewayView, ...]:
         self.forget_gateways()
@@ -148,6 +159,7 @@ class FleetBoard:
     def forget_agent(self, node: str) -> None:
         """It was removed: what it said counts no more. Its streams are ended by the refusal of its certificate."""
         self._observed.agents.pop(node, None)
+        self._views.pop(node, None)
 
     def take_answers(self, ids: tuple[str, ...]) -> None:
         """These have been used; they are dropped."""
@@ -209,7 +221,8 @@ class FleetBoard:
         known = session.report if session is not None else None
         if known is None or report.full or not report.boot_id == known.boot_id == self._claims.holder(node):
             return None
-        if any(each is not None for each in (report.facts, report.lanes, report.blobs, report.members)):
+        is_news = report.facts is not None or report.lanes is not None or report.blobs is not None
+        if is_news or report.members is not None:
             return None
         return self.on_report(node, report)
 
@@ -261,15 +274,16 @@ class FleetBoard:
     async def _stream_assignments(self, node: str, boot: str) -> AsyncGenerator[Assignments | None]:
         session = self._observed.agents.setdefault(node, AgentSession(node))
         with self._reading("node", node, session) as reader, self._streaming(node, boot):
-            last: Order | None = None
+            last: tuple[int, int] | None = None
             told: set[str] = set()
             held = self._claims.holder(node)
             while not boot or self._claims.holder(node) in (held, boot):
                 if self._claims.holder(node) == boot:
                     held = boot
                 snapshot, asks = self._assignments.get(node), self._asks.of(node)
-                if snapshot is not None and (snapshot.order != last or any(ask.id not in told for ask in asks)):
-                    last, told = snapshot.order, {ask.id for ask in asks}
+                order = (snapshot.term, snapshot.serial) if snapshot is not None else None
+                if snapshot is not None and (order != last or any(ask.id not in told for ask in asks)):
+                    last, told = order, {ask.id for ask in asks}
                     yield snapshot.model_copy(update={"asks": (*snapshot.asks, *asks)}) if asks else snapshot
                 elif not await reader.wait_news():
                     yield None
@@ -278,15 +292,15 @@ class FleetBoard:
         """The newest table now and after each change, cancels as they come; None every `KEEPALIVE_SECONDS`."""
         session = self._observed.gateways.setdefault(gateway, GatewaySession(gateway))
         with self._reading("gateway", gateway, session) as reader:
-            last: Order | None = None
+            last: tuple[int, int] | None = None
             told = self._cancels.newest
             while True:
                 snapshot = self._endpoints
                 cancels, told = self._cancels.after(told, gateway), self._cancels.newest
                 if cancels:
                     yield render_line(cancels)
-                elif snapshot is not None and snapshot.order != last:
-                    last = snapshot.order
+                elif snapshot is not None and (order := (snapshot.term, snapshot.serial)) != last:
+                    last = order
                     yield snapshot
                 elif not await reader.wait_news():
                     yield None
@@ -417,4 +431,7 @@ class FleetBoard:
 def _differ(before: Message, after: Message, names: tuple[str, ...]) -> bool:
     """Whether any of these fields does; what is the very same object is not looked into."""
     old, new = before.__dict__, after.__dict__
-    return any(old[name] is not new[name] and old[name] != new[name] for name in names)
+    for name in names:  # noqa: SIM110  (asked with every report)
+        if old[name] is not new[name] and old[name] != new[name]:
+            return True
+    return False

@@ -13,6 +13,7 @@ from covey_api.kinds import Kind, ObjectKey
 from covey_controller.ports import Event, ToldEvent
 from covey_controller.reconcile.outcomes import Note
 from covey_controller.reconcile.world import World
+from covey_controller.utc import render_utc
 
 # Notes kept per object, and objects with notes kept: some hundred bytes each.
 MAX_NOTES = 64
@@ -36,7 +37,7 @@ class History:
 
     def observe(self, objects: Mapping[ObjectKey, Kind], world: World, now: float) -> None:
         """The world that the loop plans with; whoever waits hears of objects that changed."""
-        has_changed = self.world is None or objects != self.objects
+        has_changed = self.world is None or (objects is not self.objects and objects != self.objects)
         self.objects, self.world, self.now = objects, world, now
         if has_changed:
             self._changed.set()
@@ -48,7 +49,7 @@ class History:
         event = Event(note.key, note.reason, note.message, note.warning)
         if notes and notes[-1].event == event:
             return False
-        notes.append(ToldEvent(event, self._utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")))
+        notes.append(ToldEvent(event, render_utc(self._utc_now())))
         self._notes.move_to_end(note.key)
         if len(self._notes) > MAX_OBJECTS:
             self._notes.popitem(last=False)

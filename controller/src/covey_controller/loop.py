@@ -50,6 +50,7 @@ from covey_controller.reconcile.outcomes import (
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.world import Memory, World
 from covey_controller.set_aside import AGAIN_SECONDS, SetAside, refused_status
+from covey_controller.utc import render_utc
 
 log = logging.getLogger(__name__)
 
@@ -228,23 +229,22 @@ class ReconcileLoop:
         began = self._around.stopwatch()
         made = plan(world, now)
         self._plan_seconds = self._around.stopwatch() - began
-        made = replace(
-            made,
-            actions=self._aside.allow(made.actions, now),
-            statuses=self._aside.allow_statuses(made.statuses, now),
-        )
+        actions, statuses = self._aside.allow(made.actions, now), self._aside.allow_statuses(made.statuses, now)
+        if actions is not made.actions or statuses is not made.statuses:
+            made = replace(made, actions=actions, statuses=statuses)
         self._drop_used_ids(made)
         self._history.observe(objects, world, now)
         self.is_leading = True
-        self._memory = replace(
-            self._memory, planned_at=made.memory.planned_at, watching_since=made.memory.watching_since
-        )
+        if made.actions:  # the store may refuse, and nothing else of this plan count
+            self._memory = replace(self._memory, planned_at=now, watching_since=made.memory.watching_since)
         if not await self._act_on(lease, made, objects, now):
             self._board.publish(self._board.published.assignments, made.endpoints_unacted)
             return now
         self._board.publish(made.assignments, made.endpoints)
         self._board.usages.remember(made.spending)
-        self._memory, self._planned_at = replace(made.memory, planned_at=self._memory.planned_at), now
+        awake_at = self._memory.planned_at if made.actions else now  # signs of life while it acted
+        self._memory = made.memory if awake_at == now else replace(made.memory, planned_at=awake_at)
+        self._planned_at = now
         await self._report(lease, made, objects, now)
         if not self._aside.holds_statuses:  # a header that was read, and isn't stored, would be asked for again
             self._board.take_answers(made.used_answers)
@@ -269,7 +269,7 @@ class ReconcileLoop:
         )
 
     def _timestamp(self) -> str:
-        return self._around.utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return render_utc(self._around.utc_now())
 
     def _top_up_ids(self) -> None:
         missing = MAX_CREATED_PER_TURN - len(self._fresh_ids)

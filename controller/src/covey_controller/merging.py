@@ -9,23 +9,19 @@ from typing import TypeVar
 from covey_api.messages import MemberReport, Report
 
 T = TypeVar("T")
+_WHOLE = ("facts", "lanes", "unusable", "unkept", "blobs", "applied")
 
 
 def merge_report(before: Report | None, report: Report) -> Report:
     """One agent boot's report with what it left out because it hadn't changed."""
     if before is None:
         return report
-    return report.model_copy(
-        update={
-            "facts": _newer(before.facts, report.facts),
-            "lanes": _newer(before.lanes, report.lanes),
-            "unusable": _newer(before.unusable, report.unusable),
-            "unkept": _newer(before.unkept, report.unkept),
-            "blobs": _newer(before.blobs, report.blobs),
-            "applied": _newer(before.applied, report.applied),
-            "members": _merge_members(before.members, report.members),
-        }
-    )
+    own = report.__dict__
+    merged = {name: _newer(getattr(before, name), own[name]) for name in _WHOLE}
+    merged["members"] = _merge_members(before.members, report.members)
+    # By identity: what is equal is told apart by `_newer`, and must be the object from before.
+    news = {name: value for name, value in merged.items() if value is not own[name]}
+    return report.model_copy(update=news) if news else report
 
 
 def _newer(before: T | None, said: T | None) -> T | None:

@@ -20,7 +20,7 @@ from covey_api.placement import Placement, PlacementStatus
 from covey_api.reasons import ReadyReason
 
 from covey_controller.reconcile.conditions import conditions_of
-from covey_controller.reconcile.finalizers import is_leaving
+from covey_controller.reconcile.index import is_leaving
 from covey_controller.reconcile.outcomes import (
     Action,
     CreateInstance,
@@ -107,6 +107,8 @@ class SetAside:
         """The planned statuses, without those that were refused lately. What isn't planned any more is forgotten."""
         planned = {write.key for write in writes}
         self._untold = {key: each for key, each in self._untold.items() if key in planned}
+        if not self._untold:
+            return tuple(writes)
         return tuple(write for write in writes if not self._is_untold(write, now))
 
     def _is_untold(self, write: StatusWrite, now: float) -> bool:

@@ -35,6 +35,10 @@ RESTART_ANNOTATION = "covey.dev/restart"
 DRAIN_FINALIZER = "covey.dev/drain"
 
 
+# Frozen models refuse to be set otherwise.
+_set = object.__setattr__
+
+
 class Document(BaseModel):
     """What people write: unknown fields are refused."""
 
@@ -58,7 +62,23 @@ class Message(BaseModel):
         """A copy with these fields; itself where all of them are as they are already. Nothing is validated."""
         own = self.__dict__
         changes = {name: value for name, value in fields.items() if own[name] is not value and own[name] != value}
-        return self.model_copy(update=changes) if changes else self
+        if not changes:
+            return self
+        # As pydantic's own copy, which also looks for extra and private fields: no Message has any.
+        made = self.__class__.__new__(self.__class__)
+        _set(made, "__dict__", own | changes)
+        _set(made, "__pydantic_fields_set__", self.__pydantic_fields_set__ | changes.keys())
+        _set(made, "__pydantic_extra__", None)
+        _set(made, "__pydantic_private__", None)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        """By type and fields. Nothing else is in a Message, and most that are compared are the very same."""
+        if self is other:
+            return True
+        if not isinstance(other, Message):
+            return NotImplemented
+        return type(self) is type(other) and self.__dict__ == other.__dict__
 
 
 class ObjectMeta(Message):

@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from covey_fleet_client.backoff import Backoff
@@ -26,6 +27,8 @@ from covey_simulator.loop import Process, running_loop
 from covey_simulator.network import SimFleet
 
 HEAD = RequestHead(b"POST", b"/v1/chat/completions", b"localhost", None, None, "request", 0, expects_continue=False)
+
+IMPATIENT_HEAD = replace(HEAD, hold_seconds=0)
 
 
 class SimLink(FleetLink):
@@ -115,10 +118,8 @@ class Gateway:
 
     def ask(self, request: Request, *, wants_stream: bool, waits: bool = True) -> Exchange:
         """A client's request arrives. `waits`: it may be held."""
-        body = json.dumps(
-            {"model": request.model, "stream": wants_stream, "messages": [{"role": "user", "content": "hi"}]}
-        ).encode()
-        head = HEAD if waits else replace(HEAD, hold_seconds=0)
+        body = _render_body(request.model, wants_stream=wants_stream)
+        head = HEAD if waits else IMPATIENT_HEAD
         exchange = Exchange(
             request,
             self.traffic,
@@ -135,3 +136,10 @@ class Gateway:
         exchange.take_body(body)
         exchange.complete_body()
         return exchange
+
+
+@cache
+def _render_body(model: str, *, wants_stream: bool) -> bytes:
+    """A run has a handful of models, and asks each of them hundreds of times."""
+    messages = [{"role": "user", "content": "hi"}]
+    return json.dumps({"model": model, "stream": wants_stream, "messages": messages}).encode()

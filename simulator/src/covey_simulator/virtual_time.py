@@ -10,6 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 T = TypeVar("T")
@@ -19,45 +20,66 @@ T = TypeVar("T")
 MAX_CANCELLED_TIMERS = 200
 
 
+if TYPE_CHECKING:
+    _Handle = asyncio.TimerHandle
+else:
+    _Handle = object  # nobody looks, and the base's own fields would have to be made and cleared
+
+
 class Deadlock(Exception):
     """Everybody waits for something that can't happen."""
 
 
-class Call(asyncio.TimerHandle):
-    """A callback that waits for its turn or its time. Leaner than its base: a run makes tens of thousands of them."""
+class Call(_Handle):
+    """A callback that waits for its turn. Leaner than asyncio's: a run makes tens of thousands of them."""
 
-    __slots__ = ("arguments", "callback", "context", "is_cancelled", "on_cancel", "time")
+    __slots__ = ("arguments", "callback", "context")
 
     def __init__(  # the base's would only set what is set here, under other names
+        self, callback: Callable[..., object], arguments: tuple[Any, ...], context: Context
+    ) -> None:
+        self.callback = callback
+        self.arguments = arguments
+        self.context = context
+
+    def cancel(self) -> None:
+        self.callback, self.arguments = _do_nothing, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is _do_nothing
+
+    def __repr__(self) -> str:
+        return f"<Call {self.callback!r}>"
+
+
+class Timer(Call):
+    """One that waits for its time first."""
+
+    __slots__ = ("loop", "time")
+
+    def __init__(
         self,
         time: float,
         callback: Callable[..., object],
         arguments: tuple[Any, ...],
         context: Context,
-        on_cancel: Callable[[], None] | None = None,
+        loop: "VirtualTimeLoop",
     ) -> None:
-        self.time = time
         self.callback = callback
         self.arguments = arguments
         self.context = context
-        self.on_cancel = on_cancel
-        self.is_cancelled = False
+        self.time = time
+        self.loop: VirtualTimeLoop | None = loop
+        """That is to be told when it is cancelled; None once its time has come."""
 
     def cancel(self) -> None:
-        if not self.is_cancelled:
-            self.is_cancelled = True
+        if self.callback is not _do_nothing:
             self.callback, self.arguments = _do_nothing, ()
-            if self.on_cancel is not None:
-                self.on_cancel()
-
-    def cancelled(self) -> bool:
-        return self.is_cancelled
+            if self.loop is not None:
+                self.loop.count_cancelled()
 
     def when(self) -> float:
         return self.time
-
-    def __repr__(self) -> str:
-        return f"<Call {self.callback!r} at {self.time}>"
 
 
 def _do_nothing() -> None:
@@ -86,10 +108,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self._now = 0.0
         self._ready_calls: deque[Call] = deque()
-        self._timers: list[tuple[float, int, Call]] = []
+        self._timers: list[tuple[float, int, Timer]] = []
         self._cancelled_timers = 0
         self._numbers = itertools.count(1)
         self._on_turn: Callable[[], None] | None = None
+        self._is_stopping = False
         self.holds_back: Callable[[Call], bool] | None = None
         """Asked of each callback before it joins what is ready: whether it is kept back for now, by whoever asks."""
         self.set_task_factory(self._create_numbered)
@@ -111,7 +134,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
-        call = Call(self._now, callback, args, copy_context() if context is None else context)
+        call = Call(callback, args, copy_context() if context is None else context)
         if self.holds_back is None or not self.holds_back(call):
             self._ready_calls.append(call)
         return call
@@ -123,7 +146,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        call = Call(when, callback, args, copy_context() if context is None else context, self._count_cancelled)
+        call = Timer(when, callback, args, copy_context() if context is None else context, self)
         heapq.heappush(self._timers, (when, next(self._numbers), call))
         return call
 
@@ -131,48 +154,63 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         when = self._now + delay
-        call = Call(when, callback, args, copy_context() if context is None else context, self._count_cancelled)
+        call = Timer(when, callback, args, copy_context() if context is None else context, self)
         heapq.heappush(self._timers, (when, next(self._numbers), call))
         return call
 
-    def _count_cancelled(self) -> None:
+    def count_cancelled(self) -> None:
+        """One of the timers was."""
         self._cancelled_timers += 1
 
+    def stop(self) -> None:
+        self._is_stopping = True
+        super().stop()
+
     def _run_once(self) -> None:
-        """One turn; the base calls it until it is stopped."""
-        if self._on_turn is not None:
-            self._on_turn()
+        """All turns until it is stopped, where the base would ask for one after the other."""
         ready, timers = self._ready_calls, self._timers
-        if self._cancelled_timers > MAX_CANCELLED_TIMERS:
-            self._drop_cancelled()
-        if not ready:
-            while timers and timers[0][2].is_cancelled:
-                heapq.heappop(timers)
-                self._cancelled_timers -= 1
-            if not timers:
-                raise Deadlock("every task waits, and no timer is set")
-            if timers[0][0] > self._now:
-                self._now = timers[0][0]
-        while timers and timers[0][0] <= self._now:
-            call = heapq.heappop(timers)[2]
-            if call.is_cancelled:
-                self._cancelled_timers -= 1
-            else:
-                call.on_cancel = None
-                ready.append(call)
-        for _ in range(len(ready)):
-            call = ready.popleft()
-            if call.is_cancelled:
-                continue
-            try:
-                call.context.run(call.callback, *call.arguments)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                self.call_exception_handler({"message": f"exception in {call!r}", "exception": error, "handle": call})
+        next_ready, next_timer = ready.popleft, partial(heapq.heappop, timers)
+        self._is_stopping = False
+        while not self._is_stopping:
+            if self._on_turn is not None:
+                self._on_turn()
+            if self._cancelled_timers > MAX_CANCELLED_TIMERS:
+                self._drop_cancelled()
+            if not ready:
+                self._wait_for_timer()
+            now = self._now
+            while timers and timers[0][0] <= now:
+                timer = next_timer()[2]
+                if timer.callback is _do_nothing:
+                    self._cancelled_timers -= 1
+                else:
+                    timer.loop = None
+                    ready.append(timer)
+            for _ in range(len(ready)):  # what becomes ready by these waits for the next turn
+                call = next_ready()
+                callback = call.callback
+                if callback is not _do_nothing:
+                    try:
+                        call.context.run(callback, *call.arguments)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        message = f"exception in {call!r}"
+                        self.call_exception_handler({"message": message, "exception": error, "handle": call})
+
+    def _wait_for_timer(self) -> None:
+        """The clock moves to the next one."""
+        timers = self._timers
+        while timers and timers[0][2].callback is _do_nothing:
+            heapq.heappop(timers)
+            self._cancelled_timers -= 1
+        if not timers:
+            raise Deadlock("every task waits, and no timer is set")
+        if timers[0][0] > self._now:
+            self._now = timers[0][0]
 
     def _drop_cancelled(self) -> None:
-        self._timers[:] = [timer for timer in self._timers if not timer[2].is_cancelled]
+        self._timers[:] = [timer for timer in self._timers if timer[2].callback is not _do_nothing]
         heapq.heapify(self._timers)
         self._cancelled_timers = 0
 

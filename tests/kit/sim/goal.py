@@ -75,7 +75,7 @@ def _why_not(
         return f"{len(found)} of {name} run, {wanted} are wished"
     if scaling is not None and not placement.status.ready.endswith(f"/{wanted}"):
         return f"{name} is still wished as it was asked for: {placement.status.ready}"
-    revision = revision_of(placement, model)
+    revision = _revision_of(world, placement, model)
     old = [pair for pair in found if _revision(pair[1]) != revision]
     if len(found) == wanted and not old:
         return ""
@@ -93,6 +93,15 @@ def _why_not(
                     counts = f"{len(found)} of {wanted} of {name} run, {len(old)} old"
                     return f"{counts}, and node {machine.name} has room for it on {lane.compute}"
     return ""
+
+
+def _revision_of(world: SeededWorld, placement: Placement, model: Model) -> str:
+    """Hashed once while both say the same: it is asked for every second until a fleet has settled."""
+    made_from = (placement.spec, placement.metadata.annotations, model.spec)
+    known = world.revisions.get(placement.key)
+    if known is None or any(old is not new for old, new in zip(known[0], made_from, strict=True)):
+        known = world.revisions[placement.key] = (made_from, revision_of(placement, model))
+    return known[1]
 
 
 def _lower(world: SeededWorld, placement: Placement, machine: Machine) -> list[Engine]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from covey_api.engines import HOST_POOL, Compute
 from covey_api.instance import Instance
+from covey_api.kinds import ObjectKey
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import MemoryPool, NodeFacts
 from covey_simulator.ground import Ground
@@ -55,6 +56,8 @@ class SeededWorld(World):
     def __init__(self, seed: int, folder: Path, story: Story) -> None:
         super().__init__(seed, folder, story)
         self.seed = seed
+        self.revisions: dict[ObjectKey, tuple[tuple[object, ...], str]] = {}
+        """By Placement, with what each was made from."""
         self.people = People(self.source, Random(f"{seed} people"), story, self.wishes)
         if seed % SCALED_EVERY == SCALED_REST:
             self.people.scaling = Random(f"{seed} scaling")

@@ -28,7 +28,7 @@ def library() -> Any:
 
 class Evil:
     def __reduce__(self) -> Any:
-        return os.system, ("true",)
+        return os.getpid, ()
 
 
 def test_requests_and_plain_values_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.download import Downloader
+from covey_agent.artifacts.download import Downloader, Readable
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.partial import PartialFile
 from covey_agent.artifacts.web import Web
@@ -18,7 +18,19 @@ from kit.artifact_rig import QUICK, ignore
 class Liars:
     """Other nodes, which give something else of the same size."""
 
-    async def fill(self, name: str, sha256: str, size_bytes: int, partial: PartialFile, tell: OnTransfer) -> None:
+    def open(self, sha256: str, name: str) -> Readable:
+        raise NotImplementedError
+
+    async def fill(
+        self,
+        name: str,
+        sha256: str,
+        size_bytes: int,
+        partial: PartialFile,
+        tell: OnTransfer,
+        *,
+        has_origin: bool = True,
+    ) -> None:
         partial.append(bytes(size_bytes))
 
     @contextmanager

@@ -197,6 +197,21 @@ def test_serials_grow_only_with_content_and_terms_start_anew(board: FleetBoard) 
     assert board.published.endpoints is None
 
 
+def test_an_agent_that_said_nothing_since_is_observed_as_the_very_same_value(board: FleetBoard, clock: Clock) -> None:
+    for node in ("a", "b"):
+        board.on_report(node, worlds.report())
+    before = board.observe_agents()
+    clock.now += 1
+    board.on_report("b", delta())
+    after = board.observe_agents()
+    assert after[0] is before[0]
+    assert (before[1].seen, after[1].seen) == (0.0, 1.0)
+    board.forget_agent("a")
+    board.on_report("a", worlds.report())
+    (again,) = (each for each in board.observe_agents() if each.node == "a")
+    assert again.seen == 1.0
+
+
 def test_new_leadership_asks_every_agent_for_all_it_holds(board: FleetBoard) -> None:
     """Its store may be another: what a report leaves out, only the old store knew."""
     instance = builders.instance()

@@ -5,7 +5,7 @@ from covey_api.instance import Instance
 from covey_api.kinds import ObjectKey
 from covey_api.placement import ContextWish
 from covey_controller.reconcile.fleet import observe_node, view_node
-from covey_controller.reconcile.world import AgentView
+from covey_controller.reconcile.sights import AgentView
 from covey_planner.fit.limits import on_device_bytes
 from kit import builders
 from kit.worlds import FakeGateway, Worldlet

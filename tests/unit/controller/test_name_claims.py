@@ -10,7 +10,7 @@ from covey_api.reasons import EventReason, NodeReason
 from covey_controller.board import FleetBoard
 from covey_controller.name_claims import NameClaims, NameTaken
 from covey_controller.reconcile.plan import plan
-from covey_controller.reconcile.world import AgentView
+from covey_controller.reconcile.sights import AgentView
 from kit import builders, worlds
 
 NOW = 100.0

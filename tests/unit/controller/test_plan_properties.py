@@ -14,7 +14,8 @@ from covey_controller.reconcile.outcomes import CreateInstance, DeleteObject, Pl
 from covey_controller.reconcile.plan import plan
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.rollout import SURGE
-from covey_controller.reconcile.world import AgentView, World
+from covey_controller.reconcile.sights import AgentView
+from covey_controller.reconcile.world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import builders, worlds

@@ -8,8 +8,8 @@ from covey_api.node import Node
 from covey_api.placement import ContextWish, NodeChoice, Placement, Preemption
 from covey_api.reasons import EventReason, ReadyReason
 from covey_controller.reconcile.begin import begin_draft
-from covey_controller.reconcile.draft import index_objects
 from covey_controller.reconcile.fleet import reservations, view_node
+from covey_controller.reconcile.index import index_objects
 from covey_controller.reconcile.wanted import render_wish
 from covey_controller.reconcile.why import explain
 from covey_planner.choice import choose

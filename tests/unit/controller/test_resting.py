@@ -1,6 +1,6 @@
 """What is at rest is not looked at again: that saves work, and never changes a plan."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from covey_api.meta import ObjectMeta
 from covey_api.node import Node, NodeSpec
@@ -8,7 +8,8 @@ from covey_api.placement import ContextWish
 from covey_api.reasons import FailureCause
 from covey_controller.reconcile.outcomes import Plan
 from covey_controller.reconcile.plan import plan
-from covey_controller.reconcile.world import World
+from covey_controller.reconcile.sights import AgentView
+from covey_controller.reconcile.world import Memory, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import builders, worlds
@@ -17,9 +18,13 @@ from kit.worlds import FakeGateway, Worldlet
 NODES = ("a", "b", "c")
 
 
+def forget(memory: Memory) -> Memory:
+    return replace(memory, resting_nodes={}, resting_placements={}, resting_models={}, indexed=None, fleet=None)
+
+
 def comparable(made: Plan) -> tuple[object, ...]:
     """All of a plan but what it remembers of rest."""
-    memory = replace(made.memory, resting_nodes={}, resting_placements={}, resting_models={}, indexed=None)
+    memory = forget(made.memory)
     return (
         made.actions,
         made.assignments,
@@ -35,19 +40,31 @@ def comparable(made: Plan) -> tuple[object, ...]:
 
 @dataclass(slots=True)
 class TwiceLooked(Worldlet):
-    """Each plan is made twice: with and without what the last one remembered of rest."""
+    """Each plan is made twice: with and without what the last one remembered of rest. Agents speak every third second
+    where they have nothing new to say."""
 
     rested: int = 0
+    seen_again: int = 0
+    """Nodes that were as the last plan had seen them."""
+    heard: dict[str, AgentView] = field(default_factory=dict[str, AgentView])
 
     def observe(self) -> World:
         world = Worldlet.observe(self)
-        forgotten = replace(
-            world,
-            memory=replace(world.memory, resting_nodes={}, resting_placements={}, resting_models={}, indexed=None),
-        )
-        assert comparable(plan(world, self.now)) == comparable(plan(forgotten, self.now))
+        world = replace(world, agents=tuple(map(self._keep_quiet, world.agents)))
+        forgotten = replace(world, memory=forget(world.memory))
+        made = plan(world, self.now)
+        assert comparable(made) == comparable(plan(forgotten, self.now))
         self.rested += len(world.memory.resting_placements)
+        if (before := world.memory.fleet) is not None and (after := made.memory.fleet) is not None:
+            self.seen_again += sum(before.nodes.get(name) is node for name, node in after.nodes.items())
         return world
+
+    def _keep_quiet(self, agent: AgentView) -> AgentView:
+        before = self.heard.get(agent.node)
+        if before is not None and before.report == agent.report and agent.seen < before.seen + 3:
+            return before
+        self.heard[agent.node] = agent
+        return agent
 
 
 def begin() -> TwiceLooked:
@@ -149,6 +166,7 @@ def test_plan_is_the_same_whatever_is_remembered_of_rest(events: list[tuple[str,
         change(story, event, node)
         story.run(seconds)
     assert story.rested > 0
+    assert story.seen_again > 0
 
 
 def test_every_placement_that_serves_or_fits_nowhere_comes_to_rest_and_every_node_too() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from covey_api.messages import NODE_SILENCE_SECONDS, Report
 from covey_controller.reconcile.fleet import STREAM_BREAK_SECONDS, observe_node
-from covey_controller.reconcile.world import AgentView
+from covey_controller.reconcile.sights import AgentView
 from covey_planner.types import NodeState
 
 REPORT = Report(boot_id="b", sequence=1, version="0", full=True)

@@ -5,7 +5,7 @@ from covey_api.meta import ObjectMeta
 from covey_api.model import ArtifactFile, Model, ResolvedArtifact, VariantStatus
 from covey_api.node import Keeps, Node, NodeSpec, NodeStore
 from covey_api.reasons import EventReason, FailureCause
-from covey_controller.reconcile.fleet import NodeSight
+from covey_controller.reconcile.sights import NodeSight
 from covey_controller.reconcile.stores import is_store, plan_kept
 from covey_planner.types import NodeState
 from kit import builders

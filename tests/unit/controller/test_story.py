@@ -21,8 +21,8 @@ from covey_api.reasons import EventReason, FailureCause, ModelReason, NodeReason
 from covey_controller.reconcile.begin import FIRST_REPORTS_SECONDS, LOST_STORE_SECONDS, UNKNOWN_FLEET_SECONDS
 from covey_controller.reconcile.outcomes import UpdateInstance
 from covey_controller.reconcile.plan import plan
+from covey_controller.reconcile.sights import AgentView
 from covey_controller.reconcile.status import join_names
-from covey_controller.reconcile.world import AgentView
 from covey_controller.seal import seal_instance
 from kit import builders, worlds
 from kit.worlds import FakeAgent, FakeGateway, Worldlet

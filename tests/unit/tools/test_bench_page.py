@@ -35,6 +35,11 @@ def test_every_benchmark_has_a_script_and_its_name_once() -> None:
         assert len(set(titles)) == len(titles), bench.name
 
 
+def test_every_script_of_the_benchmarks_is_run() -> None:
+    run = {bench.script or f"{bench.name}.py" for bench in BENCHES}
+    assert {path.name for path in (ROOT / "bench").glob("*.py")} - run == {"simulated_agents.py"}
+
+
 def test_figures_that_were_not_measured_have_no_number() -> None:
     page = replace_measured(f"a\n{BEGIN}\nwhat was there\n{END}\nb\n", {"peers": record(peer("nginx", 20.0))})
     assert "| CPU of a request: nginx |  | 20 µs |  |  |" in page

@@ -19,8 +19,9 @@ from covey_planner.types import NodeState
 
 from covey_controller.reconcile.draft import Draft, node_key
 from covey_controller.reconcile.finalizers import held_metadata
-from covey_controller.reconcile.fleet import ENDED, NodeSight, Sight, observe_instance
+from covey_controller.reconcile.fleet import ENDED, observe_instance
 from covey_controller.reconcile.names import lowest_free_name
+from covey_controller.reconcile.sights import NodeSight, Sight
 
 # Long enough to put a lost file back, short enough that forgotten memory is found the same day.
 STRAY_SECONDS = 15 * 60.0
@@ -36,6 +37,8 @@ def plan_adoption(draft: Draft) -> None:
     found: dict[str, Instance] = {}
     silent: set[str] = set()
     for node in draft.nodes.values():
+        if node.report is None or not node.report.members:
+            continue
         for instance in _unknown_instances(draft, node, known):
             # What a node said before it fell silent may be over: nothing is adopted by it, and no stray is found.
             if node.state is not NodeState.UNKNOWN or instance.spec.instance_id in draft.strays:
@@ -46,7 +49,7 @@ def plan_adoption(draft: Draft) -> None:
         owner = ObjectKey("Placement", instance.metadata.namespace or DEFAULT_NAMESPACE, instance.spec.placement)
         placement = draft.placements.get(owner)
         is_wished = placement is not None and placement.metadata.deletion_timestamp is None
-        if is_wished and instance.spec.instance_id not in silent and instance.key not in draft.taken_names:
+        if is_wished and instance.spec.instance_id not in silent and instance.key not in draft.indexed.taken_names:
             _adopt(draft, instance)
         else:
             _keep_stray(draft, instance)
@@ -66,7 +69,9 @@ def _unknown_instances(draft: Draft, node: NodeSight, known: set[str]) -> list[I
     unsealed: set[str] = set()
     for report in reports:
         instance = report.instance
-        if instance is None or report.phase in ENDED or {report.instance_id, instance.spec.instance_id} & known:
+        if instance is None or report.phase in ENDED:
+            continue
+        if report.instance_id in known or instance.spec.instance_id in known:
             continue
         if not _is_believable(instance, draft.world.term):
             continue
@@ -156,7 +161,8 @@ def _is_of_another_version(draft: Draft, instance: Instance) -> bool:
     """Whether it, or its Placement, is stored in a way that this version can't read: then it isn't forgotten."""
     namespace = instance.metadata.namespace or DEFAULT_NAMESPACE
     owner = ObjectKey("Placement", namespace, instance.spec.placement)
-    return owner in draft.unreadable or ObjectKey("Instance", namespace, instance.metadata.name) in draft.taken_names
+    own = ObjectKey("Instance", namespace, instance.metadata.name)
+    return owner in draft.indexed.unreadable or own in draft.indexed.taken_names
 
 
 def _catch_up_attempts(draft: Draft) -> None:

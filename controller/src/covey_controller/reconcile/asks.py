@@ -19,7 +19,7 @@ from covey_planner.types import NodeState
 
 from covey_controller.reconcile.companions import explain_misfit, find_companion
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import NodeSight
+from covey_controller.reconcile.sights import NodeSight
 from covey_controller.reconcile.wanted import fresh_status
 from covey_controller.reconcile.world import ArtifactKey, OpenAsk, Search
 

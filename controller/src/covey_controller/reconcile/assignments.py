@@ -17,7 +17,7 @@ from covey_api.model import ResolvedArtifact, architecture_for
 from covey_api.node import NodeSpec
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import NodeSight, Sight
+from covey_controller.reconcile.sights import NodeSight, Sight
 from covey_controller.reconcile.stores import is_store, observe_kept
 from covey_controller.reconcile.world import Drain
 
@@ -28,17 +28,18 @@ _OVER = frozenset({MemberPhase.FAILED, MemberPhase.STOPPED})
 
 def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignments]:
     """By node, sorted; term and serial are set when it is published."""
-    published = draft.world.published.assignments.values()
-    before = {(each.instance.spec.instance_id, each.member): each for node in published for each in node.members}
+    published = draft.world.published.assignments
     members: dict[str, list[MemberAssignment]] = {}
     for sight in sorted((*draft.sights.values(), *strays), key=lambda each: each.id):
         goal = member_goal(sight.instance, draft.drains.get(sight.id))
         doubt = draft.doubts.get(sight.id)
+        since = doubt.since if doubt else ""
         for member in sight.instance.spec.members:
-            assignment = _assign_member(draft, sight.instance, member.name, goal, before.get((sight.id, member.name)))
-            assignment = assignment.changed(
-                suspect_since=doubt.since if doubt else "", fronts=plan_fronts(sight) if member.role in _IS_TOLD else ()
-            )
+            before = _find_member(published.get(member.node), sight.id, member.name)
+            assignment = _assign_member(draft, sight.instance, member.name, goal, before)
+            fronts = plan_fronts(sight) if member.role in _IS_TOLD else ()
+            if assignment.suspect_since != since or assignment.fronts != fronts:
+                assignment = assignment.changed(suspect_since=since, fronts=fronts)
             members.setdefault(member.node, []).append(assignment)
     asks: dict[str, list[Ask]] = {}
     for _, open_ask in sorted(draft.asks.items()):
@@ -49,8 +50,15 @@ def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignme
         name: _assign(
             draft, node, tuple(members.get(name, ())), tuple(asks.get(name, ())), kept if name in stores else ()
         )
-        for name, node in ((node.name, node) for node in draft.nodes.values())
+        for name, node in draft.nodes.items()
     }
+
+
+def _find_member(published: Assignments | None, instance_id: str, member: str) -> MemberAssignment | None:
+    for each in published.members if published is not None else ():
+        if each.member == member and each.instance.spec.instance_id == instance_id:
+            return each
+    return None
 
 
 def plan_fronts(sight: Sight) -> tuple[MemberFront, ...]:
@@ -84,7 +92,8 @@ def _assign(
 ) -> Assignments:
     """As the last plan had it, while it says the same: most nodes', in most plans."""
     before = draft.world.memory.assignments.get(node.name)
-    is_complete = draft.complete and node.report is not None and node.report.members is not None
+    report = node.report
+    is_complete = draft.complete and report is not None and report.members is not None
     is_complete = is_complete and node.name not in draft.awaiting
     if (
         before is not None
@@ -93,7 +102,7 @@ def _assign(
         and node.node is not None
         and before.spec is node.node.spec
         and len(before.members) == len(members)
-        and all(map(is_, before.members, members))
+        and (not members or all(map(is_, before.members, members)))
         and before.asks == asks
         and before.kept == kept
     ):
@@ -115,7 +124,7 @@ def _assign_member(
 ) -> MemberAssignment:
     """As it is published, but for its goal, while it is of the very same spec: bare form, key and seal follow it."""
     if before is not None and before.instance.spec is instance.spec and _is_named(before.instance, instance):
-        return before.changed(goal=goal)
+        return before if before.goal is goal else before.changed(goal=goal)
     key, seal = draft.world.engine_key(instance.spec.instance_id), draft.world.seal_of(instance)
     return MemberAssignment(
         instance=_bare(instance),

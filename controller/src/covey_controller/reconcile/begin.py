@@ -4,22 +4,13 @@
 created, drained or deleted, and gateways keep the table they have.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
-from covey_api.access_key import AccessKey
-from covey_api.fleet import Fleet
-from covey_api.instance import Instance
-from covey_api.kinds import Kind, ObjectKey, Unreadable
 from covey_api.messages import NODE_SILENCE_SECONDS
-from covey_api.model import Model
-from covey_api.node import Node
-from covey_api.placement import Placement
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.finalizers import is_gone, taken_names, unreadable_placements
-from covey_controller.reconcile.fleet import live_until, observe_instance, observe_nodes
+from covey_controller.reconcile.fleet import live_until, observe_instances, observe_nodes
+from covey_controller.reconcile.index import Indexed
 from covey_controller.reconcile.world import Memory, World
 
 # How long known nodes may take to report to a new leader before it goes on without them.
@@ -31,52 +22,26 @@ LOST_STORE_SECONDS = 15.0
 # No sign of life of the leader itself for this long: it was paused, and heard nobody meanwhile.
 PAUSE_SECONDS = 10.0
 
-K = TypeVar("K", bound=Kind)
 
-
-class _Stored:
-    """What is stored, looked through once."""
-
-    def __init__(self, stored: Mapping[ObjectKey, Kind]) -> None:
-        self._by_type: dict[type[Kind], dict[ObjectKey, Kind]] = {}
-        self.odd: list[Kind] = []
-        """What nobody can read, or is being deleted."""
-        self._gone: set[ObjectKey] = set()
-        for key, item in stored.items():
-            kind = type(item)
-            self._by_type.setdefault(kind, {})[key] = item
-            if kind is Unreadable or item.metadata.deletion_timestamp is not None:
-                self.odd.append(item)
-                if is_gone(item):
-                    self._gone.add(key)
-
-    def all_of(self, kind: type[K]) -> dict[ObjectKey, K]:
-        return {key: item for key, item in self._by_type.get(kind, {}).items() if isinstance(item, kind)}
-
-    def present(self, kind: type[K]) -> dict[ObjectKey, K]:
-        """Without what was let go of."""
-        found = self.all_of(kind)
-        return {key: item for key, item in found.items() if key not in self._gone} if self._gone else found
-
-
-def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> Draft:
+def begin_draft(world: World, indexed: Indexed, now: float) -> Draft:
     """Everything as it looks now, and nothing decided."""
     memory = world.memory
     watched_since = world.led_since if memory.watching_since is None else memory.watching_since
     watching_since = now if was_paused(memory, now) else watched_since
-    known = _Stored(stored)
-    instances = known.present(Instance)
-    nodes = known.all_of(Node)
-    sights = observe_nodes(nodes.values(), world.agents, world.led_since, watching_since, now)
+    known = memory.fleet if memory.fleet is not None and memory.fleet.watching_since == watching_since else None
+    nodes = observe_nodes(
+        indexed.nodes, world.agents, world.led_since, watching_since, now, known.nodes if known else {}
+    )
     draft = Draft(
         world=world,
         now=now,
-        fleet=next(iter(known.all_of(Fleet).values()), None),
-        models=known.all_of(Model),
-        placements=known.present(Placement),
-        keys=tuple(known.all_of(AccessKey).values()),
-        nodes=sights,
-        sights={key: observe_instance(instance, sights) for key, instance in instances.items()},
+        indexed=indexed,
+        fleet=indexed.fleet,
+        models=dict(indexed.models),
+        placements=indexed.placements,
+        keys=indexed.keys,
+        nodes=nodes,
+        sights=observe_instances(indexed.instances, nodes, known.sights if known else {}),
         complete=memory.complete,
         watching_since=watching_since,
         drains=dict(memory.drains),
@@ -93,11 +58,9 @@ def begin_draft(world: World, stored: Mapping[ObjectKey, Kind], now: float) -> D
         heard=memory.heard,
         doubts=memory.doubts,
         loads=dict(memory.loads),
-        taken_names=taken_names(known.odd),
-        unreadable=unreadable_placements(known.odd),
     )
     draft.complete = memory.complete or _is_complete(draft, memory.expected)
-    for node in sights.values():
+    for node in nodes.values():
         if node.report is None:  # for the others see `next_silence`
             draft.wake_at(world.led_since + NODE_SILENCE_SECONDS)
             draft.wake_at(node.unknown_since)

@@ -24,7 +24,7 @@ from covey_planner.fit.calibration import (
 )
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import MemberSight
+from covey_controller.reconcile.sights import MemberSight
 from covey_controller.reconcile.world import Load, LoadKey
 
 

@@ -31,17 +31,32 @@ class Claim(NamedTuple):
     message: str = ""
 
 
+class MadeCondition(NamedTuple):
+    """All that a condition is made from."""
+
+    claim: Claim
+    generation: int
+    last_transition_time: str
+
+
 def conditions_of(
-    outcome: Outcome, stored: Status, generation: int, timestamp: str, extra: Sequence[Claim] = ()
+    outcome: Outcome,
+    stored: Status,
+    generation: int,
+    timestamp: str,
+    extra: Sequence[Claim] = (),
+    made: dict[MadeCondition, Condition] | None = None,
 ) -> tuple[Condition, ...]:
-    """`Ready`, what kstatus wants beside it, and `extra`. A condition that keeps its status keeps its time."""
-    claims = (*_claims_of(outcome), *extra)
-    if len(claims) == len(stored.conditions) and all(
-        _is_said(claim, before, generation) for claim, before in zip(claims, stored.conditions, strict=True)
-    ):
+    """`Ready`, what kstatus wants beside it, and `extra`. A condition that keeps its status keeps its time.
+
+    `made`: those that were made before; new ones are added.
+    """
+    claims = (*_claims_of(outcome), *extra) if extra else _claims_of(outcome)
+    if _are_said(claims, stored.conditions, generation):
         return stored.conditions
     stored_by_type = {condition.type: condition for condition in stored.conditions}
-    return tuple(_dated(claim, stored_by_type.get(claim.type), generation, timestamp) for claim in claims)
+    made = {} if made is None else made
+    return tuple(_dated(claim, stored_by_type.get(claim.type), generation, timestamp, made) for claim in claims)
 
 
 def _claims_of(outcome: Outcome) -> tuple[Claim, ...]:
@@ -64,27 +79,39 @@ def _claims_of(outcome: Outcome) -> tuple[Claim, ...]:
             assert_never(outcome)
 
 
-def _is_said(claim: Claim, before: Condition, generation: int) -> bool:
-    """Whether the stored condition says just that."""
-    return (
-        before.type == claim.type
-        and before.status is claim.status
-        and before.reason == claim.reason
-        and before.message == claim.message
-        and before.observed_generation == generation
-    )
+def _are_said(claims: Sequence[Claim], stored: Sequence[Condition], generation: int) -> bool:
+    """Whether the stored conditions say just that."""
+    if len(claims) != len(stored):
+        return False
+    for claim, before in zip(claims, stored, strict=True):
+        if (
+            before.status is not claim.status
+            or before.observed_generation != generation
+            or before.type != claim.type
+            or before.reason != claim.reason
+            or before.message != claim.message
+        ):
+            return False
+    return True
 
 
-def _dated(claim: Claim, before: Condition | None, generation: int, timestamp: str) -> Condition:
+def _dated(
+    claim: Claim, before: Condition | None, generation: int, timestamp: str, made: dict[MadeCondition, Condition]
+) -> Condition:
     is_same = before is not None and before.status is claim.status
-    return Condition(
-        type=claim.type,
-        status=claim.status,
-        reason=str(claim.reason),
-        message=claim.message,
-        observed_generation=generation,
-        last_transition_time=before.last_transition_time if before is not None and is_same else timestamp,
-    )
+    since = before.last_transition_time if before is not None and is_same else timestamp
+    key = MadeCondition(claim, generation, since)
+    found = made.get(key)
+    if found is None:
+        found = made[key] = Condition(
+            type=claim.type,
+            status=claim.status,
+            reason=str(claim.reason),
+            message=claim.message,
+            observed_generation=generation,
+            last_transition_time=since,
+        )
+    return found
 
 
 def is_changed(outcome: Outcome, stored: Status) -> bool:

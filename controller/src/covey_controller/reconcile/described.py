@@ -13,7 +13,8 @@ from covey_api.node import Node
 
 from covey_controller.reconcile.forecast import forecast
 from covey_controller.reconcile.forecast_text import render_forecast
-from covey_controller.reconcile.world import AgentView, Memory, Published, World
+from covey_controller.reconcile.sights import AgentView
+from covey_controller.reconcile.world import Memory, Published, World
 
 # Any moment will do; the same one each time, so that the same files give the same plan.
 _NOW = 1000.0

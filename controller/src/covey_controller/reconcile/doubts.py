@@ -22,7 +22,7 @@ from covey_api.reasons import EventReason
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.drains import live_gateways
-from covey_controller.reconcile.fleet import Sight
+from covey_controller.reconcile.sights import Sight
 from covey_controller.reconcile.world import Doubt
 
 # Most prompts are read in less; a person begins to wonder.

@@ -8,14 +8,13 @@ from bisect import insort
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from operator import is_
 
 from covey_api.access_key import AccessKey
 from covey_api.engines import EngineName
 from covey_api.fleet import Fleet
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.meta import Status
+from covey_api.meta import Condition, Status
 from covey_api.model import Model, ResolvedArtifact
 from covey_api.node import Node
 from covey_api.placement import Failure, Placement
@@ -24,16 +23,18 @@ from covey_planner.choice import Roster
 from covey_planner.choice.links import LinkKind, Links, classify_link
 from covey_planner.types import Chosen, Decision, NodeState, NodeView
 
-from covey_controller.reconcile.fleet import NodeSight, Sight, observe_instance, reservations, view_node
+from covey_controller.reconcile.conditions import MadeCondition
+from covey_controller.reconcile.fleet import observe_instance, reservations, view_node
 from covey_controller.reconcile.holding import held_bytes
+from covey_controller.reconcile.index import Indexed
 from covey_controller.reconcile.outcomes import Action, CreateInstance, DeleteObject, Note, StatusWrite, UpdateInstance
+from covey_controller.reconcile.sights import NodeSight, Sight
 from covey_controller.reconcile.world import (
     ArtifactKey,
     Asked,
     Backoff,
     Doubt,
     Drain,
-    Indexed,
     Load,
     LoadKey,
     OpenAsk,
@@ -68,9 +69,10 @@ class Draft:
 
     world: World
     now: float
+    indexed: Indexed
     fleet: Fleet | None
     models: dict[ObjectKey, Model]
-    placements: dict[ObjectKey, Placement]
+    placements: Mapping[ObjectKey, Placement]
     keys: tuple[AccessKey, ...]
     nodes: dict[str, NodeSight]
     sights: dict[ObjectKey, Sight]
@@ -91,10 +93,6 @@ class Draft:
     heard: Mapping[str, float]
     doubts: Mapping[str, Doubt]
     loads: dict[LoadKey, Load]
-    taken_names: frozenset[ObjectKey]
-    """Of Instances that are stored and not seen here: another version's, or let go of and kept by somebody else."""
-    unreadable: frozenset[ObjectKey]
-    """Placements of another version: what runs by them goes on."""
     asked: dict[ObjectKey, Asked] = field(default_factory=dict[ObjectKey, Asked])
     """Models without an endpoint that clients ask for."""
     in_flight: dict[str, int] = field(default_factory=dict[str, int])
@@ -112,7 +110,9 @@ class Draft:
     resting_placements: dict[ObjectKey, RestingPlacement] = field(default_factory=dict[ObjectKey, RestingPlacement])
     """As `Memory`'s, of this plan."""
     resting: set[ObjectKey] = field(default_factory=set[ObjectKey])
-    """Placements and Instances of which this plan has nothing to do, to write or to note."""
+    """Placements of which this plan has nothing to do, to write or to note."""
+    resting_ids: set[str] = field(default_factory=set[str])
+    """instanceIds of theirs."""
     fleet_seen: tuple[object, ...] | None = None
     """All that a refusal depends on beside the Placement and its Model, as this plan began."""
     has_reserved: bool = False
@@ -133,6 +133,8 @@ class Draft:
     deadlines: list[float] = field(default_factory=list[float])
     used_answers: list[str] = field(default_factory=list[str])
     used_ids: int = 0
+    made_conditions: dict[MadeCondition, Condition] = field(default_factory=dict[MadeCondition, Condition])
+    """What is said of many objects in the same words is made once."""
     _roster: Roster | None = None
     _creations: dict[ObjectKey, int] = field(default_factory=dict[ObjectKey, int])
     """Where in `actions` each Instance is created."""
@@ -291,26 +293,16 @@ class Draft:
 
 def _hold(roster: Roster, view: NodeView, taken: Mapping[str, int]) -> None:
     """So many more bytes of each pool are spoken for."""
-    pools = tuple(replace(p, reserved_bytes=p.reserved_bytes + taken.get(p.name, 0)) for p in view.pools)
-    roster.put(replace(view, pools=pools))
+    pools = tuple(
+        replace(pool, reserved_bytes=pool.reserved_bytes + taken[pool.name]) if taken.get(pool.name) else pool
+        for pool in view.pools
+    )
+    roster.refill(replace(view, pools=pools))
 
 
 def _owner(instance: Instance) -> ObjectKey:
     key = instance.key
     return ObjectKey("Placement", key.namespace, instance.spec.placement)
-
-
-def index_again(objects: tuple[Kind, ...], known: Indexed | None) -> Indexed:
-    """As the last plan had them, while they are the very same: most plans come of a report."""
-    if known is not None and len(known.objects) == len(objects) and all(map(is_, known.objects, objects)):
-        return known
-    return Indexed(objects, index_objects(objects))
-
-
-def index_objects(objects: Iterable[Kind]) -> dict[ObjectKey, Kind]:
-    """By key, sorted."""
-    by_key = {item.key: item for item in objects}
-    return {key: by_key[key] for key in sorted(by_key)}
 
 
 def node_key(name: str) -> ObjectKey:

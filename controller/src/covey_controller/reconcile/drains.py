@@ -22,7 +22,8 @@ from covey_api.reasons import EventReason
 from covey_planner.types import NodeState
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import ENDED, MemberSight, Sight, is_live, is_running_on, routed_ids
+from covey_controller.reconcile.fleet import ENDED, is_live, is_running_on, routed_ids
+from covey_controller.reconcile.sights import MemberSight, Sight
 from covey_controller.reconcile.world import Drain, GatewayView
 
 # How long a silent node may stay silent before what it runs is replaced, and what drains on it is forgotten.
@@ -49,8 +50,9 @@ def observe_losses(draft: Draft) -> None:
     demands = [gateway.demand for gateway in live_gateways(draft) if gateway.demand]
     shunned = {e.instance_id for demand in demands for e in demand.endpoints if e.unreachable}
     busy = {e.instance_id for demand in demands for e in demand.endpoints if e.in_flight > 0 and not e.unreachable}
-    since = {sight.id: _silent_since(draft, sight) for sight in draft.sights.values()}
-    silent = [sight for sight in draft.sights.values() if since[sight.id] < float("inf")]
+    unsure = [sight for sight in draft.sights.values() if not sight.is_confirmed]
+    since = {sight.id: _silent_since(draft, sight) for sight in unsure}
+    silent = [sight for sight in unsure if since[sight.id] < float("inf")]
     ids = {sight.id for sight in silent}
     draft.unreachable = {each for each in draft.unreachable | shunned if each in ids}
     draft.lost = {each: when for each, when in draft.lost.items() if each in ids}

@@ -23,7 +23,7 @@ from covey_api.reasons import EventReason, FailureCause
 from covey_planner.types import Barred, NodeState
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import MemberSight, Sight
+from covey_controller.reconcile.sights import MemberSight, Sight
 from covey_controller.reconcile.wanted import barred_by
 from covey_controller.reconcile.world import Backoff, Spot
 

@@ -4,12 +4,13 @@ Silence is measured from the last report, or from when this leader began to watc
 paused or has just begun never mistakes its own absence for the death of a node. Pure; times are arguments.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from covey_api.engines import HOST_POOL
 from covey_api.instance import Instance, MemberPhase
-from covey_api.messages import NODE_SILENCE_SECONDS, Endpoints, MemberReport, Report
+from covey_api.kinds import ObjectKey
+from covey_api.messages import NODE_SILENCE_SECONDS, Endpoints, MemberReport
 from covey_api.node import Node, NodeSpec
 from covey_api.units import parse_quantity
 from covey_planner.fit.limits import limit_pools
@@ -17,7 +18,8 @@ from covey_planner.fit.reserves import reserve_bytes
 from covey_planner.types import NodeState, NodeView, Pool
 
 from covey_controller.reconcile.holding import held_bytes
-from covey_controller.reconcile.world import AgentView, GatewayView
+from covey_controller.reconcile.sights import AgentView, MemberSight, NodeSight, Sight
+from covey_controller.reconcile.world import GatewayView
 
 # A stream that is opened again within this (a renewed certificate, a restarted reader) was not broken.
 STREAM_BREAK_SECONDS = 1.0
@@ -37,65 +39,38 @@ _WORST_FIRST = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSight:
-    """One node with its agent, as it looks now."""
-
-    name: str
-    node: Node | None
-    agent: AgentView | None
-    state: NodeState
-    unknown_since: float
-    """When silence makes it Unknown, or made it so."""
-
-    @property
-    def report(self) -> Report | None:
-        return self.agent.report if self.agent else None
-
-
-@dataclass(frozen=True, slots=True)
-class MemberSight:
-    """One member of an Instance, as its node reported it last."""
-
-    name: str
-    node: NodeSight | None
-    phase: MemberPhase
-    report: MemberReport | None
-    """Of the current attempt; None when the node has said nothing of it in this leadership."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """One Instance, as it looks now."""
-
-    instance: Instance
-    members: tuple[MemberSight, ...]
-    phase: MemberPhase
-    """The worst of its members'."""
-    is_confirmed: bool
-    """Every member's node is there to say so."""
-
-    @property
-    def id(self) -> str:
-        return self.instance.spec.instance_id
-
-    @property
-    def unknown_since(self) -> float:
-        """When the first of its nodes became Unknown; infinity while none is."""
-        since = [m.node.unknown_since for m in self.members if m.node and m.node.state is NodeState.UNKNOWN]
-        return min(since, default=float("inf"))
+_NO_SIGHTS: Mapping[str, NodeSight] = {}
 
 
 def observe_nodes(
-    nodes: Iterable[Node], agents: Iterable[AgentView], led_since: float, watching_since: float, now: float
+    nodes: Iterable[Node],
+    agents: Iterable[AgentView],
+    led_since: float,
+    watching_since: float,
+    now: float,
+    known: Mapping[str, NodeSight] = _NO_SIGHTS,
 ) -> dict[str, NodeSight]:
-    """Every node that the store knows or that reported, by name, sorted."""
+    """Every node that the store knows or that reported, by name, sorted.
+
+    `known`: as they were seen with this `watching_since`. A node of which nothing changed is the very same value.
+    """
     by_name = {node.metadata.name: node for node in nodes}
     by_agent = {agent.node: agent for agent in agents}
-    return {
-        name: observe_node(name, by_name.get(name), by_agent.get(name), led_since, watching_since, now)
-        for name in sorted(by_name.keys() | by_agent.keys())
-    }
+    sights: dict[str, NodeSight] = {}
+    for name in sorted(by_name.keys() | by_agent.keys()):
+        node, agent, before = by_name.get(name), by_agent.get(name), known.get(name)
+        if (
+            before is not None
+            and before.node is node
+            and before.agent is agent
+            and before.report is not None
+            and before.state is not NodeState.UNKNOWN
+            and now < before.unknown_since
+        ):
+            sights[name] = before
+        else:
+            sights[name] = observe_node(name, node, agent, led_since, watching_since, now)
+    return sights
 
 
 def observe_node(
@@ -150,6 +125,27 @@ def live_until(gateway: GatewayView, watching_since: float) -> float:
     return max(gateway.seen, watching_since) + NODE_SILENCE_SECONDS
 
 
+def observe_instances(
+    instances: Mapping[ObjectKey, Instance], nodes: Mapping[str, NodeSight], known: Mapping[ObjectKey, Sight]
+) -> dict[ObjectKey, Sight]:
+    """`known`: as they were seen before. One of which nothing changed, nor of its nodes, is the very same value."""
+    sights: dict[ObjectKey, Sight] = {}
+    for key, instance in instances.items():
+        before = known.get(key)
+        if before is not None and before.instance is instance and _are_nodes_the_same(before, nodes):
+            sights[key] = before
+        else:
+            sights[key] = observe_instance(instance, nodes)
+    return sights
+
+
+def _are_nodes_the_same(before: Sight, nodes: Mapping[str, NodeSight]) -> bool:
+    for member, spec in zip(before.members, before.instance.spec.members, strict=True):
+        if member.node is not nodes.get(spec.node):
+            return False
+    return True
+
+
 def observe_instance(instance: Instance, nodes: Mapping[str, NodeSight]) -> Sight:
     """Members as their nodes reported them; where a node has said nothing yet, as the store recalls them."""
     stored = {member.name: member.phase for member in instance.status.members}
@@ -165,7 +161,7 @@ def observe_instance(instance: Instance, nodes: Mapping[str, NodeSight]) -> Sigh
     phases = [member.phase for member in members]
     worst = phases[0] if len(phases) == 1 else next(phase for phase in _WORST_FIRST if phase in phases)
     is_confirmed = all(member.node is not None and member.node.state is NodeState.READY for member in members)
-    return Sight(instance, tuple(members), worst, is_confirmed)
+    return Sight(instance, tuple(members), worst, is_confirmed, instance.spec.instance_id)
 
 
 def _report_of(instance: Instance, member: str, reports: tuple[MemberReport, ...]) -> MemberReport | None:
@@ -191,7 +187,7 @@ def reservations(instances: Iterable[Instance]) -> dict[str, tuple[Instance, ...
     return by_node
 
 
-def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
+def view_node(sight: NodeSight, holders: Collection[Instance]) -> NodeView:
     """One node for the planner, with what `holders` have reserved on it."""
     report = sight.report
     stored = sight.node.status if sight.node else None
@@ -222,6 +218,8 @@ def view_node(sight: NodeSight, holders: Iterable[Instance]) -> NodeView:
         is_offline=sight.node is not None and sight.node.spec.offline,
     )
     held: dict[str, int] = {}
+    if not holders:
+        return view
     for holder in holders:
         for pool, count in held_bytes(view, holder.spec).items():
             held[pool] = held.get(pool, 0) + count

@@ -37,7 +37,8 @@ from covey_controller.reconcile.outcomes import (
     UpdateInstance,
 )
 from covey_controller.reconcile.plan import plan
-from covey_controller.reconcile.world import AgentView, GatewayView, Published, World
+from covey_controller.reconcile.sights import AgentView
+from covey_controller.reconcile.world import GatewayView, Published, World
 
 HORIZON_SECONDS = 15.0
 # A replica takes three plans to be replaced; Placements go at the same time. What is beyond is said to be beyond.

@@ -10,8 +10,8 @@ from covey_planner.types import NodeView
 from covey_planner.words import render_exactly
 
 from covey_controller.reconcile.begin import begin_draft
-from covey_controller.reconcile.draft import index_objects
 from covey_controller.reconcile.forecast import Forecast
+from covey_controller.reconcile.index import index_objects
 from covey_controller.reconcile.world import World
 
 Entry = dict[str, Any]

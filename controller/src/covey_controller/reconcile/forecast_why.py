@@ -14,8 +14,9 @@ from covey_planner.choice import explain_nodes
 from covey_planner.types import Chosen, Refusal, Wish
 
 from covey_controller.reconcile.begin import begin_draft
-from covey_controller.reconcile.draft import Draft, index_objects
+from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.forecast import Forecast
+from covey_controller.reconcile.index import index_objects
 from covey_controller.reconcile.making import next_wish
 from covey_controller.reconcile.outcomes import CreateInstance
 from covey_controller.reconcile.wanted import model_key

@@ -23,7 +23,6 @@ from covey_planner.types import Decision, Wish
 
 from covey_controller.reconcile.draft import Draft, Progressing
 from covey_controller.reconcile.failures import fault_of, plan_failures
-from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.making import InstanceMaker, next_wish
 from covey_controller.reconcile.names import ordinal_of
 from covey_controller.reconcile.preempting import make_way
@@ -37,6 +36,7 @@ from covey_controller.reconcile.rollout import (
     count_missing,
     order_of_leaving,
 )
+from covey_controller.reconcile.sights import Sight
 from covey_controller.reconcile.wanted import model_key, wanted_replicas
 from covey_controller.reconcile.world import Revised
 

@@ -3,7 +3,7 @@
 Messages are functions of state: no times, counters, ports, process ids or free memory in them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from covey_api.engines import EngineName
 from covey_api.instance import InstanceGoal, MemberPhase
@@ -18,8 +18,8 @@ from covey_controller.reconcile.asks import can_read
 from covey_controller.reconcile.companions import find_companion
 from covey_controller.reconcile.draft import Draft, Progressing
 from covey_controller.reconcile.failures import fault_of
-from covey_controller.reconcile.fleet import NodeSight, Sight
 from covey_controller.reconcile.outcomes import Done, Outcome, Stalled, Waiting
+from covey_controller.reconcile.sights import NodeSight, Sight
 from covey_controller.reconcile.wanted import fresh_status, model_key
 
 _REASON_OF_PHASE = {
@@ -171,7 +171,7 @@ def judge_key(*, is_refused: bool) -> Outcome:
     return Done(AccessKeyReason.ACCEPTED, "gateways take it until it expires")
 
 
-def judge_model(draft: Draft, model: Model, refused: dict[str, str]) -> Outcome:
+def judge_model(draft: Draft, model: Model, refused: Mapping[str, str]) -> Outcome:
     """1. An alias is another Model's. 2. A header could not be read. 3. One has not been read. 4. All are known."""
     if refused:
         taken = ", ".join(f"'{alias}' belongs to model '{owner}'" for alias, owner in sorted(refused.items()))

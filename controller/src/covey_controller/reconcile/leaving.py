@@ -9,7 +9,7 @@ from covey_planner.choice import choose
 from covey_planner.types import Chosen, Wish
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import Sight
+from covey_controller.reconcile.sights import Sight
 
 
 @dataclass(frozen=True, slots=True)

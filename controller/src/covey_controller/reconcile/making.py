@@ -13,8 +13,8 @@ from covey_planner.types import Chosen, ShapeKind, Wish
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.finalizers import held_metadata
-from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.names import lowest_free_name
+from covey_controller.reconcile.sights import Sight
 from covey_controller.reconcile.wanted import failed_lanes, render_wish
 
 

@@ -11,7 +11,7 @@ def lowest_free_name(draft: Draft, namespace: str, placement: str) -> str:
     """The first name that no Instance in the namespace has."""
     names = (f"{placement}-{ordinal}" for ordinal in count())
     keys = ((name, ObjectKey("Instance", namespace, name)) for name in names)
-    return next(name for name, key in keys if key not in draft.sights and key not in draft.taken_names)
+    return next(name for name, key in keys if key not in draft.sights and key not in draft.indexed.taken_names)
 
 
 def ordinal_of(name: str) -> int:

@@ -24,7 +24,7 @@ from covey_planner.types import NodeState
 from covey_controller.reconcile.conditions import Claim, make_claim
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.drains import GATEWAYS_RETURN_SECONDS, live_gateways
-from covey_controller.reconcile.fleet import NodeSight
+from covey_controller.reconcile.sights import NodeSight
 from covey_controller.reconcile.table import front_of
 
 TYPE = "DataPathReachable"

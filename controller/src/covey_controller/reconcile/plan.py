@@ -13,11 +13,11 @@ Order of one plan:
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from covey_api.kinds import ObjectKey
 from covey_api.messages import Assignments
 from covey_api.node import Node
+from covey_api.placement import Placement
 from covey_api.reasons import EventReason
 from covey_planner.types import NodeState
 
@@ -27,16 +27,18 @@ from covey_controller.reconcile.assignments import plan_assignments
 from covey_controller.reconcile.begin import begin_draft, expected_nodes
 from covey_controller.reconcile.calibrate import plan_calibrations
 from covey_controller.reconcile.doubts import observe_doubts
-from covey_controller.reconcile.draft import Draft, index_again, node_key
+from covey_controller.reconcile.draft import Draft, node_key
 from covey_controller.reconcile.drains import observe_losses, plan_drains
 from covey_controller.reconcile.failures import observe_absence
-from covey_controller.reconcile.finalizers import held_metadata, is_held, is_leaving, plan_finalizers
+from covey_controller.reconcile.finalizers import held_metadata, plan_finalizers
+from covey_controller.reconcile.index import index_again, is_held, is_leaving
 from covey_controller.reconcile.instances import plan_placement
 from covey_controller.reconcile.judge import judge_placement
 from covey_controller.reconcile.outcomes import CreateNode, DeleteObject, Outcome, Plan
 from covey_controller.reconcile.preempting import order_by_priority
 from covey_controller.reconcile.resting import judge_resting, keep_resting, remember_resting
 from covey_controller.reconcile.scaling import observe_demand
+from covey_controller.reconcile.sights import FleetSight
 from covey_controller.reconcile.status import is_deletable_node, plan_statuses
 from covey_controller.reconcile.table import keep_drained, plan_table
 from covey_controller.reconcile.world import Memory, World
@@ -49,9 +51,8 @@ MAX_SLEEP_SECONDS = 30.0
 def plan(world: World, now: float) -> Plan:
     """What to do now, and why."""
     indexed = index_again(world.objects, world.memory.indexed)
-    stored = indexed.by_key
-    draft = begin_draft(world, stored, now)
-    plan_finalizers(draft, stored.values())
+    draft = begin_draft(world, indexed, now)
+    plan_finalizers(draft, indexed.finalizing)
     _plan_nodes(draft)
     plan_answers(draft)
     plan_calibrations(draft)
@@ -73,7 +74,7 @@ def plan(world: World, now: float) -> Plan:
     if draft.complete:
         for key, each in draft.placements.items():
             outcomes[key] = judge_resting(draft, key) or judge_placement(draft, key, each)
-    plan_statuses(draft, outcomes, stored)
+    plan_statuses(draft, outcomes, indexed.by_key)
     remember_resting(draft, outcomes)
     endpoints = plan_table(draft, strays, outcomes) if draft.complete else None
     assignments = plan_assignments(draft, strays)
@@ -84,7 +85,7 @@ def plan(world: World, now: float) -> Plan:
         endpoints_unacted=keep_drained(draft, endpoints) if endpoints and draft.actions else None,
         statuses=tuple(draft.statuses),
         notes=tuple(draft.notes),
-        memory=replace(_remember(draft, assignments), indexed=indexed),
+        memory=_remember(draft, assignments),
         used_answers=tuple(draft.used_answers),
         wake_at=min((*draft.deadlines, now + MAX_SLEEP_SECONDS)),
         spending=draft.spending,
@@ -104,18 +105,21 @@ def _drain_orphans(draft: Draft) -> None:
     """Instances whose Placement is gone, and not merely another version's."""
     for key, sight in list(draft.sights.items()):
         owner = ObjectKey("Placement", key.namespace, sight.instance.spec.placement)
-        if owner not in draft.placements and (owner not in draft.unreadable or is_leaving(sight.instance)):
+        if owner not in draft.placements and (owner not in draft.indexed.unreadable or is_leaving(sight.instance)):
             draft.drain(sight, f"placement '{sight.instance.spec.placement}' does not exist any more")
 
 
 def _finish_deletions(draft: Draft) -> None:
     """Placements and Nodes whose deletion was asked for go when nothing of theirs runs."""
-    for key, placement in draft.placements.items():
-        if is_leaving(placement) and not draft.sights_of(key):
-            draft.actions.append(DeleteObject(key, placement.metadata.uid))
-    for node in draft.nodes.values():
-        if node.node is not None and is_held(node.node) and is_deletable_node(draft, node.node):
-            draft.actions.append(DeleteObject(node.node.key, node.node.metadata.uid))
+    nodes: list[Node] = []
+    for item in draft.indexed.leaving:
+        if isinstance(item, Placement) and item.key in draft.placements and not draft.sights_of(item.key):
+            draft.actions.append(DeleteObject(item.key, item.metadata.uid))
+        elif isinstance(item, Node):
+            nodes.append(item)
+    for node in nodes:
+        if is_held(node) and is_deletable_node(draft, node):
+            draft.actions.append(DeleteObject(node.key, node.metadata.uid))
 
 
 def _remember(draft: Draft, assignments: Mapping[str, Assignments]) -> Memory:
@@ -149,4 +153,6 @@ def _remember(draft: Draft, assignments: Mapping[str, Assignments]) -> Memory:
         resting_nodes=draft.resting_nodes,
         resting_placements=draft.resting_placements,
         resting_models=draft.resting_models,
+        indexed=draft.indexed,
+        fleet=FleetSight(draft.watching_since, draft.nodes, draft.sights),
     )

@@ -19,9 +19,9 @@ from covey_api.placement import Placement, Preemption
 from covey_planner.types import Wish
 
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.leaving import Leaving, find_leaving, owner_of, place_without, quote_names
 from covey_controller.reconcile.making import InstanceMaker
+from covey_controller.reconcile.sights import Sight
 from covey_controller.reconcile.swapping import make_swap
 from covey_controller.reconcile.wanted import model_key
 
@@ -30,6 +30,8 @@ _Order = tuple[int, int, int, str]
 
 def order_by_priority(draft: Draft) -> list[tuple[ObjectKey, Placement]]:
     """Higher first: who is important chooses first. Of equal ones whose clients wait longest, then by name."""
+    if not draft.asked and not draft.indexed.has_priorities:  # sorted by key already
+        return list(draft.placements.items())
     return sorted(
         draft.placements.items(), key=lambda item: (-item[1].spec.priority, _asked_since(draft, *item), item[0])
     )

@@ -25,9 +25,9 @@ from covey_planner.types import Barred, Chosen, Decision, Wish
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.failures import barred_of, due_at, fault_of
-from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.holding import held_bytes
 from covey_controller.reconcile.making import InstanceMaker, find_pin
+from covey_controller.reconcile.sights import Sight
 from covey_controller.reconcile.world import Spot
 
 

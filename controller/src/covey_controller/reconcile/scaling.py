@@ -23,7 +23,7 @@ from covey_api.placement import Placement, Scaling
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.drains import live_gateways
-from covey_controller.reconcile.fleet import Sight
+from covey_controller.reconcile.sights import Sight
 from covey_controller.reconcile.wanted import model_key
 from covey_controller.reconcile.world import Asked, GatewayView, Scaled, Serving
 

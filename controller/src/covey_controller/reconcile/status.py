@@ -17,13 +17,13 @@ from covey_api.reasons import EventReason, FleetReason, NodeReason
 
 from covey_controller.reconcile.conditions import Claim, conditions_of, is_changed, make_claim
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import MemberSight, NodeSight, Sight
 from covey_controller.reconcile.judge import judge_instance, judge_key, judge_model, judge_node
 from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled, Waiting
 from covey_controller.reconcile.paths import observe_path_failures, plan_path_condition
 from covey_controller.reconcile.resting import observe_node_rest
+from covey_controller.reconcile.sights import MemberSight, NodeSight, Sight
 from covey_controller.reconcile.stores import plan_store_condition
-from covey_controller.reconcile.table import address_of, front_of, refused_aliases, refused_keys
+from covey_controller.reconcile.table import address_of, front_of, refused_keys
 from covey_controller.reconcile.unusable import plan_unusable_condition
 from covey_controller.reconcile.usage import count_key
 
@@ -48,7 +48,7 @@ _SAYS_WHY = frozenset({MemberPhase.BACKOFF, MemberPhase.FAILED})
 
 def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: Mapping[ObjectKey, Kind]) -> None:
     """Write what differs; note each change of `Ready`."""
-    refused = refused_aliases(draft.models)
+    refused = draft.indexed.refused_aliases
     for key, model in draft.models.items():
         before, aliases = stored.get(key), refused.get(key, {})
         if not aliases and draft.world.memory.resting_models.get(key) is model:
@@ -73,7 +73,7 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
     _write_settings(draft)
     for key, sight in draft.sights.items():
         before = stored.get(key)
-        if isinstance(before, Instance) and key not in draft.resting:
+        if isinstance(before, Instance) and sight.id not in draft.resting_ids:
             _write(draft, before, before.status, _observed_instance(sight), judge_instance(draft, sight))
     for key, placement in draft.placements.items():
         if key in draft.resting:
@@ -104,10 +104,10 @@ def _write(
     draft: Draft, item: Kind, stored: Status, status: Status, outcome: Outcome, extra: tuple[Claim, ...] = ()
 ) -> None:
     generation = item.metadata.generation
-    conditions = conditions_of(outcome, stored, generation, draft.world.timestamp, extra)
+    conditions = conditions_of(outcome, stored, generation, draft.world.timestamp, extra, draft.made_conditions)
     changed = status.changed(observed_generation=generation, conditions=conditions)
     draft.write_status(item, stored, changed)
-    if is_changed(outcome, stored):
+    if conditions is not stored.conditions and is_changed(outcome, stored):
         is_warning = isinstance(outcome, Stalled) or (isinstance(outcome, Waiting) and outcome.warns)
         draft.notes.append(Note(item.key, outcome.reason.value, outcome.message, is_warning))
 

@@ -15,7 +15,7 @@ from covey_api.units import format_bytes
 
 from covey_controller.reconcile.conditions import Claim, make_claim
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import NodeSight
+from covey_controller.reconcile.sights import NodeSight
 
 TYPE = "StoreIncomplete"
 # In one message, by size: more would be read by nobody.

@@ -28,10 +28,10 @@ from covey_planner.types import Wish
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.drains import GATEWAYS_RETURN_SECONDS, is_quiet, left_at, live_gateways
 from covey_controller.reconcile.failures import fault_of
-from covey_controller.reconcile.fleet import Sight
 from covey_controller.reconcile.leaving import Leaving, find_leaving, owner_of, place_without, quote_names
 from covey_controller.reconcile.making import InstanceMaker
 from covey_controller.reconcile.scaling import spare_count
+from covey_controller.reconcile.sights import Sight
 from covey_controller.reconcile.wanted import model_key
 from covey_controller.reconcile.world import Scaled, Yield
 

@@ -5,7 +5,7 @@ endpoint stays as it was last known, `confirmed: false`, until a gateway finds i
 left the table.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from urllib.parse import urlsplit
 
@@ -20,9 +20,9 @@ from covey_api.placement import Placement, RequestTimeouts, UnknownFields
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.drains import live_gateways
-from covey_controller.reconcile.fleet import Sight, live_until
+from covey_controller.reconcile.fleet import live_until
 from covey_controller.reconcile.outcomes import Done, Outcome, Stalled
-from covey_controller.reconcile.wanted import model_key
+from covey_controller.reconcile.sights import Sight
 
 # What a client is told to wait for at least and at most, whatever the progress says.
 RETRY_SECONDS = 5
@@ -36,17 +36,17 @@ def plan_table(draft: Draft, strays: list[Sight], outcomes: dict[ObjectKey, Outc
     served = {(each.namespace, each.name): each for each in published.models} if published else {}
     running = [s for s in (*draft.sights.values(), *strays) if s.instance.spec.goal is InstanceGoal.RUN]
     endpoints = [endpoint for sight in running if (endpoint := _endpoint(draft, sight, known)) is not None]
-    refused = refused_aliases(draft.models)
+    refused = draft.indexed.refused_aliases
     ready: dict[tuple[str, str], int] = {}
     for endpoint in endpoints:
         ready[endpoint.namespace, endpoint.model] = ready.get((endpoint.namespace, endpoint.model), 0) + 1
-    asked = _placements_by_model(draft)
+    asked = draft.indexed.placements_of
     models = tuple(
-        _resting_model(draft, model, refused.get(key, {}), served.get((key.namespace, key.name)), asked.get(key, []))
+        _resting_model(draft, model, refused.get(key, {}), served.get((key.namespace, key.name)), asked.get(key, ()))
         or _served_model(
             draft, key, model, refused.get(key, {}), ready.get((key.namespace, key.name), 0), outcomes, asked
         )
-        for key, model in sorted(draft.models.items(), key=lambda item: (item[0].namespace, item[0].name))
+        for key, model in draft.models.items()
     )
     unheeded = refused_keys(draft.keys)
     client_keys = tuple(
@@ -107,7 +107,7 @@ def _endpoint(draft: Draft, sight: Sight, known: Mapping[str, Endpoint]) -> Endp
     if sight.id in draft.yields:
         return None
     before = known.get(sight.id)
-    if before is not None and sight.instance.key in draft.resting:
+    if before is not None and sight.id in draft.resting_ids:
         doubted = _is_doubted(draft, sight)
         return before if before.doubted is doubted else before.model_copy(update={"doubted": doubted})
     return _render_endpoint(draft, sight, before)
@@ -192,22 +192,6 @@ def _parse_stored(url: str) -> tuple[str, int] | None:
         return None
 
 
-def refused_aliases(models: dict[ObjectKey, Model]) -> dict[ObjectKey, dict[str, str]]:
-    """Per Model, the aliases that it doesn't get, each with the Model that has it: by its name, or as the older one.
-
-    A name comes before any alias: else a new Model could take the requests of one that serves.
-    """
-    by_age = sorted(models.items(), key=lambda item: (item[1].metadata.creation_timestamp, item[0].name))
-    owners = {(key.namespace, key.name): key.name for key in models}
-    refused: dict[ObjectKey, dict[str, str]] = {}
-    for key, model in by_age:
-        for alias in model.spec.aliases:
-            owner = owners.setdefault((key.namespace, alias), key.name)
-            if owner != key.name:
-                refused.setdefault(key, {})[alias] = owner
-    return refused
-
-
 def refused_keys(keys: Collection[AccessKey]) -> frozenset[ObjectKey]:
     """Those whose hash an older one has, wherever it is: else who reads a hash could make the key theirs, or end it."""
     if len({key.spec.hash for key in keys}) == len(keys):  # nearly always; sorting a thousand keys takes 16 ms
@@ -217,23 +201,16 @@ def refused_keys(keys: Collection[AccessKey]) -> frozenset[ObjectKey]:
     return frozenset(key.key for key in by_age if owners.setdefault(key.spec.hash, key.key) != key.key)
 
 
-def _placements_by_model(draft: Draft) -> dict[ObjectKey, list[ObjectKey]]:
-    asked: dict[ObjectKey, list[ObjectKey]] = {}
-    for key, placement in draft.placements.items():
-        asked.setdefault(model_key(key, placement), []).append(key)
-    return asked
-
-
 def _served_model(
     draft: Draft,
     key: ObjectKey,
     model: Model,
-    refused: dict[str, str],
+    refused: Mapping[str, str],
     ready: int,
     outcomes: dict[ObjectKey, Outcome],
-    asked: dict[ObjectKey, list[ObjectKey]],
+    asked: Mapping[ObjectKey, Sequence[ObjectKey]],
 ) -> ServedModel:
-    placements = asked.get(key, [])
+    placements = asked.get(key, ())
     wanted = sum(draft.progressing[each].wanted for each in placements)
     state, outcome = _model_state(ready, wanted, [outcomes[each] for each in placements])
     progress = _progress(draft, placements) if state is ModelState.LOADING else None
@@ -259,7 +236,7 @@ def _served_model(
     )
 
 
-def _hold_seconds(draft: Draft, state: ModelState, placements: list[ObjectKey]) -> int:
+def _hold_seconds(draft: Draft, state: ModelState, placements: Sequence[ObjectKey]) -> int:
     """0 where waiting doesn't help: it can't be served, or nobody may start it."""
     if state is ModelState.UNAVAILABLE:
         return 0
@@ -274,12 +251,12 @@ def _scales(placement: Placement) -> bool:
 
 
 def _resting_model(
-    draft: Draft, model: Model, refused: dict[str, str], before: ServedModel | None, placements: list[ObjectKey]
+    draft: Draft, model: Model, refused: Mapping[str, str], before: ServedModel | None, placements: Sequence[ObjectKey]
 ) -> ServedModel | None:
     """As it is published, while all that ask for it serve and are at rest."""
     if before is None or before.state is not ModelState.READY or refused or before.aliases != model.spec.aliases:
         return None
-    if any(sight.id in draft.yields for each in placements for sight in draft.sights_of(each)):
+    if draft.yields and any(sight.id in draft.yields for each in placements for sight in draft.sights_of(each)):
         return None
     return before if placements and all(each in draft.resting for each in placements) else None
 
@@ -296,7 +273,7 @@ def _model_state(ready: int, wanted: int, outcomes: list[Outcome]) -> tuple[Mode
     return ModelState.LOADING, next((o for o in going if not isinstance(o, Done)), going[0])
 
 
-def _progress(draft: Draft, placements: list[ObjectKey]) -> Progress | None:
+def _progress(draft: Draft, placements: Sequence[ObjectKey]) -> Progress | None:
     """Of the replica that is nearest to its end: the first one to serve."""
     found: list[Progress] = []
     for placement in placements:

@@ -6,7 +6,7 @@ from covey_planner.types import NodeState
 
 from covey_controller.reconcile.conditions import Claim, make_claim
 from covey_controller.reconcile.draft import Draft
-from covey_controller.reconcile.fleet import NodeSight
+from covey_controller.reconcile.sights import NodeSight
 
 TYPE = "UnusableEngines"
 

@@ -18,11 +18,13 @@ from covey_planner.text import WhyPlacement, render_why, why_data
 from covey_controller.reconcile.begin import begin_draft
 from covey_controller.reconcile.better import list_better, render_better
 from covey_controller.reconcile.companions import find_companion
-from covey_controller.reconcile.draft import Draft, index_objects
+from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.drains import why_quiet
-from covey_controller.reconcile.fleet import Sight, view_node
+from covey_controller.reconcile.fleet import view_node
+from covey_controller.reconcile.index import index_objects
 from covey_controller.reconcile.making import next_wish
 from covey_controller.reconcile.scaling import explain_scaling, observe_demand
+from covey_controller.reconcile.sights import Sight
 from covey_controller.reconcile.together import find_shape
 from covey_controller.reconcile.wanted import fresh_status, model_key, wanted_replicas
 from covey_controller.reconcile.world import World
@@ -68,10 +70,10 @@ def progress_data(progress: Progress) -> dict[str, Any]:
 
 
 def _draft(world: World, now: float) -> tuple[Draft, Mapping[ObjectKey, Kind]]:
-    stored = index_objects(world.objects)
-    draft = begin_draft(world, stored, now)
+    indexed = index_objects(world.objects)
+    draft = begin_draft(world, indexed, now)
     observe_demand(draft)
-    return draft, stored
+    return draft, indexed.by_key
 
 
 def _explain_placement(draft: Draft, key: ObjectKey, placement: Placement) -> Explanation:

@@ -13,24 +13,14 @@ from typing import NamedTuple
 
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, KeyUsage, Order, Report
+from covey_api.messages import Ask, AskAnswer, Assignments, Demand, Endpoints, KeyUsage, Order
 from covey_api.model import Model, ModelSpec
 from covey_api.placement import PlacementSpec
 from covey_api.reasons import ReadyReason
 from covey_planner.types import Barred, Decision
 
-
-@dataclass(frozen=True, slots=True)
-class AgentView:
-    """What one agent reported, merged over this boot of it."""
-
-    node: str
-    seen: float
-    report: Report | None = None
-    disconnected: float | None = None
-    """Since when its stream is broken; None while it is open, or was never opened."""
-    rival: float | None = None
-    """When another machine last reported under this name; what that one said is not in `report`."""
+from covey_controller.reconcile.index import Indexed
+from covey_controller.reconcile.sights import AgentView, FleetSight, Sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +156,6 @@ class Revised:
 
 
 @dataclass(frozen=True, slots=True)
-class Indexed:
-    """Objects, and the same by key, sorted."""
-
-    objects: tuple[Kind, ...]
-    by_key: Mapping[ObjectKey, Kind]
-
-
-@dataclass(frozen=True, slots=True)
 class Asked:
     """How a Model without an endpoint is asked for, by all gateways."""
 
@@ -215,7 +197,11 @@ class RestingPlacement(NamedTuple):
     """A Placement with its Instances, of which a plan had nothing to do, to write or to note."""
 
     seen: tuple[object, ...]
-    """What that came from."""
+    """What that came from, but for its Instances."""
+    sights: tuple[Sight, ...]
+    """Its Instances, as they were seen then."""
+    served: tuple[object, ...]
+    """What of them it came from."""
     revision: str | None
     reason: ReadyReason
     message: str
@@ -279,6 +265,8 @@ class Memory:
     """Those of which all is known and said."""
     indexed: Indexed | None = field(default=None, compare=False)
     """What the last plan looked through."""
+    fleet: FleetSight | None = field(default=None, compare=False)
+    """What the last plan saw of the fleet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,8 @@ def _advance_living(
     if member.goal is MemberGoal.DRAIN:  # 2b
         return replace(member, phase=MemberPhase.DRAINING), ()
     if member.ready:  # 2c
-        member = replace(member, phase=MemberPhase.READY, failure=None, fetch_failures=0)
+        if member.phase is not MemberPhase.READY or member.failure is not None or member.fetch_failures:
+            member = replace(member, phase=MemberPhase.READY, failure=None, fetch_failures=0)
         if not member.is_doubted or Work.EXAMINE in member.work or now < member.wait_until:
             return member, ()
         look = Examine(member.instance_id, member.assignment, keeper)
@@ -114,7 +115,8 @@ def _advance_living(
         words = f"no token within `startupSeconds` ({member.spec.startup_seconds} s) of the engine's start"
         failure = Failure(FailureCause.NOT_READY_IN_TIME, f"{words}: {met}" if met else words)
         return _stop(replace(member, phase=MemberPhase.STARTING, overdue=True, failure=failure))
-    member = replace(member, phase=MemberPhase.STARTING)
+    if member.phase is not MemberPhase.STARTING:
+        member = replace(member, phase=MemberPhase.STARTING)
     if Work.PROBE in member.work or now < member.wait_until:
         return member, ()
     effect = Probe(member.instance_id, member.assignment, keeper)  # 2e

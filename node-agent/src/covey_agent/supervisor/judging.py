@@ -25,10 +25,10 @@ EXAMINE_AGAIN_SECONDS = 5.0
 def judge_probe(member: MemberState, identity: str, unready: str, now: float) -> MemberState:
     if Work.PROBE not in member.work or member.keeper is None or member.keeper.identity != identity:
         return member
-    member = replace(member, work=member.work - {Work.PROBE})
+    work = member.work - {Work.PROBE}
     if not unready:
-        return replace(member, ready=True, unready="")
-    return replace(member, unready=unready, wait_until=now + PROBE_AGAIN_SECONDS)
+        return replace(member, work=work, ready=True, unready="")
+    return replace(member, work=work, unready=unready, wait_until=now + PROBE_AGAIN_SECONDS)
 
 
 def judge_examination(member: MemberState, event: Examined, now: float) -> MemberState:

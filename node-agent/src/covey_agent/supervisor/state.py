@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from covey_api.instance import InstanceSpec, Member, MemberPhase, MemberRole
 from covey_api.messages import MemberAssignment, MemberGoal, Order
@@ -152,7 +153,8 @@ class State:
 
     def with_member(self, member: MemberState) -> "State":
         """Itself, if the member is as it was."""
-        if self.members.get(member.instance_id) == member:
+        known = self.members.get(member.instance_id)
+        if known is member or known == member:
             return self
         members = {**self.members, member.instance_id: member}
         return replace(self, members=dict(sorted(members.items())))
@@ -187,24 +189,29 @@ def is_kept_alike(before: State, after: State) -> bool:
     if before.members.keys() != after.members.keys():
         return False
     members = ((member, after.members[key]) for key, member in before.members.items())
-    return all(old is new or _keep_member(old) == _keep_member(new) for old, new in members)
+    return all(old is new or _kept_of(old) == _kept_of(new) for old, new in members)
 
 
 def _keep_member(member: MemberState) -> KeptMember:
+    return KeptMember(**_kept_of(member))
+
+
+def _kept_of(member: MemberState) -> dict[str, Any]:
+    """Fields of a KeptMember."""
     failure = member.failure if member.given_up else None
-    return KeptMember(
-        assignment=member.assignment,
-        goal=member.goal,
-        assigned=member.assigned,
-        engine=member.engine,
-        ready=member.ready,
-        is_rekeyed=member.is_rekeyed,
-        failed=failure.cause if failure else None,
-        message=failure.message if failure else "",
-        pool=failure.pool if failure else "",
-        restarts=member.restarts,
-        restarted_at=member.restarted_at,
-    )
+    return {
+        "assignment": member.assignment,
+        "goal": member.goal,
+        "assigned": member.assigned,
+        "engine": member.engine,
+        "ready": member.ready,
+        "is_rekeyed": member.is_rekeyed,
+        "failed": failure.cause if failure else None,
+        "message": failure.message if failure else "",
+        "pool": failure.pool if failure else "",
+        "restarts": member.restarts,
+        "restarted_at": member.restarted_at,
+    }
 
 
 def restore_state(kept: Kept, strays: tuple[MemberAssignment, ...], boot_id: str) -> State:

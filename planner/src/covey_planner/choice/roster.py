@@ -54,6 +54,10 @@ class NodeClass:
     def example(self) -> NodeView:
         return next(iter(self.views.values()))
 
+    def has_file(self, digest: str) -> bool:
+        """Whether some node of it has the file."""
+        return bool(self._holding(digest))
+
     def names(self) -> list[str]:
         """Sorted."""
         if self._names is None:
@@ -162,6 +166,10 @@ class Roster:
                 return
             self._remove(before)
         self._add(view)
+
+    def refill(self, view: NodeView) -> None:
+        """One that is there, with other free bytes and nothing else."""
+        self._class_of[view.name].replace(view)
 
     def _add(self, view: NodeView) -> None:
         key = self._key(view)

@@ -56,6 +56,8 @@ class Search:
         self._open = [each for each, reason in self._filtered if reason is None]
         self._taken: dict[str, Taken] = {}
         self._apart: dict[str, Offer | Miss] = {}
+        self._unasked: list[str] = []
+        """Nodes that took a replica since they were asked."""
         wish = question.wish
         for name in {*wish.include, *wish.exclude, *wish.placed, *(each.node for each in wish.failed)}:
             self._ask(name)
@@ -64,38 +66,45 @@ class Search:
         if (view := self._roster.view(name)) is not None:
             self._apart[name] = evaluate_node(self._question, view, self._taken.get(name, NOTHING_TAKEN))
 
+    def _ask_again(self) -> None:
+        names, self._unasked = self._unasked, []
+        for name in names:
+            self._ask(name)
+
     def take_best(self) -> Offer | None:
         """The best offer of all nodes, taken; None when there is none."""
+        self._ask_again()
         best = min((each for each in self._apart.values() if isinstance(each, Offer)), key=_by_order, default=None)
         for way in self._question.ways:
             if way.span.refusal:
                 continue
             if best is not None and best.way.rank < way.rank:
                 break
-            for offer in self._offers(way):
-                best = offer if best is None or offer.order < best.order else best
+            best = self._better(way, best)
             if wants_split(way, best):
                 splits = (offer for offer in self._splits(way) if best is None or offer.order < best.order)
                 best = min(splits, key=_by_order, default=best)
         if best is not None:
             name = best.node.name
             self._taken[name] = self._taken.get(name, NOTHING_TAKEN).with_offer(best)
-            self._ask(name)
+            self._unasked.append(name)
         return best
 
-    def _offers(self, way: Way) -> Iterator[Offer]:
-        """The best of each open class on each lane."""
+    def _better(self, way: Way, best: Offer | None) -> Offer | None:
+        """The best of all open classes on each lane, or what was the best before."""
         for each in self._open:
-            if not way.comes_to(each.example):
+            example = each.example
+            if not way.comes_to(example):
                 continue
-            for index, lane in enumerate(each.example.lanes):
+            for index, lane in enumerate(example.lanes):
                 if not way.runs_on(lane):
                     continue
                 price = self._question.price(way, lane)
                 order = self._best_of(each, way, lane, price)
-                if order is not None:
+                if order is not None and (best is None or order < best.order):
                     view = each.views[order[-1]]
-                    yield Offer(order, view, way, view.lanes[index], price.least, price.most)
+                    best = Offer(order, view, way, view.lanes[index], price.least, price.most)
+        return best
 
     def _splits(self, way: Way) -> Iterator[Offer]:
         """Of nodes that aren't asked by themselves; of those with as much free, the first, and the first that has the
@@ -117,7 +126,7 @@ class Search:
 
     def _best_of(self, among: NodeClass, way: Way, lane: Lane, price: Price) -> OfferOrder | None:
         """Nodes that have the file first; of those the whole window with the fewest bytes left, else the widest."""
-        for is_cached in (True, False) if way.digest else (False,):
+        for is_cached in (True, False) if way.digest and among.has_file(way.digest) else (False,):
             ranking = among.ranking(lane.pool, way.digest if is_cached else "")
             name = self._tightest(among, ranking, price.most)
             is_narrower = name is None
@@ -150,6 +159,7 @@ class Search:
 
     def tally(self) -> Tally:
         """Why no node takes one more; to be asked when none does."""
+        self._ask_again()
         tally = Tally()
         for miss in self._apart.values():
             if isinstance(miss, Miss):
@@ -183,4 +193,7 @@ def _by_order(offer: Offer) -> OfferOrder:
 
 
 def _has_room(free: tuple[Free, ...], costs: tuple[tuple[str, int], ...]) -> bool:
-    return all(free_in(free, pool) >= needed for pool, needed in costs)
+    for pool, needed in costs:  # noqa: SIM110  (the inner loop of every choice)
+        if free_in(free, pool) < needed:
+            return False
+    return True

@@ -1,7 +1,7 @@
 """The ways to run a wish: each variant on each engine, in the order in which they are preferred, priced once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 
 from covey_api.companion import CompanionRole
@@ -78,7 +78,7 @@ class Question:
     Costs depend on a lane only through compute, pool and whether its build is known: nodes of a kind share them.
     """
 
-    __slots__ = ("_prices", "blocked", "engines", "unfit", "ways", "wish")
+    __slots__ = ("_options", "_prices", "blocked", "engines", "unfit", "ways", "wish")
 
     def __init__(self, wish: Wish) -> None:
         self.wish = wish
@@ -88,12 +88,16 @@ class Question:
         self.engines = tuple(dict.fromkeys(way.engine for way in self.ways))
         self.blocked = None if self.ways else blocked_reason(wish)
         self._prices: dict[tuple[int, Compute, str, bool, bool], Price] = {}
+        self._options: dict[int, EngineOptions] = {}
+        """Those that costs depend on, by the way's rank."""
 
     def price(self, way: Way, lane: Lane) -> Price:
         key = (way.rank, lane.compute, lane.pool, bool(lane.digest), bool(lane.limit_bytes))
         found = self._prices.get(key)
         if found is None:
-            options = self.options(way, cpu_cores=1, window=way.span.least)
+            options = self._options.get(way.rank)
+            if options is None:
+                options = self._options[way.rank] = self.options(way, cpu_cores=1, window=way.span.least)
             percent = way.calibrations.get((way.engine, lane.compute), 100)
             formulas = cost_formulas(way.geometry, lane, options, self.wish.workspace_bytes, percent)
             if way.companions:
@@ -142,10 +146,15 @@ def list_ways(wish: Wish) -> tuple[Way, ...]:
             continue
         span = window_span(wish, variant.geometry)
         digest = variant.artifact.digest
-        way = Way(len(ways), variant.name, engine, variant.geometry, variant.artifact, digest, span)
         ways.append(
-            replace(
-                way,
+            Way(
+                rank=len(ways),
+                variant=variant.name,
+                engine=engine,
+                geometry=variant.geometry,
+                artifact=variant.artifact,
+                digest=digest,
+                span=span,
                 calibrations=variant.calibrations,
                 companions=beside,
                 is_held=variant.is_held,

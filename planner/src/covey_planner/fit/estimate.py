@@ -234,8 +234,9 @@ def _vllm_formula(geometry: Geometry, lane: Lane, options: EngineOptions, worksp
 def _kv_bytes_per_cell(geometry: Geometry, lane: Lane, options: EngineOptions) -> tuple[int, int]:
     """Bytes of one cell in full and in sliding layers. A latent vector is its own value, where the build knows that."""
     sliding = frozenset(geometry.sliding_layers) if geometry.sliding_window_tokens else frozenset[int]()
-    full_heads = sum(heads for layer, heads in enumerate(geometry.kv_head_counts) if layer not in sliding)
-    sliding_heads = sum(geometry.kv_head_counts) - full_heads
+    heads = geometry.kv_head_counts
+    sliding_heads = sum(heads[layer] for layer in sliding if layer < len(heads)) if sliding else 0
+    full_heads = sum(heads) - sliding_heads
     has_values = not (geometry.latent_attention and lane.digest)
     keys, values = geometry.key_length, geometry.value_length
     sliding_keys, sliding_values = geometry.sliding_key_length or keys, geometry.sliding_value_length or values

@@ -281,8 +281,8 @@ UNSIGNED = (
             10,
             "spec.variants[0].source",
             "`spec.variants[0].source` must be 'hf://OWNER/REPO@REVISION#FILE', 'oci://REGISTRY/REPOSITORY:TAG#FILE', "
-            "'pypi://NAME==VERSION#PATH-IN-WHEEL', 'https://HOST/PATH' or 'file:///ABSOLUTE/PATH'; "
-            "got 'store://org/model'",
+            "'pypi://NAME==VERSION#PATH-IN-WHEEL', 'https://HOST/PATH', 'file:///ABSOLUTE/PATH' or "
+            "'store://SHA256#NAME'; got 'store://org/model'",
         ),
         (
             MODEL.replace("file:///models/a.gguf", "https://example.com/a.gguf"),

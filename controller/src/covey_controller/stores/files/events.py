@@ -46,12 +46,16 @@ def record_event(connection: sqlite3.Connection, event: Event, now: str) -> None
         "DO UPDATE SET count = count + 1, last_seen = excluded.last_seen, sequence = excluded.sequence",
         (key.kind, key.namespace, key.name, event.reason, event.message, event.warning, now, now, sequence),
     )
-    connection.execute(
-        "DELETE FROM events WHERE kind=? AND namespace=? AND name=? AND sequence NOT IN "
-        "(SELECT sequence FROM events WHERE kind=? AND namespace=? AND name=? ORDER BY sequence DESC LIMIT ?)",
-        (*[key.kind, key.namespace, key.name] * 2, MAX_EVENTS_PER_OBJECT),
-    )
-    connection.execute(
-        "DELETE FROM events WHERE sequence <= (SELECT sequence FROM events ORDER BY sequence DESC LIMIT 1 OFFSET ?)",
-        (MAX_EVENTS,),
-    )
+    # Each has a number of its own, so no more than that many are there.
+    if sequence > MAX_EVENTS_PER_OBJECT:
+        connection.execute(
+            "DELETE FROM events WHERE kind=? AND namespace=? AND name=? AND sequence NOT IN "
+            "(SELECT sequence FROM events WHERE kind=? AND namespace=? AND name=? ORDER BY sequence DESC LIMIT ?)",
+            (*[key.kind, key.namespace, key.name] * 2, MAX_EVENTS_PER_OBJECT),
+        )
+    if sequence > MAX_EVENTS:
+        connection.execute(
+            "DELETE FROM events WHERE sequence <= "
+            "(SELECT sequence FROM events ORDER BY sequence DESC LIMIT 1 OFFSET ?)",
+            (MAX_EVENTS,),
+        )

@@ -26,6 +26,8 @@ class LeaderLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
+        self._inode = (0, 0)
+        """Of the file that is open: its device's number and its own."""
 
     async def acquire(self, holder: str) -> None:
         """Wait until this process holds the lock; say once for whom it waits."""
@@ -45,8 +47,7 @@ class LeaderLock:
             named = os.stat(self._path)
         except OSError:
             return False
-        held = os.fstat(self._descriptor)
-        return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+        return (named.st_dev, named.st_ino) == self._inode
 
     def release(self) -> None:
         if self._descriptor is not None:
@@ -61,6 +62,8 @@ class LeaderLock:
         except BlockingIOError:
             self.release()
             return False
+        opened = os.fstat(self._descriptor)
+        self._inode = (opened.st_dev, opened.st_ino)
         if not self.is_held():
             self.release()
             return False

@@ -17,7 +17,7 @@ from datetime import datetime
 
 from covey_api.instance import Instance
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.meta import Status
+from covey_api.meta import Message, Status
 from covey_api.registry import KINDS
 from pydantic import ValidationError
 
@@ -36,6 +36,7 @@ from covey_controller.stores.files.stored_metadata import (
     without_document,
 )
 from covey_controller.stores.files.writing import FileChange
+from covey_controller.utc import render_utc
 
 _LOST = "this process doesn't lead any more: its lock file or its store was taken away"
 
@@ -165,7 +166,7 @@ class Records:
         if status != present:
             metadata = row.object.metadata.model_copy(update={"resource_version": self._next_version()})
             changed = row.object.model_copy(update={"status": status, "metadata": metadata})
-            _require_readable(changed)
+            _require_readable(changed, "status", status)  # all else of it is as it was stored
             puts[key] = replace(row, object=changed)
         if puts or events:
             self._commit(puts, events=events, durable=False)
@@ -243,7 +244,7 @@ class Records:
         return str(self._version)
 
     def _now(self) -> str:
-        return self._utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return render_utc(self._utc_now())
 
     @contextmanager
     def _transaction(self, *, durable: bool) -> Generator[sqlite3.Connection]:
@@ -274,29 +275,30 @@ class Records:
                     for key, row in puts.items()
                 ],
             )
-            connection.executemany(
-                "DELETE FROM objects WHERE kind=? AND namespace=? AND name=?",
-                [(key.kind, key.namespace, key.name) for key in drops],
-            )
+            for key in drops:
+                where = (key.kind, key.namespace, key.name)
+                connection.execute("DELETE FROM objects WHERE kind=? AND namespace=? AND name=?", where)
             for event in events:
                 record_event(connection, event, self._now())
             _put_fact(connection, "resourceVersion", str(self._version))
             if applied is not None:
                 _put_fact(connection, "applied", applied)
                 connection.execute("DELETE FROM writes")
-        gone = frozenset(drops)
-        self._rows = {key: row for key, row in self._rows.items() if key not in gone} | dict(puts)
-        self.objects = {key: row.object for key, row in self._rows.items()}
+        rows, objects = {**self._rows, **puts}, {**self.objects, **{key: row.object for key, row in puts.items()}}
+        for key in drops:
+            del rows[key], objects[key]
+        self._rows, self.objects = rows, objects
         self.applied = self.applied if applied is None else applied
 
 
-def _require_readable(item: AnyObject) -> None:
-    """Copies with changes are not validated when they are made. Refused."""
+def _require_readable(item: AnyObject, path: str = "", part: Message | None = None) -> None:
+    """Copies with changes are not validated when they are made. `part` of it, at `path`, or all of it. Refused."""
+    checked = part or item
     try:
-        type(item).model_validate_json(item.to_json())
+        type(checked).model_validate_json(checked.to_json())
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
+        field = ".".join(map(str, ((path,) if path else ()) + first["loc"]))
         raise Refused(f"'{item.key}' can't be written: `{field}`: {first['msg']}") from None
 
 
