@@ -164,36 +164,41 @@ async def test_too_long_a_prompt_is_refused_before_a_byte(engine: RealEngine, is
 async def test_a_length_that_does_not_fit_beside_the_prompt_is_refused_with_counts(engine: RealEngine) -> None:
     """llama-server would answer until its window is full, and call it `length`."""
     target = replace(engine.target, engine="LlamaServer", context_tokens=SLOT_TOKENS)
-    messages = user("word " * (SLOT_TOKENS - 44))
+    digits = iter("123456789")
+
+    def fresh() -> Any:
+        """As long each time, and another."""
+        return user(f"{next(digits)} " + "word " * (SLOT_TOKENS - 46))
+
     async with sdk(engine) as (client, gateway):
         gateway.route(target)
-        told = await complete(client, messages=messages, max_tokens=1)
+        told = await complete(client, messages=fresh(), max_tokens=1)
         assert told.usage is not None
         left = SLOT_TOKENS - told.usage.prompt_tokens
         assert 2 <= left <= 40
-        endless = {"messages": messages, "temperature": 0, "extra_body": {"ignore_eos": True}}
+        endless = {"temperature": 0, "extra_body": {"ignore_eos": True}}
         for most in (left - 1, left):
-            whole = await complete(client, max_tokens=most, **endless)
+            whole = await complete(client, messages=fresh(), max_tokens=most, **endless)
             assert whole.usage is not None
             assert (whole.usage.completion_tokens, whole.choices[0].finish_reason) == (most, "length")
-            events = await stream(client, max_tokens=most, **endless)
+            events = await stream(client, messages=fresh(), max_tokens=most, **endless)
             assert {choice.finish_reason for event in events for choice in event.choices} == {None, "length"}
             assert not [event for event in events if event.model_extra and "prompt_progress" in event.model_extra]
         counts = f"{told.usage.prompt_tokens} + {left + 1} > {SLOT_TOKENS}"
         for is_stream in (True, False):
             for field in ("max_tokens", "max_completion_tokens"):
-                answer = await asked(gateway, messages=messages, stream=is_stream, **{field: left + 1})
+                answer = await asked(gateway, messages=fresh(), stream=is_stream, **{field: left + 1})
                 assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
                 assert answer.error["param"] == field
                 assert counts in answer.error["message"]
-        assert (await complete(client, max_tokens=2)).choices[0].finish_reason == "length"
         write: Any = client.completions.create
-        text: Any = {"model": "m", "prompt": "word " * (SLOT_TOKENS - 24), "extra_body": {"ignore_eos": True}}
-        used: int = (await write(**text, max_tokens=1)).usage.prompt_tokens
+        texts = [f"{digit} " + "word " * (SLOT_TOKENS - 24) for digit in "123"]
+        text: Any = {"model": "m", "extra_body": {"ignore_eos": True}}
+        used: int = (await write(**text, prompt=texts[0], max_tokens=1)).usage.prompt_tokens
         left = SLOT_TOKENS - used
-        assert (await write(**text, max_tokens=left)).usage.completion_tokens == left
+        assert (await write(**text, prompt=texts[1], max_tokens=left)).usage.completion_tokens == left
         with pytest.raises(openai.BadRequestError) as caught:
-            await write(**text, max_tokens=left + 1)
+            await write(**text, prompt=texts[2], max_tokens=left + 1)
         assert f"{used} + {left + 1} > {SLOT_TOKENS}" in str(caught.value)
 
 

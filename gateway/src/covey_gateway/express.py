@@ -12,6 +12,7 @@ Long functions here are meant: each call that they don't make is one a request, 
 """
 
 from covey_gateway.delivery import is_progress_alone
+from covey_gateway.fitting import fits_all
 from covey_gateway.handing import Connection, Handing
 from covey_gateway.images import Images
 from covey_gateway.known import Known
@@ -90,6 +91,8 @@ def prepare(
     if route.has_pool:
         return None
     if route.window_tokens is not None and (most := chat.most_tokens) is not None and most >= route.window_tokens:
+        return None
+    if (most := chat.most_tokens) is not None and not fits_all(most, len(body), route.targets):
         return None
     if not traffic.reserve_body(len(body)):
         return None

@@ -9,6 +9,8 @@
 Rejected: asking the endpoint to count first. The prompt would be tokenized twice, and wait in line twice.
 """
 
+from collections.abc import Iterable
+
 from covey_api.engines import EngineName
 
 from covey_gateway.routing.reservation import TOOLS_TOKENS
@@ -51,6 +53,16 @@ def plan_fit(request: Request, sent_bytes: int, target: Target, model: str) -> F
     most, window = request.max_tokens, target.context_tokens
     if most is None or not window or target.engine != EngineName.LLAMA_SERVER or request.call not in STREAMED:
         return None
-    if not request.media and sent_bytes + TEMPLATE_TOKENS + TOOLS_TOKENS + most <= window:
+    if not request.media and _fits(most, sent_bytes, window):
         return None
     return Fit(request, model, window, most)
+
+
+def fits_all(most: int, sent_bytes: int, targets: Iterable[Target]) -> bool:
+    """Whether no endpoint would have to be looked at."""
+    windows = [each.context_tokens for each in targets if each.engine == EngineName.LLAMA_SERVER]
+    return all(not window or _fits(most, sent_bytes, window) for window in windows)
+
+
+def _fits(most: int, sent_bytes: int, window: int) -> bool:
+    return sent_bytes + TEMPLATE_TOKENS + TOOLS_TOKENS + most <= window
