@@ -109,6 +109,7 @@ class World:
         strays = tuple(assign(key) for key in self.living)
         self.state, effects = begin(self.kept, strays, BOOT)
         self.pending = list(effects)
+        self.history.clear()  # what was on its way to the old one reaches no other
 
     def _begin(self, effect: Effect) -> None:
         match effect:

@@ -2,11 +2,21 @@
 
 import pytest
 from covey_agent.supervisor.advance import SILENT_SECONDS, next_due, observe_surroundings
-from covey_agent.supervisor.effects import CheckFit, Effect, Examine, FetchArtifact, StartKeeper, StopKeeper
+from covey_agent.supervisor.effects import (
+    CheckFit,
+    Effect,
+    EnsureEngine,
+    Examine,
+    FetchArtifact,
+    StartKeeper,
+    StopKeeper,
+)
 from covey_agent.supervisor.events import (
     ArtifactFailed,
+    ArtifactReady,
     CloseAsked,
     EngineExited,
+    EngineReady,
     Event,
     Examined,
     Finding,
@@ -609,7 +619,7 @@ def act(world: World, action: str, number: int) -> None:
             world.send(snapshot(*members[: number % 3], serial=number, complete=number % 5 > 0))
         case "repeat" if world.history:
             event: Event = world.history[number % len(world.history)]
-            if not isinstance(event, CloseAsked | KeeperStarted):  # these would be lies about the world, not repeats
+            if not _is_lie(world, event):
                 world.send(event)
         case "wait":
             world.now += number / 10
@@ -620,6 +630,34 @@ def act(world: World, action: str, number: int) -> None:
             world.send(CloseAsked())
         case _:
             return
+
+
+def _is_lie(world: World, event: Event) -> bool:
+    """Whether it would say now what it didn't say then: that an engine which has ended began, that a try which began
+    later has ended."""
+    match event:
+        case CloseAsked() | KeeperStarted():
+            return True
+        case ArtifactReady(key) | ArtifactFailed(key):
+            return any(isinstance(one, FetchArtifact) and one.instance_id == key for one in world.pending)
+        case EngineReady(key):
+            return any(isinstance(one, EnsureEngine) and one.instance_id == key for one in world.pending)
+        case _:
+            return False
+
+
+def test_an_engine_that_was_found_and_has_ended_is_not_there_again_when_that_is_told_twice() -> None:
+    world = ready_world()
+    world.restart_agent()
+    world.end_pending(0)
+    (found,) = world.history
+    world.end_engine(A)
+    world.send(found)
+    assert world.member().keeper is None
+    world.send(snapshot(assign(goal=MemberGoal.STOP), serial=2))
+    world.settle()
+    assert world.living == {}
+    assert world.member().work == frozenset()
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,7 +1,7 @@
 """`step`: one event in, the next state and what to do out. Total: any event in any state, also twice, also late.
 
 event          member has               outcome
-KeeperFound    any                      it is the member's engine; ready at once if it is the one that was
+KeeperFound    is looked for            it is the member's engine; ready at once if it is the one that was
 KeeperMissed   its engine is recorded   as EngineExited; else nothing ran
 ArtifactReady, EngineReady              on to the fit, when both are there
 PortKept       a rank                   the others are told; PortMissed ends its attempt
@@ -156,6 +156,8 @@ def _change(
 ) -> MemberState:
     match event:
         case KeeperFound(_, process):
+            if Work.FIND not in member.work:  # told a second time, when that engine may have ended
+                return member
             member = replace(member, work=member.work - {Work.FIND})
             return _hold(member, process, process.identity == member.engine and member.ready, now)
         case KeeperMissed(_, identity, cause, message):
