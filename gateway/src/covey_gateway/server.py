@@ -166,7 +166,11 @@ class GatewayServer:
         self._traffic.set_date(wall)
         self._state.default_headers = [(b"date", self._traffic.date)]
         for connection in self._connections():
-            connection.check_deadlines(now)
+            try:
+                connection.check_deadlines(now)
+            except Exception:  # whatever is wrong with one client's request, the others are served on
+                _log.exception("a request's deadlines could not be checked; its connection is ended")
+                connection.transport.abort()
         log = self._traffic.ledger.log
         self._traffic.tell_process(len(self._state.connections), log.dropped if log is not None else 0)
         self._traffic.look_for_silent()
