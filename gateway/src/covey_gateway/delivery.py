@@ -184,7 +184,7 @@ class Delivery:
     def abandon(self) -> None:
         self._release(refused=None)
 
-    def _release(self, refused: str | None, aside_seconds: int | None = None) -> None:
+    def _release(self, refused: str | None, aside_seconds: int | None = None, *, is_busy: bool = False) -> None:
         if self._is_over:
             return
         self._is_over = True
@@ -199,7 +199,9 @@ class Delivery:
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
-        self._traffic.release(self.target, refused=refused, aside_seconds=aside_seconds, is_read_on=is_read_on)
+        self._traffic.release(
+            self.target, refused=refused, aside_seconds=aside_seconds, is_busy=is_busy, is_read_on=is_read_on
+        )
         if self._is_in_line:
             self._is_in_line = False
             if self._is_sent:
@@ -283,7 +285,7 @@ class Delivery:
         self._has_ended = True
         self.ask.meter.has_begun = self.ask.meter.has_reached = False
         reason = f"it answered {status}"
-        self._release(refused=reason, aside_seconds=retry_after_seconds)
+        self._release(refused=reason, aside_seconds=retry_after_seconds, is_busy=True)
         self._sender.go_elsewhere(self, reason)
 
     def on_engine_body(self, piece: bytes) -> None:

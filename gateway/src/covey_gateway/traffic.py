@@ -334,11 +334,12 @@ class Traffic:
         *,
         refused: str | None = None,
         aside_seconds: int | None = None,
+        is_busy: bool = False,
         is_read_on: bool = False,
     ) -> None:
         """The request is no longer there; `refused` says how the endpoint failed before a byte, `aside_seconds` for how
-        long it asked to be spared; `is_read_on`: it was left while the engine read its prompt, which can't be stopped
-        at once."""
+        long it asked to be spared, `is_busy` that it answered, and took nothing; `is_read_on`: it was left while the
+        engine read its prompt, which can't be stopped at once."""
         load = self._loads[target.id]
         load.in_flight -= 1
         if self._endpoints is not None:
@@ -348,9 +349,11 @@ class Traffic:
             self._left.add(target.id)
         if refused is not None:
             load.failures, load.owed = 0, None
-            was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock(), aside_seconds or 0)
-            if not was_aside:
+            before = load.aside
+            load.aside = set_aside(before, self._clock(), aside_seconds or 0, is_busy=is_busy)
+            if not is_busy and (before is None or before.is_busy):
                 self._on_news()
+            if before is None:
                 self.ledger.figures.count_ejection(target.namespace, target.model)
             words = "endpoint %s of model '%s' is set aside for %.0f s: %s"
             _log.warning(words, target.id, target.model, load.aside.until - self._clock(), refused)
@@ -473,8 +476,7 @@ class Traffic:
             found[instance_id] = known.model_copy(
                 update={
                     "in_flight": known.in_flight + load.in_flight,
-                    "unreachable": known.unreachable
-                    or (load.aside is not None and not load.is_failing and id_ not in self._departed),
+                    "unreachable": known.unreachable or (load.is_unreachable and id_ not in self._departed),
                     "last_byte_seconds": min((each for each in ages if each is not None), default=None),
                     "oldest_silent_seconds": _latest((known.oldest_silent_seconds, *silences)),
                 }
