@@ -150,16 +150,22 @@ class GatewayServer:
         return Relay(self._config, self._state, self._traffic, self._engines, self._images, most)
 
     async def sweep(self) -> None:
-        """Check all deadlines, again and again, until cancelled. Without a connection there are none, and it rests."""
+        """Check all deadlines, again and again, until cancelled. Without a connection there are none, and it rests, but
+        that other workers wait for what clients left here."""
         while True:
             self._is_resting = True
             await self._accepted.wait()
             self._is_resting = False
             # One that was accepted a moment ago isn't among the connections yet.
-            while self._accepted.is_set() or self._state.connections or self._engines.has_idle:
+            while self._has_deadlines:
                 self._accepted.clear()
                 await asyncio.sleep(SWEEP_SECONDS)
                 self.check_deadlines(time.time(), asyncio.get_running_loop().time())
+
+    @property
+    def _has_deadlines(self) -> bool:
+        is_used = self._accepted.is_set() or bool(self._state.connections)
+        return is_used or self._engines.has_idle or self._traffic.lines.has_any
 
     def check_deadlines(self, wall: float, now: float) -> None:
         """End what is over its time by now; `wall` dates the answers of the next second."""
