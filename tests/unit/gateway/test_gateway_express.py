@@ -494,3 +494,21 @@ def test_a_connection_whose_deadlines_fail_ends_alone(monkeypatch: pytest.Monkey
         rig.check_rest()
 
     asyncio.run(run())
+
+
+def test_a_request_can_be_ended_whoever_is_refused_under_the_same_id() -> None:
+    async def run() -> None:
+        rig = await make_rig()
+        await rig.send(render(stream=True, general=False))
+        other = Transport()
+        stranger = Relay(
+            rig.client.config, rig.client.server_state, rig.traffic, rig.engines, cast(Any, None), max_connections=100
+        )
+        stranger.connection_made(cast(asyncio.Transport, other))
+        stranger.data_received(render(stream=True, general=False).replace(KEY.encode(), b"sk-covey-0000000000000000"))
+        assert b"HTTP/1.1 401" in other.written
+        assert rig.traffic.cancels.end(Cancel(id="r", key="default/k")) == 1
+        assert b"request_cancelled" in rig.transport.written
+        rig.check_rest()
+
+    asyncio.run(run())
