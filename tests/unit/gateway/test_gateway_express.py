@@ -349,6 +349,22 @@ def test_what_differs_from_a_known_head_is_parsed(change: Callable[[bytes], byte
     asyncio.run(run())
 
 
+def test_a_head_is_not_learned_for_another_requests_that_came_in_the_same_read() -> None:
+    async def run() -> None:
+        rig = await make_rig()
+        chat = render(stream=True, general=False)
+        body = b'{"id":"nobody"}'
+        head = b"POST /v1/cancel HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
+        cancel = head % (KEY.encode(), len(body)) + body
+        rig.client.data_received(cancel + chat)
+        known = cast(Any, rig.client)._known
+        assert known is None or known.find_body(cancel) is None
+        rig.client.connection_lost(None)
+        rig.check_rest()
+
+    asyncio.run(run())
+
+
 def test_a_client_that_stalls_in_a_stream_pauses_the_engine() -> None:
     async def run() -> None:
         rig = await make_rig()
