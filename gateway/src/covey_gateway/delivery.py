@@ -107,6 +107,8 @@ class Delivery:
         self._fit: Fit | None = None
         self._is_in_line = False
         self._is_sent = False
+        self.needs_slot = ask.request is None or ask.request.call is not Call.COUNT
+        """A tokenizer answers beside what the slots do."""
         self._heard_at = self._asked_at = pace.now()
         self._turn_at: float | None = None
         """When a slot was free for it; None: it waits behind others."""
@@ -124,8 +126,8 @@ class Delivery:
 
     def start(self, engines: Engines) -> None:
         self._engines = engines
-        if self.ask.request is not None and self.ask.request.call is Call.COUNT:
-            self._has_ended = True  # a tokenizer answers beside what the slots do, and nothing is read on
+        if not self.needs_slot:
+            self._has_ended = True  # nothing is read on
             self.take_turn()
             return
         if (pool_tokens := self._traffic.lines.pool_of(self.target)) and self.ask.request is not None:

@@ -174,6 +174,10 @@ class Handing:
     def silent_since(self) -> float | None:
         return None if self._connection is None or self._client.is_stalled() else self._heard_at
 
+    @property
+    def needs_slot(self) -> bool:
+        return True
+
     # All that isn't the short way.
 
     def _pass_on(self, data: bytes) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from email.utils import formatdate
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from covey_api.messages import EndpointDemand, ModelDemand, Order, ServedModel
@@ -59,6 +60,11 @@ class Awaiting(Protocol):
     @property
     def silent_since(self) -> float | None:
         """Since when the engine owes a byte; None while it owes none."""
+        ...
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether it is answered in one of the engine's slots, or beside them."""
         ...
 
 
@@ -379,10 +385,9 @@ class Traffic:
         awaiting = self._awaiting.setdefault(target.id, [])
         awaiting.append(request)
         load = self._loads[target.id]
-        if load.is_silent or (len(awaiting) == 1 and load.owed is None):
-            return len(awaiting) <= target.slots  # nothing was owed before it
-        load.is_silent = self._measure_silence(target.id, load) >= SILENT_ENDPOINT_SECONDS
-        return len(awaiting) <= target.slots
+        if not load.is_silent and (len(awaiting) > 1 or load.owed is not None):  # something was owed before it
+            load.is_silent = self._measure_silence(target.id, load) >= SILENT_ENDPOINT_SECONDS
+        return len(awaiting) <= target.slots or self.has_turn(target, request)
 
     def replace(self, target: Target, before: Awaiting, after: Awaiting) -> None:
         """The same request, in other hands."""
@@ -391,7 +396,10 @@ class Traffic:
 
     def has_turn(self, target: Target, request: Awaiting) -> bool:
         """Whether a slot is free for it, as far as this gateway's own requests go: fewer are before it than slots."""
-        return request in self._awaiting.get(target.id, [])[: target.slots]
+        if not request.needs_slot:
+            return True
+        awaiting = self._awaiting.get(target.id, ())
+        return request in islice((each for each in awaiting if each.needs_slot), target.slots)
 
     def unfollow(self, target: Target, request: Awaiting) -> None:
         load, awaiting = self._loads[target.id], self._awaiting[target.id]

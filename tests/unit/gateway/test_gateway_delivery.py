@@ -285,3 +285,19 @@ def test_an_engine_that_takes_nothing_for_now_is_set_aside_and_reached(status: i
     assert not seen.unreachable
     assert not told
     assert isinstance(rig.traffic.take(MODEL), ApiError)
+
+
+def test_a_count_takes_nobodys_turn_and_waits_for_none() -> None:
+    rig = Rig()
+    count, _ = rig.started(Call.COUNT)
+    connect(count)
+    chat, _ = rig.started()
+    connect(chat)
+    later, _ = rig.started(Call.COUNT)
+    connect(later)
+    assert rig.traffic.has_turn(TARGET, count)
+    assert rig.traffic.has_turn(TARGET, chat)
+    assert rig.traffic.has_turn(TARGET, later)
+    behind, _ = rig.started()
+    connect(behind)
+    assert not rig.traffic.has_turn(TARGET, behind)

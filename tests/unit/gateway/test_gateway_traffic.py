@@ -28,6 +28,7 @@ class Clock:
 class Waiting:
     last_byte_at: float | None = None
     silent_since: float | None = None
+    needs_slot: bool = True
 
 
 MODEL = ServedModel(namespace="default", name="m", state=ModelState.READY)
