@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from covey.commands.cache import cache as command
 from covey.errors import CommandError
+from covey_agent.artifacts import cache as cache_module
 from covey_agent.artifacts import room
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.pins import Pins
@@ -292,3 +293,19 @@ def test_an_agents_cache_finds_what_others_put_there_and_take(cache: Cache, tmp_
     run("release", digest, "--cache", str(cache.folder))
     run("prune", "--cache", str(cache.folder))
     assert digest not in running.digests()
+
+
+def test_what_is_put_there_within_a_tick_of_the_disks_clock_is_found(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tick = cache.blobs.stat().st_mtime_ns
+    monkeypatch.setattr(cache_module.time, "time_ns", lambda: tick + 1_000_000)
+    running = Cache(cache.folder)
+    sha256 = add(cache, b"merged", "merged.gguf", 1000)
+    os.utime(cache.blobs, ns=(tick, tick))
+    assert sha256 in running.digests()
+    monkeypatch.setattr(cache_module.time, "time_ns", lambda: tick + 1_000_000_000)
+    assert sha256 in running.digests()
+    later = add(cache, b"later", "later.gguf", 1000)
+    os.utime(cache.blobs, ns=(tick, tick))
+    assert later not in running.digests(), "nothing changed for a second: it isn't read again"
