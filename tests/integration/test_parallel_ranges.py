@@ -117,6 +117,16 @@ def test_a_server_that_takes_few_connections_is_asked_by_few(tmp_path: Path, ser
     assert server.state.sent_bytes == len(CONTENT)
 
 
+def test_one_too_many_that_is_sent_away_for_long_leaves_and_holds_up_nobody(
+    tmp_path: Path, server: PackageIndex
+) -> None:
+    """Nor the next part of the connection that is served: the server gets a request for it."""
+    server.faults.most_open, server.faults.busy_status, server.faults.retry_after = 1, 429, "3600"
+    assert is_right(download(server, tmp_path))
+    assert server.state.sent_bytes == len(CONTENT)
+    assert len(ranges_of(server)) == 6  # five parts, and one too many
+
+
 @pytest.mark.parametrize("status", [403, 404])
 def test_one_that_is_refused_as_too_many_costs_nothing(tmp_path: Path, server: PackageIndex, status: int) -> None:
     server.faults.most_open, server.faults.busy_status = 1, status
@@ -175,7 +185,7 @@ def test_what_came_of_each_part_survives_a_kill(tmp_path: Path, server: PackageI
     words = [sys.executable, "-c", script, str(folder), url_of(server), DIGEST, tests]
     process = subprocess.Popen(words, env=environment)
     try:
-        _wait(lambda: len(_spans(folder)) > 1 and _there(folder) > 2 * MIB)
+        _wait(lambda: _stops_with_holes(process, folder))
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -192,6 +202,22 @@ def _wait(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline, "not within a minute"
         time.sleep(0.02)
+
+
+def _stops_with_holes(process: subprocess.Popen[bytes], folder: Path) -> bool:
+    """Once it has some, it stands still: else they may be filled before it is killed."""
+    if not _has_holes(folder):
+        return False
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    if _has_holes(folder):
+        return True
+    process.send_signal(signal.SIGCONT)
+    return False
+
+
+def _has_holes(folder: Path) -> bool:
+    return len(_spans(folder)) > 1 and _there(folder) > 2 * MIB
 
 
 def _spans(folder: Path) -> tuple[tuple[int, int], ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from covey_agent.artifacts import parts
 from covey_agent.artifacts.index import IndexSettings
 from covey_agent.ports import AgentError
 from covey_api.model import ResolvedArtifact
@@ -159,6 +160,37 @@ def test_a_token_that_runs_out_before_a_set_is_whole_is_made_anew(
         again = asyncio.run(fetch_elsewhere())
         assert {each.name: each.read_bytes() for each in again.iterdir()} == files
         assert door.state.tokens - before == len(files) / 2
+
+
+def test_a_file_by_parts_outlasts_several_tokens(
+    tmp_path: Path, home: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part_bytes = 256 * 1024
+    monkeypatch.setattr(parts, "LEAST_PART_BYTES", part_bytes)
+    monkeypatch.setattr(parts, "SPLIT_BYTES", part_bytes)
+    content = random.Random(11).randbytes(6 * part_bytes)
+    digest = registry.push("models/parts", "latest", [(content, title("weights.gguf"))])
+    with running_door(registry) as door:
+        log_in(home, door.registry)
+        door.state.token_uses = 3  # the manifest, and two parts
+        artifact = ResolvedArtifact(
+            source=f"oci://{door.registry.host}/models/parts",
+            name="weights.gguf",
+            size_bytes=len(content),
+            sha256=hashlib.sha256(content).hexdigest(),
+            revision=digest,
+        )
+
+        async def fetch(folder: Path) -> Path:
+            async with rig_on(folder, IndexSettings("http://127.0.0.1:1/simple")) as rig:
+                return await rig.artifacts.fetch(artifact, ignore)
+
+        assert asyncio.run(fetch(tmp_path / "cache")).read_bytes() == content
+        assert door.state.tokens == 3
+        door.state.token_uses = 1  # the manifest alone
+        with pytest.raises(AgentError, match="answers 401"):
+            asyncio.run(fetch(tmp_path / "other"))
+        assert door.state.tokens == 5
 
 
 def test_a_token_is_made_with_nobody_elses_login(

@@ -16,6 +16,7 @@ from covey_agent.engines.adapter import Adapter
 from covey_agent.engines.mlx import MLX
 from covey_agent.engines.packages import SERVE
 from covey_agent.engines.servers.mlx_ring import RING_LOST
+from covey_agent.engines.servers.mlx_weights import INDEX
 from covey_agent.ports import EngineProgram, Ring
 from covey_api.engines import EngineName
 from covey_api.instance import Costs, EngineOptions, Member, MemberRole
@@ -55,6 +56,11 @@ def ranks(folder: Path, *flags: str) -> Generator[tuple[list["subprocess.Popen[b
     )
     options = EngineOptions(context_tokens=512, slots=1, micro_batch_tokens=128)
     instance = builders.instance(engine=EngineName.MLX, options=options, members=members)
+    weights = folder / "weights"
+    weights.mkdir()
+    for each in mlx_model("ministral3").iterdir():
+        if each.name != INDEX:  # as many a checkpoint of one file: mlx-lm wants it of a pipeline all the same
+            (weights / each.name).symlink_to(each)
     rings, ports = [free_port(), free_port()], [free_port(), free_port()]
     adapter = Adapter(MLX, httpx.AsyncClient(trust_env=False))
     processes: list[subprocess.Popen[bytes]] = []
@@ -63,7 +69,7 @@ def ranks(folder: Path, *flags: str) -> Generator[tuple[list["subprocess.Popen[b
             home = folder / str(rank)
             home.mkdir()
             ring = Ring(rank, rings[rank], rings[1 - rank])
-            launch = adapter.render(program, instance, mlx_model("ministral3"), home, port, KEY, ring=ring)
+            launch = adapter.render(program, instance, weights, home, port, KEY, ring=ring)
             for name, content in launch.files:
                 (home / name).write_text(content)
             environment = {"PATH": os.environ["PATH"], "HOME": str(folder)} | launch.environment

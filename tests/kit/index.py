@@ -298,7 +298,8 @@ class _IndexHandler(FileHandler):
             more = {"Retry-After": faults.retry_after} if faults.retry_after else {}
             self.answer(faults.busy_status, "text/plain", b"busy", **more)
         elif not self._enter(faults.most_open):
-            self.answer(faults.busy_status, "text/plain", b"one too many")
+            more = {"Retry-After": faults.retry_after} if faults.retry_after else {}
+            self.answer(faults.busy_status, "text/plain", b"one too many", **more)
         else:
             try:
                 self.send_content(faults.body if faults.body is not None else content)

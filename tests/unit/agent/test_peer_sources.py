@@ -107,7 +107,7 @@ class Site:
             raise PeerBusy
         yield Peer(node, at, self.clock)
 
-    async def fill(self, name: str = "w", content: bytes = CONTENT) -> bytes:
+    async def fill(self, name: str = "w", content: bytes = CONTENT, *, has_origin: bool = True) -> bytes:
         """What is in the partial file when the origin's turn has come, or all is there."""
         sha256, path = hashlib.sha256(content).hexdigest(), self.folder / name
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -115,7 +115,7 @@ class Site:
             partial = PartialFile(descriptor, path)
             partial.open(len(content))
             async with asyncio.timeout(60):
-                await self.peers.fill(name, sha256, len(content), partial, ignore)
+                await self.peers.fill(name, sha256, len(content), partial, ignore, has_origin=has_origin)
         finally:
             os.close(descriptor)
         return path.read_bytes()
@@ -290,6 +290,25 @@ async def test_who_is_always_busy_is_passed_over(site: Site) -> None:
     site.nodes = {"a": Node(is_busy=True)}
     assert await site.fill() == b""
     assert [wanted.tried for wanted in site.asks][-1] == ("a",)
+
+
+async def test_a_small_one_is_waited_for_only_where_it_has_no_origin(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "AGAIN_SECONDS", 0.01)
+    small = CONTENT[:1000]
+    busy = Node(content=small, is_busy=True)
+    site.nodes = {"a": busy}
+
+    def answer(wanted: Wanted) -> WantedAnswer:
+        busy.is_busy = len(site.asks) < 3
+        return WantedAnswer(holders=(holder("a"),))
+
+    site.answer = answer
+    assert await site.fill("with", small) == b""
+    assert len(site.asks) == 1
+    assert await site.fill("without", small, has_origin=False) == small
+    assert len(site.asks) == 3
 
 
 async def test_what_a_fetch_has_got_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from covey_agent.engines.adapter import Adapter
 from covey_agent.engines.commands import VllmSource
 from covey_agent.engines.descriptions import DESCRIPTIONS
 from covey_agent.engines.features import parse_features
+from covey_agent.engines.mlx import step_seconds
 from covey_agent.engines.vllm import VLLM
 from covey_agent.ports import AgentError, EngineProgram, Launch, Ring
 from covey_api.engines import Compute, EngineName, KvCacheType, KvLayout, Task
@@ -124,6 +125,12 @@ def test_ranks_are_rendered_as_recorded(golden: Golden, name: str, layers: tuple
         assert json.loads(hosts)[rank] == [f"127.0.0.1:{42000 + rank}"]
         assert json.loads(hosts)[(rank + 1) % 3] == [f"127.0.0.1:{43000 + rank}"]
     golden(f"argv/mlx-{name}.txt", "".join(texts))
+
+
+@pytest.mark.parametrize(("slots", "seconds"), [(1, 60), (8, 409)])
+def test_a_step_of_a_ring_may_take_as_long_as_all_slots_prompts_need(slots: int, seconds: int) -> None:
+    options = OPTIONS.model_copy(update={"slots": slots, "micro_batch_tokens": 512})
+    assert step_seconds(builders.instance(engine=EngineName.MLX, options=options)) == seconds
 
 
 def test_engines_without_ranks_say_so() -> None:

@@ -26,7 +26,7 @@ from covey_agent.supervisor.events import (
 )
 from covey_agent.supervisor.judging import EXAMINE_AGAIN_SECONDS
 from covey_agent.supervisor.kept import Kept
-from covey_agent.supervisor.step import begin, step
+from covey_agent.supervisor.step import MAX_FETCH_FAILURES, begin, step
 from covey_api.instance import MemberPhase
 from covey_api.messages import MemberGoal, Order
 from covey_api.reasons import FailureCause
@@ -360,19 +360,22 @@ def test_fetch_that_may_work_later_is_tried_eight_times() -> None:
         world.send(Ticked())
 
 
-def test_fetch_waits_as_long_as_a_server_asks() -> None:
+@pytest.mark.parametrize(("asked", "delay"), [(3600.0, 60), (20.0, 20)])
+def test_while_a_server_asks_for_a_pause_others_are_looked_at_each_minute(asked: float, delay: int) -> None:
     world = World()
     world.send(snapshot(assign()))
-    index = next(index for index, one in enumerate(world.pending) if isinstance(one, FetchArtifact))
-    fetch = world.pending.pop(index)
-    assert isinstance(fetch, FetchArtifact)
-    world.send(ArtifactFailed(fetch.instance_id, FailureCause.ARTIFACT_UNAVAILABLE, "busy", 600.0))
-    world.now += 599
-    world.send(Ticked())
-    assert not any(isinstance(one, FetchArtifact) for one in world.pending)
-    world.now += 1
-    world.send(Ticked())
-    assert any(isinstance(one, FetchArtifact) for one in world.pending)
+    for _ in range(MAX_FETCH_FAILURES + 2):
+        index = next(index for index, one in enumerate(world.pending) if isinstance(one, FetchArtifact))
+        fetch = world.pending.pop(index)
+        assert isinstance(fetch, FetchArtifact)
+        world.send(ArtifactFailed(fetch.instance_id, FailureCause.ARTIFACT_UNAVAILABLE, "busy", asked))
+        assert world.member().phase is MemberPhase.BACKOFF
+        world.now += delay - 1
+        world.send(Ticked())
+        assert not any(isinstance(one, FetchArtifact) for one in world.pending)
+        world.now += 1
+        world.send(Ticked())
+    assert world.member().phase is MemberPhase.FETCHING
 
 
 def test_corrupt_artifact_is_given_up_at_once() -> None:

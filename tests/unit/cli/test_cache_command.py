@@ -4,14 +4,18 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from covey.commands.cache import cache as command
 from covey.errors import CommandError
+from covey_agent.artifacts import cache as cache_module
+from covey_agent.artifacts import room
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.pins import Pins
+from covey_agent.artifacts.room import SPARE_BYTES
 from covey_api.model import ArtifactFile
 from kit.builders import artifact
 
@@ -238,9 +242,44 @@ def test_what_cant_be_added_is_said_so(
         path.mkdir()
     else:
         path.write_bytes(content)
+    before = set(cache.blobs.iterdir())
     with pytest.raises(CommandError, match=words):
         run("add", str(path), "--cache", str(cache.folder))
     assert not [each for each in cache.partial.iterdir() if "added" in each.name]
+    assert set(cache.blobs.iterdir()) == before
+
+
+def test_what_is_there_already_is_added_without_room_for_it(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, other, folder = tmp_path / "here.gguf", tmp_path / "other.gguf", tmp_path / "checkpoint"
+    folder.mkdir()
+    for path, content in (
+        *((here, b"needed" * 1000), (other, b"lacked" * 1000)),
+        *((folder / "model.safetensors", b"needed" * 1000), (folder / "config.json", b"{}")),
+    ):
+        path.write_bytes(content)
+    free = shutil.disk_usage(tmp_path)._replace(free=SPARE_BYTES + 5999)
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: free)
+    where = ("--cache", str(cache.folder))
+    digest = hashlib.sha256(b"needed" * 1000).hexdigest()
+    assert run("add", str(here), *where).stdout == f"store://{digest}#here.gguf\n"
+    (added,) = json.loads(run("add", str(folder), "-o", "json", *where).stdout)
+    assert added["bytes"] == 6002
+    with pytest.raises(CommandError, match=r"'other.gguf' needs 5.9 KiB"):
+        run("add", str(other), *where)
+    assert digest in {each.name for each in cache.blobs.iterdir()}
+    run("prune", *where)
+    assert (cache.blobs / digest).exists(), "by hand until a person lets go"
+
+
+def test_what_was_added_before_a_failure_is_named(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"merged")
+    (tmp_path / "empty.gguf").touch()
+    words = ("add", str(tmp_path / "a.gguf"), str(tmp_path / "empty.gguf"), "--cache", str(cache.folder))
+    done = CliRunner().invoke(command, words)
+    assert isinstance(done.exception, CommandError)
+    assert done.stdout == f"store://{hashlib.sha256(b'merged').hexdigest()}#a.gguf\n"
 
 
 def test_an_agents_cache_finds_what_others_put_there_and_take(cache: Cache, tmp_path: Path) -> None:
@@ -254,3 +293,19 @@ def test_an_agents_cache_finds_what_others_put_there_and_take(cache: Cache, tmp_
     run("release", digest, "--cache", str(cache.folder))
     run("prune", "--cache", str(cache.folder))
     assert digest not in running.digests()
+
+
+def test_what_is_put_there_within_a_tick_of_the_disks_clock_is_found(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tick = cache.blobs.stat().st_mtime_ns
+    monkeypatch.setattr(cache_module.time, "time_ns", lambda: tick + 1_000_000)
+    running = Cache(cache.folder)
+    sha256 = add(cache, b"merged", "merged.gguf", 1000)
+    os.utime(cache.blobs, ns=(tick, tick))
+    assert sha256 in running.digests()
+    monkeypatch.setattr(cache_module.time, "time_ns", lambda: tick + 1_000_000_000)
+    assert sha256 in running.digests()
+    later = add(cache, b"later", "later.gguf", 1000)
+    os.utime(cache.blobs, ns=(tick, tick))
+    assert later not in running.digests(), "nothing changed for a second: it isn't read again"

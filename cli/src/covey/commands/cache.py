@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from covey_agent.artifacts.adding import add_files, measure_added
+from covey_agent.artifacts.adding import add_files, find_here, measure_added
 from covey_agent.artifacts.cache import Cache, is_digest
 from covey_agent.artifacts.disk import list_folder
 from covey_agent.artifacts.entries import Entry, EntryKind, observe_entries
@@ -68,14 +68,15 @@ def add(paths: tuple[Path, ...], output: str, folder: Path | None) -> None:
     the fleet's models has its own copy as soon as a Model names it.
     """
     opened = open_cache(folder)
-    added = [_add(opened, path) for path in paths]
+    found: list[dict[str, object]] = []
+    for path in paths:
+        artifact = _add(opened, path)
+        found.append({"source": artifact.source, "sha256": artifact.sha256, "bytes": artifact.size_bytes})
+        if output == "text":
+            click.echo(f"{path}: {format_bytes(artifact.size_bytes)}, source:", err=True)
+            click.echo(artifact.source)
     if output == "json":
-        found = [{"source": each.source, "sha256": each.sha256, "bytes": each.size_bytes} for each in added]
         click.echo(render_json(found))
-        return
-    for path, artifact in zip(paths, added, strict=True):
-        click.echo(f"{path}: {format_bytes(artifact.size_bytes)}, source:", err=True)
-        click.echo(artifact.source)
 
 
 @cache.command()
@@ -251,13 +252,16 @@ def _remove(opened: Cache, entry: Entry) -> bool:
 def _add(opened: Cache, path: Path) -> ResolvedArtifact:
     try:
         sizes = measure_added(path)
-        asyncio.run(opened.room.require(sum(sizes.values()), path.name))
         with Bars(Console(file=sys.stderr)) as bars:
 
             def show(transfer: Transfer) -> None:
                 bars.show(str(path), path.name, transfer.done_bytes, transfer.total_bytes, transfer.bytes_per_second)
 
-            return add_files(opened, path, sizes, show)
+            here = find_here(opened, sizes, show)
+            new_bytes = sum(size for each, size in sizes.items() if each not in here)
+            if new_bytes:
+                asyncio.run(opened.room.require(new_bytes, path.name))
+            return add_files(opened, path, sizes, show, here)
     except AgentError as error:
         raise CommandError(error.message) from error
     except ValueError as error:

@@ -1,20 +1,22 @@
 """Files that a person puts into the cache: what has no other origin, or is to be had without its origin (ADR 62).
 
 A file or a folder is copied, hashed as it is written, and pinned by hand: nothing here removes it until a person lets
-go of it. Its name is its digest, so putting it there twice changes nothing. All of this blocks.
+go of it. Its name is its digest, so putting it there twice changes nothing, and needs no second room: what has the size
+of a file that is here is hashed first. All of this blocks.
 """
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from covey_api.model import ArtifactFile, ResolvedArtifact
 from covey_api.source import render_store_source
 from covey_planner.geometry.shards import list_shards
 
-from covey_agent.artifacts.cache import Cache
-from covey_agent.artifacts.disk import name_temporary, size_of
+from covey_agent.artifacts.cache import Cache, is_digest
+from covey_agent.artifacts.disk import list_folder, name_temporary, size_of
 from covey_agent.artifacts.flight import Meter
 from covey_agent.artifacts.folder import digest_of, observe_folder
 from covey_agent.artifacts.local import open_file
@@ -28,7 +30,13 @@ _CHUNK_BYTES = 1024 * 1024
 
 def measure_added(path: Path) -> dict[Path, int]:
     """The files that are meant, with their sizes: a GGUF file, all of its set, or what an engine loads of a folder.
-    AgentError."""
+    AgentError; ValueError for a name that no source can have."""
+    sizes = _measure(path)
+    _name(path, tuple(ArtifactFile(name=each.name, size_bytes=size, sha256="0" * 64) for each, size in sizes.items()))
+    return sizes
+
+
+def _measure(path: Path) -> dict[Path, int]:
     if path.is_dir():
         return {path / name: size for name, size in observe_folder(str(path)).items()}
     if is_of_set(path.name):
@@ -39,14 +47,29 @@ def measure_added(path: Path) -> dict[Path, int]:
     return {path: size_bytes}
 
 
-def add_files(cache: Cache, path: Path, sizes: dict[Path, int], tell: OnTransfer) -> ResolvedArtifact:
-    """Copied, named and pinned. AgentError, OSError; ValueError for a name that no source can have."""
+def find_here(cache: Cache, sizes: dict[Path, int], tell: OnTransfer) -> dict[Path, str]:
+    """Digests of those that the cache has: they need no room. Read is what has the size of a file that is there."""
+    likely = {size_of(path) for path in list_folder(cache.blobs) if is_digest(path.name)}
+    meter, done_bytes, found = Meter(sum(sizes.values()), tell), 0, dict[Path, str]()
+    for each, size_bytes in sizes.items():
+        if size_bytes in likely:
+            sha256 = _hash(each, lambda count, base=done_bytes: meter.observe_bytes(base + count))
+            if _is_here(cache, sha256, size_bytes):
+                found[each] = sha256
+                done_bytes += size_bytes
+    return found
+
+
+def add_files(
+    cache: Cache, path: Path, sizes: dict[Path, int], tell: OnTransfer, here: Mapping[Path, str] = MappingProxyType({})
+) -> ResolvedArtifact:
+    """Copied, but for what was found `here`, named and pinned. AgentError, OSError."""
     meter, done_bytes = Meter(sum(sizes.values()), tell), 0
     files: list[ArtifactFile] = []
     # Each before it is there: whoever makes room meanwhile must not find it unneeded.
     pins, held = Pins(cache.pins), frozenset[str]()
     try:
-        for each in sizes:
+        for each, expected_bytes in sizes.items():
 
             def told(count: int, base: int = done_bytes) -> None:
                 meter.observe_bytes(base + count)
@@ -56,7 +79,12 @@ def add_files(cache: Cache, path: Path, sizes: dict[Path, int], tell: OnTransfer
                 held |= {sha256}
                 pins.hold(held)
 
-            sha256, size_bytes = _copy(cache, each, told, hold)
+            if known := here.get(each):
+                hold(known)
+            if known and _is_here(cache, known, expected_bytes):
+                sha256, size_bytes = known, expected_bytes
+            else:
+                sha256, size_bytes = _copy(cache, each, told, hold)
             done_bytes += size_bytes
             files.append(ArtifactFile(name=each.name, size_bytes=size_bytes, sha256=sha256))
         artifact = _name(path, tuple(files))
@@ -104,12 +132,29 @@ def _copy(cache: Cache, path: Path, told: Callable[[int], None], hold: Callable[
             raise _changed(path)
         sha256 = digest.hexdigest()
         hold(sha256)
-        if cache.find_blob(sha256, count) is None or not cache.stamps.matches(sha256, cache.blobs / sha256):
+        if not _is_here(cache, sha256, count):
             cache.install_blob(temporary, sha256, path.name)
         return sha256, count
     finally:
         os.close(source)
         temporary.unlink(missing_ok=True)
+
+
+def _hash(path: Path, told: Callable[[int], None]) -> str:
+    digest, count = hashlib.sha256(), 0
+    source = open_file(str(path))
+    try:
+        while piece := os.pread(source, _CHUNK_BYTES, count):
+            digest.update(piece)
+            count += len(piece)
+            told(count)
+        return digest.hexdigest()
+    finally:
+        os.close(source)
+
+
+def _is_here(cache: Cache, sha256: str, size_bytes: int) -> bool:
+    return cache.find_blob(sha256, size_bytes) is not None and cache.stamps.matches(sha256, cache.blobs / sha256)
 
 
 def _changed(path: Path) -> AgentError:

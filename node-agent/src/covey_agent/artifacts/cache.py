@@ -21,6 +21,7 @@ import hashlib
 import logging
 import stat
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -42,6 +43,10 @@ from covey_agent.artifacts.sets import find_set, install_set, render_list
 from covey_agent.artifacts.stamps import Stamps
 
 logger = logging.getLogger(__name__)
+
+
+# Changes of a folder less than this apart may leave it the same time: disks' clocks tick each 1 to 10 ms.
+_TICK_NS = 50_000_000
 
 
 class Reference(Message):
@@ -105,7 +110,7 @@ class Cache:
             ):
                 path.mkdir(parents=True, exist_ok=True)
                 sweep_temporaries(path)
-        self._looked_at = self._observe_changes()
+        self._looked_at = _settle(self._observe_changes())
         self._known_blobs = {path.name for path in list_folder(self.blobs) if is_digest(path.name)}
         self._known_references = {
             reference_key(reference.artifact): reference
@@ -285,7 +290,7 @@ class Cache:
         found = self._observe_changes()
         if found == self._looked_at:
             return
-        self._looked_at = found
+        self._looked_at = _settle(found)
         self._known_blobs = {path.name for path in list_folder(self.blobs) if is_digest(path.name)}
         there = {path.stem: path for path in list_folder(self._references) if path.suffix == ".json"}
         for key in self._known_references.keys() - there.keys():
@@ -298,6 +303,12 @@ class Cache:
         if reference.artifact.files:
             return (self.sets / reference.blob).is_dir()
         return reference.blob in self._known_blobs
+
+
+def _settle(changed_at: tuple[int, int]) -> tuple[int, int] | None:
+    """What to compare with later, taken before it is looked at. None: another change would leave the same time."""
+    now = time.time_ns()
+    return None if any(abs(now - at) < _TICK_NS for at in changed_at) else changed_at
 
 
 def _changed_at(folder: Path) -> int:

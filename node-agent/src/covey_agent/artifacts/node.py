@@ -107,6 +107,8 @@ class NodeArtifacts:
         self._flights = Flights()
         self._wheels: Counter[str] = Counter()
         """How many members are being taken out of each."""
+        self._done_wheels = set[str]()
+        """Which of them go with the last of those."""
 
     async def close(self) -> None:
         self._local.close()
@@ -328,11 +330,13 @@ class NodeArtifacts:
         finally:
             self._wheels[sha256] -= 1
             self._wheels += Counter()  # forget zeros
+            if sha256 in self._done_wheels and not self._wheels[sha256]:
+                self._done_wheels.discard(sha256)
+                self._cache.remove_blob(sha256)
 
     def _drop_wheel(self, sha256: str) -> None:
-        """Unless another member is taken out of it: whoever is last drops it."""
-        if self._wheels[sha256] <= 1:
-            self._cache.remove_blob(sha256)
+        """Once no member is taken out of it any more, however that ends: one may fail after another was done."""
+        self._done_wheels.add(sha256)
 
     async def _extract(self, artifact: ResolvedArtifact, wheel: Path, name: str) -> Path:
         """The member as a blob of its own. A wheel that can't give it is dropped: it would not another time either."""

@@ -5,9 +5,9 @@ line has, which is what most do.
     2. a server that sends the whole file instead, or gives nothing by which parts of two files could be told apart (a
        strong ETag, or a date), is read by that one connection alone
     3. others join in while any part is missing, and this process has connections to spare
-    4. one that fails waits and tries again; after two failures without a byte it leaves its part to the others, and
-       there is one connection less from then on. The last one's failure is the try's: who called waits, and begins
-       anew with what is there
+    4. one that fails waits and tries again; after two failures without a byte, or at once where it is asked for a long
+       pause, it leaves its part to the others, and there is one connection less from then on: it was one too many. The
+       last one's failure is the try's: who called waits, and begins anew with what is there
     5. an answer that is of another file ends all of them, and what is there is dropped
 
 Parts are short beside the file, and taken in order: so what is there is hashed as it comes, while it is still in
@@ -98,6 +98,8 @@ class _Parts:
         self._part_bytes = min(max(remote.size_bytes // _PARTS, LEAST_PART_BYTES), MOST_PART_BYTES)
         self._busy: list[_Part] = []
         self._connections = 0
+        self._served = 0
+        """Connections that the server sends something by."""
         self._at_once = AT_ONCE
         self._buffered_bytes = 0
         self._hashing = asyncio.Lock()
@@ -153,7 +155,7 @@ class _Parts:
                     failures = 1 if part.at > before else failures + 1
                     if self._connections == 1:
                         return
-                    if failures >= _FAILURES:
+                    if failures >= _FAILURES or self._is_sent_away(failure):
                         self._at_once = self._connections - 1
                         return
                     await asyncio.sleep(self._pause_seconds(failure))
@@ -170,6 +172,9 @@ class _Parts:
             self._connections -= 1
             self._web.more_bodies += not is_first
 
+    def _is_sent_away(self, failure: Transient) -> bool:
+        return (failure.retry_after_seconds or 0.0) > self._web.patience.longest_pause_seconds
+
     def _pause_seconds(self, failure: Transient) -> float:
         patience = self._web.patience
         return min(max(failure.retry_after_seconds or 0.0, patience.backoff_seconds), patience.longest_pause_seconds)
@@ -181,7 +186,8 @@ class _Parts:
         known = partial.validators if partial.validators and partial.validators.url == remote.url else None
         if known and known.condition and (partial.spans or self._connections > 1):
             headers["If-Range"] = known.condition
-        async with self._web.open_body(remote.url, headers, remote.origin) as response:
+        is_one_more = self._served > 0
+        async with self._web.open_body(remote.url, headers, remote.origin, is_one_more=is_one_more) as response:
             if response.status_code == 200 and self._connections == 1:
                 await self._take_whole(response)
                 return
@@ -190,10 +196,14 @@ class _Parts:
             if known is None:
                 await run_to_end(partial.note, read_validators(response, remote))
             partial.is_joined = True
-            if partial.validators and partial.validators.condition:
-                self._open(group)
-            async with aclosing(watch_body(response, self._web.patience.stall_seconds)) as pieces:
-                await self._take(pieces, part)
+            self._served += 1
+            try:
+                if partial.validators and partial.validators.condition:
+                    self._open(group)
+                async with aclosing(watch_body(response, self._web.patience.stall_seconds)) as pieces:
+                    await self._take(pieces, part)
+            finally:
+                self._served -= 1
             if part.at < part.end:
                 raise Transient(f"the body ended {part.end - part.at} bytes too early")
 

@@ -78,12 +78,24 @@ class RegistryFiles:
 
         async def fetch_from_registry(file: ArtifactFile, told: OnTransfer) -> Path:
             part, manifest = artifact.model_copy(update={"files": (file,)}), await open_once()
-            try:
-                return (await manifest.fetch(part, _as_repository(parsed), told, is_elsewhere=False))[file.name]
-            except Unauthorized:
-                # Its token ran out while others came: all that follow need another one.
-                manifest = await open_once(manifest)
-                return (await manifest.fetch(part, _as_repository(parsed), told, is_elsewhere=False))[file.name]
+            came_bytes = before_bytes = 0
+            is_fresh = False
+
+            def observe(transfer: Transfer) -> None:
+                nonlocal came_bytes
+                came_bytes = max(came_bytes, transfer.done_bytes)
+                told(transfer)
+
+            while True:
+                try:
+                    return (await manifest.fetch(part, _as_repository(parsed), observe, is_elsewhere=False))[file.name]
+                except Unauthorized:
+                    # Its token ran out while this file or others came: as often as that happens, but for one that was
+                    # made for this file and brought nothing of it.
+                    if is_fresh and came_bytes <= before_bytes:
+                        raise
+                    is_fresh, before_bytes = opened == [manifest], came_bytes
+                    manifest = await open_once(manifest)
 
         async def fetch(file: ArtifactFile) -> Path:
             told = progress.part(file.name)

@@ -191,15 +191,24 @@ class Web:
 
     @asynccontextmanager
     async def open_body(
-        self, url: str, headers: Mapping[str, str], origin: Origin = INDEX
+        self, url: str, headers: Mapping[str, str], origin: Origin = INDEX, *, is_one_more: bool = False
     ) -> AsyncGenerator[httpx.Response]:
-        """The same, of a body that is fetched whole: when it is its turn, however long that takes."""
-        async with self._turns, self._open(self._bodies, url, headers, origin) as response:
+        """The same, of a body that is fetched whole: when it is its turn, however long that takes.
+
+        `is_one_more`: the server sends others of this file, so a refusal is of this request and no word about others.
+        """
+        async with self._turns, self._open(self._bodies, url, headers, origin, is_one_more=is_one_more) as response:
             yield response
 
     @asynccontextmanager
     async def _open(
-        self, client: httpx.AsyncClient, url: str, headers: Mapping[str, str], origin: Origin
+        self,
+        client: httpx.AsyncClient,
+        url: str,
+        headers: Mapping[str, str],
+        origin: Origin,
+        *,
+        is_one_more: bool = False,
     ) -> AsyncGenerator[httpx.Response]:
         if self.is_offline:
             words = f"{_place(url, origin)} isn't asked, since this Node is offline (`spec.offline`)"
@@ -215,7 +224,7 @@ class Web:
             try:
                 async with client.stream("GET", url, headers={**headers, **proof}, auth=auth) as response:
                     if response.status_code not in _REDIRECTS:
-                        self._check(response, url, origin, is_redirected=hop > 0)
+                        self._check(response, url, origin, is_redirected=hop > 0, is_one_more=is_one_more)
                         yield response
                         return
                     url = _next_url(response, url, place, origin)
@@ -239,7 +248,9 @@ class Web:
                     )
             return response, bytes(body)
 
-    def _check(self, response: httpx.Response, url: str, origin: Origin, *, is_redirected: bool) -> None:
+    def _check(
+        self, response: httpx.Response, url: str, origin: Origin, *, is_redirected: bool, is_one_more: bool
+    ) -> None:
         if origin.token and not is_redirected and not _is_trusted(origin, url, url):
             withheld = (
                 "The token is not shown without TLS, since anybody between could read it: give an https:// address."
@@ -249,7 +260,7 @@ class Web:
             _check_status(response, _place(url, origin), origin, is_redirected=is_redirected)
         except Transient as busy:
             asked = busy.retry_after_seconds
-            if asked is not None and asked > self.patience.longest_pause_seconds:
+            if asked is not None and asked > self.patience.longest_pause_seconds and not is_one_more:
                 self._pauses.note(origin_of(url), asked)
             raise
 

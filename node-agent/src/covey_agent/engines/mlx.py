@@ -23,6 +23,9 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_T
 HOSTS_FILE = "ring.json"
 # Of a rank that this one never dials: nobody listens at port 1.
 NOBODY = "127.0.0.1:1"
+# A step reads a part of each slot's prompt at most, and so many tokens of them a second wherever a ring is of any use.
+STEP_TOKENS_PER_SECOND = 10
+LEAST_STEP_SECONDS = 60
 
 
 def render(start: Start) -> Launch:
@@ -48,7 +51,13 @@ def render_rank(instance: Instance, ring: Ring) -> tuple[str, ...]:
     """Layers as they are stamped, by rank; of a model that is cut across its layers every rank has all, in part."""
     layers = [member.layers for member in instance.spec.members]
     split = ("--layers", ",".join(map(str, layers))) if is_pipeline(instance) else ()
-    return "--rank", str(ring.rank), *split
+    return "--rank", str(ring.rank), "--step-seconds", str(step_seconds(instance)), *split
+
+
+def step_seconds(instance: Instance) -> int:
+    """How long the longest step of a healthy ring may take."""
+    options = instance.spec.options
+    return max(LEAST_STEP_SECONDS, options.slots * options.micro_batch_tokens // STEP_TOKENS_PER_SECOND)
 
 
 def is_pipeline(instance: Instance) -> bool:

@@ -69,6 +69,8 @@ class Watch:
             self._selector.modify(which, events, self._on_event)
         else:
             self._selector.unregister(which)
+            del self._watched[which]  # it may be closed next, and nobody would ever ask for it again
+            return
         self._watched[which] = events
 
     def drop(self, which: socket.socket) -> None:

@@ -12,13 +12,13 @@ from covey_api.units import format_bytes
 
 from covey_agent.artifacts.web import unavailable
 from covey_agent.peers.directory import Directory
-from covey_agent.peers.taking import Dialler, PeerBusy, PeerFailed
+from covey_agent.peers.taking import Dialler, PeerBusy, PeerFailed, PeerShut
 from covey_agent.ports import AgentError
 
 logger = logging.getLogger(__name__)
 
-# All that have it give to as many as they can: asked again so often, with a pause between.
-BUSY_TRIES = 5
+# The leader is asked so often who has it; with a pause between where those give to as many as they can.
+TRIES = 5
 BUSY_SECONDS = 2.0
 
 
@@ -35,26 +35,30 @@ class FarBlob:
 
     async def read_at(self, offset: int, length: int) -> bytes:
         """So many bytes, or fewer at its end. AgentError when no node gives them."""
-        for attempt in range(BUSY_TRIES):
+        is_busy = False
+        for attempt in range(TRIES):
             wanted = Wanted(sha256=self._sha256, tried=tuple(sorted(self._tried))[:MAX_TRIED], only_holders=True)
             answer = await self._directory.ask(wanted)
             if answer is None:
                 raise unavailable(f"{self._name}: the controller that knows which nodes have it can't be asked now.")
-            is_busy = False
+            is_busy = bool(answer.fetcher)
             for holder in answer.holders:
                 try:
                     piece, total = await self._dialler.read_range(holder, self._sha256, offset, length)
-                except PeerBusy:
+                except (PeerBusy, PeerShut):
                     is_busy = True
                 except PeerFailed as failure:
                     self._tried.add(holder.node)
                     logger.warning("node '%s' did not give a part of %s: %s", holder.node, self._name, failure)
                 else:
                     return self._check(holder.node, piece, total)
-            if not is_busy and not answer.fetcher:
+            if not answer.holders and not is_busy:
                 raise self._missing()
-            if attempt + 1 < BUSY_TRIES:
+            # An answer names a few: where those failed others may be named next.
+            if is_busy and attempt + 1 < TRIES:
                 await asyncio.sleep(BUSY_SECONDS)
+        if not is_busy:
+            raise self._missing()
         raise unavailable(f"{self._name}: the nodes that have it are busy giving others what they need.")
 
     def _check(self, node: str, piece: bytes, total: int) -> bytes:

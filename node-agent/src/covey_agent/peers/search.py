@@ -7,7 +7,7 @@ from covey_api.messages import WantedAnswer
 from covey_agent.artifacts.flight import Meter
 from covey_agent.artifacts.partial import PartialFile
 
-# Smaller ones are taken from who has them, and not waited for.
+# Smaller ones are taken from who has them, and not waited for where there is an origin.
 WORTH_WAITING_BYTES = 1024 * 1024
 # Between questions while another node fetches it or all that have it are busy: times a random number from 0.5 to 1.5,
 # and longer from one to the next. A thousand nodes that wait ask the leader a hundred times a second.

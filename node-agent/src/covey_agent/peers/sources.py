@@ -181,7 +181,7 @@ class Peers:
                 return
             wait.observe(time.monotonic(), answer, busy, has_more=partial.done_bytes > before_bytes, is_anew=is_over)
             if busy or answer.fetcher:
-                if not search.is_large:
+                if has_origin and not search.is_large:
                     return
                 partial.touch()
                 await asyncio.sleep(wait.again_seconds * (0.5 + self._jitter()))

@@ -6,6 +6,7 @@ KeeperMissed   its engine is recorded   as EngineExited; else nothing ran
 ArtifactReady, EngineReady              on to the fit, when both are there
 PortKept       a rank                   the others are told; PortMissed ends its attempt
 ArtifactFailed, EngineFailed            again with a backoff while that may help, then given up
+               asked to come later      again within a minute, as often as it takes
 FitChecked     fits                     its keeper is started
                doesn't fit              looked at again each second for 15 s, then given up
                waits for one that loads looked at again 5 s later; the 15 s begin when nobody loads there
@@ -76,6 +77,7 @@ RESTART_WINDOW_SECONDS = 60.0
 FIRST_BACKOFF_SECONDS = 0.5
 # A fetch resumes by itself; these tries, up to a minute apart, outlast an outage of some four minutes.
 MAX_FETCH_FAILURES = 8
+FIRST_FETCH_BACKOFF_SECONDS = 1.0
 LONGEST_FETCH_BACKOFF_SECONDS = 60.0
 
 # Trying again may help without anybody doing anything.
@@ -219,11 +221,15 @@ def _fail_fetch(member: MemberState, work: Work, event: ArtifactFailed | EngineF
     if work not in member.work:
         return member
     failure = Failure(event.cause, event.message)
-    member = replace(member, work=member.work - {work}, failure=failure, fetch_failures=member.fetch_failures + 1)
+    member = replace(member, work=member.work - {work}, failure=failure)
+    if event.cause in _PASSING and event.retry_after_seconds:
+        # The server isn't asked before, but what others have by then is theirs to give.
+        delay = min(LONGEST_FETCH_BACKOFF_SECONDS, max(FIRST_FETCH_BACKOFF_SECONDS, event.retry_after_seconds))
+        return replace(member, phase=MemberPhase.BACKOFF, wait_until=now + delay)
+    member = replace(member, fetch_failures=member.fetch_failures + 1)
     if failure.cause not in _PASSING or member.fetch_failures >= MAX_FETCH_FAILURES:
         return replace(member, given_up=True)
-    delay = min(LONGEST_FETCH_BACKOFF_SECONDS, 2.0 ** (member.fetch_failures - 1))
-    delay = max(delay, event.retry_after_seconds)
+    delay = min(LONGEST_FETCH_BACKOFF_SECONDS, FIRST_FETCH_BACKOFF_SECONDS * 2.0 ** (member.fetch_failures - 1))
     return replace(member, phase=MemberPhase.BACKOFF, wait_until=now + delay)
 
 

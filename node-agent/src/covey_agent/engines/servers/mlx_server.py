@@ -34,6 +34,7 @@ from covey_agent.engines.servers.mlx_ring import (
     join_ring,
     make_no_prompt_cache,
 )
+from covey_agent.engines.servers.mlx_weights import list_weights
 from covey_agent.engines.servers.sampling import choose_mlx_fields, refuse_variables, settle_mlx_choices
 from covey_agent.engines.servers.settings import Settings
 from covey_agent.engines.servers.web import (
@@ -135,9 +136,11 @@ class MlxCore:
 
     def _arguments(self) -> Namespace:
         """mlx-lm's own options, all of them: none is left to a default of another version."""
-        settings = self._settings
+        settings, model = self._settings, self._settings.model
+        if settings.layers:
+            model = list_weights(model, settings.key_file.parent)
         return Namespace(
-            model=str(settings.model),
+            model=str(model),
             adapter_path=None,
             draft_model=None,
             num_draft_tokens=0,

@@ -9,7 +9,7 @@ from covey_agent.engines.servers import llama_cpp_server, mlx_server
 from covey_agent.engines.servers.settings import Settings
 from covey_agent.engines.servers.web import report_failure
 
-# A step of a ring is one of reading a prompt or one token, and ten a second where nothing is asked.
+# A step of a ring is one of reading a part of each prompt or one token, and ten a second where nothing is asked.
 STEP_SECONDS = 60.0
 
 VERSIONS: dict[str, Callable[[], str]] = {
