@@ -49,7 +49,7 @@ verify: setup ## regenerate everything generated; fail on a dirty tree
 	@git diff --exit-code -- manifests docs/reference docs/spec || (echo "generated files were stale: commit the diff above" && exit 1)
 
 version: setup ## say which version this is, or begin the next: VERSION=0.2.0
-	@test -z "$(VERSION)" || $(RUN) python tools/changelog.py --begin
+	@test -z "$(VERSION)" || $(RUN) python tools/changelog.py --begin "$(VERSION)"
 	@$(RUN) python tools/version.py $(VERSION)
 	@test -z "$(VERSION)" || { $(UV) lock --quiet && $(UV) sync --frozen --quiet && $(RUN) pytest tests/golden --golden-refresh -q; }
 

@@ -36,10 +36,15 @@ def observe_copies() -> list[tuple[str, str]]:
     ]
 
 
-def apply_version(version: str) -> None:
-    """Write it into every file. ValueError if helm or pip would not take it."""
+def check_version(version: str) -> None:
+    """ValueError if helm or pip would not take it."""
     if not _VERSION.fullmatch(version):
         raise ValueError(f"a version must be three numbers, such as '0.2.0'; got '{version}'")
+
+
+def apply_version(version: str) -> None:
+    """Write it into every file. ValueError if helm or pip would not take it."""
+    check_version(version)
     for path, pattern in _places():
         text = path.read_text(encoding="utf-8")
         path.write_text(pattern.sub(rf"\g<before>{version}", text), encoding="utf-8")

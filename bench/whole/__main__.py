@@ -81,6 +81,9 @@ def measure(bench: Bench) -> Record:
         except subprocess.TimeoutExpired:
             output, errors = _end(process)
             outcome = f"it took more than {bench.seconds:.0f} s and was ended"
+        except BaseException:
+            _end(process)
+            raise
     lines = [line | {"measured": day} for line in parse_lines(output)]
     skipped = [str(line["skipped"]) for line in lines if "skipped" in line]
     seconds = round(time.monotonic() - began, 1)
@@ -97,12 +100,19 @@ def _judge(bench: Bench, code: int, errors: str) -> str:
 
 def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
     """As Ctrl-C does, so that it removes what it made; then by force, with all that it started."""
-    os.killpg(process.pid, signal.SIGINT)
+    _signal_all(process, signal.SIGINT)
     try:
         return process.communicate(timeout=END_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+    except BaseException as error:  # one who is asked to end a second time doesn't wait
+        _signal_all(process, signal.SIGKILL)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
         return process.communicate()
+
+
+def _signal_all(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def parse_lines(output: str) -> list[Line]:

@@ -9,7 +9,7 @@ from plots.draw import draw, read_series
 
 from whole.catalogue import BENCHES, PEERS, Bench
 from whole.page import render_number
-from whole.records import Record, observe_value
+from whole.records import RUNS_AGO, Record, observe_value
 
 
 def write_plots(folder: Path, records: Mapping[str, Record]) -> None:
@@ -22,8 +22,9 @@ def write_plots(folder: Path, records: Mapping[str, Record]) -> None:
             path.write_text(draw_bars(titles[name], bars, mark=1.0 if name == "bounds" else None), encoding="utf-8")
         else:
             path.unlink(missing_ok=True)
-    if (planner := records.get("planner")) and len(planner.lines) > 1:
-        series = read_series(iter([json.dumps(line) for line in planner.lines]))
+    planner = records.get("planner")
+    if planner and len(lines := [line for line in planner.lines if not line.get(RUNS_AGO)]) > 1:
+        series = read_series(iter([json.dumps(line) for line in lines]))
         if all(len(points) > 1 for points in series.values()):
             (folder / "planner.svg").write_text("\n".join(draw(series)) + "\n", encoding="utf-8")
 

@@ -1,6 +1,7 @@
 """What was measured, by benchmark, as it lies in `docs/reference/benchmarks.json`: every printed line with its day.
 
-A run replaces what it measured. Where it failed, what it didn't come to stays with the day on which it was measured.
+A run replaces what it measured. Where it failed, what it didn't come to stays with the day on which it was measured, if
+that was on the same machine. A figure is of one run: old lines are never counted with new ones.
 """
 
 import json
@@ -13,11 +14,13 @@ from typing import Any
 from whole.catalogue import BENCHES, Bench, Figure, Match
 
 Line = dict[str, Any]
+RUNS_AGO = "runsAgo"
 
 
 @dataclass(slots=True)
 class Record:
-    """The last run of a benchmark. `outcome` is empty where it ended well; each of `lines` has `measured`, its day."""
+    """The last run of a benchmark. `outcome` is empty where it ended well; each of `lines` has `measured`, its day, and
+    where it is of an earlier run `runsAgo`."""
 
     day: str
     machine: str
@@ -56,34 +59,40 @@ def write_records(path: Path, records: Mapping[str, Record]) -> None:
 
 def merge(bench: Bench, before: Record | None, now: Record) -> Record:
     """`now`, with the lines of `before` for figures that `now` hasn't got because it failed."""
-    if before is not None and now.outcome:
-        for figure in bench.figures:
-            if observe_value(figure, now.lines) is None:
-                now.lines += [line for line in before.lines if _is_of(figure, line) and line not in now.lines]
+    if before is None or not now.outcome or before.machine != now.machine:
+        return now
+    missing = [figure for figure in bench.figures if observe_value(figure, now.lines) is None]
+    kept = {id(line) for figure in missing for part in _find_parts(figure, before.lines) for line in part}
+    now.lines += [line | {RUNS_AGO: line.get(RUNS_AGO, 0) + 1} for line in before.lines if id(line) in kept]
     return now
 
 
 def observe_value(figure: Figure, lines: Iterable[Line]) -> Value | None:
-    """None where a line that it needs was not printed."""
-    every = list(lines)
-    found = [line for line in every if _matches(figure.match, line) and figure.key in line]
+    """Of the newest run that printed all that it needs; None where none did."""
+    found, *others = _find_parts(figure, lines) or [[]]
     if not found:
         return None
-    values = [float(line[figure.key]) * figure.scale for line in found]
-    more, whole = _median(figure.plus, figure.key, every), _median(figure.of, figure.key, every)
-    if (figure.plus and more is None) or (figure.of and not whole):
-        return None
-    values = [(value + (more or 0.0)) / (whole or 1.0) for value in values]
-    return Value(statistics.median(values), min(values), max(values), max(str(line["measured"]) for line in found))
+    medians = iter([_median(figure, other) for other in others])
+    more, whole = next(medians) if figure.plus else 0.0, next(medians) if figure.of else 1.0
+    values = [(float(line[figure.key]) * figure.scale + more) / whole for line in found]
+    return Value(statistics.median(values), min(values), max(values), min(str(line["measured"]) for line in found))
 
 
-def _median(match: Match | None, key: str, lines: list[Line]) -> float | None:
-    found = [float(line[key]) for line in lines if match is not None and _matches(match, line) and key in line]
-    return statistics.median(found) if found else None
+def _find_parts(figure: Figure, lines: Iterable[Line]) -> list[list[Line]]:
+    """The lines of one run for its `match`, `plus` and `of`, as far as it has these; empty: no run has all of them."""
+    runs: dict[int, list[Line]] = {}
+    for line in lines:
+        runs.setdefault(line.get(RUNS_AGO, 0), []).append(line)
+    matches = [match for match in (figure.match, figure.plus, figure.of) if match]
+    for _, run in sorted(runs.items()):
+        parts = [[line for line in run if _matches(match, line) and figure.key in line] for match in matches]
+        if all(parts) and (not figure.of or _median(figure, parts[-1])):
+            return parts
+    return []
 
 
-def _is_of(figure: Figure, line: Line) -> bool:
-    return any(match is not None and _matches(match, line) for match in (figure.match, figure.plus, figure.of))
+def _median(figure: Figure, lines: list[Line]) -> float:
+    return statistics.median(float(line[figure.key]) for line in lines)
 
 
 def _matches(match: Match, line: Line) -> bool:

@@ -17,6 +17,7 @@ import psutil
 
 from kit.fleet import RunningFleet, Sent, Traffic
 from kit.parts import GATEWAY, PARTS, find_part, kill_process, members
+from kit.processes import observe_pss_bytes
 
 LONGEST_PAUSE_SECONDS = 3.0
 # A request whose connection was torn down is seen to fail this much later, on a busy machine: 1.4 s were seen. How many
@@ -196,7 +197,7 @@ def observe_footprint(fleet: RunningFleet) -> Footprint:
         open_files=_total(processes, lambda each: each.num_fds()),
         state_bytes=sum(map(_size_bytes, files)),
         log_bytes=sum(_size_bytes(path) for path in files if path.name.endswith((".log", ".log.1"))),
-        memory_bytes=_total(processes, lambda each: each.memory_full_info().pss if _is_part(each) else 0),
+        memory_bytes=_total(processes, lambda each: observe_pss_bytes(each.pid) if _is_part(each) else 0),
     )
 
 

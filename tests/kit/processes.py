@@ -52,5 +52,6 @@ def is_running(pid: int) -> bool:
 
 
 def observe_pss_bytes(pid: int) -> int:
-    """Memory of one process with its share of what it shares."""
-    return psutil.Process(pid).memory_full_info().pss
+    """Memory of one process with its share of what it shares; on macOS, which tells none, what it alone has."""
+    info = psutil.Process(pid).memory_full_info()
+    return getattr(info, "pss", info.uss)

@@ -28,7 +28,7 @@ def main() -> int:
         given.page.write_text(render_report(story, began), encoding="utf-8")
         print(f"The report is in {given.page}")
     print("\n".join(story.findings) or "Nothing was lost beyond what was in flight on what was struck; nothing leaked.")
-    return 1 if story.findings else 0
+    return 0 if story.holds else 1
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ def _lines(story: Story, began: float) -> Iterator[str]:
     machine = f"{os.cpu_count()} cores ({platform.machine()}), {whole:.0f} GiB, {platform.system()}"
     yield f"`make soak MINUTES={story.seconds / 60:g} SEED={story.seed}`, {when} UTC; {machine}, Python"
     yield f"{platform.python_version()}; one-minute load at the end {os.getloadavg()[0]:.1f}.\n"
-    yield f"**{'It holds.' if not story.findings else f'{len(story.findings)} findings.'}**\n"
+    judged = f"{len(story.findings)} findings." if story.findings else "It holds."
+    yield f"**{judged if story.is_over else 'It did not come to its end.'}**\n"
     for finding in story.findings[:MOST_FINDINGS]:
         yield f"- {finding[:MOST_LETTERS]}"
     yield "\n## What was done\n"

@@ -55,18 +55,31 @@ class Soaked:
 
 
 class Story:
-    """`run` takes `seconds` and some minutes more; `findings` is what must not be."""
+    """`run` takes `seconds` and some minutes more; `findings` is what must not be. Before it is over nothing holds."""
 
     def __init__(self, seed: int, seconds: float) -> None:
         self.seed = seed
         self.seconds = seconds
         self.cuts = CUTS if can_cut() else 0.0
         self.findings: list[str] = []
+        self.is_over = False
         self.soaked: list[Soaked] = []
         self._random = random.Random(seed)
         self._began = 0.0
 
+    @property
+    def holds(self) -> bool:
+        return self.is_over and not self.findings
+
     def run(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self.findings.append(f"ended early: {type(error).__name__}: {error}")
+            raise
+        self.is_over = True
+
+    def _run(self) -> None:
         with ExitStack() as stack:
             for number, (name, models) in enumerate(FLEETS.items()):
                 self.soaked.append(self._start(stack, name, models, self.seed + number))

@@ -380,7 +380,7 @@ class ServedModel(Message):
     hold_seconds: int = 0
     """How long a request is held while there is no endpoint; 0: it is not, waiting doesn't help."""
     weights_bytes: Count = 0
-    """Of the weights of its first variant, as a node read them; 0: none has."""
+    """Of the weights of the first of its variants that a node could read; 0: none could."""
     weights_digest: str = ""
     """Their SHA-256, or that of the file they are in."""
 

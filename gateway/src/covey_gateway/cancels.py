@@ -43,8 +43,11 @@ class Cancels:
         self._asked.setdefault(id_, []).append((caller, request))
 
     def unfollow(self, id_: str, request: Cancellable) -> None:
+        """It may not be among them: a request that was refused never was, and its id may be another one's."""
         pairs = self._asked.pop(id_, ())
-        if len(pairs) > 1 and (left := [pair for pair in pairs if pair[1] is not request]):
+        if len(pairs) == 1 and pairs[0][1] is request:
+            return
+        if left := [pair for pair in pairs if pair[1] is not request]:
             self._asked[id_] = left
 
     def end(self, cancel: Cancel, *, by_operator: bool = False) -> int:

@@ -107,6 +107,8 @@ class Delivery:
         self._fit: Fit | None = None
         self._is_in_line = False
         self._is_sent = False
+        self.needs_slot = ask.request is None or ask.request.call is not Call.COUNT
+        """A tokenizer answers beside what the slots do."""
         self._heard_at = self._asked_at = pace.now()
         self._turn_at: float | None = None
         """When a slot was free for it; None: it waits behind others."""
@@ -124,8 +126,8 @@ class Delivery:
 
     def start(self, engines: Engines) -> None:
         self._engines = engines
-        if self.ask.request is not None and self.ask.request.call is Call.COUNT:
-            self._has_ended = True  # a tokenizer answers beside what the slots do, and nothing is read on
+        if not self.needs_slot:
+            self._has_ended = True  # nothing is read on
             self.take_turn()
             return
         if (pool_tokens := self._traffic.lines.pool_of(self.target)) and self.ask.request is not None:
@@ -184,7 +186,7 @@ class Delivery:
     def abandon(self) -> None:
         self._release(refused=None)
 
-    def _release(self, refused: str | None, aside_seconds: int | None = None) -> None:
+    def _release(self, refused: str | None, aside_seconds: int | None = None, *, is_busy: bool = False) -> None:
         if self._is_over:
             return
         self._is_over = True
@@ -199,7 +201,9 @@ class Delivery:
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
-        self._traffic.release(self.target, refused=refused, aside_seconds=aside_seconds, is_read_on=is_read_on)
+        self._traffic.release(
+            self.target, refused=refused, aside_seconds=aside_seconds, is_busy=is_busy, is_read_on=is_read_on
+        )
         if self._is_in_line:
             self._is_in_line = False
             if self._is_sent:
@@ -283,7 +287,7 @@ class Delivery:
         self._has_ended = True
         self.ask.meter.has_begun = self.ask.meter.has_reached = False
         reason = f"it answered {status}"
-        self._release(refused=reason, aside_seconds=retry_after_seconds)
+        self._release(refused=reason, aside_seconds=retry_after_seconds, is_busy=True)
         self._sender.go_elsewhere(self, reason)
 
     def on_engine_body(self, piece: bytes) -> None:

@@ -112,13 +112,17 @@ class Express(Handing):
         traffic.cancels.follow(self.request_id, known.caller, self)
         target = self._choose()
         if isinstance(target, ApiError):
-            exchange, _ = self._make_exchange()
+            exchange, _, _ = self._make_exchange()
             exchange.fail(target)
             return
         self._target = target
         if not traffic.lines.enter_at_once(target, known.ticket):
-            exchange, ask = self._make_exchange()
-            exchange.deliver_at(target, ask)
+            exchange, ask, error = self._make_exchange()
+            if error is None:
+                exchange.deliver_at(target, ask)
+            else:
+                traffic.release(target)
+                exchange.fail(error)
             return
         self._sent_at = self._now()
         self._drops_usage = self._withholds_usage and counts_asked(target.engine)

@@ -174,6 +174,10 @@ class Handing:
     def silent_since(self) -> float | None:
         return None if self._connection is None or self._client.is_stalled() else self._heard_at
 
+    @property
+    def needs_slot(self) -> bool:
+        return True
+
     # All that isn't the short way.
 
     def _pass_on(self, data: bytes) -> None:
@@ -190,7 +194,7 @@ class Handing:
         target, connection, traffic = self._target, self._connection, self._traffic
         if target is None:
             raise AssertionError("a request without an endpoint was sent")
-        exchange, ask = self._make_exchange()
+        exchange, ask, error = self._make_exchange()
         heir = self._heir = Delivery(exchange, self._client, traffic, target, ask, self.request_id)
         heir.go_on(
             self._engines,
@@ -207,9 +211,13 @@ class Handing:
         traffic.replace(target, self, heir)
         if connection is not None:
             connection.hand_over(heir, self._rest, has_head=self._has_head)
+        if error is not None:
+            exchange.fail(error)
         return exchange
 
-    def _make_exchange(self) -> tuple[Exchange, Ask]:
+    def _make_exchange(self) -> tuple[Exchange, Ask, ApiError | None]:
+        """ApiError: it can't be asked again, and is to fail with this as soon as everything it holds is the exchange's.
+        No request comes so far that isn't one for the general way, too; of a bug there nobody else is to suffer."""
         known, traffic, model = self._known, self._traffic, self._route.model
         exchange = Exchange(
             self._client,
@@ -222,9 +230,8 @@ class Handing:
             is_chunked=True,
             request_id=self.request_id,
         )
-        request = None if self._has_head else parse_chat(self._body)
-        if isinstance(request, ApiError):
-            raise AssertionError(f"a plain request is none: {request.message}")
+        parsed = None if self._has_head else parse_chat(self._body)
+        request, error = (None, parsed) if isinstance(parsed, ApiError) else (parsed, None)
         teller: Teller = self._teller or (PassedChat(model.name) if self._wants_stream else ChatAnswer(model.name))
         ask = Ask(model, request, teller, self._meter, known.ticket)
         is_told = self._has_head and self._wants_stream
@@ -238,7 +245,7 @@ class Handing:
         traffic.cancels.unfollow(self.request_id, self)
         traffic.cancels.follow(self.request_id, known.caller, exchange)
         self._client.change_turn(self, exchange)
-        return exchange, ask
+        return exchange, ask, error
 
     def _resume_reply(self, teller: Teller) -> Reply:
         if not self._has_head:

@@ -21,6 +21,11 @@ class Lines:
         self._make_line = make_line
         self._lines: dict[str, tuple[Target, Line]] = {}
 
+    @property
+    def has_any(self) -> bool:
+        """Whether anybody waits or was sent, or what somebody left is perhaps not free yet."""
+        return bool(self._lines)
+
     def pool_of(self, target: Target) -> int:
         """This gateway's part of the cache that the endpoint's slots share; 0: each has its own."""
         return target.kv_tokens and max(1, target.kv_tokens // self.sharers)
@@ -57,7 +62,9 @@ class Lines:
 
     def look_again(self) -> None:
         """Time has passed: what clients left may be free by now."""
+        now = self._clock()
         for target, line in list(self._lines.values()):
+            line.free_left(now)
             self._send_next(target, line)
 
     def take_waiting(self, target_id: str) -> list[Member]:

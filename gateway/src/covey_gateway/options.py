@@ -101,6 +101,8 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     host, port = _parse_address(parser, "--listen", str(read.listen))
     if not 1 <= read.workers <= MAX_WORKERS:
         parser.error(f"`--workers` must be from 1 to {MAX_WORKERS}; got {read.workers}")
+    if read.worker and not read.worker.startswith("{"):
+        parser.error("`--worker` is what the gateway starts its own processes with; how many: `--workers N`")
     if (read.tls_cert is None) is not (read.tls_key is None):
         parser.error("`--tls-cert` and `--tls-key` must be given together")
     try:

@@ -64,6 +64,7 @@ class Relay(ClientConnection):
     def on_headers_complete(self) -> None:
         if self._is_deaf or self.parser.should_upgrade():
             return  # an upgrade is fed again without the offer
+        began_with, self._began_with = self._began_with, b""  # what follows in the same read begins with something else
         version = self.parser.get_http_version()
         head = parse_head(self.parser.get_method(), self.url, version, self.headers)
         admitted = self._admit(head) if isinstance(head, RequestHead) else head
@@ -76,7 +77,6 @@ class Relay(ClientConnection):
         if isinstance(head, RequestHead) and isinstance(admitted, Caller) and head.path not in HOT_PATHS:
             self._start_asgi(admitted, choose_request_id(head), cors)
             return
-        began_with, self._began_with = self._began_with, b""
         if isinstance(head, RequestHead) and isinstance(admitted, Caller) and not cors and version == "1.1":
             self._know(head, admitted, began_with)
         self.receive(

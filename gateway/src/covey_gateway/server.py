@@ -150,23 +150,33 @@ class GatewayServer:
         return Relay(self._config, self._state, self._traffic, self._engines, self._images, most)
 
     async def sweep(self) -> None:
-        """Check all deadlines, again and again, until cancelled. Without a connection there are none, and it rests."""
+        """Check all deadlines, again and again, until cancelled. Without a connection there are none, and it rests, but
+        that other workers wait for what clients left here."""
         while True:
             self._is_resting = True
             await self._accepted.wait()
             self._is_resting = False
             # One that was accepted a moment ago isn't among the connections yet.
-            while self._accepted.is_set() or self._state.connections or self._engines.has_idle:
+            while self._has_deadlines:
                 self._accepted.clear()
                 await asyncio.sleep(SWEEP_SECONDS)
                 self.check_deadlines(time.time(), asyncio.get_running_loop().time())
+
+    @property
+    def _has_deadlines(self) -> bool:
+        is_used = self._accepted.is_set() or bool(self._state.connections)
+        return is_used or self._engines.has_idle or self._traffic.lines.has_any
 
     def check_deadlines(self, wall: float, now: float) -> None:
         """End what is over its time by now; `wall` dates the answers of the next second."""
         self._traffic.set_date(wall)
         self._state.default_headers = [(b"date", self._traffic.date)]
         for connection in self._connections():
-            connection.check_deadlines(now)
+            try:
+                connection.check_deadlines(now)
+            except Exception:  # whatever is wrong with one client's request, the others are served on
+                _log.exception("a request's deadlines could not be checked; its connection is ended")
+                connection.transport.abort()
         log = self._traffic.ledger.log
         self._traffic.tell_process(len(self._state.connections), log.dropped if log is not None else 0)
         self._traffic.look_for_silent()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from email.utils import formatdate
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from covey_api.messages import EndpointDemand, ModelDemand, Order, ServedModel
@@ -59,6 +60,11 @@ class Awaiting(Protocol):
     @property
     def silent_since(self) -> float | None:
         """Since when the engine owes a byte; None while it owes none."""
+        ...
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether it is answered in one of the engine's slots, or beside them."""
         ...
 
 
@@ -334,11 +340,12 @@ class Traffic:
         *,
         refused: str | None = None,
         aside_seconds: int | None = None,
+        is_busy: bool = False,
         is_read_on: bool = False,
     ) -> None:
         """The request is no longer there; `refused` says how the endpoint failed before a byte, `aside_seconds` for how
-        long it asked to be spared; `is_read_on`: it was left while the engine read its prompt, which can't be stopped
-        at once."""
+        long it asked to be spared, `is_busy` that it answered, and took nothing; `is_read_on`: it was left while the
+        engine read its prompt, which can't be stopped at once."""
         load = self._loads[target.id]
         load.in_flight -= 1
         if self._endpoints is not None:
@@ -348,9 +355,11 @@ class Traffic:
             self._left.add(target.id)
         if refused is not None:
             load.failures, load.owed = 0, None
-            was_aside, load.aside = load.aside is not None, set_aside(load.aside, self._clock(), aside_seconds or 0)
-            if not was_aside:
+            before = load.aside
+            load.aside = set_aside(before, self._clock(), aside_seconds or 0, is_busy=is_busy)
+            if not is_busy and (before is None or before.is_busy):
                 self._on_news()
+            if before is None:
                 self.ledger.figures.count_ejection(target.namespace, target.model)
             words = "endpoint %s of model '%s' is set aside for %.0f s: %s"
             _log.warning(words, target.id, target.model, load.aside.until - self._clock(), refused)
@@ -376,10 +385,9 @@ class Traffic:
         awaiting = self._awaiting.setdefault(target.id, [])
         awaiting.append(request)
         load = self._loads[target.id]
-        if load.is_silent or (len(awaiting) == 1 and load.owed is None):
-            return len(awaiting) <= target.slots  # nothing was owed before it
-        load.is_silent = self._measure_silence(target.id, load) >= SILENT_ENDPOINT_SECONDS
-        return len(awaiting) <= target.slots
+        if not load.is_silent and (len(awaiting) > 1 or load.owed is not None):  # something was owed before it
+            load.is_silent = self._measure_silence(target.id, load) >= SILENT_ENDPOINT_SECONDS
+        return len(awaiting) <= target.slots or self.has_turn(target, request)
 
     def replace(self, target: Target, before: Awaiting, after: Awaiting) -> None:
         """The same request, in other hands."""
@@ -388,7 +396,10 @@ class Traffic:
 
     def has_turn(self, target: Target, request: Awaiting) -> bool:
         """Whether a slot is free for it, as far as this gateway's own requests go: fewer are before it than slots."""
-        return request in self._awaiting.get(target.id, [])[: target.slots]
+        if not request.needs_slot:
+            return True
+        awaiting = self._awaiting.get(target.id, ())
+        return request in islice((each for each in awaiting if each.needs_slot), target.slots)
 
     def unfollow(self, target: Target, request: Awaiting) -> None:
         load, awaiting = self._loads[target.id], self._awaiting[target.id]
@@ -473,8 +484,7 @@ class Traffic:
             found[instance_id] = known.model_copy(
                 update={
                     "in_flight": known.in_flight + load.in_flight,
-                    "unreachable": known.unreachable
-                    or (load.aside is not None and not load.is_failing and id_ not in self._departed),
+                    "unreachable": known.unreachable or (load.is_unreachable and id_ not in self._departed),
                     "last_byte_seconds": min((each for each in ages if each is not None), default=None),
                     "oldest_silent_seconds": _latest((known.oldest_silent_seconds, *silences)),
                 }

@@ -27,6 +27,11 @@ LONGEST_AGAIN_SECONDS = 1800.0
 LOOK_AGAIN_SECONDS = 3600.0
 
 
+# By source and digest: two Models of one source may have read it at different times, and the one's file says nothing of
+# the other's.
+_Key = tuple[str, str]
+
+
 class KeptList(Message):
     """`store.json`."""
 
@@ -44,9 +49,9 @@ class Keeping:
         self._path = folder / "store.json"
         self._on_change = on_change
         self._on_fetched = on_fetched
-        self._complaints: dict[str, str] = {}
-        self._causes: dict[str, UnkeptArtifact] = {}
-        """By source: what is kept and isn't here."""
+        self._complaints: dict[_Key, str] = {}
+        self._causes: dict[_Key, UnkeptArtifact] = {}
+        """What is kept and isn't here."""
         self._changed = asyncio.Event()
         self.kept = _read(self._path)
 
@@ -58,7 +63,7 @@ class Keeping:
     @property
     def unkept(self) -> tuple[UnkeptArtifact, ...]:
         """By source."""
-        return tuple(self._causes[source] for source in sorted(self._causes))
+        return tuple(self._causes[key] for key in sorted(self._causes))
 
     def receive(self, kept: tuple[ResolvedArtifact, ...]) -> None:
         if kept != self.kept:
@@ -67,8 +72,8 @@ class Keeping:
                 write_private(self._path, KeptList(kept=kept).to_json())
             except OSError as error:
                 logger.error("'%s' can't be written, what is kept is forgotten at a restart: %s", self._path, error)
-            sources = {artifact.source for artifact in kept}
-            self._causes = {source: each for source, each in self._causes.items() if source in sources}
+            keys = {_key(artifact) for artifact in kept}
+            self._causes = {key: each for key, each in self._causes.items() if key in keys}
             self._on_change()
             self._changed.set()
 
@@ -97,7 +102,8 @@ class Keeping:
             if self._changed.is_set():
                 return False
             is_whole = await self._fetch(artifact) and is_whole
-        self._complaints = {key: words for key, words in self._complaints.items() if any(key == a.source for a in kept)}
+        keys = {_key(artifact) for artifact in kept}
+        self._complaints = {key: words for key, words in self._complaints.items() if key in keys}
         return is_whole
 
     async def _fetch(self, artifact: ResolvedArtifact) -> bool:
@@ -109,8 +115,8 @@ class Keeping:
         except Exception as error:  # no thread is left, say: the next try may find one
             words = f"unexpected {type(error).__name__}: {error}"
             return self._complain(artifact, FailureCause.ARTIFACT_UNAVAILABLE, words)
-        self._complaints.pop(artifact.source, None)
-        if self._causes.pop(artifact.source, None):
+        self._complaints.pop(_key(artifact), None)
+        if self._causes.pop(_key(artifact), None):
             self._on_fetched()
         if is_news:
             logger.info("'%s' is kept for the fleet", artifact.source)
@@ -119,14 +125,19 @@ class Keeping:
 
     def _complain(self, artifact: ResolvedArtifact, cause: FailureCause, words: str) -> bool:
         """False, as what is asked."""
+        key = _key(artifact)
         unkept = UnkeptArtifact(source=artifact.source, size_bytes=artifact.size_bytes, cause=cause)
-        if self._causes.get(artifact.source) != unkept:
-            self._causes[artifact.source] = unkept
+        if self._causes.get(key) != unkept:
+            self._causes[key] = unkept
             self._on_fetched()
-        if self._complaints.get(artifact.source) != words:
+        if self._complaints.get(key) != words:
             logger.warning("'%s' is not kept for the fleet yet: %s", artifact.source, words)
-        self._complaints[artifact.source] = words
+        self._complaints[key] = words
         return False
+
+
+def _key(artifact: ResolvedArtifact) -> _Key:
+    return artifact.source, artifact.digest
 
 
 def _read(path: Path) -> tuple[ResolvedArtifact, ...]:

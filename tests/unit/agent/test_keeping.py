@@ -20,6 +20,7 @@ class FakeArtifacts:
         self.here: set[str] = set()
         self.fetched: list[str] = []
         self.away: set[str] = set()
+        """Sources, or digests."""
         self.refused = 0
         self.error: Exception = AgentError(FailureCause.ARTIFACT_UNAVAILABLE, "it is away")
 
@@ -27,7 +28,7 @@ class FakeArtifacts:
         raise NotImplementedError
 
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
-        if artifact.source in self.away:
+        if not self.away.isdisjoint((artifact.source, artifact.digest)):
             self.refused += 1
             raise self.error
         self.fetched.append(artifact.name)
@@ -131,4 +132,24 @@ async def test_what_cannot_be_had_is_told_with_its_size_and_cause_until_it_is_he
     assert (site.keeping.unkept, site.news > news) == ((), True)
     site.artifacts.away = {a.source}
     site.keeping.receive((b,))
+    assert site.keeping.unkept == ()
+
+
+async def test_of_two_files_of_one_source_the_one_that_is_here_hides_the_other_never(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site, old = Site(tmp_path), artifact("a")
+    new = old.model_copy(update={"sha256": "e" * 64, "size_bytes": 2})
+    site.artifacts.away = {old.digest}
+    for kept in ((old, new), (new, old)):
+        site.keeping.receive(kept)
+        site.keeping._changed.clear()  # pyright: ignore[reportPrivateUsage]
+        await site.keeping._fetch_all()  # pyright: ignore[reportPrivateUsage]
+        assert [each.size_bytes for each in site.keeping.unkept] == [old.size_bytes]
+    news = site.news
+    for _ in range(3):
+        await site.keeping._fetch_all()  # pyright: ignore[reportPrivateUsage]
+    assert site.news == news
+    assert sum("is not kept" in line for line in caplog.messages) == 1
+    site.keeping.receive((new,))
     assert site.keeping.unkept == ()

@@ -6,7 +6,7 @@ from covey_api.instance import Instance, InstanceGoal, InstancePhase, MemberPhas
 from covey_api.kinds import ObjectKey
 from covey_api.messages import ModelState
 from covey_api.meta import MAX_NAME_LENGTH, RETRY_ANNOTATION, Condition, ObjectMeta
-from covey_api.model import Model, ModelStatus
+from covey_api.model import Model, ModelStatus, VariantStatus
 from covey_api.node import Node, NodeReserve, NodeSpec, Taint
 from covey_api.placement import (
     ContextWish,
@@ -66,6 +66,23 @@ def test_wish_becomes_served_replicas_and_then_all_is_quiet() -> None:
     writes, serial = story.writes, story.serial
     story.run(300)
     assert (story.writes, story.serial) == (writes, serial)
+
+
+def test_size_and_digest_of_a_model_are_of_the_first_variant_that_could_be_read() -> None:
+    story, known = Worldlet(), builders.model()
+    unread = known.spec.variants[0].model_copy(update={"name": "unread", "source": "hf://org/away@main#w.gguf"})
+    status = VariantStatus(name=unread.name, source=unread.source, error="404")
+    model = known.model_copy(
+        update={
+            "spec": known.spec.model_copy(update={"variants": (unread, *known.spec.variants)}),
+            "status": ModelStatus(variants=(status, *known.status.variants)),
+        }
+    )
+    story.put(model, builders.placement())
+    story.run(60)
+    assert story.published.endpoints is not None
+    (listed,) = story.published.endpoints.models
+    assert (listed.weights_bytes, bool(listed.weights_digest)) == (builders.artifact().size_bytes, True)
 
 
 def test_identity_is_random_and_engines_are_started_once() -> None:
@@ -713,6 +730,15 @@ def test_a_variant_for_engines_that_no_node_has_leaves_its_model_ready() -> None
         "what nodes here can run is resolved; the header of variant 'mlx' has not been read yet: "
         "no node is there that offers Mlx"
     )
+    story.run(60)
+    story.add_agents("mac")
+    story.agents["mac"].lanes = (builders.lane(engine=EngineName.MLX),)
+    story.agents["mac"].headers = {"hf://a/b": builders.geometry()}
+    story.run(30)
+    model = next(o for o in story.objects.values() if isinstance(o, Model))
+    assert [each.artifact is not None for each in model.status.variants] == [True, True], "it was asked for"
+    ready = next(each for each in model.status.conditions if each.type == "Ready")
+    assert ready.message == "every variant is resolved and its header is read"
 
 
 def test_unreadable_header_is_said_and_asked_for_with_backoff() -> None:

@@ -15,6 +15,7 @@ from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.table import Target, build_table
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import EngineConnection, Engines
+from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.metering import Meter
 from covey_gateway.wire.openai.passed import PassedChat
 from covey_gateway.wire.request import Call, Request
@@ -72,6 +73,13 @@ class Told(Exchange):
         self.calls.append("fail")
 
 
+class Wanderer(Exchange):
+    """Has another endpoint to go to."""
+
+    def may_go_elsewhere(self, *_: object) -> bool:
+        return True
+
+
 class Pace:
     at = 0.0
 
@@ -95,10 +103,11 @@ class Watched(Traffic):
         *,
         refused: str | None = None,
         aside_seconds: int | None = None,
+        is_busy: bool = False,
         is_read_on: bool = False,
     ) -> None:
         self.read_on.append(is_read_on)
-        super().release(target, refused=refused, aside_seconds=aside_seconds, is_read_on=is_read_on)
+        super().release(target, refused=refused, aside_seconds=aside_seconds, is_busy=is_busy, is_read_on=is_read_on)
 
 
 class Rig:
@@ -262,3 +271,33 @@ def test_who_had_no_turn_in_time_is_told_so_and_not_moved() -> None:
     assert sender.calls == ["fail"]
     waiting.abandon()
     assert rig.traffic.lines.count_waiting("i") == 0
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_an_engine_that_takes_nothing_for_now_is_set_aside_and_reached(status: int) -> None:
+    rig = Rig()
+    told: list[bool] = []
+    rig.traffic.watch_news(lambda: told.append(True))
+    delivery, _ = rig.started(sender=Wanderer())
+    connect(delivery)
+    delivery.on_engine_head(status, b"", 5)
+    (seen,) = rig.traffic.observe_demand()
+    assert not seen.unreachable
+    assert not told
+    assert isinstance(rig.traffic.take(MODEL), ApiError)
+
+
+def test_a_count_takes_nobodys_turn_and_waits_for_none() -> None:
+    rig = Rig()
+    count, _ = rig.started(Call.COUNT)
+    connect(count)
+    chat, _ = rig.started()
+    connect(chat)
+    later, _ = rig.started(Call.COUNT)
+    connect(later)
+    assert rig.traffic.has_turn(TARGET, count)
+    assert rig.traffic.has_turn(TARGET, chat)
+    assert rig.traffic.has_turn(TARGET, later)
+    behind, _ = rig.started()
+    connect(behind)
+    assert not rig.traffic.has_turn(TARGET, behind)

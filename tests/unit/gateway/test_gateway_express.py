@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import Any, cast
 
 import pytest
-from covey_api.messages import ClientKey, ModelState, Order, ServedModel
+from covey_api.messages import Cancel, ClientKey, ModelState, Order, ServedModel
+from covey_gateway import handing
 from covey_gateway.images import Images
 from covey_gateway.records import Record
 from covey_gateway.relay import Relay
@@ -19,6 +20,7 @@ from covey_gateway.routing.table import Target, build_table, parse_key
 from covey_gateway.server import GatewayServer
 from covey_gateway.traffic import Traffic
 from covey_gateway.upstream import EngineConnection, Engines
+from covey_gateway.wire.errors import invalid_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -347,6 +349,22 @@ def test_what_differs_from_a_known_head_is_parsed(change: Callable[[bytes], byte
     asyncio.run(run())
 
 
+def test_a_head_is_not_learned_for_another_requests_that_came_in_the_same_read() -> None:
+    async def run() -> None:
+        rig = await make_rig()
+        chat = render(stream=True, general=False)
+        body = b'{"id":"nobody"}'
+        head = b"POST /v1/cancel HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
+        cancel = head % (KEY.encode(), len(body)) + body
+        rig.client.data_received(cancel + chat)
+        known = cast(Any, rig.client)._known
+        assert known is None or known.find_body(cancel) is None
+        rig.client.connection_lost(None)
+        rig.check_rest()
+
+    asyncio.run(run())
+
+
 def test_a_client_that_stalls_in_a_stream_pauses_the_engine() -> None:
     async def run() -> None:
         rig = await make_rig()
@@ -396,6 +414,117 @@ def test_a_key_at_its_limit_is_refused_and_not_counted_twice() -> None:
         second.data_received(render(stream=True, general=False))
         assert b"HTTP/1.1 429" in other.written
         rig.client.connection_lost(None)
+        rig.check_rest()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("depth", [*range(150, 251, 10), *range(195, 206), *range(900, 1001)])
+def test_a_request_is_handed_over_however_deeply_it_is_nested(depth: int) -> None:
+    """A plain one is one for the general way, whose parser reads it from more frames."""
+    levels = depth - 3  # the body, its messages and the message are the others
+    room = "." * (2 * levels - 2)
+    request = render(stream=True, general=False, messages=[{"role": "user", "content": "[" * 300, "extra": room}])
+    request = request.replace(f'"{room}"'.encode(), b"[" * levels + b"]" * levels)
+
+    async def run() -> None:
+        rig = await make_rig()
+        rig.client.data_received(request)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not (rig.is_short and depth > 200)
+        assert rig.is_short or depth > 200
+        rig.client.check_deadlines(rig.client.now() + 9)
+        assert rig.client._answering is None or not rig.is_short  # pyright: ignore[reportPrivateUsage] # as above
+        rig.client.connection_lost(None)
+        rig.check_rest()
+
+    asyncio.run(run())
+
+
+async def _cancel(rig: Rig) -> None:
+    rig.traffic.cancels.end(Cancel(id="r"), by_operator=True)
+
+
+async def _leave(rig: Rig) -> None:
+    rig.client.connection_lost(None)
+
+
+async def _wait(rig: Rig) -> None:
+    rig.client.check_deadlines(rig.client.now() + 9)
+
+
+async def _lose_engine(rig: Rig) -> None:
+    rig.engines.connections[-1].connection_lost(None)
+
+
+async def _hear_something_else(rig: Rig) -> None:
+    rig.engines.connections[-1].data_received(b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n")
+
+
+@pytest.mark.parametrize("happen", [_cancel, _leave, _wait, _lose_engine, _hear_something_else])
+def test_a_request_that_the_general_way_does_not_take_ends_alone_and_gives_all_back(
+    happen: Callable[[Rig], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        rig = await make_rig()
+        await rig.send(render(stream=True, general=False))
+        assert rig.is_short
+        monkeypatch.setattr(handing, "parse_chat", lambda _: invalid_request("not here"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        await happen(rig)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        rig.check_rest()
+        assert cast(Any, rig.traffic.cancels)._asked == {}
+        assert rig.transport.written.startswith(b"HTTP/1.1 400")
+        assert len(rig.records) == 1
+
+    asyncio.run(run())
+
+
+def test_one_that_waits_in_line_and_can_not_be_read_again_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        rig = await make_rig()
+        monkeypatch.setattr(rig.traffic.lines, "enter_at_once", lambda *_: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        monkeypatch.setattr(handing, "parse_chat", lambda _: invalid_request("not here"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        rig.client.data_received(render(stream=True, general=False))
+        rig.check_rest()
+        assert rig.transport.written.startswith(b"HTTP/1.1 400")
+
+    asyncio.run(run())
+
+
+def test_a_connection_whose_deadlines_fail_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Relay, now: float) -> None:
+        raise AssertionError("a bug")
+
+    async def run() -> None:
+        rig = await make_rig()
+        server = GatewayServer(rig.traffic, rig.engines, cast(Any, None))
+        cast(Any, server)._state = rig.client.server_state
+        await rig.send(render(stream=True, general=False))
+        monkeypatch.setattr(Relay, "check_deadlines", fail)
+        server.check_deadlines(0.0, rig.client.now())
+        assert rig.transport.is_closed
+        rig.client.connection_lost(None)
+        rig.check_rest()
+
+    asyncio.run(run())
+
+
+def test_a_request_can_be_ended_whoever_is_refused_under_the_same_id() -> None:
+    async def run() -> None:
+        rig = await make_rig()
+        await rig.send(render(stream=True, general=False))
+        other = Transport()
+        stranger = Relay(
+            rig.client.config, rig.client.server_state, rig.traffic, rig.engines, cast(Any, None), max_connections=100
+        )
+        stranger.connection_made(cast(asyncio.Transport, other))
+        stranger.data_received(render(stream=True, general=False).replace(KEY.encode(), b"sk-covey-0000000000000000"))
+        assert b"HTTP/1.1 401" in other.written
+        assert rig.traffic.cancels.end(Cancel(id="r", key="default/k")) == 1
+        assert b"request_cancelled" in rig.transport.written
         rig.check_rest()
 
     asyncio.run(run())

@@ -201,7 +201,7 @@ def test_every_refused_name_may_be_there_empty_in_every_format(parse: Any, field
             assert sent(parse(body(**fields, **{name: nothing}))) == plain, name
         found = parse(body(**fields, **{name: False}))
         assert isinstance(found, ApiError) is (name == "cache_prompt"), name
-        for something in (True, 3, "x", [1], {"x": 1}):
+        for something in (True, 3, "x", " ", [1], [" "], {"x": 1}):
             error = parse(body(**fields, **{name: something}))
             assert isinstance(error, ApiError), name
             assert error.param == name

@@ -1,19 +1,24 @@
 """Lines before endpoints: whose turn is next, what a shared cache takes, who makes room."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
 import pytest
 from covey_api.messages import ModelState, Order, ServedModel
+from covey_gateway import server
 from covey_gateway.accounts import Accounts
 from covey_gateway.limits import LEFT_POOL_SECONDS, OUTPUT_TOKENS
 from covey_gateway.lines import Lines
+from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.line import Ticket
 from covey_gateway.routing.refusals import refuse_pool
 from covey_gateway.routing.reservation import plan_reservation
 from covey_gateway.routing.table import Target, build_table
 from covey_gateway.table import parse_table
+from covey_gateway.traffic import Traffic
+from covey_gateway.upstream import Engines
 from covey_gateway.wire.request import TEMPLATE_TOKENS, Call, Request
 
 ENDPOINT = Target(
@@ -230,3 +235,29 @@ def test_gateways_that_are_named_share(gateways: tuple[str, ...], own: str, shar
     accounts = Accounts(lambda: 0.0, lambda: 0.0)
     accounts.name_gateway(own, table)
     assert accounts.count_sharers(table) == sharers
+
+
+def test_what_the_last_client_left_is_given_back_before_the_gateway_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.001)
+
+    async def run() -> None:
+        loop, now = asyncio.get_running_loop(), [0.0]
+        traffic = Traffic(AccessPolicy(needs_local_origin=True, needs_key=False), lambda: now[0])
+        made = server.GatewayServer(traffic, Engines(loop, cast(Any, loop.create_task)), cast(Any, None))
+        pooled, ticket = replace(ENDPOINT, kv_tokens=100), Ticket("ann", 0, 60)
+        assert traffic.lines.enter_at_once(pooled, ticket)
+        traffic.lines.end(pooled, ticket, is_left=True)
+        cast(Any, made)._accepted.set()
+        sweep = loop.create_task(made.sweep())
+        await asyncio.sleep(0.05)
+        assert traffic.lines.has_any
+        now[0] = LEFT_POOL_SECONDS
+        for _ in range(3000):
+            if cast(Any, made)._is_resting:
+                break
+            await asyncio.sleep(0.01)
+        assert cast(Any, made)._is_resting
+        assert not traffic.lines.has_any
+        sweep.cancel()
+
+    asyncio.run(run())

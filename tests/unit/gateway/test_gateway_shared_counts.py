@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from covey_api.messages import ClientKey, Demand, EndpointDemand, KeySpent, ModelDemand, ModelState, Order, ServedModel
-from covey_gateway.figures import Figures
+from covey_gateway.figures import MAX_MODELS, OTHER_MODEL, Figures
 from covey_gateway.lines import Lines
 from covey_gateway.records import Record
 from covey_gateway.routing.access import AccessPolicy
@@ -252,6 +252,25 @@ def test_figures_of_all_workers_are_those_of_one(office: Office) -> None:
             for name in ("held", "first_token", "token_interval", "duration"):
                 assert getattr(found, name).counts == getattr(expected, name).counts
                 assert getattr(found, name).total == pytest.approx(getattr(expected, name).total)
+
+
+def test_a_model_beyond_those_that_are_told_of_is_looked_for_once(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures, memory = office.shared[0].figures, office.memories[0]
+    for number in range(MAX_MODELS):
+        figures.count_ejection("default", f"m{number}")
+    figures.count_ejection("default", "one-more")
+
+    def fail(*_: object) -> None:
+        raise AssertionError("all names are walked again")
+
+    monkeypatch.setattr(memory, "names", fail)
+    figures.count_ejection("default", "one-more")
+    monkeypatch.undo()
+    whole = office.shared[1].figures.whole()
+    assert whole.models[OTHER_MODEL].ejections == 2
+    assert whole.models["m7"].ejections == 1
 
 
 class Asked:

@@ -28,6 +28,7 @@ class Clock:
 class Waiting:
     last_byte_at: float | None = None
     silent_since: float | None = None
+    needs_slot: bool = True
 
 
 MODEL = ServedModel(namespace="default", name="m", state=ModelState.READY)
@@ -154,6 +155,21 @@ def test_an_endpoint_that_is_set_aside_is_told_at_once_and_not_at_each_further_r
     clock.now = 1.0
     made.release(taken(made), refused="it took no connection")
     assert told == [True]
+
+
+def test_a_busy_endpoint_is_unreachable_once_it_takes_no_connection() -> None:
+    made, clock = traffic(target("a"))
+    told: list[bool] = []
+    made.watch_news(lambda: told.append(True))
+    first, second = taken(made), taken(made)
+    made.release(first, refused="it answered 503", is_busy=True)
+    assert not told
+    made.release(second, refused="it took no connection")
+    assert told == [True]
+    assert [each.unreachable for each in made.observe_demand()] == [True]
+    clock.now = 1.0
+    made.release(taken(made), refused="it answered 503", is_busy=True)
+    assert [each.unreachable for each in made.observe_demand()] == [False]
 
 
 def test_a_probe_that_its_client_left_lets_the_next_one_probe() -> None:

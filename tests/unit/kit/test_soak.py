@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 from kit.chaos import can_cut, cut
+from soak import story as story_module
+from soak.__main__ import main
 from soak.report import render_report
 from soak.story import FLEETS, Story, render_placement, write_models
 
@@ -53,6 +55,8 @@ def test_each_model_of_a_soak_has_its_placement(tmp_path: Path) -> None:
 
 def test_page_says_first_whether_it_holds_and_how_to_do_it_again() -> None:
     story = Story(seed=7, seconds=600.0)
+    assert "**It did not come to its end.**" in render_report(story, 0.0)
+    story.is_over = True
     page = render_report(story, 0.0)
     assert "`make soak MINUTES=10 SEED=7`, 1970-01-01 00:00 UTC" in page
     assert "**It holds.**" in page
@@ -61,3 +65,21 @@ def test_page_says_first_whether_it_holds_and_how_to_do_it_again() -> None:
     assert "**50 findings.**" in page
     assert "- fleet a: lost 3\n" in page
     assert len(page.splitlines()) < 60
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no port is free"), AssertionError("it never converged"), KeyboardInterrupt()]
+)
+def test_a_soak_that_ended_early_does_not_hold_and_says_why(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> None:
+        raise error
+
+    page = tmp_path / "soak.md"
+    monkeypatch.setattr(story_module, "running_fleet", fail)
+    monkeypatch.setattr("sys.argv", ["soak", "--minutes", "1", "--seed", "7", "--page", str(page)])
+    with pytest.raises(type(error)):
+        main()
+    assert "holds" not in page.read_text()
+    assert f"- ended early: {type(error).__name__}: {error}\n" in page.read_text()

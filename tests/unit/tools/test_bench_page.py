@@ -1,9 +1,14 @@
 """The page of measured figures: only what was measured has a number, and says how it was and whether it holds."""
 
+import os
 import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from kit.processes import is_running, wait_for
 from whole.__main__ import PAGE, RECORDS, measure, parse_lines
 from whole.catalogue import BENCHES, Bench, Figure
 from whole.page import BEGIN, END, replace_measured
@@ -83,6 +88,29 @@ def test_what_a_failed_run_did_not_come_to_keeps_its_day() -> None:
     assert "60 µs" not in replace_measured(BEGIN + END, {"peers": whole})
 
 
+def test_no_figure_mixes_what_two_runs_measured() -> None:
+    ratio, covey = "| CPU of a request beside nginx's | ≤ 2.2 times |", "| CPU of a request: covey |  |"
+    before = record(peer("nginx", 20.0), peer("covey", 60.0), day="2026-11-01")
+    now = merge(PEERS, before, record(peer("covey", 30.0), outcome="it ended with code 1: no nginx"))
+    page = replace_measured(BEGIN + END, {"peers": now})
+    assert f"{ratio} 3 times | **not held** | 2026-11-01 |" in page, "of the run that measured both"
+    assert f"{covey} 30 µs |  |  |" in page
+    assert "| CPU of a request: nginx |  | 20 µs |  | 2026-11-01 |" in page
+    # Once more on that day: the newest of each, and no more of what is older than that.
+    again = merge(PEERS, now, record(peer("covey", 32.0), outcome="it ended with code 1: no nginx"))
+    page = replace_measured(BEGIN + END, {"peers": again})
+    assert f"{ratio} 3 times | **not held** | 2026-11-01 |" in page
+    assert f"{covey} 32 µs |  |  |" in page
+    assert len(again.lines) == 3
+
+
+def test_what_another_machine_measured_is_not_kept() -> None:
+    before = record(peer("nginx", 20.0), day="2026-11-01")
+    before.machine = "64 of something else"
+    now = merge(PEERS, before, record(peer("covey", 30.0), outcome="it ended with code 1: no nginx"))
+    assert [line["peer"] for line in now.lines] == ["covey"]
+
+
 @pytest.mark.parametrize(
     ("script", "seconds", "judges", "outcome"),
     [
@@ -114,3 +142,31 @@ def test_a_benchmark_that_fails_or_hangs_is_ended_and_keeps_what_it_printed(
 
 def test_lines_that_are_no_figures_are_passed_over() -> None:
     assert parse_lines('loading\n{"a": 1}\n3\n[1]\n{"b"') == [{"a": 1}]
+
+
+def test_a_run_that_is_interrupted_ends_the_benchmark_and_what_that_started(tmp_path: Path) -> None:
+    """In a session of its own it hears no Ctrl-C."""
+    path, pids = tmp_path / "bench.py", tmp_path / "pids"
+    path.write_text(
+        "import os, pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"told = pathlib.Path({str(pids)!r})\n"
+        "told.with_suffix('.new').write_text(f'{os.getpid()} {child.pid}')\n"
+        "told.with_suffix('.new').rename(told)\n"
+        "time.sleep(600)\n"
+    )
+    words = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # ignored in the background
+        "from whole.__main__ import measure; from whole.catalogue import Bench; "
+        f"measure(Bench('x', 'x', (), 600.0, script={str(path)!r}))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "bench")}
+    with subprocess.Popen([sys.executable, "-c", words], env=environment, stderr=subprocess.DEVNULL) as run:
+        try:
+            wait_for(pids.exists, "the benchmark runs", 60)
+            started = [int(pid) for pid in pids.read_text().split()]
+            run.send_signal(signal.SIGINT)
+            assert run.wait(60) != 0
+        finally:
+            run.kill()
+    wait_for(lambda: not any(map(is_running, started)), "all that was started ends", 60)

@@ -214,7 +214,7 @@ def _served_model(
     wanted = sum(draft.progressing[each].wanted for each in placements)
     state, outcome = _model_state(ready, wanted, [outcomes[each] for each in placements])
     progress = _progress(draft, placements) if state is ModelState.LOADING else None
-    weights = next((each.artifact for each in model.status.variants[:1]), None)
+    weights = next((each.artifact for each in model.status.variants if each.artifact), None)
     return ServedModel(
         namespace=key.namespace,
         name=key.name,

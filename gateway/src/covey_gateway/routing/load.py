@@ -1,7 +1,7 @@
 """What this gateway knows of one endpoint by itself: how much is there, and whether it answers."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from covey_gateway.limits import ASIDE_FIRST_SECONDS, ASIDE_LONGEST_SECONDS, FAILURES_ASIDE
 from covey_gateway.routing.table import Target
@@ -15,6 +15,8 @@ class Aside:
     seconds: float
     is_probed: bool = False
     """A request is trying it."""
+    is_busy: bool = False
+    """It answered, last: that it takes nothing for now."""
 
     def blocks(self, now: float) -> bool:
         return self.is_probed or now < self.until
@@ -28,14 +30,14 @@ class Owed:
     seconds: float
 
 
-def set_aside(previous: Aside | None, now: float, asked_seconds: float = 0.0) -> Aside:
+def set_aside(previous: Aside | None, now: float, asked_seconds: float = 0.0, *, is_busy: bool = False) -> Aside:
     """After a refusal. Requests that fail together count as one. `asked_seconds`: for how long the engine asked to be
-    spared, heeded up to `ASIDE_LONGEST_SECONDS`."""
+    spared, heeded up to `ASIDE_LONGEST_SECONDS`. `is_busy`: it answered that it takes nothing for now."""
     if previous is not None and now < previous.until:
-        return previous
+        return replace(previous, is_busy=is_busy)
     seconds = ASIDE_FIRST_SECONDS if previous is None else min(previous.seconds * 2, ASIDE_LONGEST_SECONDS)
     spared = max(seconds, min(asked_seconds, ASIDE_LONGEST_SECONDS))
-    return Aside(now + spared, seconds)
+    return Aside(now + spared, seconds, is_busy=is_busy)
 
 
 @dataclass(slots=True)
@@ -64,6 +66,11 @@ class Load:
     def is_failing(self) -> bool:
         """Whether it takes connections, and fails at what is asked."""
         return self.failures >= FAILURES_ASIDE
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether it is set aside since nothing answered there."""
+        return self.aside is not None and not self.aside.is_busy and not self.is_failing
 
 
 IDLE = Load()

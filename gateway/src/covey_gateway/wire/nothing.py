@@ -40,7 +40,9 @@ def asks_nothing(name: str, raw: msgspec.Raw) -> bool:
     view = memoryview(raw)
     if view.nbytes > _LONGEST_BYTES:
         return False
-    value = b"".join(bytes(view).split())  # `[ ]` is empty, too
+    value = bytes(view).strip()
+    if value[:1] in (b"[", b"{"):
+        value = b"".join(value.split())  # `[ ]` is empty, too; a text of blanks isn't
     if value == b"false" and name in _TRUE_UNSAID:
         return False
     return value in _EMPTY or value in _DEFAULTS.get(name, ())

@@ -31,11 +31,19 @@ class SharedFigures(Figures):
         super().__init__()
         self._memory = memory
         self._column = memory.column
+        self._names: dict[tuple[str, str], str] = {}
+        """The label of each model: rows only become more, so that it stays what it is."""
         self._labels: dict[str, Row] = {}
         self._counts: dict[str, Row] = {}
         self._requests: dict[tuple[int, str, str], Row] = {}
 
     def label(self, namespace: str, name: str) -> str:
+        label = self._names.get((namespace, name))
+        if label is None:
+            label = self._names[namespace, name] = self._choose_label(namespace, name)
+        return label
+
+    def _choose_label(self, namespace: str, name: str) -> str:
         label = super().label(namespace, name)
         if not label or label in self._labels or self._memory.find(f"{_MODEL}{label}"):
             return label

@@ -14,6 +14,10 @@ from covey_gateway.workers.channel import AnyMessage, Channel, render
 
 # A worker says every second that it is alive: one that has been silent for so long serves nobody, and is ended.
 SILENT_SECONDS = 30.0
+# Of one that seems silent since this process itself didn't run (it was stopped, the machine slept): how much too late
+# its deadline is looked at then, and how long what it has said, or says when it wakes, may take to be read.
+_LATE_SECONDS = 0.25
+_AGAIN_SECONDS = 5.0
 # What it takes to start on a busy machine.
 START_SECONDS = 120.0
 # How long the others may take to look for a request that is to be ended.
@@ -87,8 +91,19 @@ class HiredWorker:
         return code
 
     async def _receive(self, channel: Channel) -> AnyMessage | None:
-        async with asyncio.timeout(SILENT_SECONDS if self.is_serving.is_set() else START_SECONDS):
-            return await channel.receive()
+        """TimeoutError: it says nothing."""
+        seconds = SILENT_SECONDS if self.is_serving.is_set() else START_SECONDS
+        due = self._clock() + seconds
+        reading = asyncio.ensure_future(channel.receive())
+        try:
+            done, _ = await asyncio.wait((reading,), timeout=seconds)
+            if not done and self._clock() - due > _LATE_SECONDS:
+                done, _ = await asyncio.wait((reading,), timeout=_AGAIN_SECONDS)
+            if not done:
+                raise TimeoutError
+            return reading.result()
+        finally:
+            reading.cancel()
 
     def _take(self, message: AnyMessage) -> None:
         match message:

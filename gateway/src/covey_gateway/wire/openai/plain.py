@@ -4,6 +4,8 @@ What isn't plain (tools, images, choices, fields that are rare, anything wrong) 
 what it is: this module refuses nothing. What is plain means to an engine what `parse_chat` would have made of it.
 """
 
+import re
+from itertools import accumulate
 from typing import Annotated
 
 import msgspec
@@ -14,6 +16,13 @@ from covey_gateway.wire.openai.chat import check_messages
 
 # Of longer ones reading and hashing cost more than the way does; they are looked at with more care for memory, too.
 MAX_PLAIN_BYTES = 256 * 1024
+# A request is perhaps read again by the general way, from more frames of Python's than here; where it counts these and
+# nesting together (3.11), what is read here just so isn't read there. Nobody's chat is nested as deeply as this.
+_MAX_DEPTH = 200
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_OPENS, _CLOSES = b"[{", b"]}"
+_STEPS = bytes.maketrans(_OPENS + _CLOSES, b"\2\2\0\0")
+_NO_STEPS = bytes(set(range(256)) - set(_OPENS + _CLOSES))
 # Engines keep token counts in 32 bits.
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 _Number = int | float
@@ -63,8 +72,18 @@ def parse_plain(body: bytes) -> PlainChat | None:
         return None
     if check_text(body) is not None or not chat.model or (chat.stream_options is not None and not chat.stream):
         return None
+    if _is_deep(body):
+        return None
     media = check_messages(chat.messages)
     return None if media or isinstance(media, ApiError) else chat
+
+
+def _is_deep(body: bytes) -> bool:
+    """Whether this JSON is nested too deeply for a plain chat; most have fewer brackets than that would take."""
+    if sum(body.count(each) for each in _OPENS) <= _MAX_DEPTH:
+        return False
+    steps = _STRING.sub(b"", body).translate(_STEPS, _NO_STEPS)
+    return max(accumulate(steps, lambda depth, step: depth + step - 1, initial=0)) > _MAX_DEPTH
 
 
 def withholds_usage(chat: PlainChat) -> bool:

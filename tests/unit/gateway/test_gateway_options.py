@@ -1,0 +1,11 @@
+"""What the gateway is started with."""
+
+import pytest
+from covey_gateway.main import parse_options
+
+
+def test_who_means_workers_is_told_how_to_say_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_options(["--table", "t", "--worker", "4"])
+    assert ended.value.code == 2
+    assert "`--workers N`" in capsys.readouterr().err
