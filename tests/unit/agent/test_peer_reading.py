@@ -1,5 +1,6 @@
 """A part of a blob that other nodes are asked for, one after the other."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -17,8 +18,8 @@ DIGEST = "a" * 64
 class Site:
     """A leader that names two nodes at a time, and nodes that fail as they are told to, each so often."""
 
-    def __init__(self, **failures: list[Exception]) -> None:
-        self.failures = failures
+    def __init__(self, **failures: Sequence[Exception]) -> None:
+        self.failures = {name: list(each) for name, each in failures.items()}
         self.asks = 0
 
     async def ask(self, wanted: Wanted) -> WantedAnswer:

@@ -5,14 +5,13 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from covey.commands.cache import cache as command
 from covey.errors import CommandError
-from covey_agent.artifacts import cache as cache_module
-from covey_agent.artifacts import room
 from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.pins import Pins
 from covey_agent.artifacts.room import SPARE_BYTES
@@ -260,7 +259,11 @@ def test_what_is_there_already_is_added_without_room_for_it(
     ):
         path.write_bytes(content)
     free = shutil.disk_usage(tmp_path)._replace(free=SPARE_BYTES + 5999)
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: free)
+
+    def observe(folder: Path) -> object:
+        return free
+
+    monkeypatch.setattr(shutil, "disk_usage", observe)
     where = ("--cache", str(cache.folder))
     digest = hashlib.sha256(b"needed" * 1000).hexdigest()
     assert run("add", str(here), *where).stdout == f"store://{digest}#here.gguf\n"
@@ -299,12 +302,12 @@ def test_what_is_put_there_within_a_tick_of_the_disks_clock_is_found(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tick = cache.blobs.stat().st_mtime_ns
-    monkeypatch.setattr(cache_module.time, "time_ns", lambda: tick + 1_000_000)
+    monkeypatch.setattr(time, "time_ns", lambda: tick + 1_000_000)
     running = Cache(cache.folder)
     sha256 = add(cache, b"merged", "merged.gguf", 1000)
     os.utime(cache.blobs, ns=(tick, tick))
     assert sha256 in running.digests()
-    monkeypatch.setattr(cache_module.time, "time_ns", lambda: tick + 1_000_000_000)
+    monkeypatch.setattr(time, "time_ns", lambda: tick + 1_000_000_000)
     assert sha256 in running.digests()
     later = add(cache, b"later", "later.gguf", 1000)
     os.utime(cache.blobs, ns=(tick, tick))
