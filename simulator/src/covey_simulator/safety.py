@@ -270,7 +270,8 @@ class Safety:
         told = self._told.get(engine.instance_id, set())
         is_superseded = self._attempts.get(engine.instance_id, 0) > keeper.attempt
         ready_at = engine.ready_told_at
-        is_healthy = ready_at is not None
+        # Of a group one alone is of no use.
+        is_healthy = ready_at is not None and self._groups.is_whole(keeper)
         if is_healthy and not told and not is_superseded:
             self._story.violate(f"{name} on {machine.name} is stopped, and no complete snapshot said so")
         notes = self._notes.get(key, {})
