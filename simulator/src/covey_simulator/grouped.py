@@ -13,10 +13,24 @@ class Groups:
         self._machines = machines
         self._listened: set[tuple[str, int, str]] = set()
         """By instanceId, attempt and name: donors that were seen to listen."""
+        self._started: dict[str, set[tuple[str, int]]] = {}
+        """By node: instanceIds with their attempts that a member was started in, as far as its agent can know."""
+
+    def forget(self, node: str) -> None:
+        """Its agent's disk lost what was."""
+        self._started.pop(node, None)
 
     def on_start(self, machine: Machine, keeper: Keeper) -> None:
-        """A driver starts after all of its donors were ready in the same attempt."""
+        """A driver starts after all of its donors were ready in the same attempt, and each once in an attempt."""
         self._observe()
+        if keeper.group is None:
+            return
+        started, this = self._started.setdefault(machine.name, set()), (keeper.engine.instance_id, keeper.attempt)
+        if this in started:
+            self._story.violate(
+                f"a member of {this[0]} starts on {machine.name} again in attempt {this[1]}, which is over"
+            )
+        started.add(this)
         if keeper.member.role is not MemberRole.DRIVER:
             return
         instance_id = keeper.engine.instance_id

@@ -192,6 +192,7 @@ class Safety:
 
     def forget_order(self, who: str) -> None:
         self._orders.pop(who, None)
+        self._groups.forget(who.removeprefix("agent "))
 
     def on_note(self, note: Note, now: float, heard_at: Callable[[str], float]) -> None:
         """`heard_at`: when the leader that says it last heard a node."""
