@@ -32,7 +32,8 @@ from gateway import Stub
 ENDPOINTS = 16
 ROUNDS = int(os.environ.get("COVEY_BENCH_ROUNDS", "2"))
 CONNECTIONS = 8
-REQUESTS, STREAMS, CHUNKS = 1600, 80, 50
+REQUESTS = int(os.environ.get("COVEY_BENCH_REQUESTS", "1600"))
+STREAMS, CHUNKS = REQUESTS // 20, 50
 # LiteLLM takes some forty milliseconds a request.
 SLOW = {"litellm": 20}
 KEY = "sk-covey-bench-0123456789abcdef0123456789abcdef"

@@ -233,6 +233,40 @@ BENCHES = (
         360,
     ),
     Bench(
+        "streams",
+        "2,000 slow streams of one gateway at a time, 10 chunks a second each",
+        (
+            Figure("failed", {"bench": "streams", "figure": "streams_failed"}, bound=0.0),
+            Figure(
+                "memory, peak",
+                {"bench": "streams", "figure": "peak_resident_mib"},
+                unit="MB",
+                bound=300.0,
+                scale=1.048576,
+            ),
+            Figure("CPU of the gateway", {"bench": "streams", "figure": "gateway_cpu_percent"}, unit="% of a core"),
+            Figure("later than the stubs' pace", {"bench": "streams", "figure": "seconds_late"}, unit="s"),
+        ),
+        180,
+    ),
+    Bench(
+        "workers",
+        "Workers of one gateway, beside one",
+        (
+            Figure(
+                "requests a second of two beside one",
+                {"bench": "workers", "figure": _RATE, "workers": 2},
+                unit="times",
+                bound=1.6,
+                is_least=True,
+                of={"bench": "workers", "figure": _RATE, "workers": 1},
+            ),
+            Figure("CPU of a request: one", {"bench": "workers", "figure": _REQUEST, "workers": 1}, unit="µs"),
+            Figure("CPU of a request: two", {"bench": "workers", "figure": _REQUEST, "workers": 2}, unit="µs"),
+        ),
+        180,
+    ),
+    Bench(
         "front",
         "By a keeper's TLS front, beside plain loopback",
         (
@@ -336,8 +370,6 @@ BENCHES = (
 # What was asked, and no benchmark measures.
 UNMEASURED = (
     "at 500 requests/s: added p50 0.5 ms, p99 3 ms; the first chunk of a stream: 1 and 5 ms; a prompt of 200 KB: 3 ms",
-    "2,000 streams of a worker at 10 chunks/s: none failed, under 300 MB",
     "a chunk of a translated format: 4 times the untranslated one",
-    "`--workers N`: 80 % of linear",
     "a group of two: its first token, RPC through the tunnel beside plain RPC, a member's death to the client's error",
 )

@@ -33,7 +33,7 @@ def _bounds(records: Mapping[str, Record]) -> Iterator[Bar]:
         record = records.get(bench.name)
         for figure in bench.figures:
             value = observe_value(figure, record.lines) if record and figure.bound is not None else None
-            if value is None or figure.bound is None:
+            if value is None or not figure.bound:  # of nothing there is no part
                 continue
             part = figure.bound / value.median if figure.is_least and value.median else value.median / figure.bound
             words = f"{render_number(value.median)} of {figure.bound:g} {figure.unit}"

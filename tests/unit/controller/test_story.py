@@ -713,6 +713,15 @@ def test_a_variant_for_engines_that_no_node_has_leaves_its_model_ready() -> None
         "what nodes here can run is resolved; the header of variant 'mlx' has not been read yet: "
         "no node is there that offers Mlx"
     )
+    story.run(60)
+    story.add_agents("mac")
+    story.agents["mac"].lanes = (builders.lane(engine=EngineName.MLX),)
+    story.agents["mac"].headers = {"hf://a/b": builders.geometry()}
+    story.run(30)
+    model = next(o for o in story.objects.values() if isinstance(o, Model))
+    assert [each.artifact is not None for each in model.status.variants] == [True, True], "it was asked for"
+    ready = next(each for each in model.status.conditions if each.type == "Ready")
+    assert ready.message == "every variant is resolved and its header is read"
 
 
 def test_unreadable_header_is_said_and_asked_for_with_backoff() -> None:

@@ -152,6 +152,11 @@ def _is_known(model: Model, part: Part) -> bool:
     return status is not None and status.artifact is not None and bool(status.geometry or model.spec.geometry)
 
 
+def is_read(model: Model) -> bool:
+    """Whether nothing of it is left to ask for."""
+    return all(_is_known(model, part) for part in _parts_of(model))
+
+
 def _unknown_parts(draft: Draft) -> Iterator[tuple[ArtifactKey, list[Variant]]]:
     """With all variants that name it: whoever can run any of them can be asked."""
     found: dict[ArtifactKey, list[Variant]] = {}

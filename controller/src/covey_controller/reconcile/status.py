@@ -15,6 +15,7 @@ from covey_api.node import Node
 from covey_api.placement import Placement, PlacementStatus, ReasonCount
 from covey_api.reasons import EventReason, FleetReason, NodeReason
 
+from covey_controller.reconcile.asks import is_read
 from covey_controller.reconcile.conditions import Claim, conditions_of, is_changed, make_claim
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.judge import judge_instance, judge_key, judge_model, judge_node
@@ -56,7 +57,9 @@ def plan_statuses(draft: Draft, outcomes: Mapping[ObjectKey, Outcome], stored: M
         elif isinstance(before, Model):
             said, outcome = len(draft.statuses) + len(draft.notes), judge_model(draft, model, aliases)
             _write(draft, before, before.status, model.status, outcome)
-            if isinstance(outcome, Done) and len(draft.statuses) + len(draft.notes) == said:
+            # What no node can read now may be read by one that comes.
+            is_done = isinstance(outcome, Done) and is_read(model)
+            if is_done and len(draft.statuses) + len(draft.notes) == said:
                 draft.resting_models[key] = model
     failures = observe_path_failures(draft)
     for node in draft.nodes.values():
