@@ -170,7 +170,7 @@ def test_a_donor_whose_driver_ended_before_the_store_was_lost_is_told_to_stop() 
     driver, donor = (story.agents[member.node] for member in before.spec.members)
     instance_id = before.spec.instance_id
     driver.members[instance_id] = driver.members[instance_id].model_copy(update={"phase": MemberPhase.FAILED})
-    told = []
+    told: list[MemberGoal] = []
     story.lose_store()
     for _ in range(40):
         story.run(1)
