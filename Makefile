@@ -59,8 +59,8 @@ changelog: setup ## write this version's section of CHANGELOG.md from the fragme
 release-check: setup ## build all packages and the chart into dist/, install them in an empty home, run them (one to two minutes)
 	@PYTHONPATH=tests:tools $(RUN) python -m testbed.release
 
-sim: setup ## simulate fleets with faults: SEEDS=300, or one and its story with SEED=123
-	@PYTHONPATH=tests $(RUN) python -m sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),300))
+sim: setup ## simulate fleets with faults: SEEDS=300, those with groups GROUPS=300, or one and its story with SEED=123
+	@PYTHONPATH=tests $(RUN) python -m sim $(if $(SEED),--seed $(SEED),$(if $(GROUPS),--groups $(GROUPS),--seeds $(or $(SEEDS),300)))
 
 fuzz: setup ## throw damaged headers at the readers for SECONDS=300 (installs atheris beside the rest)
 	@PYTHONPATH=tests $(UV) run --frozen --group fuzz python tools/fuzz_headers.py -max_total_time=$(or $(SECONDS),300)

@@ -16,6 +16,7 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 
 from kit.sim.run import LONG_QUIET_EVERY, Result, run_seed
+from kit.sim.seeded import FIRST_OF_GROUPS
 
 from sim.passed import Passed, digest_code
 
@@ -28,6 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sim", description="Run seeds of the simulator.")
     parser.add_argument("--seeds", type=int, default=300, help="run seeds 0 to N-1 (default: 300)")
     parser.add_argument("--seed", type=int, help="run this seed alone, and tell its story as it happens")
+    parser.add_argument("--groups", type=int, help="run the first N seeds of groups instead")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--afresh", action="store_true", help="run also what passed with this very code before")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
@@ -40,7 +42,10 @@ def main() -> int:
         return FAILED if result.failure else DONE
     passed = Passed(ROOT / ".sim", digest_code(ROOT))
     before = frozenset[int]() if given.afresh else passed.read()
-    return run_seeds(range(given.first, given.seeds), before, passed, given.jobs)
+    wanted = range(given.first, given.seeds)
+    if given.groups is not None:
+        wanted = range(FIRST_OF_GROUPS, FIRST_OF_GROUPS + given.groups)
+    return run_seeds(wanted, before, passed, given.jobs)
 
 
 def run_seeds(wanted: range, before: frozenset[int], passed: Passed, jobs: int) -> int:

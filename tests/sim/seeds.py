@@ -17,5 +17,6 @@ FAILED_ONCE: dict[int, str] = {
     894: "an old replica never made room on the one node left where the new revision had failed once",
     1494: "an engine that served was stopped in mid-request: its agent had lost its files and called it starting",
     2900: "a wedged engine's request was counted as cut by a swap (by the simulator's own rules)",
+    1_000_048: "a donor that its driver never reached was kept for ever when the store was lost meanwhile",
     3700: "a node whose stream was broken was given up in spite of its reports",
 }

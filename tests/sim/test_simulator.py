@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from kit.sim.run import run_seed
+from kit.sim.seeded import FIRST_OF_GROUPS
 
 from sim.passed import Passed, digest_code
 from sim.seeds import FAILED_ONCE
 
 TESTS = Path(__file__).parents[1]
 # Enough to notice a simulator that is broken itself.
-FEW = range(1, 5)
+FEW = (*range(1, 5), *range(FIRST_OF_GROUPS, FIRST_OF_GROUPS + 3))
 
 
 @pytest.mark.parametrize("seed", FEW)

@@ -38,6 +38,8 @@ class Engine:
     """While no byte passes between it and gateways: what they will hear of it when bytes pass again."""
     is_wedged: bool = False
     """It lives and listens, and generates nothing any more."""
+    is_linked: bool = True
+    """Of a driver: whether each of its donors has been reached, and listens."""
     ready_told_at: float | None = None
     """When a probe first completed."""
     ended_at: float | None = None
@@ -51,7 +53,7 @@ class Engine:
         return not self.exit.done()
 
     def is_loaded(self, now: float) -> bool:
-        return self.is_alive and now >= self.ready_at
+        return self.is_alive and self.is_linked and now >= self.ready_at
 
     @property
     def generates(self) -> bool:

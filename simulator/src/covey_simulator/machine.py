@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from covey_agent.ports import AgentError, EngineExit, EngineProcess, Launch
+from covey_agent.ports import AgentError, EngineExit, EngineProcess, Group, Launch
 from covey_api.engines import HOST_POOL
-from covey_api.instance import Instance
+from covey_api.instance import Instance, Member
 from covey_api.messages import MemberAssignment
 from covey_api.reasons import FailureCause
 from covey_planner.fit.reserves import reserve_bytes
@@ -24,6 +24,8 @@ from covey_simulator.story import Story
 
 # An engine whose keeper no agent claims ends after this.
 ORPHAN_GRACE_SECONDS = 300.0
+# Of a member of several, which holds memory of other nodes too.
+MEMBER_GRACE_SECONDS = 10.0
 FIRST_PID = 100
 STRANGER_SECONDS = 1.0
 KILLED, CRASHED = -9, 1
@@ -40,10 +42,21 @@ class Keeper:
     """As its folder holds it."""
     instance: Instance
     """The same, as it was read at its start."""
+    member: Member
+    """Which of its members runs here."""
     engine: Engine
+    group: Group | None = None
+    """The others that it has to do with; None: it is its Instance's only one."""
+    front_port: int = 0
+    """Where others of its attempt come in; 0: none does."""
     is_claimed: bool = False
     record: EngineExit | None = None
     """Its exit record, once it has written one."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether requests come to it: of several members to the first."""
+        return self.member.name == self.instance.spec.members[0].name
 
 
 class Machine:
@@ -56,8 +69,9 @@ class Machine:
         story: Story,
         folder: Path,
         on_change: Callable[[], None],
+        on_start: Callable[["Machine", Keeper], None] = lambda machine, keeper: None,
     ) -> None:
-        """`on_change` hears of each start and end of an engine."""
+        """`on_change` hears of each start and end of an engine, `on_start` of each keeper that starts."""
         self.name = name
         self.ground = ground
         self.pools: Mapping[str, int] = {pool.name: pool.total_bytes for pool in ground.facts.pools}
@@ -84,6 +98,7 @@ class Machine:
         self._random = random
         self._story = story
         self._on_change = on_change
+        self._on_start = on_start
         self._loop = asyncio.get_running_loop()
         self._next_pid = FIRST_PID
         self._next_port = self._first_port = 20_000 + 1_000 * index
@@ -110,7 +125,8 @@ class Machine:
         assignment = MemberAssignment.model_validate_json(text)
         pid, start_time = self.spawn()
         engine_pid, engine_start = self.spawn()
-        member = assignment.instance.spec.members[0]
+        member = next(each for each in assignment.instance.spec.members if each.name == assignment.member)
+        group = launch.group
         is_hanging = self.hangs_to_come > 0
         self.hangs_to_come -= is_hanging
         load_seconds = 1e9 if is_hanging else self.ground.pace.load_seconds(assignment.instance, self._random)
@@ -124,13 +140,16 @@ class Machine:
             ready_at=self.now() + load_seconds,
             taken={pool: member.bytes_in(pool) for pool in self.pools},
             exit=exited,
+            is_linked=group is None or not group.dials,
         )
-        keeper = Keeper(pid, start_time, attempt, text, assignment.instance, engine)
+        front_port = self.choose_port() if group is not None and group.admits else 0
+        keeper = Keeper(pid, start_time, attempt, text, assignment.instance, member, engine, group, front_port)
         self._on_change()
         self.keepers[instance_id] = keeper
         self.ports[port] = engine
         exited.add_done_callback(lambda _: self._on_exit(keeper))
         self._story.tell(self.name, f"engine of {assignment.instance.metadata.name} ({instance_id}) starts")
+        self._on_start(self, keeper)
         if self.crashes_to_come > 0:
             self.crashes_to_come -= 1
             self._loop.call_later(self._random.uniform(0.05, 1.0), self.end_engine, keeper, CRASHED, "Engine")
@@ -139,13 +158,17 @@ class Machine:
             self._loop.call_later(self._random.uniform(0.05, 20.0), self.end_engine, keeper, KILLED, "Engine", True)
         return keeper
 
-    def end_engine(self, keeper: Keeper, status: int, ended_by: str, out_of_memory: bool = False) -> None:
+    def end_engine(
+        self, keeper: Keeper, status: int, ended_by: str, out_of_memory: bool = False, why: str = ""
+    ) -> None:
         """The engine ends and its keeper writes that down; a keeper that isn't there writes nothing."""
         if not keeper.engine.is_alive:
             return
         if self.is_living(keeper):
             tail = "out of luck" if ended_by == "Engine" else ""
-            keeper.record = EngineExit(keeper.attempt, keeper.engine.identity, status, ended_by, out_of_memory, tail)
+            keeper.record = EngineExit(
+                keeper.attempt, keeper.engine.identity, status, ended_by, out_of_memory, tail, why
+            )
         keeper.engine.end(status, self.now())
 
     def _on_exit(self, keeper: Keeper) -> None:
@@ -197,10 +220,11 @@ class Machine:
         """The agent is gone: each keeper counts its grace."""
         for keeper in self.keepers.values():
             keeper.is_claimed = False
-            self._loop.call_later(ORPHAN_GRACE_SECONDS, self._end_orphan, keeper, self.now())
+            seconds = MEMBER_GRACE_SECONDS if keeper.group else ORPHAN_GRACE_SECONDS
+            self._loop.call_later(seconds, self._end_orphan, keeper, self.now(), seconds)
 
-    def _end_orphan(self, keeper: Keeper, since: float) -> None:
-        if not keeper.is_claimed and self.is_living(keeper) and self.now() - since >= ORPHAN_GRACE_SECONDS:
+    def _end_orphan(self, keeper: Keeper, since: float, seconds: float) -> None:
+        if not keeper.is_claimed and self.is_living(keeper) and self.now() - since >= seconds:
             self.end_engine(keeper, 0, "Orphaned")
             self.end_keeper(keeper)
 
@@ -225,7 +249,7 @@ class Machine:
         """As an agent would measure it: beside what is computed, whatever that was scaled to for the stamp."""
         for keeper in self.keepers.values():
             if keeper.engine.pid == pid:
-                stamped = keeper.instance.spec.members[0].costs
+                stamped = keeper.member.costs
                 host = (each for each in stamped if each.pool == HOST_POOL)
                 percent = self.ground.used_percent
                 return sum(each.total_bytes * percent // each.calibration_percent for each in host)
@@ -324,4 +348,4 @@ class MachineKeepers:
 
 def render_process(keeper: Keeper) -> EngineProcess:
     engine = keeper.engine
-    return EngineProcess(keeper.attempt, engine.port, engine.pid, engine.identity)
+    return EngineProcess(keeper.attempt, engine.port, engine.pid, engine.identity, keeper.front_port)

@@ -11,6 +11,7 @@ from random import Random
 
 from covey_agent.asks import Asks
 from covey_agent.capturing import Captures
+from covey_agent.engines.donors import PROGRAMS
 from covey_agent.engines.proof import PROBE_SECONDS
 from covey_agent.keeping import Keeping
 from covey_agent.kept_file import KeptFile
@@ -117,6 +118,10 @@ class Artifacts:
 class Engines:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self._program = machine.folder / "engines" / "llama-server"
+        # An agent looks for the donors' program beside it.
+        self._program.parent.mkdir(exist_ok=True)
+        self._program.with_name(PROGRAMS[0]).touch()
 
     async def prepare(self, spec: NodeSpec | None, *, has_members: bool) -> bool:
         return True
@@ -134,7 +139,7 @@ class Engines:
         self, engine: EngineName, spec: NodeSpec, on_transfer: OnTransfer, version: str | None = None
     ) -> EngineProgram:
         await asyncio.sleep(0.01)
-        return EngineProgram(Path("/bin/engine"), {}, "1", "")
+        return EngineProgram(self._program, {}, "1", "")
 
     async def require_architecture(self, engine: EngineName, program: EngineProgram, architecture: str) -> None:
         """Knows them all."""

@@ -15,6 +15,7 @@ from covey_gateway.routing.table import Target
 
 from covey_simulator.calm import Calm
 from covey_simulator.engine import Engine
+from covey_simulator.grouped import Groups
 from covey_simulator.loop import Process
 from covey_simulator.machine import Keeper, Machine
 from covey_simulator.story import Story
@@ -42,6 +43,7 @@ _FAILURES = frozenset({EventReason.ATTEMPT_STARTED, EventReason.FAILED})
 class Safety:
     def __init__(self, story: Story, machines: dict[str, Machine], wishes: Wishes) -> None:
         self.calm = Calm()
+        self._groups = Groups(story, machines)
         self.instances: tuple[Instance, ...] = ()
         self._story = story
         self._machines = machines
@@ -75,13 +77,19 @@ class Safety:
             self._check_places(instances, now)
             self._check_promises(instances, now)
             self.instances = instances
-        alive: dict[str, int] = {}
+        alive: dict[tuple[str, str], int] = {}
+        for machine in self._machines.values():
+            for keeper in machine.keepers.values():
+                engine = keeper.engine
+                if not engine.is_alive:
+                    continue
+                key = engine.instance_id, keeper.member.name
+                if other := alive.get(key):
+                    self._story.violate(
+                        f"two engines run for instance {engine.instance_id}, on ports {other}, {engine.port}"
+                    )
+                alive[key] = engine.port
         for engine in engines:
-            if other := alive.get(engine.instance_id):
-                self._story.violate(
-                    f"two engines run for instance {engine.instance_id}, on ports {other}, {engine.port}"
-                )
-            alive[engine.instance_id] = engine.port
             if (last := self._last_on_port.get(engine.port)) not in (None, engine) and last.is_alive:
                 self._story.violate(f"two engines run on port {engine.port}")
             self._last_on_port[engine.port] = engine
@@ -93,6 +101,8 @@ class Safety:
                 was_lied_to = any(self._licences.get((each.instance_id, pool), told) > size for each in running)
                 limit = size if was_lied_to else size - machine.reserve_bytes(pool)
                 self._check_memory(machine, pool, limit, sum(each.taken[pool] for each in running), "engines that run")
+
+        self._groups.check()
 
     def _check_promises(self, instances: tuple[Instance, ...], now: float) -> None:
         """What is promised of a pool fits into the most that its node's facts said when one of these was decided on.
@@ -137,10 +147,10 @@ class Safety:
             if instance_id in self._known:
                 continue
             self._known.add(instance_id)
-            node = instance.spec.members[0].node
-            is_cordoned = self._wishes.cordons.get(node) and not self._wishes.broken
-            if is_cordoned and now - self._wishes.changed_at[node] > EDIT_SECONDS and not self._is_held(instance):
-                self._story.violate(f"{instance.metadata.name} is placed on node {node}, which takes nothing new")
+            for node in [member.node for member in instance.spec.members]:
+                is_cordoned = self._wishes.cordons.get(node) and not self._wishes.broken
+                if is_cordoned and now - self._wishes.changed_at[node] > EDIT_SECONDS and not self._is_held(instance):
+                    self._story.violate(f"{instance.metadata.name} is placed on node {node}, which takes nothing new")
 
     def _is_held(self, instance: Instance) -> bool:
         machine = self._machines.get(instance.spec.members[0].node)
@@ -182,6 +192,7 @@ class Safety:
 
     def forget_order(self, who: str) -> None:
         self._orders.pop(who, None)
+        self._groups.forget(who.removeprefix("agent "))
 
     def on_note(self, note: Note, now: float, heard_at: Callable[[str], float]) -> None:
         """`heard_at`: when the leader that says it last heard a node."""
@@ -221,24 +232,33 @@ class Safety:
 
     def _check_lost(self, note: Note, now: float) -> None:
         """A leader that heard nobody, because it was paused or away, blames nobody."""
-        nodes = [each.spec.members[0].node for each in self.instances if each.key == note.key]
-        for node in nodes:
-            if self.calm.holds(now, LOST_CALM_SECONDS, node, f"agent {node}"):
-                self._story.violate(f"{note.key.name} is judged lost, and nothing is wrong with node {node}")
+        for each in self.instances:
+            nodes = [member.node for member in each.spec.members]
+            if each.key == note.key and all(
+                self.calm.holds(now, LOST_CALM_SECONDS, node, f"agent {node}") for node in nodes
+            ):
+                self._story.violate(f"{note.key.name} is judged lost, and nothing is wrong with node {nodes[0]}")
 
     def _check_silence(self, note: Note, now: float, heard_at: Callable[[str], float]) -> None:
         """What a node runs, or may run, is given up only after a grace in which it was not heard."""
         for each in self.instances:
-            node = each.spec.members[0].node
-            if each.key != note.key or now - heard_at(node) >= NODE_GRACE_SECONDS:
+            if each.key != note.key:
                 continue
-            machine = self._machines[node]
-            ids = {engine.instance_id for engine in machine.engines()}
-            if note.reason == EventReason.LOST or each.spec.instance_id in ids:
-                seconds = f"{now - heard_at(node):.0f} s"
-                self._story.violate(
-                    f"{note.key.name} is given up, and node {node} was heard {seconds} ago: {note.message}"
-                )
+            nodes = [member.node for member in each.spec.members]
+            heard = [node for node in nodes if now - heard_at(node) < NODE_GRACE_SECONDS]
+            # Of several members one that is silent is enough.
+            is_lost = note.reason == EventReason.LOST and len(heard) == len(nodes)
+            for node in heard:
+                ids = {engine.instance_id for engine in self._machines[node].engines()}
+                if is_lost or (note.reason == EventReason.DELETED and each.spec.instance_id in ids):
+                    seconds = f"{now - heard_at(node):.0f} s"
+                    self._story.violate(
+                        f"{note.key.name} is given up, and node {node} was heard {seconds} ago: {note.message}"
+                    )
+
+    def on_start(self, machine: Machine, keeper: Keeper) -> None:
+        """A keeper starts with its engine."""
+        self._groups.on_start(machine, keeper)
 
     def on_stop(self, machine: Machine, keeper: Keeper, now: float) -> None:
         """An agent asks for the end of an engine."""
@@ -251,7 +271,8 @@ class Safety:
         told = self._told.get(engine.instance_id, set())
         is_superseded = self._attempts.get(engine.instance_id, 0) > keeper.attempt
         ready_at = engine.ready_told_at
-        is_healthy = ready_at is not None
+        # Of a group one alone is of no use.
+        is_healthy = ready_at is not None and self._groups.is_whole(keeper)
         if is_healthy and not told and not is_superseded:
             self._story.violate(f"{name} on {machine.name} is stopped, and no complete snapshot said so")
         notes = self._notes.get(key, {})
@@ -260,6 +281,8 @@ class Safety:
         has_cause = notes.keys() & _DRAINS or any(is_superseded or at >= (ready_at or 0.0) for at in failures)
         if is_healthy and not has_cause:
             self._story.violate(f"healthy {name} on {machine.name} is stopped without a note")
+        if not self._groups.is_whole(keeper):
+            return
         drained_at = notes.get(EventReason.DRAIN_STARTED)
         if drained_at is not None and now - drained_at >= instance.spec.drain_seconds:
             return
@@ -271,6 +294,7 @@ class Safety:
         """Of a table that a gateway has: what it would send requests to has generated a token, whether or not one is
         sent. (What ended a while ago is looked at when it is dialled: that depends on the time alone.)"""
         for target in targets:
+            self._groups.check_route(gateway, target)
             for machine in self._machines.values():
                 engine = machine.ports.get(target.port) if machine.owns_port(target.port) else None
                 if engine is None or engine.instance_id != target.instance_id or not engine.is_alive:

@@ -25,13 +25,13 @@ def is_reached(world: World, machine: Machine) -> bool:
 
 
 def find_serving(world: World, key: ObjectKey) -> list[tuple[Machine, Keeper]]:
-    """Instances of a Placement that generate, on machines that are reached."""
+    """Instances of a Placement that generate, on machines that are reached: each by the member that answers."""
     return [
         (machine, keeper)
         for machine in world.machines.values()
         if is_reached(world, machine)
         for keeper in machine.keepers.values()
-        if keeper.engine.generates and _placement_of(keeper.instance) == key
+        if keeper.answers and keeper.engine.generates and _placement_of(keeper.instance) == key
     ]
 
 
@@ -86,7 +86,13 @@ def _why_unasked(world: World, objects: Mapping[ObjectKey, Kind]) -> str:
 
 
 def _why_not_routed(world: World) -> str:
-    ready = {engine.instance_id for engine in _reached_engines(world) if engine.generates}
+    ready = {
+        keeper.engine.instance_id
+        for machine in world.machines.values()
+        if is_reached(world, machine)
+        for keeper in machine.keepers.values()
+        if keeper.answers and keeper.engine.generates
+    }
     for name, gateway in world.gateways.items():
         targets = [target for each in gateway.traffic.table.targets.values() for target in each if target.confirmed]
         routed = {target.instance_id for target in targets}

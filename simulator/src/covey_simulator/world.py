@@ -20,6 +20,7 @@ from covey_simulator.gateway import Gateway, Request
 from covey_simulator.ground import Ground
 from covey_simulator.loop import PROCESS, Process, running_loop, wait_until
 from covey_simulator.machine import Keeper, Machine
+from covey_simulator.neighbours import Neighbours
 from covey_simulator.network import Link, Network, SimFleet
 from covey_simulator.node import Agent
 from covey_simulator.safety import Safety
@@ -52,6 +53,7 @@ class World:
         """Whether requests for a model that isn't ready may be held."""
         self._seed = seed
         self.machines: dict[str, Machine] = {}
+        self.neighbours = Neighbours(self.machines)
         self.safety = Safety(story, self.machines, self.wishes)
         self.calm = self.safety.calm
         self.network = Network(seeded(f"{seed} network"), story, self._on_line)
@@ -78,7 +80,9 @@ class World:
         folder = self.folder / name
         folder.mkdir()
         random = seeded(f"{self._seed} {name}")
-        self.machines[name] = Machine(name, len(self.machines), ground, random, self.story, folder, self._on_change)
+        self.machines[name] = Machine(
+            name, len(self.machines), ground, random, self.story, folder, self._on_change, self._on_start
+        )
 
     def now(self) -> float:
         return self.loop.time()
@@ -215,6 +219,7 @@ class World:
         await self.kill_controller()
         for elder in list(self.elders):
             await self.end_elder(elder)
+        self.neighbours.end()
 
     # What is seen.
 
@@ -246,6 +251,10 @@ class World:
             if gateway.traffic.table is not self._tables.get(name):
                 self._tables[name] = gateway.traffic.table
                 self.safety.on_order(f"gateway {name}", gateway.traffic.table.order, is_new=False)
+
+    def _on_start(self, machine: Machine, keeper: Keeper) -> None:
+        self.safety.on_start(machine, keeper)
+        self.neighbours.watch(machine, keeper)
 
     def _on_change(self) -> None:
         self._has_news = self._has_changed = True
@@ -279,6 +288,8 @@ class World:
         if gateway is None:
             raise RuntimeError("a process dials, and nobody else")
         machine = next((one for one in self.machines.values() if one.owns_port(port)), None)
+        if machine is not None and gateway.name == f"agent {machine.name}":
+            return self._look_at_donor(protocol_factory, machine, port, gateway)
         self.safety.on_dial(gateway, machine, port, self.now())
         await asyncio.sleep(0.001)
         await wait_until(lambda: machine is None or (machine.name not in self.cut_paths and machine.is_on), 0.5)
@@ -287,6 +298,19 @@ class World:
             raise ConnectionRefusedError("nobody listens there")
         protocol = protocol_factory()
         transport = EngineTransport(engine, protocol, gateway, self.random)
+        protocol.connection_made(transport)
+        return transport, protocol
+
+    def _look_at_donor(
+        self, protocol_factory: Callable[[], asyncio.Protocol], machine: Machine, port: int, agent: Process
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        """An agent asks whether one of its own listens: that is all that is asked of a donor."""
+        engine = machine.ports.get(port)
+        if engine is None or not engine.is_loaded(self.now()):
+            raise ConnectionRefusedError("nobody listens there")
+        engine.ready_told_at = engine.ready_told_at or self.now()
+        protocol = protocol_factory()
+        transport = EngineTransport(engine, protocol, agent, self.random)
         protocol.connection_made(transport)
         return transport, protocol
 

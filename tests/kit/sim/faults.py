@@ -25,6 +25,7 @@ from covey_simulator.troubles import (
     wedge,
 )
 
+from kit.sim.members import lose_members
 from kit.sim.seeded import Fault, SeededWorld
 
 SOONEST, LONGEST = 15.0, 60.0
@@ -360,6 +361,8 @@ async def cause_faults(world: SeededWorld, random: Random) -> None:
         ]
         if world.seed % HANG_EVERY == 0:
             troubles.append(group.create_task(hang_engines(world, Random(f"{world.seed} hangs"))))
+        if world.has_groups:
+            troubles.append(group.create_task(lose_members(world, Random(f"{world.seed} members"))))
         await asyncio.wait(troubles)
         asking.cancel()
 
@@ -385,6 +388,7 @@ async def heal(world: SeededWorld) -> None:
     """Everything that is broken works again."""
     world.story.tell("run", "all heals")
     world.disk.is_full = False
+    world.neighbours.cut.clear()
     for elder in list(world.elders):
         await world.end_elder(elder)
     for name, is_on in sorted(world.wishes.cordons.items()):

@@ -10,7 +10,7 @@ from covey_api.placement import Placement, Preemption
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.wanted import render_wish
 from covey_planner.choice import choose
-from covey_planner.types import NodeView, Pool
+from covey_planner.types import NodeView, Pool, Wish
 from covey_simulator.accounts import count_replicas
 from covey_simulator.engine import Engine
 from covey_simulator.machine import Keeper, Machine
@@ -28,7 +28,7 @@ def why_not_converged(world: SeededWorld) -> str:
     running: dict[str, list[tuple[Machine, Keeper]]] = {}
     for machine in world.machines.values():
         for keeper in machine.keepers.values():
-            if keeper.engine.is_alive:
+            if keeper.engine.is_alive and keeper.answers:
                 spec = keeper.instance.spec
                 running.setdefault(spec.placement, []).append((machine, keeper))
     if unasked := running.keys() - world.people.wishes.keys():
@@ -46,10 +46,35 @@ def why_not_converged(world: SeededWorld) -> str:
     stored = {item.spec.instance_id for item in world.safety.instances}
     if ids != stored:
         return f"the store holds {sorted(stored)}, and {sorted(ids)} run"
+    if why := _why_not_whole(world):
+        return why
     for machine in world.machines.values():
         if why := _why_unknown(machine, objects.get(ObjectKey("Node", "", machine.name))):
             return why
     return _why_not_routed(world, ids)
+
+
+def _why_not_whole(world: SeededWorld) -> str:
+    """All members of what is stored run and are ready, in its one attempt, and no others do."""
+    stored = {
+        (member.node, item.spec.instance_id, item.spec.attempt)
+        for item in world.safety.instances
+        for member in item.spec.members
+    }
+    keepers = [(machine, keeper) for machine in world.machines.values() for keeper in machine.keepers.values()]
+    ready = {
+        (machine.name, keeper.engine.instance_id, keeper.attempt)
+        for machine, keeper in keepers
+        if keeper.engine.generates
+    }
+    living = {
+        (machine.name, keeper.engine.instance_id, keeper.attempt)
+        for machine, keeper in keepers
+        if keeper.engine.is_alive
+    }
+    if stored != ready or ready != living:
+        return f"of members the store holds {sorted(stored)}, {sorted(ready)} are ready, and {sorted(living)} run"
+    return ""
 
 
 def _why_unknown(machine: Machine, node: Kind | None) -> str:
@@ -80,6 +105,11 @@ def _why_not(
     if len(found) == wanted and not old:
         return ""
     wish = render_wish(placement, model, None, (), ())
+    if wish.spread is not None and (why := _why_no_group(world, wish, old)):
+        return f"{len(found)} of {wanted} of {name} run, {len(old)} old, and {why}"
+    if wish.spread is not None and wish.spread.is_asked:
+        return ""
+    wish = replace(wish, spread=None)
     for machine in world.machines.values():
         leaving = [keeper.engine for at, keeper in old if at is machine]
         leaving += [each for each in _lower(world, placement, machine) if each not in leaving]
@@ -93,6 +123,25 @@ def _why_not(
                     counts = f"{len(found)} of {wanted} of {name} run, {len(old)} old"
                     return f"{counts}, and node {machine.name} has room for it on {lane.compute}"
     return ""
+
+
+def _why_no_group(world: SeededWorld, wish: Wish, old: list[tuple[Machine, Keeper]]) -> str:
+    """Several nodes have room for it; empty: none have. As the planner itself sees it, told the truth."""
+    leaving = {keeper.engine.instance_id for _, keeper in old}
+    views: list[NodeView] = []
+    for machine in world.machines.values():
+        free = {pool: machine.free_bytes(pool) for pool in machine.pools}
+        for engine in machine.engines():
+            if engine.instance_id in leaving:
+                free = {pool: count + engine.taken[pool] for pool, count in free.items()}
+        pools = tuple(Pool(pool, max(0, count), 0, 0) for pool, count in free.items())
+        view = planning.node(machine.name)
+        views.append(replace(view, pools=pools, lanes=machine.ground.lanes, cpu_cores=4))
+    decision = choose(wish, tuple(views), 1)
+    if not decision.chosen or not decision.chosen[0].others:
+        return ""
+    chosen = decision.chosen[0]
+    return f"nodes {[chosen.node, *(each.node for each in chosen.others)]} have room for it"
 
 
 def _revision_of(world: SeededWorld, placement: Placement, model: Model) -> str:

@@ -44,6 +44,10 @@ _SCALING = """  scaling: {{min: {least}, max: 2, target: 2, idleSeconds: 20, min
 _RANK = """  priority: {wish.priority}
   preemption: {preemption}
 """
+_SHAPE = """  shape: {{type: {shape}}}
+"""
+# In seeds of groups: the second model fits no machine alone.
+WIDE_MODEL = MODELS[1]
 # How long what runs by `scaling` serves at least before it makes room.
 DWELL_SECONDS = 5
 
@@ -69,16 +73,21 @@ class Wish:
     priority: int | None = None
     """None: it says nothing of it, and displaces nobody."""
     is_displacing: bool = False
+    shape: str = field(default="", repr=False)
+    """Over how many nodes; empty: it says nothing of it. Told apart: seeds without it tell what they told before."""
 
     def render(self, name: str) -> str:
         scaling = "" if self.least is None else _SCALING.format(least=self.least, dwell=DWELL_SECONDS)
         preemption = "LowerPriority" if self.is_displacing else "Never"
         rank = "" if self.priority is None else _RANK.format(wish=self, preemption=preemption)
-        return _PLACEMENT.format(name=name, wish=self) + scaling + rank
+        shape = _SHAPE.format(shape=self.shape) if self.shape else ""
+        return _PLACEMENT.format(name=name, wish=self) + scaling + rank + shape
 
 
-def render_models(*, has_large: bool) -> str:
-    texts = (_MODEL.format(name=name) for name in MODELS)
+def render_models(*, has_large: bool, has_wide: bool = False) -> str:
+    texts = [_MODEL.format(name=name) for name in MODELS]
+    if has_wide:
+        texts[1] = texts[1].replace(f"{WIDE_MODEL}.gguf", f"{WIDE_MODEL}-wide.gguf")
     if not has_large:
         return "---\n".join(texts)
     first = "  variants:\n"
@@ -100,11 +109,13 @@ class People:
     """Decides who comes before whom; None: all are equal."""
     has_large: bool = False
     """Whether models have a second, larger variant, which is preferred."""
+    groups: Random | None = None
+    """Decides which Placements are wished over several nodes; None: none is."""
     _ticks: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def make_wish(self) -> Wish:
         pick = self.random.choice
-        return Wish(
+        wish = Wish(
             model=pick(MODELS),
             replicas=pick((1, 1, 2, 3)),
             context_tokens=pick((512, 1024, 2048)),
@@ -114,9 +125,13 @@ class People:
             priority=self.ranks.choice((0, 0, 1, 2)) if self.ranks else None,
             is_displacing=bool(self.ranks and self.ranks.random() < 0.6),
         )
+        if self.groups is None:
+            return wish
+        shape = "Auto" if wish.model == WIDE_MODEL else self.groups.choice(("Rpc", "Rpc", "Auto", ""))
+        return replace(wish, shape=shape, replicas=min(wish.replicas, 2))
 
     def begin(self, count: int) -> None:
-        self.save("models.yaml", render_models(has_large=self.has_large))
+        self.save("models.yaml", render_models(has_large=self.has_large, has_wide=self.groups is not None))
         for index in range(count):
             wish = self.make_wish()
             if self.scaling:  # several models on few machines
@@ -136,7 +151,7 @@ class People:
         self.wishes[name] = wish
         self.said.wished_at.setdefault(("default", name), now)
         self.save(f"{name}.yaml", wish.render(name))
-        self.story.tell("people", f"wish {name}: {wish}")
+        self.story.tell("people", f"wish {name}: {wish}" + (f" of shape {wish.shape}" if wish.shape else ""))
 
     def cordon(self, name: str, *, is_on: bool, now: float) -> None:
         self.said.cordons[name], self.said.changed_at[name] = is_on, now
@@ -186,7 +201,7 @@ class People:
         """The last valid set is written whole again."""
         (self.folder / "broken.yaml").unlink(missing_ok=True)
         if self.said.broken == "empty":
-            self.save("models.yaml", render_models(has_large=self.has_large))
+            self.save("models.yaml", render_models(has_large=self.has_large, has_wide=self.groups is not None))
             for name, wish in sorted(self.wishes.items()):
                 self.save(f"{name}.yaml", wish.render(name))
             for name, is_on in sorted(self.said.cordons.items()):

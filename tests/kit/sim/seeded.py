@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from covey_api.engines import HOST_POOL, Compute
-from covey_api.instance import Instance
+from covey_api.instance import Instance, MemberRole
 from covey_api.kinds import ObjectKey
 from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import MemoryPool, NodeFacts
@@ -33,6 +33,12 @@ SCALED_EVERY, SCALED_REST = 8, 4
 # machines with several small devices, engines that take other memory than is computed.
 KINDS_EVERY, RANKED_REST, MIXED_REST = 16, 9, 10
 LARGE_BYTES = 700 * MIB
+# Seeds from here on are of groups: some Placements are wished over several nodes. A range of their own: all other seeds
+# go as they went without them.
+FIRST_OF_GROUPS = 1_000_000
+# More than any machine of theirs has for it, and less than three have.
+WIDE_BYTES = 1500 * MIB
+ROLES = (MemberRole.DRIVER.value, MemberRole.DONOR.value)
 SECOND_LANE = builders.lane(digest="1" * 64, compute=Compute.CUDA, pool="Cuda1")
 
 
@@ -49,6 +55,8 @@ class DrawnPace:
 def read_header(source: str) -> tuple[ResolvedArtifact, Geometry]:
     name = source.rpartition("/")[2]
     geometry = builders.geometry(weights_bytes=LARGE_BYTES) if name.endswith("-large.gguf") else builders.geometry()
+    if name.endswith("-wide.gguf"):
+        geometry = builders.geometry(weights_bytes=WIDE_BYTES)
     return builders.artifact(source=source, name=name), geometry
 
 
@@ -59,18 +67,24 @@ class SeededWorld(World):
         self.revisions: dict[ObjectKey, tuple[tuple[object, ...], str]] = {}
         """By Placement, with what each was made from."""
         self.people = People(self.source, Random(f"{seed} people"), story, self.wishes)
-        if seed % SCALED_EVERY == SCALED_REST:
+        self.has_groups = seed >= FIRST_OF_GROUPS
+        if self.has_groups:
+            self.people.groups = Random(f"{seed} groups")
+        if seed % SCALED_EVERY == SCALED_REST and not self.has_groups:
             self.people.scaling = Random(f"{seed} scaling")
             self.wishes.dwell_seconds = DWELL_SECONDS
             self.do_clients_wait = True
-        if seed % KINDS_EVERY == RANKED_REST:
+        if seed % KINDS_EVERY == RANKED_REST and not self.has_groups:
             self.people.ranks = Random(f"{seed} ranks")
-        self.mixed = Random(f"{seed} kinds") if seed % KINDS_EVERY == MIXED_REST else None
+        is_mixed = seed % KINDS_EVERY == MIXED_REST and not self.has_groups
+        self.mixed = Random(f"{seed} kinds") if is_mixed else None
         self.people.has_large = self.mixed is not None
         self.gateway_names += [f"g{index}" for index in range(self.random.choice((1, 2)))]
         count = self.random.choice((2, 3, 3, 4, 5))
         if (few := self.people.scaling or self.people.ranks) is not None:
             count = few.choice((1, 2))
+        if self.has_groups:
+            count = max(count, 3)
         for index in range(count):
             self.add_machine("abcde"[index], self._draw_ground())
 
@@ -89,6 +103,8 @@ class SeededWorld(World):
                 for each in (DEVICE_LANE, SECOND_LANE):
                     pools[each.pool] = DEVICE_RESERVE_BYTES + self.mixed.choice((600, 800, 1200)) * MIB
                 lanes = (DEVICE_LANE, SECOND_LANE, LANE)
+        if self.has_groups:
+            lanes = tuple(lane.model_copy(update={"roles": ROLES}) for lane in lanes)
         return Ground(
             facts=NodeFacts(
                 os="linux",

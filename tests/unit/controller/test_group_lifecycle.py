@@ -2,7 +2,7 @@
 
 from covey_api.engines import ArtifactFormat, EngineName
 from covey_api.instance import Instance, MemberPhase, MemberRole
-from covey_api.messages import MemberAssignment, MemberReport
+from covey_api.messages import MemberAssignment, MemberGoal, MemberReport
 from covey_api.meta import ConditionStatus
 from covey_api.model import ModelStatus, Variant, VariantStatus
 from covey_api.node import Node
@@ -161,6 +161,25 @@ def test_donors_of_a_driver_that_never_comes_back_are_forgotten_in_time() -> Non
     story.now += STRAY_SECONDS
     story.run(20)
     assert donor.members == {}
+
+
+def test_a_donor_whose_driver_ended_before_the_store_was_lost_is_told_to_stop() -> None:
+    """Agents run on what a snapshot leaves out: a donor that its driver had never reached would wait for ever."""
+    story = formed("a", "b")
+    (before,) = story.instances()
+    driver, donor = (story.agents[member.node] for member in before.spec.members)
+    instance_id = before.spec.instance_id
+    driver.members[instance_id] = driver.members[instance_id].model_copy(update={"phase": MemberPhase.FAILED})
+    told: list[MemberGoal] = []
+    story.lose_store()
+    for _ in range(40):
+        story.run(1)
+        members = story.published.assignments[donor.name].members if donor.name in story.published.assignments else ()
+        told += [each.goal for each in members if each.instance.spec.instance_id == instance_id]
+    assert set(told) == {MemberGoal.STOP}
+    assert instance_id not in donor.members
+    assert story.routed() == ["smollm2-0"]
+    assert [each.spec.instance_id for each in story.instances()] != [instance_id]
 
 
 def test_a_node_that_lies_about_who_is_what_breaks_the_seal() -> None:

@@ -19,7 +19,7 @@ from covey_planner.types import NodeState
 
 from covey_controller.reconcile.draft import Draft, node_key
 from covey_controller.reconcile.finalizers import held_metadata
-from covey_controller.reconcile.fleet import ENDED, observe_instance
+from covey_controller.reconcile.fleet import ENDED, is_running_on, observe_instance
 from covey_controller.reconcile.names import lowest_free_name
 from covey_controller.reconcile.sights import NodeSight, Sight
 
@@ -82,6 +82,8 @@ def _unknown_instances(draft: Draft, node: NodeSight, known: set[str]) -> list[I
         if first != node.name:
             if is_sealed and _may_be_told(draft, first):
                 draft.awaiting.add(node.name)
+            elif is_sealed and not _is_run_by(draft, first, report.instance_id):
+                _forsake(draft, node, report.member, instance)
         elif is_sealed:
             found.append(instance)
         else:
@@ -99,6 +101,26 @@ def _may_be_told(draft: Draft, first: str) -> bool:
     has_told = sight is not None and sight.report is not None and sight.report.members is not None
     is_there = has_told and sight is not None and sight.state is not NodeState.UNKNOWN
     return not is_there and draft.now < due
+
+
+def _is_run_by(draft: Draft, node: str, instance_id: str) -> bool:
+    """As far as it has told this leader."""
+    sight = draft.nodes.get(node)
+    return sight is not None and is_running_on(sight, instance_id)
+
+
+def _forsake(draft: Draft, node: NodeSight, member: str, instance: Instance) -> None:
+    """A member of a group whose first one is gone: its node would keep it for ever, as it keeps all that is left out.
+
+    One that was linked to the first ends with it; one that never was waits for it.
+    """
+    draft.forsaken.setdefault(node.name, []).append((member, instance))
+    published = draft.world.published.assignments.get(node.name)
+    told = {each.instance.spec.instance_id for each in published.members} if published is not None else set[str]()
+    if instance.spec.instance_id not in told:
+        first = instance.spec.members[0].node
+        message = f"holds a member of instance '{instance.metadata.name}', which node '{first}' does not run: stopped"
+        draft.note(node_key(node.name), EventReason.STRAY_FOUND, message, warning=True)
 
 
 def _is_believable(instance: Instance, term: int) -> bool:

@@ -41,6 +41,10 @@ def plan_assignments(draft: Draft, strays: list[Sight]) -> Mapping[str, Assignme
             if assignment.suspect_since != since or assignment.fronts != fronts:
                 assignment = assignment.changed(suspect_since=since, fronts=fronts)
             members.setdefault(member.node, []).append(assignment)
+    for node, forsaken in draft.forsaken.items():
+        for name, instance in forsaken:
+            before = _find_member(published.get(node), instance.spec.instance_id, name)
+            members.setdefault(node, []).append(_assign_member(draft, instance, name, MemberGoal.STOP, before))
     asks: dict[str, list[Ask]] = {}
     for _, open_ask in sorted(draft.asks.items()):
         asks.setdefault(open_ask.node, []).append(open_ask.ask)

@@ -121,6 +121,8 @@ class Draft:
     awaiting: set[str] = field(default_factory=set[str])
     """Nodes with members of groups that only other nodes, which aren't there yet, can tell of: nothing of theirs is
     stopped by leaving it out."""
+    forsaken: dict[str, list[tuple[str, Instance]]] = field(default_factory=dict[str, list[tuple[str, Instance]]])
+    """By node: members, each with its Instance, of groups that nobody tells of: they are stopped."""
     unsealed: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By node: what it reports that this controller did not seal, as `namespace/name`."""
     kept: tuple[tuple[ResolvedArtifact, ...], tuple[ResolvedArtifact, ...]] | None = None
