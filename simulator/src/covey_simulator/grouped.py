@@ -6,6 +6,9 @@ from covey_gateway.routing.table import Target
 from covey_simulator.machine import Keeper, Machine
 from covey_simulator.story import Story
 
+# An agent has written down what it started by then.
+RECORDED_SECONDS = 0.1
+
 
 class Groups:
     def __init__(self, story: Story, machines: dict[str, Machine]) -> None:
@@ -13,24 +16,29 @@ class Groups:
         self._machines = machines
         self._listened: set[tuple[str, int, str]] = set()
         """By instanceId, attempt and name: donors that were seen to listen."""
-        self._started: dict[str, set[tuple[str, int]]] = {}
-        """By node: instanceIds with their attempts that a member was started in, as far as its agent can know."""
+        self._started: dict[str, dict[tuple[str, int], float]] = {}
+        """By node: when a member was started, by instanceId and attempt, as far as its agent can know."""
 
     def forget(self, node: str) -> None:
         """Its agent's disk lost what was."""
         self._started.pop(node, None)
 
-    def on_start(self, machine: Machine, keeper: Keeper) -> None:
+    def on_agent_end(self, node: str, now: float) -> None:
+        """It is killed: what it had no time to write down its successor takes for never done."""
+        started = self._started.get(node, {})
+        self._started[node] = {this: at for this, at in started.items() if at < now - RECORDED_SECONDS}
+
+    def on_start(self, machine: Machine, keeper: Keeper, now: float) -> None:
         """A driver starts after all of its donors were ready in the same attempt, and each once in an attempt."""
         self._observe()
         if keeper.group is None:
             return
-        started, this = self._started.setdefault(machine.name, set()), (keeper.engine.instance_id, keeper.attempt)
+        started, this = self._started.setdefault(machine.name, {}), (keeper.engine.instance_id, keeper.attempt)
         if this in started:
             self._story.violate(
                 f"a member of {this[0]} starts on {machine.name} again in attempt {this[1]}, which is over"
             )
-        started.add(this)
+        started[this] = now
         if keeper.member.role is not MemberRole.DRIVER:
             return
         instance_id = keeper.engine.instance_id

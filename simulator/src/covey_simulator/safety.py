@@ -256,9 +256,12 @@ class Safety:
                         f"{note.key.name} is given up, and node {node} was heard {seconds} ago: {note.message}"
                     )
 
-    def on_start(self, machine: Machine, keeper: Keeper) -> None:
+    def on_agent_end(self, node: str, now: float) -> None:
+        self._groups.on_agent_end(node, now)
+
+    def on_start(self, machine: Machine, keeper: Keeper, now: float) -> None:
         """A keeper starts with its engine."""
-        self._groups.on_start(machine, keeper)
+        self._groups.on_start(machine, keeper, now)
 
     def on_stop(self, machine: Machine, keeper: Keeper, now: float) -> None:
         """An agent asks for the end of an engine."""

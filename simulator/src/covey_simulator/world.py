@@ -177,6 +177,7 @@ class World:
             self.calm.begin(f"agent {name}", "killed")
             self.story.tell(f"agent {name}", "is killed")
             await agent.kill()
+            self.safety.on_agent_end(name, self.now())
             del self.agents[name]
 
     def start_gateway(self, name: str) -> None:
@@ -253,7 +254,7 @@ class World:
                 self.safety.on_order(f"gateway {name}", gateway.traffic.table.order, is_new=False)
 
     def _on_start(self, machine: Machine, keeper: Keeper) -> None:
-        self.safety.on_start(machine, keeper)
+        self.safety.on_start(machine, keeper, self.now())
         self.neighbours.watch(machine, keeper)
 
     def _on_change(self) -> None:
