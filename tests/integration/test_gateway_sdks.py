@@ -66,7 +66,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
 def wide_engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
     """For sixty tools in one prompt."""
     with started_engine(tmp_path_factory.mktemp("wide"), "-c", str(WIDE_WINDOW), slots=1) as found:
-        yield found
+        yield replace(found, context_tokens=WIDE_WINDOW)
 
 
 @pytest.fixture(scope="module")

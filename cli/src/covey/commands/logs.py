@@ -1,5 +1,6 @@
 """`covey logs` and `covey capture`: what engines print, and all that their nodes can tell of them."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -132,6 +133,8 @@ def _follow(
     is_prefixed: bool,
 ) -> None:
     """Until interrupted. What can't be asked now is asked again, and said once."""
+    # Also where the shell that began it behind a `&` had it ignore that.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     seen = {_key(item): whole_lines(item["text"]) for item in items}
     said: set[str] = set()
     while True:
