@@ -69,7 +69,8 @@ class Scene:
         return made
 
     def stop(self, engine: Engine, now: float, attempt: int = 1) -> list[str]:
-        keeper = Keeper(1, 1, attempt, "", builders.instance(), engine)
+        instance = builders.instance()
+        keeper = Keeper(1, 1, attempt, "", instance, instance.spec.members[0], engine)
         self.safety.on_stop(cast("Machine", self.machine), keeper, now)
         return self.story.violations
 
