@@ -53,6 +53,8 @@ class Neighbours:
                     machine.end_engine(keeper, KILLED, "Neighbour", why=words)
                     return
             keeper.engine.is_linked = all(self._serves(machine, keeper, each) for each in group.dials)
+            # Each token passes through all of them: a driver waits for ever for a donor that computes nothing.
+            keeper.engine.is_wedged |= any(self._is_wedged(keeper, each) for each in group.dials)
             await asyncio.sleep(LOOK_SECONDS)
 
     def _look(
@@ -76,6 +78,10 @@ class Neighbours:
         if other is None or other.attempt != keeper.attempt or other.member.name != neighbour.member:
             return None
         return other if neighbour.port in (0, other.front_port) else None
+
+    def _is_wedged(self, keeper: Keeper, neighbour: Neighbour) -> bool:
+        other = self._find(keeper, neighbour)
+        return other is not None and other.engine.is_alive and other.engine.is_wedged
 
     def _serves(self, machine: Machine, keeper: Keeper, neighbour: Neighbour) -> bool:
         other = self._find(keeper, neighbour)
