@@ -182,6 +182,23 @@ def test_a_donor_whose_driver_ended_before_the_store_was_lost_is_told_to_stop() 
     assert [each.spec.instance_id for each in story.instances()] != [instance_id]
 
 
+def test_what_a_donor_holds_that_nobody_claims_is_promised_to_nobody_until_it_ended() -> None:
+    story = formed("a", "b")
+    (before,) = story.instances()
+    driver, donor = (story.agents[member.node] for member in before.spec.members)
+    instance_id = before.spec.instance_id
+    driver.members[instance_id] = driver.members[instance_id].model_copy(update={"phase": MemberPhase.FAILED})
+    donor.total_bytes = builders.GIB + before.spec.members[1].bytes_in("Host")  # with what is kept back: not twice
+    story.lose_store()
+    donor.deaf = True
+    story.run(20)
+    assert (instance_id in donor.members, story.instances()) == (True, [])
+    donor.deaf = False
+    story.run(20)
+    assert instance_id not in donor.members
+    assert story.routed() == ["smollm2-0"]
+
+
 def test_a_node_that_lies_about_who_is_what_breaks_the_seal() -> None:
     (instance,) = formed("a", "b").instances()
     driver, donor = instance.spec.members

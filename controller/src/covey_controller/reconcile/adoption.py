@@ -82,7 +82,9 @@ def _unknown_instances(draft: Draft, node: NodeSight, known: set[str]) -> list[I
         if first != node.name:
             if is_sealed and _may_be_told(draft, first):
                 draft.awaiting.add(node.name)
+                draft.unclaimed.setdefault(node.name, []).append(instance)
             elif is_sealed and not _is_run_by(draft, first, report.instance_id):
+                draft.unclaimed.setdefault(node.name, []).append(instance)
                 _forsake(draft, node, report.member, instance)
         elif is_sealed:
             found.append(instance)

@@ -121,6 +121,8 @@ class Draft:
     awaiting: set[str] = field(default_factory=set[str])
     """Nodes with members of groups that only other nodes, which aren't there yet, can tell of: nothing of theirs is
     stopped by leaving it out."""
+    unclaimed: dict[str, list[Instance]] = field(default_factory=dict[str, list[Instance]])
+    """By node: Instances of which it has a member that no other node tells of (yet): that holds its memory."""
     forsaken: dict[str, list[tuple[str, Instance]]] = field(default_factory=dict[str, list[tuple[str, Instance]]])
     """By node: members, each with its Instance, of groups that nobody tells of: they are stopped."""
     unsealed: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -195,7 +197,10 @@ class Draft:
         if self._roster is None:
             held = reservations(self.instances())
             selected = {key: None for each in self.placements.values() for key in each.spec.nodes.selector}
-            views = (view_node(sight, held.get(name, ())) for name, sight in self.nodes.items())
+            views = (
+                view_node(sight, (*held.get(name, ()), *self.unclaimed.get(name, ())))
+                for name, sight in self.nodes.items()
+            )
             self._roster = Roster(views, selected, self._links())
         return self._roster
 
