@@ -254,6 +254,16 @@ def test_roll_without_room_recreates() -> None:
     assert any("does not fit beside it" in note.message for note in story.notes)
 
 
+def test_roll_to_what_is_larger_than_any_old_replica_takes_the_room_of_several() -> None:
+    """One of them and what is free beside it isn't enough: it would wait for ever."""
+    story = fleet("a", replicas=3, total_bytes=TIGHT_BYTES, context=ContextWish(tokens=1024))
+    assert len(story.instances()) == 3
+    story.put(builders.placement(replicas=3, concurrency=8, context=ContextWish(tokens=3072)))
+    story.run(60)
+    assert sorted(i.spec.options.context_tokens for i in story.instances()) == [1024, 3072]
+    assert ready_condition(story).message.startswith("1 of 3 replicas are ready at the new revision")
+
+
 def test_revision_that_fits_nowhere_leaves_the_old_one_serving() -> None:
     story = fleet("a", total_bytes=TIGHT_BYTES, context=ContextWish(tokens=1024))
     old = story.instances()
@@ -667,6 +677,24 @@ def test_what_was_deleted_while_its_node_was_silent_ends_when_the_node_is_back(o
     assert "smollm2-0" not in story.routed()
     left = {each.name for each in story.agents["a"].members.values()}
     assert left == ({"other-0"} if others else set())
+
+
+def test_what_was_replaced_while_its_node_was_silent_is_not_taken_in_and_its_memory_is_given_to_nobody() -> None:
+    """Its agent takes it to be known, and reports it without its Instance."""
+    story = fleet("a", total_bytes=TIGHT_BYTES)
+    old = story.instances()[0].spec.instance_id
+    story.agents["a"].paused = True
+    story.put(builders.placement(replicas=0))
+    story.run(120)
+    assert not story.instances()
+    story.put(builders.placement(replicas=1))
+    story.agents["a"].paused = False
+    while story.agents["a"].members.get(old) is not None:
+        assert not any(each.spec.instance_id == old for each in story.instances())
+        assert not story.instances(), "it doesn't fit beside what still runs"
+        story.run(1)
+    story.run(30)
+    assert [each.spec.instance_id != old for each in story.instances()] == [True]
 
 
 @pytest.mark.parametrize(("allow_empty", "kept"), [(False, 1), (True, 0)])

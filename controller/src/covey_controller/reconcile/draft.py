@@ -87,7 +87,7 @@ class Draft:
     asks: dict[str, OpenAsk]
     searches: dict[ArtifactKey, Search]
     strays: dict[str, float]
-    ended: tuple[str, ...]
+    ended: dict[str, Instance]
     """As `Memory`'s."""
     retries: dict[ObjectKey, str]
     heard: Mapping[str, float]

@@ -168,18 +168,23 @@ def _recreate(maker: InstanceMaker, wish: Wish, olds: Sequence[Replica], progres
 def _make_room(
     maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica], olds: Sequence[Replica], progressing: Progressing
 ) -> None:
-    """Drain one old one, if the new revision then fits; the next one only when what came before serves."""
+    """Drain one old one, if the new revision then fits; the next one only when what came before serves.
+
+    Where it is larger than any old one and what is free, as few as it takes, in their order: else it would never come.
+    """
     is_settling = any(replica.is_current and replica.standing is not Standing.READY for replica in replicas)
     if maker.draining() or is_settling:
         progressing.decision = None
         return
-    for old in olds:
-        sight = maker.sight(old.name)
-        with maker.draft.without(sight.instance) as roster:
+    sights = [maker.sight(old.name) for old in olds]
+    together = [sights[:count] for count in range(2, len(sights) + 1)]
+    for leaving in [*([sight] for sight in sights), *together]:
+        with maker.draft.without(*(sight.instance for sight in leaving)) as roster:
             decision = choose(wish, roster, 1)
         progressing.decision = None if decision.chosen else decision
         if decision.chosen:
-            maker.draft.drain(sight, "it makes room for the new revision, which does not fit beside it")
+            for sight in leaving:
+                maker.draft.drain(sight, "it makes room for the new revision, which does not fit beside it")
             return
 
 
