@@ -11,12 +11,13 @@ import secrets
 import signal
 import socket
 import sys
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 
 import httpx
 from covey_api.instance import InstanceSpec
+from covey_api.model import ResolvedArtifact
 from covey_api.node import NodeDownloads, NodeSharing, NodeSpec
 from covey_api.pod_names import render_covey_name
 from covey_api.units import parse_quantity
@@ -36,6 +37,7 @@ from covey_agent.artifacts.hub import observe_hub_settings
 from covey_agent.artifacts.index import observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts, digests_of
 from covey_agent.artifacts.pins import Pins, sweep_pins
+from covey_agent.artifacts.reserving import reserve_artifact
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.asks import Asks
 from covey_agent.capturing import Captures
@@ -137,7 +139,10 @@ async def run_agent(options: Options, folder: Path) -> int:
             needed = (digest for member in state.members.values() for digest in needs_of(member.spec))
             pins.hold(keeping.digests.union(needed))
 
-        keeping = Keeping(outside.artifacts, folder, lambda: hold_needed(runtime.state), changed.set)
+        def reserve(artifact: ResolvedArtifact) -> AbstractAsyncContextManager[None]:
+            return reserve_artifact(cache, artifact)
+
+        keeping = Keeping(outside.artifacts, folder, lambda: hold_needed(runtime.state), changed.set, reserve)
         runtime = Runtime(outside, members, KeptFile(folder), boot_id, changed.set, record)
         machine = observe_machine()
 
