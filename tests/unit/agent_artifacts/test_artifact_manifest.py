@@ -117,6 +117,19 @@ def test_logins_are_those_that_docker_and_podman_keep(tmp_path: Path, caplog: py
     (tmp_path / "auth.json").write_text("secret")
     assert find_login({"REGISTRY_AUTH_FILE": str(tmp_path / "auth.json")}, tmp_path, "r.example") is not None
     assert "secret" not in caplog.text
+    own = {"auth": "dGVhbTpzZWNyZXQ="}
+    kept = {"quay.example/team": own, "quay.example": entry}
+    (tmp_path / "auth.json").write_text(json.dumps({"auths": kept}))
+    users = {
+        repository: login.user
+        for repository in ("team/model", "team", "teams/model", "")
+        if (
+            login := find_login(
+                {"REGISTRY_AUTH_FILE": str(tmp_path / "auth.json")}, tmp_path, "quay.example", repository
+            )
+        )
+    }
+    assert users == {"team/model": "team", "team": "team", "teams/model": "covey", "": "covey"}
     assert host_of("docker.io") == "registry-1.docker.io"
 
 

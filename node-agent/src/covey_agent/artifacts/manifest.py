@@ -109,14 +109,19 @@ def parse_token(text: bytes) -> str:
     return cast("str", token) if is_word else ""
 
 
-def find_login(environment: Mapping[str, str], home: Path, registry: str) -> Login | None:
-    """As `docker login`, `podman login` and `oras login` keep it. Programs that keep logins elsewhere aren't asked."""
+def find_login(environment: Mapping[str, str], home: Path, registry: str, repository: str = "") -> Login | None:
+    """As `docker login`, `podman login` and `oras login` keep it. Programs that keep logins elsewhere aren't asked.
+
+    Podman keeps them of parts of a registry too (`podman login quay.io/team`): the narrowest that has the repository.
+    """
     folder = Path(environment.get("DOCKER_CONFIG") or home / ".docker")
     kept = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json"
     given, session = environment.get("REGISTRY_AUTH_FILE"), environment.get("XDG_RUNTIME_DIR")
     # Where podman keeps them until the machine starts anew, unless told otherwise.
     fleeting = (Path(session) / "containers" / "auth.json",) if session else ()
-    keys = (registry, f"https://{registry}", *((_DOCKER_LOGIN,) if registry == _DOCKER else ()))
+    names = repository.split("/") if repository else []
+    narrow = (f"{registry}/{'/'.join(names[:count])}" for count in range(len(names), 0, -1))
+    keys = (*narrow, registry, f"https://{registry}", *((_DOCKER_LOGIN,) if registry == _DOCKER else ()))
     for path in (*((Path(given),) if given else ()), folder / "config.json", *fleeting, kept):
         logins = _read_logins(path)
         for key in keys:

@@ -138,7 +138,9 @@ class RegistryFiles:
     async def _log_in(self, parsed: OciSource, refused: Unauthorized, origin: Origin) -> Origin:
         """The origin with what the registry asks for; what it was refused with if there is nothing to give."""
         scheme, asked = parse_challenge(refused.challenge)
-        login = find_login(os.environ, Path.home(), parsed.registry)
+        host = urlsplit(f"//{host_of(parsed.registry)}").hostname or ""
+        login = find_login(os.environ, Path.home(), parsed.registry, parsed.repository)
+        login = login or self._web.find_netrc_login(host)
         if scheme == "basic" and login is not None:
             return replace(origin, token=_render(login), scheme="Basic")
         if scheme != "bearer" or not asked.get("realm"):
@@ -150,8 +152,7 @@ class RegistryFiles:
         query = {"scope": asked.get("scope") or f"repository:{parsed.repository}:pull"}
         query |= {"service": asked["service"]} if asked.get("service") else {}
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
-        # The registry gets what comes of it: another host's login, out of ~/.netrc, would make a token for a stranger.
-        who = replace(origin, token=_render(login) if login else "", scheme="Basic", is_anonymous=True)
+        who = replace(origin, token=_render(login) if login else "", scheme="Basic")
         _, body = await persist(
             self._web.patience, f"token of '{parsed.registry}'", lambda: self._web.read(url, {}, _MAX_TOKEN_BYTES, who)
         )
@@ -184,6 +185,10 @@ def _origin_of(registry: str) -> Origin:
         check=f"Check the registry '{registry}'.",
         login=f"Give the agent's user a login by `docker login {registry}` or `oras login {registry}`.",
         missing="there is no such repository, tag or file. Change the source.",
+        # A registry is asked without a login first, says what it wants, and gets that alone: what an entry of ~/.netrc
+        # is for may be another service of its host. It also gets the token that comes of a login: a token service's
+        # own entry there would make one for a stranger.
+        is_anonymous=True,
     )
 
 
