@@ -28,6 +28,7 @@ from covey_controller.reconcile.stores import plan_store_condition
 from covey_controller.reconcile.table import address_of, front_of, refused_keys
 from covey_controller.reconcile.unusable import plan_unusable_condition
 from covey_controller.reconcile.usage import count_key
+from covey_controller.reconcile.versions import plan_version_condition
 
 _PHASES = {
     MemberPhase.PENDING: InstancePhase.PENDING,
@@ -133,7 +134,8 @@ def _observed_node(stored: Node, node: NodeSight) -> Status:
 def _node_conditions(draft: Draft, node: NodeSight, failures: Mapping[str, tuple[str, ...]]) -> tuple[Claim, ...]:
     path = plan_path_condition(draft, node, node.node, failures) if node.node is not None else ()
     own = (*_stray_condition(draft, node), *_unsealed_condition(draft, node), *_contested_condition(draft, node))
-    return (*own, *plan_unusable_condition(draft, node), *plan_store_condition(draft, node), *path)
+    told = (*plan_unusable_condition(draft, node), *plan_store_condition(draft, node))
+    return (*own, *told, *plan_version_condition(draft, node), *path)
 
 
 def _contested_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
