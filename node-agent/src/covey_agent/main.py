@@ -11,6 +11,7 @@ import secrets
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -170,7 +171,7 @@ async def run_agent(options: Options, folder: Path) -> int:
             running = group.create_task(runtime.run())
             others = [
                 group.create_task(survey.run()),
-                group.create_task(open_blobs(whereabouts, blobs, options.blobs_port)),
+                group.create_task(open_blobs(whereabouts, blobs, options.blobs_port, changed.set)),
                 group.create_task(peers.run()),
                 group.create_task(keeping.run()),
                 group.create_task(membership.run(folder, options.controller, options.admission)),
@@ -193,10 +194,16 @@ def limit_of(section: NodeDownloads | NodeSharing) -> int | None:
     return None if limit is None else parse_quantity(limit)
 
 
-async def open_blobs(whereabouts: Whereabouts, blobs: BlobServer, port: int) -> None:
-    """Give blobs to other nodes once it is known where they reach this one."""
+async def open_blobs(whereabouts: Whereabouts, blobs: BlobServer, port: int, on_change: Callable[[], None]) -> None:
+    """Give blobs to other nodes where they reach this one, once that is known; `on_change`: it is another."""
     await whereabouts.find()
     blobs.listen(whereabouts.address, port)
+
+    def move() -> None:
+        blobs.move(whereabouts.address, port)
+        on_change()
+
+    await whereabouts.watch(move)
 
 
 def open_cache(folder: Path, members: Path) -> tuple[Cache, Pins]:
