@@ -239,6 +239,10 @@ def test_a_login_of_the_registry_goes_before_one_of_its_host_which_is_shown_to_w
         for cache, each in (("token", source), ("basic", f"oci://{registry.host}/models/netrc")):
             assert pull(tmp_path / cache, each, netrc)[1].read_bytes() == weights
         assert door.state.shown == {"", "Bearer"}
+        # Who logged in by Docker Desktop has no login in its file.
+        (home / "config.json").write_text(json.dumps({"auths": {door.registry.host: {}}, "credsStore": "desktop"}))
+        with pytest.raises(AgentError, match=r"kept by `docker-credential-desktop` there, which the agent doesn't ask"):
+            pull(tmp_path / "helper", source)
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, home: Path, registry: Registry, weights: bytes) -> None:

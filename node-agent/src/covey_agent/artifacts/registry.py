@@ -22,7 +22,15 @@ from covey_agent.artifacts.header import Header
 from covey_agent.artifacts.hub import Repository
 from covey_agent.artifacts.hub_files import HubFiles
 from covey_agent.artifacts.index import Login, split_login
-from covey_agent.artifacts.manifest import ACCEPT, find_login, host_of, parse_challenge, parse_manifest, parse_token
+from covey_agent.artifacts.manifest import (
+    ACCEPT,
+    find_helper,
+    find_login,
+    host_of,
+    parse_challenge,
+    parse_manifest,
+    parse_token,
+)
 from covey_agent.artifacts.together import AT_ONCE, Sum, do_together
 from covey_agent.artifacts.verifying import find_verified
 from covey_agent.artifacts.web import Origin, Unauthorized, Web, corrupt, is_loopback, persist, unavailable
@@ -183,13 +191,21 @@ def _origin_of(registry: str) -> Origin:
     return Origin(
         says="as the registry says",
         check=f"Check the registry '{registry}'.",
-        login=f"Give the agent's user a login by `docker login {registry}` or `oras login {registry}`.",
+        login=_login_words(registry),
         missing="there is no such repository, tag or file. Change the source.",
         # A registry is asked without a login first, says what it wants, and gets that alone: what an entry of ~/.netrc
         # is for may be another service of its host. It also gets the token that comes of a login: a token service's
         # own entry there would make one for a stranger.
         is_anonymous=True,
     )
+
+
+def _login_words(registry: str) -> str:
+    """Who did log in, and whose login is where it isn't looked for, is told so."""
+    if helper := find_helper(os.environ, Path.home(), registry):
+        words = f"Docker's logins are kept by `{helper}` there, which the agent doesn't ask: "
+        return f"{words}give its user one by `podman login {registry}`, or in ~/.netrc."
+    return f"Give the agent's user a login by `docker login {registry}` or `oras login {registry}`."
 
 
 def _read_realm(text: str, origin: Origin) -> str:
