@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from kit.cache import shared_cache
@@ -109,10 +110,11 @@ def test_a_disk_that_fills_meanwhile_is_said_and_what_came_is_gone_on_with(tmp_p
         exec "$@"
     """
     command = [*inside(fill, "140m", tmp_path), *COVEY, "pull", "hf://org/model#weights.gguf"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with (
         (tmp_path / "said").open("w+") as said,
-        subprocess.Popen(command, env=environment_of(hub, tmp_path), stderr=said, **pipes) as pulling,
+        subprocess.Popen(
+            command, env=environment_of(hub, tmp_path), stdin=PIPE, stdout=PIPE, stderr=said, text=True
+        ) as pulling,
     ):
         assert pulling.stdin is not None
         assert pulling.stdout is not None

@@ -7,7 +7,7 @@ Only looked at: a command makes, renews and mends no identity, and takes nobody'
 import random
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 
 from covey_agent.artifacts.download import Elsewhere, Readable
@@ -45,6 +45,9 @@ class _Nobody:
         raise unavailable(
             f"'{name}' is not in this machine's cache, and no other node can be asked for it: {self._why}"
         )
+
+    def at_origin(self, sha256: str, tell: OnTransfer) -> AbstractContextManager[OnTransfer]:
+        return nullcontext(tell)
 
 
 class _Leader:

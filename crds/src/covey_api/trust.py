@@ -71,7 +71,7 @@ class SignedBy(Message):
     """Whose it may be."""
 
 
-_IN_STORE = "startsWith('store://')"  # such a source is its digest
+_IN_STORE = "matches(r'^store://')"  # such a source is its digest
 TRUST_RULE = (
     "!has(self.trust) || !has(self.trust.requires) || self.trust.requires != 'Digest' || self.variants.all(v, "
     f"(has(v.sha256) || v.source.{_IN_STORE}) && "

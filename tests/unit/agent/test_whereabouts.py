@@ -20,8 +20,12 @@ class Machine:
         self.way = "10.0.0.5"
         self.looks = 0
         monkeypatch.setattr(module, "LOOK_SECONDS", 0.001)
-        monkeypatch.setattr(module, "observe_address", lambda _url: self.way)
+        monkeypatch.setattr(module, "observe_address", self._find)
         monkeypatch.setattr(module, "has_address", self._has)
+
+    def _find(self, url: str) -> str:
+        assert url == CONTROLLER
+        return self.way
 
     def _has(self, address: str) -> bool:
         self.looks += 1
