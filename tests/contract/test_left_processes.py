@@ -147,10 +147,10 @@ def test_group_of_a_daemon_that_has_the_id_of_an_engine_before_a_boot_is_left_al
     daemon = next(each for each in processes_of(tmp_path) if os.getpgid(each.pid) == leader.pid)
     try:
         boot, _, ticks = observe_start_time(os.getpid()).partition(":")
-        asyncio.run(end_engine(leader.pid, f"another boot:{ticks}"))
+        end_engine(leader.pid, f"another boot:{ticks}")
         time.sleep(0.2)
         assert is_running(daemon.pid)
-        asyncio.run(end_engine(leader.pid, f"{boot}:{ticks}"))
+        end_engine(leader.pid, f"{boot}:{ticks}")
         wait_for(lambda: not is_running(daemon.pid), "one of this boot is ended")
     finally:
         if is_running(daemon.pid):

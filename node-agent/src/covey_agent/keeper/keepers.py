@@ -27,8 +27,8 @@ from covey_fleet_client.files import ensure_private_folder, write_private
 from covey_agent.keeper.holder import observe_holder
 from covey_agent.keeper.joining import FrontSettings, render_group
 from covey_agent.keeper.kept_ports import KeptPorts
-from covey_agent.keeper.link import KeeperLink, LinkError, connect
 from covey_agent.keeper.left import end_engine, end_marked, render_mark
+from covey_agent.keeper.link import KeeperLink, LinkError, connect
 from covey_agent.keeper.observed import is_locked, observe_start_time
 from covey_agent.keeper.output import EXIT_TAIL_BYTES, read_tail
 from covey_agent.keeper.records import ExitRecord, KeeperRecord, parse_answer, read_record, read_text
@@ -213,7 +213,7 @@ class ProcessKeepers:
         for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
             record = None if is_locked(str(folder)) else read_record(folder / "keeper.json", KeeperRecord)
             if record is not None:
-                await end_engine(record.engine_pid, record.engine_start_time)
+                await asyncio.to_thread(end_engine, record.engine_pid, record.engine_start_time)
         await self._end_marked(lambda key: True)
 
     async def _end_marked(self, is_asked: Callable[[str], bool]) -> None:
@@ -264,10 +264,10 @@ class ProcessKeepers:
         if record is None:
             pid, _, start_time = engine.partition("@")
             if pid.isdigit():
-                await end_engine(int(pid), start_time)
+                await asyncio.to_thread(end_engine, int(pid), start_time)
                 await self._end_marked(lambda key: key == instance_id)
             return None
-        await end_engine(record.engine_pid, record.engine_start_time)
+        await asyncio.to_thread(end_engine, record.engine_pid, record.engine_start_time)
         await self._end_marked(lambda key: key == instance_id)
         tail = await asyncio.to_thread(read_tail, str(folder), EXIT_TAIL_BYTES)
         return EngineExit(record.attempt, record.identity, None, "", False, tail)

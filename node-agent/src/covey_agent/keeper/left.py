@@ -11,7 +11,6 @@ alone (a daemon leaves them). What clears its environment, and left the group of
 not found.
 """
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -66,8 +65,9 @@ def end_marked(members: Path, is_over: Callable[[str], bool]) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-async def end_engine(pid: int, start_time: str) -> None:
+def end_engine(pid: int, start_time: str) -> None:
     """End an engine whose keeper is gone, with its group: on Linux it died with it, elsewhere this is what ends it.
+    Blocking.
 
     The group goes by the leader's id. That id is safe to signal while the leader is the recorded process, or is gone
     since the same boot: a group keeps its id from being used again, and after a boot a daemon may have left one of it.
@@ -81,7 +81,7 @@ async def end_engine(pid: int, start_time: str) -> None:
         return
     until = time.monotonic() + END_SECONDS
     while observe_start_time(pid) == start_time and time.monotonic() < until:
-        await asyncio.sleep(_LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS)
 
 
 def is_of_this_boot(start_time: str) -> bool:
