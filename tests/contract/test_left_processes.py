@@ -1,6 +1,8 @@
 """What an engine started, when its keeper is killed: it ends, and nothing that is another's does."""
 
 import asyncio
+import calendar
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +16,7 @@ import psutil
 import pytest
 from covey_agent.keeper.keepers import ProcessKeepers
 from covey_agent.keeper.left import end_engine, is_of_this_boot, observe_marked, render_mark
-from covey_agent.keeper.observed import observe_start_time
+from covey_agent.keeper.observed import ask_start_time, observe_start_time
 from covey_agent.ports import EngineExit, Launch
 from covey_agent.stop_all import stop_all
 from kit.ports import free_port
@@ -61,7 +63,12 @@ class Member:
         await asyncio.to_thread(wait_for, lambda: len(self.running()) == 4, "engine, child and daemons run")
 
     def running(self) -> list[psutil.Process]:
-        return [each for each in processes_of(self.folder / self.id) if "keeper.py" not in " ".join(each.cmdline())]
+        found: list[psutil.Process] = []
+        for each in processes_of(self.folder / self.id):
+            with contextlib.suppress(psutil.Error):  # it ended meanwhile
+                if "keeper.py" not in " ".join(each.cmdline()):
+                    found.append(each)
+        return found
 
     def kill_keeper(self) -> None:
         record = json.loads((self.folder / self.id / "keeper.json").read_text())
@@ -157,9 +164,20 @@ def test_group_of_a_daemon_that_has_the_id_of_an_engine_before_a_boot_is_left_al
             daemon.kill()
 
 
+def test_start_time_is_told_in_the_same_words_to_whoever_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keeper has no environment, an agent its user's; and a laptop travels."""
+    seen: set[str] = set()
+    for zone, language in (("UTC", "C"), ("Asia/Tokyo", "de_DE.UTF-8"), ("America/Lima", "fr_FR.UTF-8")):
+        monkeypatch.setenv("TZ", zone)
+        monkeypatch.setenv("LC_ALL", language)
+        seen.add(ask_start_time(os.getpid()))
+    (told,) = seen
+    assert time.strptime(told)
+
+
 def test_start_times_of_macos_are_told_from_those_before_the_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(psutil, "boot_time", lambda: time.mktime((2026, 3, 2, 8, 0, 0, 0, 0, -1)))
+    monkeypatch.setattr(psutil, "boot_time", lambda: calendar.timegm((2026, 3, 2, 8, 0, 0)))
     assert is_of_this_boot("Mon Mar  2 08:00:00 2026")
-    assert not is_of_this_boot("Sun Mar  1 23:59:59 2026")
+    assert not is_of_this_boot("Sun Mar  1 07:59:59 2026")
     assert is_of_this_boot("Lun  2 mar 08:00:00 2026")

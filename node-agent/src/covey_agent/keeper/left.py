@@ -11,6 +11,7 @@ alone (a daemon leaves them). What clears its environment, and left the group of
 not found.
 """
 
+import calendar
 import contextlib
 import logging
 import os
@@ -89,6 +90,7 @@ def is_of_this_boot(start_time: str) -> bool:
     if sys.platform == "linux":
         return start_time.partition(":")[0] == observe_start_time(os.getpid()).partition(":")[0]
     try:
-        return time.mktime(time.strptime(start_time)) >= int(psutil.boot_time())
+        # As UTC, up to a day off: versions before told it in the machine's own time.
+        return calendar.timegm(time.strptime(start_time)) >= psutil.boot_time() - 86_400
     except (ValueError, OverflowError):  # told in another language
         return True
