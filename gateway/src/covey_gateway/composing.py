@@ -73,6 +73,7 @@ def build_link(
     kept: KeptTable,
     address: str,
     machine: str | None,
+    share: Callable[[int], None],
     pass_down: Callable[[Endpoints], None] = lambda _: None,
 ) -> "FleetLink":
     # TLS and an HTTP client are 15 MB that a gateway with a static table has no use for.
@@ -92,6 +93,7 @@ def build_link(
         name or render_name(socket.gethostname()),
         address,
         machine,
+        share,
         pass_down,
     )
 

@@ -119,7 +119,7 @@ async def run_gateway(options: Options) -> None:
         if kept is not None:
             # On a thread: TLS and an HTTP client take a moment to load, and clients are served meanwhile.
             await asyncio.to_thread(import_module, "covey_gateway.fleet")
-            link = build_link(options, traffic, apply, kept, address, machine)
+            link = build_link(options, traffic, apply, kept, address, machine, engines.share)
             background.append(tasks.create_task(link.run()))
             background.append(tasks.create_task(paths.run()))
         await stop.requested.wait()
