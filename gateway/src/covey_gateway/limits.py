@@ -89,6 +89,8 @@ KEEP_ALIVE_IDLE_SECONDS, KEEP_ALIVE_PROBES, KEEP_ALIVE_PROBE_SECONDS = 15, 3, 5
 
 # Deadlines are looked at this often: one timer for all requests instead of several per request.
 SWEEP_SECONDS = 1.0
-# Requests in flight may end after SIGTERM or SIGINT; when the parent is gone there are 5 s in all.
-DRAIN_SECONDS = 10.0
+# Requests in flight may end after SIGTERM or SIGINT, where `--drain-seconds` says nothing else; when the parent is gone
+# there are 5 s in all. An hour is more than any answer takes.
+DRAIN_SECONDS = 10
+MAX_DRAIN_SECONDS = 3600
 ORPHAN_DRAIN_SECONDS = 3.0

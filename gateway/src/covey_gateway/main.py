@@ -80,7 +80,7 @@ async def run_gateway(options: Options) -> None:
     bound = bind_socket(options.host, options.port)
     address = render_address(bound, "http" if certificate is None else "https")
     loop = asyncio.get_running_loop()
-    stop = Stop()
+    stop = Stop(options.drain_seconds)
     stop.follow_signals()
     traffic = Traffic(choose_policy(options.host, options.insecure, options.cors_origins), loop.time)
     async with asyncio.TaskGroup() as tasks:

@@ -63,7 +63,7 @@ async def run_parent(options: Options, arguments: tuple[str, ...]) -> None:
     bound = hold_address(options.host, options.port)
     address = render_address(bound, "http" if certificate is None else "https")
     loop = asyncio.get_running_loop()
-    stop = Stop()
+    stop = Stop(options.drain_seconds)
     stop.follow_signals()
     memory_file = make_file()
     memory = Memory(memory_file, options.workers, None)

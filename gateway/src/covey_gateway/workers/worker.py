@@ -198,7 +198,7 @@ async def run_worker(options: Options) -> None:
     else:
         bound = socket.socket(fileno=place.listening)
     loop = asyncio.get_running_loop()
-    stop = Stop()
+    stop = Stop(options.drain_seconds)
     stop.follow_signals()
     shared = share(Memory(place.memory, place.workers, place.column), place.wakes, loop.time)
     policy = choose_policy(options.host, options.insecure, options.cors_origins)
