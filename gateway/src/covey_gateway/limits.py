@@ -60,6 +60,8 @@ MAX_OUTSTANDING_PER_SLOT = 64
 # What a request that its client left had reserved of a shared cache is free again by then: llama-server looks each
 # second whether a client is there, and takes what it learned before what comes after.
 LEFT_POOL_SECONDS = 2.0
+# An engine that doesn't count a prompt by then doesn't count: the bound by its bytes holds.
+COUNT_SECONDS = 10.0
 # The answer's bound where neither a client nor a table has one and the cache is shared: some pages of text.
 OUTPUT_TOKENS = 1024
 # Sent at a time where nobody said how many slots there are.

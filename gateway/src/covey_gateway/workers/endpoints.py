@@ -7,7 +7,7 @@ second is there for what is lost. A worker that hasn't looked at its deadlines f
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 from covey_gateway.limits import MAX_SENT
@@ -97,7 +97,7 @@ class SharedEndpoints:
             load.aside = None
 
     @contextmanager
-    def changing(self, id_: str, load: Load) -> Iterator[None]:
+    def changing(self, id_: str, load: Load) -> Generator[None]:
         """What is made of it within is so for all workers. Nothing else is locked meanwhile."""
         row = self.row(id_)
         with row.lock:
