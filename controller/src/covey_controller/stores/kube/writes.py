@@ -209,11 +209,15 @@ def _refused_creation(key: ObjectKey, error: KubeError) -> Exception:
         return KindsOutdated(error)
     if error.is_conflict:
         return Conflict(f"'{key}' exists already")
-    # Of its namespace, or of its kind: there is another one soon, or none.
-    is_ending = any(words in error.message for words in ("being terminated", "is terminating"))
+    words = f"'{key}' can't be made: {error.message}"
+    # Its kind is gone, or goes: what else there is to write, such as letting go of what went with it, may not wait.
+    if (error.is_missing and "namespaces" not in error.message) or error.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        return Refused(words)
+    # Of its namespace: there is another one soon, or none.
+    is_ending = any(each in error.message for each in ("being terminated", "is terminating"))
     if error.is_missing or (error.status == HTTPStatus.FORBIDDEN and is_ending):
-        return Conflict(f"'{key}' can't be made: {error.message}")
-    return Refused(f"'{key}' can't be made: {error.message}") if error.is_refusal else error
+        return Conflict(words)
+    return Refused(words) if error.is_refusal else error
 
 
 def _conflict_or(error: KubeError, key: ObjectKey) -> Exception:
