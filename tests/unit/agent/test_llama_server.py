@@ -178,9 +178,22 @@ def test_an_engine_that_loads_no_companions_refuses_them_by_name(description: De
 
 
 def test_a_build_without_the_flags_of_a_companion_is_refused_by_name(adapter: Adapter) -> None:
-    old = replace(PROGRAM, features=frozenset({"--spec-type", "--model-draft"}))
+    old = replace(PROGRAM, features=WATCHED - {"--image-max-tokens", "--mmproj", "--no-mmproj-offload"})
     with pytest.raises(AgentError, match="has no `--image-max-tokens`, `--mmproj`, `--no-mmproj-offload`"):
         adapter.render(old, accompanied(), Path("/w"), Path("/m"), 1, KEY, (Path("/p"), Path("/d")))
+
+
+def test_a_build_of_before_fit_is_not_told_to_leave_it(adapter: Adapter) -> None:
+    old = replace(PROGRAM, features=WATCHED - {"--fit"})
+    argv = adapter.render(old, builders.instance(), Path("/w"), Path("/m"), 1, KEY).argv
+    now = adapter.render(PROGRAM, builders.instance(), Path("/w"), Path("/m"), 1, KEY).argv
+    at = now.index("--fit")
+    assert now[at + 1] == "off"
+    assert argv == now[:at] + now[at + 2 :]
+    older = replace(PROGRAM, features=WATCHED - {"--fit", "--ctx-checkpoints"})
+    with pytest.raises(AgentError, match="has no `--ctx-checkpoints`") as refused:
+        adapter.render(older, builders.instance(), Path("/w"), Path("/m"), 1, KEY)
+    assert refused.value.cause is FailureCause.NO_USABLE_ENGINE
 
 
 def test_key_is_in_a_file_and_nowhere_else(adapter: Adapter) -> None:
@@ -204,6 +217,12 @@ def test_key_is_in_a_file_and_nowhere_else(adapter: Adapter) -> None:
             "llama-server: error while loading shared libraries: libgomp.so.1: cannot open shared object file: No such",
             FailureCause.MISSING_LIBRARY,
             "apt-get install libgomp1",
+        ),
+        (
+            127,
+            "Error loading shared library libgomp.so.1: No such file or directory (needed by /opt/llama-server)",
+            FailureCause.MISSING_LIBRARY,
+            "`apk search -x so:libgomp.so.1` names",
         ),
         (
             127,
@@ -242,6 +261,25 @@ def test_key_is_in_a_file_and_nowhere_else(adapter: Adapter) -> None:
             "0.00.193.280 E llama_model_load: error loading model: unable to allocate AMX buffer\n",
             FailureCause.OUT_OF_MEMORY,
             "insufficient memory (attempted to allocate  95.34 MB)",
+        ),
+        (
+            1,
+            "0.00.193.280 E llama_model_load: error loading model: vk::Device::createBuffer: ErrorOutOfHostMemory\n",
+            FailureCause.OUT_OF_MEMORY,
+            "exited with code 1",
+        ),
+        (
+            1,
+            "0.00.193.280 E llama_model_load: error loading model: vk::Queue::submit: ErrorDeviceLost\n",
+            FailureCause.EXITED,
+            "ErrorDeviceLost",
+        ),
+        (
+            1,
+            "0.00.193.280 E llama_model_load: error loading model: error loading model architecture: unknown model "
+            "architecture: 'new'\n",
+            FailureCause.NO_USABLE_ENGINE,
+            "doesn't know the model's kind",
         ),
     ],
 )

@@ -87,7 +87,7 @@ class Draft:
     asks: dict[str, OpenAsk]
     searches: dict[ArtifactKey, Search]
     strays: dict[str, float]
-    ended: tuple[str, ...]
+    ended: dict[str, Instance]
     """As `Memory`'s."""
     retries: dict[ObjectKey, str]
     heard: Mapping[str, float]
@@ -162,6 +162,11 @@ class Draft:
             return None
         self.used_ids += 1
         return self.world.fresh_ids[self.used_ids - 1]
+
+    @property
+    def is_out_of_ids(self) -> bool:
+        """Whether something may have been left to the next plan for want of an id."""
+        return self.used_ids == len(self.world.fresh_ids)
 
     def instances(self) -> Iterable[Instance]:
         """All that hold memory: known ones, and strays that only nodes know."""

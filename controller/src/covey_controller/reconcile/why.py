@@ -221,7 +221,7 @@ def _conditions(item: Placement | Model | Instance | Node) -> Explanation:
     conditions = item.status.conditions
     told = (
         *("Ready", "StrayInstances", "UnsealedInstances", "NameContested"),
-        *("UnusableEngines", "StoreIncomplete", "DataPathReachable"),
+        *("UnusableEngines", "StoreIncomplete", "VersionSkew", "DataPathReachable"),
     )
     ready = [each for each in conditions if each.type in told]
     text = "".join(f"{each.type} is {each.status}: {each.reason}: {each.message}\n" for each in ready)

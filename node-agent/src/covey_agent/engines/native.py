@@ -52,6 +52,8 @@ _VERSION_SECONDS = 10.0
 # Devices are listed again for their free memory; what can't start is tried again, and what hung is asked again.
 _DEVICES_SECONDS = 30.0
 _SILENCE_SECONDS = 300.0
+# Looks in a row without an answer for which the devices of before are believed in.
+_MAX_SILENCES = 3
 # One look waits this long for an installation: less than a look at the node may take.
 _INSTALL_SECONDS = 20.0
 # A machine that shows no accelerator is looked at for one again after this.
@@ -73,11 +75,13 @@ class _Seen:
     at_seconds: float
     problem: AgentError | None = None
     """Why it can't start, if it said so."""
+    silences: int = 0
+    """How often in a row it listed nothing, where what it had listed is still held for true."""
 
     def is_fresh(self, now: float) -> bool:
         if self.problem is not None:
             return now - self.at_seconds < _DEVICES_SECONDS
-        if self.is_silent:
+        if self.is_silent and not self.devices:
             return now - self.at_seconds < _SILENCE_SECONDS
         return not self.devices or now - self.at_seconds < _DEVICES_SECONDS
 
@@ -265,9 +269,13 @@ class LlamaServerSource:
     async def _look_at(self, program: EngineProgram) -> _Seen:
         """Version and devices, at most as old as they may be."""
         identity = identify(program.path)
-        seen = self._seen.get(identity)
+        seen = before = self._seen.get(identity)
         if seen is None or not seen.is_fresh(time.monotonic()):
             seen = await self._ask_about(program)
+            if seen.is_silent and before is not None and before.devices and before.silences < _MAX_SILENCES:
+                # A machine that is busy, or was asleep, answers late; its engines would lose their pools.
+                kept = before.silences + 1
+                seen = replace(seen, version=before.version, devices=before.devices, silences=kept)
             self._seen = {identity: seen}
         return seen
 
@@ -299,6 +307,8 @@ class LlamaServerSource:
         version = await ask_version(program, _VERSION_SECONDS)
         features = await self._find_features(program, _VERSION_SECONDS)
         sound = replace(program, version=program.version or version, features=features)
+        if features is None:  # asked again at the next start: a disk that was slow once may not be
+            return sound
         if len(self._sound) >= _MAX_SOUND:
             self._sound.clear()
         self._sound[identity] = sound
