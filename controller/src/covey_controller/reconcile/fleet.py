@@ -4,7 +4,7 @@ Silence is measured from the last report, or from when this leader began to watc
 paused or has just begun never mistakes its own absence for the death of a node. Pure; times are arguments.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from covey_api.engines import HOST_POOL, EngineName
@@ -160,10 +160,13 @@ def observe_instance(instance: Instance, nodes: Mapping[str, NodeSight]) -> Sigh
             continue
         report = _report_of(instance, member.name, reports)
         members.append(MemberSight(member.name, node, report.phase if report else MemberPhase.PENDING, report))
-    phases = [member.phase for member in members]
-    worst = phases[0] if len(phases) == 1 else next(phase for phase in _WORST_FIRST if phase in phases)
+    worst = worst_of([member.phase for member in members])
     is_confirmed = all(member.node is not None and member.node.state is NodeState.READY for member in members)
     return Sight(instance, tuple(members), worst, is_confirmed, instance.spec.instance_id)
+
+
+def worst_of(phases: Sequence[MemberPhase]) -> MemberPhase:
+    return phases[0] if len(phases) == 1 else next(phase for phase in _WORST_FIRST if phase in phases)
 
 
 def _report_of(instance: Instance, member: str, reports: tuple[MemberReport, ...]) -> MemberReport | None:
