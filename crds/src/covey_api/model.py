@@ -110,9 +110,9 @@ class Variant(Message):
     source: Annotated[str, Field(pattern=SOURCE_PATTERN, max_length=1024)]
     """`hf://OWNER/REPO@REVISION#FILE`, `oci://REGISTRY/REPOSITORY:TAG#FILE`, `pypi://NAME==VERSION#PATH-IN-WHEEL`,
     `https://HOST/PATH`, `file:///ABSOLUTE/PATH` or `store://SHA256#NAME`; with format `Gguf` a file, else a folder, or
-    a repository without `#FILE`. A revision is a branch, a tag or a commit (default: `main`), and is resolved to a
-    commit once; a registry's tag, to the digest of a manifest. `store://` is what any node's cache has, by its digest:
-    `covey cache add` puts files there that have no other origin."""
+    a repository without `#FILE`, or the `config.json` of a folder in a wheel. A revision is a branch, a tag or a commit
+    (default: `main`), and is resolved to a commit once; a registry's tag, to the digest of a manifest. `store://` is
+    what any node's cache has, by its digest: `covey cache add` puts files there that have no other origin."""
     sha256: Sha256 | None = None
     """Digest of the file, or of what `sha256sum *` prints in the folder. When absent, the digest that the package index
     or the hub publishes is the check; an `https://` source must have it."""

@@ -24,7 +24,7 @@ def tensors_of(*parts: tuple[dict[str, tuple[int, ...]], str]) -> Directory:
 
 
 def read(
-    family: str, shapes: dict[str, tuple[int, ...]] | None = None, without: tuple[str, ...] = (), **changes: object
+    family: str, shapes: dict[str, tuple[int, ...]] | None = None, without: tuple[str, ...] = (), /, **changes: object
 ) -> Geometry:
     config = {
         key: value for key, value in build_checkpoint(SHAPE, model_type=family).config.items() if key not in without

@@ -22,7 +22,8 @@ def simulate(scenario: str, output: str, namespace: str | None) -> None:
 
     SCENARIO is a YAML file that names described Nodes (as for `covey plan --fleet`), Models and Placements, and says
     what happens when: `{atSeconds: 60, event: NodeDies, node: b}`. Covey's own controller, agents and gateways run on
-    it in virtual time; no machine and no network is touched. The same scenario gives the same answer, to the byte.
+    it in virtual time; no machine and no network is touched, but to read a model's header whose
+    `spec.geometry` isn't given. The same scenario gives the same answer, to the byte.
 
     Exit code 0: it settled, every Placement is served in full, no rule of safety was broken. 1: not so.
     """

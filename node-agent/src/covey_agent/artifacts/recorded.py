@@ -41,23 +41,40 @@ async def find_recorded_digest(web: Web, parsed: PypiSource, archive: Archive) -
 
 async def read_recorded_digest(read_at: ReadAt, members: Mapping[str, Entry], member: str) -> str | None:
     """None where the wheel doesn't say. AgentError, ArchiveInvalid, OSError."""
+    return parse_record(await _read_text(read_at, members)).get(member)
+
+
+async def read_record(read_at: ReadAt, members: Mapping[str, Entry]) -> Mapping[str, str]:
+    """Digests in hex by member, of those that the wheel says. AgentError, ArchiveInvalid, OSError."""
+    return parse_record(await _read_text(read_at, members))
+
+
+async def _read_text(read_at: ReadAt, members: Mapping[str, Entry]) -> bytes:
     entry = next((each for name, each in sorted(members.items()) if name.endswith(_SUFFIX)), None)
     if entry is None or entry.size_bytes > _MAX_RECORD_BYTES:
-        return None
+        return b""
     record = bytearray()
     async for piece in read_content(read_at, await locate_data(read_at, entry)):
         record += piece
-    return parse_record(bytes(record), member)
+    return bytes(record)
 
 
-def parse_record(record: bytes, member: str) -> str | None:
-    """In hex. None for a member that isn't listed, or not by a sha256."""
+def parse_record(record: bytes) -> Mapping[str, str]:
+    """In hex, by member; without those that are listed by no sha256. Nothing of what can't be read."""
+    found: dict[str, str] = {}
     try:
         for row in csv.reader(record.decode("utf-8").splitlines()):
-            if len(row) > 1 and row[0] == member and row[1].startswith("sha256="):
-                text = row[1].removeprefix("sha256=")
-                digest = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-                return digest.hex() if len(digest) == 32 else None
-    except (UnicodeDecodeError, csv.Error, binascii.Error):
-        return None
-    return None
+            if len(row) > 1 and row[1].startswith("sha256=") and (digest := _decode(row[1].removeprefix("sha256="))):
+                found.setdefault(row[0], digest)
+    except (UnicodeDecodeError, csv.Error):
+        return {}
+    return found
+
+
+def _decode(text: str) -> str:
+    """Empty: it is no digest."""
+    try:
+        digest = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error:
+        return ""
+    return digest.hex() if len(digest) == 32 else ""
