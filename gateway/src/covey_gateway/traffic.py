@@ -103,7 +103,7 @@ class Traffic:
         self._left: set[str] = set()
         """Endpoints of which a client left a prompt that is perhaps read still."""
         self._turn = self._trials = 0
-        self._homes = Homes()
+        self._homes = Homes() if shared is None else shared.homes
         self._body_bytes = 0
         self._path_failures: dict[str, str] = {}
         self._on_news: Callable[[], None] = lambda: None
