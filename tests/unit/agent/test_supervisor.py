@@ -1,7 +1,7 @@
 """The supervisor's decisions: tables of what happens, and rules that no order of events may break."""
 
 import pytest
-from covey_agent.supervisor.advance import SILENT_SECONDS, next_due, observe_surroundings
+from covey_agent.supervisor.advance import LOOK_SECONDS, SILENT_SECONDS, next_due, observe_surroundings
 from covey_agent.supervisor.effects import (
     CheckFit,
     Effect,
@@ -87,6 +87,36 @@ def test_crashes_far_apart_never_add_up() -> None:
         assert world.member().phase is MemberPhase.READY
 
 
+def test_crashes_of_a_load_add_up_however_long_each_takes() -> None:
+    """Weights of tens of gigabytes are read for minutes, each time, before memory is short."""
+    world = World()
+    world.send(snapshot(assign()))
+    for restarts in range(4):
+        while A not in world.living:
+            if world.pending:
+                world.end_pending(0)
+            else:
+                due = next_due(world.state, world.now)
+                assert due is not None
+                world.now = due
+                world.send(Ticked())
+        assert (world.member().phase, world.member().restarts) == (MemberPhase.STARTING, restarts)
+        world.pending.clear()
+        world.now += 300
+        world.end_engine(A, FailureCause.OUT_OF_MEMORY)
+    assert (world.member().phase, world.member().given_up) == (MemberPhase.FAILED, True)
+
+
+def test_crashes_of_a_load_that_went_well_before_begin_anew() -> None:
+    world = ready_world()
+    for _ in range(3):
+        world.end_engine(A)
+        world.settle()
+    world.now += 3600
+    world.end_engine(A)
+    assert (world.member().phase, len(world.member().restarted_at)) == (MemberPhase.BACKOFF, 1)
+
+
 def test_crashes_before_a_restart_of_the_agent_count() -> None:
     world = ready_world()
     for _ in range(3):
@@ -132,6 +162,19 @@ def test_engine_without_a_token_in_time_is_stopped_and_never_retried() -> None:
     assert member.failure.cause is FailureCause.NOT_READY_IN_TIME
     assert "300 s" in member.failure.message
     assert world.starts == 1
+
+
+def test_engine_whose_time_passed_while_the_agent_was_paused_gets_one_more_look() -> None:
+    world = World()
+    world.send(snapshot(assign()))
+    for _ in range(4):
+        world.end_pending(0)
+    world.now += 10_000
+    world.send(Ticked())
+    assert not any(isinstance(effect, StopKeeper) for effect in world.pending)
+    world.now += LOOK_SECONDS
+    world.send(Ticked())
+    assert any(isinstance(effect, StopKeeper) for effect in world.pending)
 
 
 @pytest.mark.parametrize(
