@@ -39,6 +39,10 @@ STUB_RATE = 50.0
 ENGINE_RATE = 5.0
 BLOCKS = 4
 STUB_BLOCK = 150
+BUSY_RATE = 500.0
+BUSY_BLOCK = 1500
+# Of five bytes each.
+LONG_WORDS = 40_000
 ENGINE_BLOCK = 20
 
 
@@ -75,7 +79,8 @@ class Stub(asyncio.Protocol):
         if head.startswith(b"GET"):
             self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nOK")
             return
-        request = json.loads(body)
+        # Of a long one its own time isn't what is measured.
+        request = json.loads(body) if length < LONG_WORDS else {"stream": b'"stream":true' in body}
         if not request.get("stream"):
             answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
             self._transport.write(answer % (len(_SINGLE), _SINGLE))
@@ -112,15 +117,14 @@ def gateway_before(engine: Address, model: str) -> Generator[tuple[int, Address]
 
 
 async def measure_block(address: Address, request: bytes, count: int, rate: float) -> list[float]:
-    """Latencies in milliseconds of `count` requests at a fixed rate."""
+    """Latencies in milliseconds of `count` requests at a fixed rate; of streams, of their first chunk."""
     loop = asyncio.get_running_loop()
     latencies: list[float] = []
 
     async def ask_at(pool: Connections, at: float) -> None:
         await asyncio.sleep(at - loop.time())
         start = time.perf_counter()  # uvloop's own clock has steps of 1 ms
-        await pool.ask(request)
-        latencies.append((time.perf_counter() - start) * 1000)
+        latencies.append((await pool.ask_timed(request) - start) * 1000)
 
     async with connections(address) as pool:
         await pool.ask(request)
@@ -153,7 +157,12 @@ def emit(figure: str, value: float, **conditions: object) -> None:
 
 async def measure_stub(pid: int, stub: Address, through: Address) -> None:
     single = render_request("m", stream=False, max_tokens=1)
+    stream = render_request("m", stream=True, max_tokens=3)
+    long = render_request("m", stream=False, max_tokens=1, words=LONG_WORDS)
     await measure_latency("stub", stub, through, single, STUB_BLOCK, STUB_RATE)
+    await measure_latency("busy", stub, through, single, BUSY_BLOCK, BUSY_RATE)
+    await measure_latency("first_chunk", stub, through, stream, STUB_BLOCK, STUB_RATE)
+    await measure_latency("long_prompt", stub, through, long, ENGINE_BLOCK * 2, STUB_RATE / 5)
     single_us = await measure_cpu(pid, through, single, CPU_REQUESTS)
     short_us = await measure_cpu(pid, through, render_request("m", stream=True, max_tokens=1), CPU_REQUESTS)
     long_us = await measure_cpu(pid, through, render_request("m", stream=True, max_tokens=CHUNKS + 1), CPU_STREAMS)

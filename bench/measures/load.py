@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -52,6 +53,11 @@ class Connections:
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def ask(self, request: bytes) -> None:
+        await self.ask_timed(request)
+
+    async def ask_timed(self, request: bytes) -> float:
+        """When the first chunk of a stream had come, by `perf_counter`; of another answer its end."""
+        first_at = 0.0
         reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(*self._address)
         writer.write(request)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -61,8 +67,10 @@ class Connections:
         else:
             while size := int(await reader.readuntil(b"\r\n"), 16):
                 await reader.readexactly(size + 2)
+                first_at = first_at or time.perf_counter()
             await reader.readexactly(2)
         self._idle.append((reader, writer))
+        return first_at or time.perf_counter()
 
     def close(self) -> None:
         for _, writer in self._idle:
@@ -79,9 +87,9 @@ async def connections(address: Address) -> AsyncGenerator[Connections]:
         made.close()
 
 
-def render_request(model: str, *, stream: bool, max_tokens: int) -> bytes:
+def render_request(model: str, *, stream: bool, max_tokens: int, words: int = 120) -> bytes:
     """0.7 kB of body, as a short conversation has."""
-    messages = [{"role": "user", "content": "word " * 120}]
+    messages = [{"role": "user", "content": "word " * words}]
     body = json.dumps({"model": model, "messages": messages, "max_tokens": max_tokens, "stream": stream}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body

@@ -80,6 +80,16 @@ def _ratio(words: str, figure: str, peer: str, bound: float, *, is_least: bool =
     )
 
 
+def _added(name: str, words: str, median: float, p99: float | None = None) -> tuple[Figure, Figure]:
+    """What the gateway adds to the way straight to the engine."""
+    return (
+        Figure(
+            f"added {words}, median", {"bench": "gateway", "figure": f"{name}_added_p50_ms"}, unit="ms", bound=median
+        ),
+        Figure(f"added {words}, p99", {"bench": "gateway", "figure": f"{name}_added_p99_ms"}, unit="ms", bound=p99),
+    )
+
+
 def _survival(figure: str, unit: str, bound: float) -> Figure:
     return Figure(figure, {"figure": figure, "bound": bound}, unit=unit, bound=bound)
 
@@ -211,6 +221,9 @@ BENCHES = (
         (
             Figure("added at 50 requests/s, median", {"bench": "gateway", "figure": "stub_added_p50_ms"}, unit="ms"),
             Figure("added at 50 requests/s, p99", {"bench": "gateway", "figure": "stub_added_p99_ms"}, unit="ms"),
+            *_added("busy", "at 500 requests/s", 0.5, 3.0),
+            *_added("first_chunk", "to a stream's first chunk", 1.0, 5.0),
+            *_added("long_prompt", "to a prompt of 200 kB", 3.0),
             Figure("CPU of a request", {"bench": "gateway", "figure": _REQUEST}, unit="µs"),
             Figure("CPU of a streamed chunk", {"bench": "gateway", "figure": _CHUNK}, unit="µs"),
             Figure("memory", {"bench": "gateway", "figure": "pss_mib"}, unit="MiB of PSS"),

@@ -40,8 +40,8 @@ def build_client() -> Path:
 
 async def run_client(program: Path, *urls: str) -> Any:
     """What it found; AssertionError with its words when it fails."""
-    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    process = await asyncio.create_subprocess_exec(str(program), *urls, **pipes)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(str(program), *urls, stdout=pipe, stderr=pipe)
     output, words = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 0, words.decode()[-2000:]
     return json.loads(output)

@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-from kit.fleet import RunningFleet, running_fleet, wait_until
+from kit.fleet import EXAMPLE, RunningFleet, running_fleet, wait_until
 from openai.types.chat import ChatCompletionMessageParam
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -225,10 +226,18 @@ def test_second_up_on_the_same_state_says_it_runs_already(fleet: RunningFleet) -
     assert "belongs to a running" in other.stderr
 
 
-def test_interrupt_leaves_nothing_running_and_says_so() -> None:
-    with running_fleet() as fleet:
+def test_interrupt_lets_an_answer_end_leaves_nothing_running_and_says_so() -> None:
+    with running_fleet(EXAMPLE, "--drain-seconds", "20") as fleet:
         assert fleet.processes_of("llama-server")
-        assert fleet.stop(signal.SIGINT) < 40
+        body = fleet.chat(stream=True, max_tokens=96, ignore_eos=True)
+        with httpx.stream("POST", f"{fleet.url}/v1/chat/completions", json=body, timeout=120) as answer:
+            lines = answer.iter_lines()
+            next(line for line in lines if '"content":"' in line)
+            stopping = ThreadPoolExecutor(1).submit(fleet.stop, signal.SIGINT)
+            rest = "\n".join(lines)
+        assert stopping.result() < 40
+        assert rest.rstrip().endswith("data: [DONE]"), rest[-500:]
+        assert '"error"' not in rest
         assert not fleet.processes()
         assert "nothing that Covey started is left running" in fleet.error_path.read_text()
         fleet.start()

@@ -103,7 +103,7 @@ class Traffic:
         self._left: set[str] = set()
         """Endpoints of which a client left a prompt that is perhaps read still."""
         self._turn = self._trials = 0
-        self._homes = Homes()
+        self._homes = Homes() if shared is None else shared.homes
         self._body_bytes = 0
         self._path_failures: dict[str, str] = {}
         self._on_news: Callable[[], None] = lambda: None
@@ -310,7 +310,9 @@ class Traffic:
 
     def confirm(self, target: Target) -> None:
         """The endpoint answered with a byte. One that fails at requests shows by a whole answer that it works again."""
-        load = self._look(target.id)
+        self._confirm(target, self._look(target.id))
+
+    def _confirm(self, target: Target, load: Load) -> None:
         if load.aside is not None and not load.is_failing:
             with self._changing(target.id, load):
                 load.aside = None
@@ -322,7 +324,7 @@ class Traffic:
         if load.failures:
             with self._changing(target.id, load):
                 load.failures = 0
-        self.confirm(target)
+        self._confirm(target, load)
 
     def fail(self, target: Target, error: ApiError) -> None:
         """The endpoint gave an answer that ends in this, or none."""

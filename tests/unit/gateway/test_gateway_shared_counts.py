@@ -4,6 +4,7 @@ import os
 import random
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 from covey_api.messages import ClientKey, Demand, EndpointDemand, KeySpent, ModelDemand, ModelState, Order, ServedModel
@@ -19,6 +20,7 @@ from covey_gateway.routing.table import Key, RoutingTable, Target, parse_key
 from covey_gateway.traffic import Traffic
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.metering import Cost
+from covey_gateway.wire.request import Call, Request
 from covey_gateway.workers import memory as memories
 from covey_gateway.workers.endpoints import STUCK_SECONDS
 from covey_gateway.workers.hired import make_wakes
@@ -557,3 +559,41 @@ def test_an_endpoint_that_comes_back_under_its_name_is_not_set_aside(office: Off
         each.apply_table(RoutingTable())
         each.apply_table(RoutingTable(targets=targets))
     assert len(at(take_all(made), "i")) > 1
+
+
+def converse(worker: Traffic, session: str) -> str:
+    request = Request(Call.CHAT, "m", {}, cast(Any, None))
+    found = worker.take(MODEL, None, request, session.encode())
+    assert isinstance(found, Target)
+    worker.release(found)
+    return found.id
+
+
+def test_a_conversation_goes_where_it_was_by_whatever_worker_it_comes(office: Office) -> None:
+    made = traffics(office)
+    sessions = [f"s{number}" for number in range(64)]
+    homes = {each: converse(made[number % 3], each) for number, each in enumerate(sessions)}
+    for turn in range(3):
+        office.now += 60
+        for number, each in enumerate(random.Random(turn).sample(sessions, len(sessions))):
+            assert converse(made[number % 3], each) == homes[each]
+    assert set(homes.values()) == {"i", "j"}
+
+
+def test_a_home_that_left_the_table_is_nobodys(office: Office) -> None:
+    made = traffics(office)
+    session = next(each for each in map(str, range(64)) if converse(made[0], each) == "i")
+    table = made[1].table.targets["default", "m"]
+    for each in made:
+        each.apply_table(RoutingTable(targets={("default", "m"): table[1:]}))
+    assert converse(made[1], session) == "j"
+
+
+def test_one_key_with_many_sessions_takes_no_other_keys_homes_from_a_worker(office: Office) -> None:
+    homes = office.shared[0].homes
+    homes.keep_only(("i", "j"))
+    for number in range(100):
+        homes.remember(number, "i", office.now, "modest")
+    for number in range(100, 20_000):
+        homes.remember(number, "j", office.now, "greedy")
+    assert {homes.find(number) for number in range(100)} == {"i"}

@@ -35,7 +35,7 @@ _SUBGROUP_SINCE = 254
 # `covey_agent.keeper.group` looks for it.
 _AGENT_GROUP = "agent"
 # `covey up` and `covey join` stop their parts within so long, and the gateway's last answers.
-_STOP_SECONDS = 20
+_STOP_SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True)

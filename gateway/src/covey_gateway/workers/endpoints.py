@@ -42,6 +42,7 @@ class SharedEndpoints:
         self._wakes = wakes
         self.clock = clock
         self._rows: dict[str, Row] = {}
+        self._commons: dict[str, memoryview] = {}
         self._others: dict[str, tuple[memoryview, ...]] = {}
         self._lines: dict[str, SharedLine] = {}
         self._process = memory.row(PROCESS, 0, PROCESS_WIDTH)
@@ -59,6 +60,7 @@ class SharedEndpoints:
             with row.lock:
                 for cell in range(ENDPOINT_COMMON):
                     row.common[cell] = 0
+        self._commons.pop(id_, None)
         self._others.pop(id_, None)
         self._lines.pop(id_, None)
 
@@ -87,12 +89,14 @@ class SharedEndpoints:
 
     def look_aside(self, id_: str, load: Load) -> None:
         """Take over what all workers know of its failures."""
-        row = self.row(id_)
-        load.failures = row.common[_FAILURES]
-        if until := row.common[_UNTIL]:
-            is_tried = any(cells[_TRIES] for cells in row.columns)
-            is_busy = bool(row.common[_BUSY])
-            load.aside = Aside(until / 1000, row.common[_ASIDE] / 1000, is_probed=is_tried, is_busy=is_busy)
+        common = self._commons.get(id_)
+        if common is None:
+            common = self._commons[id_] = self.row(id_).common
+        load.failures = common[_FAILURES]
+        if until := common[_UNTIL]:
+            is_tried = any(cells[_TRIES] for cells in self.row(id_).columns)
+            is_busy = bool(common[_BUSY])
+            load.aside = Aside(until / 1000, common[_ASIDE] / 1000, is_probed=is_tried, is_busy=is_busy)
         else:
             load.aside = None
 

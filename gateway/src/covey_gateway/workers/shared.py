@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from covey_gateway.workers.endpoints import ENDPOINT, LEVELS_OF_PROCESS, PROCESS, TOKENS, SharedEndpoints
 from covey_gateway.workers.figures import SharedFigures
+from covey_gateway.workers.homes import SharedHomes
 from covey_gateway.workers.keys import UNDER_WAY, SharedKeys
 from covey_gateway.workers.memory import Memory
 
@@ -14,11 +15,17 @@ class Shared:
     keys: SharedKeys
     endpoints: SharedEndpoints
     figures: SharedFigures
+    homes: SharedHomes
 
 
 def share(memory: Memory, wakes: tuple[int, ...], clock: Callable[[], float]) -> Shared:
     """`wakes`: a pipe of each worker, by column."""
-    return Shared(SharedKeys(memory), SharedEndpoints(memory, wakes, clock), SharedFigures(memory))
+    return Shared(
+        SharedKeys(memory),
+        SharedEndpoints(memory, wakes, clock),
+        SharedFigures(memory),
+        SharedHomes(memory, clock),
+    )
 
 
 def clear_levels(memory: Memory, column: int) -> bool:
