@@ -143,12 +143,13 @@ def test_both_ways_of_guessing_are_told_in_one_argument(adapter: Adapter) -> Non
 
 
 @pytest.mark.parametrize("description", [LLAMA_CPP, MLX, VLLM], ids=lambda each: each.engine)
-def test_an_engine_that_loads_no_companions_refuses_them_by_name(description: Description) -> None:
+def test_an_engine_refuses_by_name_the_companions_that_it_does_not_load(description: Description) -> None:
     other = Adapter(description, httpx.AsyncClient(trust_env=False))
     with pytest.raises(AgentError) as refused:
         render(other, accompanied(engine=description.engine))
     assert refused.value.cause is FailureCause.NO_USABLE_ENGINE
-    assert f"engine '{description.engine}' can't load a projector and a draft beside a model" in refused.value.message
+    names = "a projector" if description is MLX else "a projector and a draft"
+    assert f"engine '{description.engine}' can't load {names} beside a model" in refused.value.message
 
 
 def test_a_build_without_the_flags_of_a_companion_is_refused_by_name(adapter: Adapter) -> None:

@@ -25,6 +25,8 @@ CONNECTIONS_PER_SLOT = 4
 SPARE_CONNECTIONS = 16
 MAX_WORDS = 500
 FAILURE = "covey-engine"
+# Before the bytes of tensors that are loaded.
+LOADED = f"{FAILURE}: loaded"
 
 Body = dict[str, Any]
 
@@ -303,7 +305,7 @@ def report_failure(error: BaseException) -> int:
     words = " ".join(str(error).split())[:MAX_WORDS]
     if isinstance(error, MemoryError) or "allocate" in words or "out of memory" in words.lower():
         cause = "OutOfMemory"
-    elif isinstance(error, ImportError):
+    elif isinstance(error, ImportError | Unfit):
         cause = "NoUsableEngine"
     elif isinstance(error, LoadFailed):
         cause = "ArtifactCorrupt"
@@ -311,6 +313,10 @@ def report_failure(error: BaseException) -> int:
         cause = "Exited"
     print(f"{FAILURE}: {cause}: {type(error).__name__}: {words}", file=sys.stderr, flush=True)
     return 1
+
+
+class Unfit(Exception):
+    """The weights are sound, and not for this engine."""
 
 
 class LoadFailed(Exception):
