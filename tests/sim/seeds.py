@@ -18,5 +18,9 @@ FAILED_ONCE: dict[int, str] = {
     1494: "an engine that served was stopped in mid-request: its agent had lost its files and called it starting",
     2900: "a wedged engine's request was counted as cut by a swap (by the simulator's own rules)",
     1_000_048: "a donor that its driver never reached was kept for ever when the store was lost meanwhile",
+    2761: "an engine that became ready while its agent was paused was stopped for the time that the agent had lost",
+    2873: "a header that was still to be read again was taken for a fleet at rest (by the simulator's own rules)",
+    3353: "a roll whose new revision is larger than any old replica and what is free beside it never went on",
+    3370: "what was deleted while its node was silent held memory there, which others were given as the node came back",
     3700: "a node whose stream was broken was given up in spite of its reports",
 }

@@ -7,6 +7,7 @@ from covey_api.kinds import Kind, ObjectKey
 from covey_api.model import Model
 from covey_api.node import Node
 from covey_api.placement import Placement, Preemption
+from covey_api.reasons import ReadyReason
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.wanted import render_wish
 from covey_planner.choice import choose
@@ -17,6 +18,8 @@ from covey_simulator.machine import Keeper, Machine
 
 from kit import planning
 from kit.sim.seeded import SeededWorld
+
+_UNREAD = frozenset({ReadyReason.GEOMETRY_PENDING, ReadyReason.GEOMETRY_UNAVAILABLE})
 
 
 def why_not_converged(world: SeededWorld) -> str:
@@ -51,6 +54,9 @@ def why_not_converged(world: SeededWorld) -> str:
     for machine in world.machines.values():
         if why := _why_unknown(machine, objects.get(ObjectKey("Node", "", machine.name))):
             return why
+    for key, model in objects.items():
+        if isinstance(model, Model) and any(each.reason in _UNREAD for each in model.status.conditions):
+            return f"the header of {key} is still to be read"
     return _why_not_routed(world, ids)
 
 

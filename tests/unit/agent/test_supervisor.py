@@ -1,7 +1,7 @@
 """The supervisor's decisions: tables of what happens, and rules that no order of events may break."""
 
 import pytest
-from covey_agent.supervisor.advance import SILENT_SECONDS, next_due, observe_surroundings
+from covey_agent.supervisor.advance import LOOK_SECONDS, SILENT_SECONDS, next_due, observe_surroundings
 from covey_agent.supervisor.effects import (
     CheckFit,
     Effect,
@@ -181,6 +181,19 @@ def test_engine_without_a_token_in_time_is_stopped_and_never_retried() -> None:
     assert member.failure.cause is FailureCause.NOT_READY_IN_TIME
     assert "300 s" in member.failure.message
     assert world.starts == 1
+
+
+def test_engine_whose_time_passed_while_the_agent_was_paused_gets_one_more_look() -> None:
+    world = World()
+    world.send(snapshot(assign()))
+    for _ in range(4):
+        world.end_pending(0)
+    world.now += 10_000
+    world.send(Ticked())
+    assert not any(isinstance(effect, StopKeeper) for effect in world.pending)
+    world.now += LOOK_SECONDS
+    world.send(Ticked())
+    assert any(isinstance(effect, StopKeeper) for effect in world.pending)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from covey_api.engines import ArtifactFormat, EngineName
 from covey_api.instance import Instance, MemberPhase, MemberRole
 from covey_api.messages import MemberAssignment, MemberGoal, MemberReport
-from covey_api.meta import ConditionStatus
+from covey_api.meta import Condition, ConditionStatus
 from covey_api.model import ModelStatus, Variant, VariantStatus
 from covey_api.node import Node
 from covey_api.placement import ContextWish, NodeChoice, Placement, Preemption, ShapeType, ShapeWish
-from covey_api.reasons import FailureCause
+from covey_api.reasons import FailureCause, ReadyReason
 from covey_controller.reconcile.adoption import STRAY_SECONDS
 from covey_controller.seal import seal_instance
 from kit import builders
@@ -370,3 +370,92 @@ def test_a_locked_group_whose_node_is_lost_is_replaced_by_nothing_and_comes_back
     story.run(20)
     assert [each.spec.instance_id for each in story.instances()] == [before.spec.instance_id]
     assert story.routed() == [before.metadata.name]
+
+
+def test_what_is_of_lower_priority_makes_room_on_all_nodes_of_a_group() -> None:
+    """No node alone could take the group, so leaving one of them alone is of no use to it."""
+    story = Worldlet()
+    story.put(
+        builders.model(), builders.placement("low", model="smollm2", replicas=2, context=ContextWish(tokens=1024))
+    )
+    story.add_agents(*NODES[:2], total_bytes=1_700_000_000)
+    for index, name in enumerate(NODES[:2]):
+        agent = story.agents[name]
+        agent.lanes, agent.front_port, agent.address = (builders.lane(roles=ROLES),), 52500, f"10.0.0.{index + 1}"
+    story.gateways["g"] = FakeGateway()
+    story.run(20)
+    assert story.routed() == ["low-0", "low-1"]
+    wished = ShapeWish.model_validate({"type": ShapeType.RPC, "min_nodes": 2})
+    story.put(
+        builders.placement(
+            "group",
+            model="smollm2",
+            shape=wished,
+            priority=1,
+            preemption=Preemption.LOWER_PRIORITY,
+            concurrency=4,
+            context=ContextWish(tokens=4096),
+        )
+    )
+    story.run(60)
+    assert story.routed() == ["group-0"]
+
+
+def test_a_group_whose_node_is_to_go_is_replaced_before_it_leaves() -> None:
+    story = formed(*NODES)
+    gone = story.instances()[0].spec.members[0].node
+    node = next(o for o in story.objects.values() if isinstance(o, Node) and o.metadata.name == gone)
+    story.put(node.model_copy(update={"metadata": node.metadata.model_copy(update={"deletion_timestamp": "x"})}))
+    for _ in range(60):
+        story.step()
+        assert story.routed()
+    (instance,) = story.instances()
+    assert gone not in {member.node for member in instance.spec.members}
+
+
+def ready_of(story: Worldlet) -> Condition:
+    (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
+    return next(each for each in placement.status.conditions if each.type == "Ready")
+
+
+def hold(story: Worldlet, name: str, phase: MemberPhase, **changes: object) -> None:
+    """The first donor or rank but rank 0 stands still there, and the others go on."""
+    agent = story.agents[name]
+    (instance,) = story.instances()
+    (member,) = [each.name for each in instance.spec.members if each.node == name]
+    agent.deaf = True
+    agent.members[instance.spec.instance_id] = member_report(instance, phase, member=member, **changes)
+    story.run(8)
+
+
+def test_a_group_that_waits_says_for_whom_and_why() -> None:
+    story = begin(*NODES, min_nodes=3)
+    while not story.instances():
+        story.step()
+    (instance,) = story.instances()
+    node = instance.spec.members[1].node
+    words = "can't be installed: no space"
+    hold(story, instance.spec.members[0].node, MemberPhase.PENDING)  # as an agent tells it
+    hold(story, node, MemberPhase.FETCHING, cause=FailureCause.DISK_FULL, message=words)
+    (after,) = story.instances()
+    assert f"waits for donor '1' on node '{node}', which is Fetching after DiskFull: {words}" in ready_of(story).message
+    assert ready_of(story).reason == ReadyReason.ARTIFACTS_PENDING
+    assert f"donor '1' on node '{node}'" in next(e for e in after.status.conditions if e.type == "Ready").message
+    hold(story, node, MemberPhase.STARTING)
+    assert ready_of(story).message.endswith(f"donor '1' on node '{node}', which is Starting")
+
+
+def test_ranks_that_lack_nothing_are_not_waited_for() -> None:
+    story = ring(*NODES)
+    while not story.instances():
+        story.step()
+    (instance,) = story.instances()
+    node = instance.spec.members[2].node
+    hold(story, node, MemberPhase.FETCHING)
+    for each in instance.spec.members[:2]:  # as agents tell it
+        hold(story, each.node, MemberPhase.PENDING, front_port=52500)
+    assert ready_of(story).message.endswith(
+        f"instance 'smollm2-0' waits for rank '2' on node '{node}', which is Fetching"
+    )
+    hold(story, node, MemberPhase.PENDING, front_port=52500)
+    assert ready_of(story).message.endswith("every member has what it needs, and they are about to start")

@@ -254,6 +254,16 @@ def test_roll_without_room_recreates() -> None:
     assert any("does not fit beside it" in note.message for note in story.notes)
 
 
+def test_roll_to_what_is_larger_than_any_old_replica_takes_the_room_of_several() -> None:
+    """One of them and what is free beside it isn't enough: it would wait for ever."""
+    story = fleet("a", replicas=3, total_bytes=TIGHT_BYTES, context=ContextWish(tokens=1024))
+    assert len(story.instances()) == 3
+    story.put(builders.placement(replicas=3, concurrency=8, context=ContextWish(tokens=3072)))
+    story.run(60)
+    assert sorted(i.spec.options.context_tokens for i in story.instances()) == [1024, 3072]
+    assert ready_condition(story).message.startswith("1 of 3 replicas are ready at the new revision")
+
+
 def test_revision_that_fits_nowhere_leaves_the_old_one_serving() -> None:
     story = fleet("a", total_bytes=TIGHT_BYTES, context=ContextWish(tokens=1024))
     old = story.instances()
@@ -669,6 +679,24 @@ def test_what_was_deleted_while_its_node_was_silent_ends_when_the_node_is_back(o
     assert left == ({"other-0"} if others else set())
 
 
+def test_what_was_replaced_while_its_node_was_silent_is_not_taken_in_and_its_memory_is_given_to_nobody() -> None:
+    """Its agent takes it to be known, and reports it without its Instance."""
+    story = fleet("a", total_bytes=TIGHT_BYTES)
+    old = story.instances()[0].spec.instance_id
+    story.agents["a"].paused = True
+    story.put(builders.placement(replicas=0))
+    story.run(120)
+    assert not story.instances()
+    story.put(builders.placement(replicas=1))
+    story.agents["a"].paused = False
+    while story.agents["a"].members.get(old) is not None:
+        assert not any(each.spec.instance_id == old for each in story.instances())
+        assert not story.instances(), "it doesn't fit beside what still runs"
+        story.run(1)
+    story.run(30)
+    assert [each.spec.instance_id != old for each in story.instances()] == [True]
+
+
 @pytest.mark.parametrize(("allow_empty", "kept"), [(False, 1), (True, 0)])
 def test_stray_is_never_drained_without_any_placement_unless_empty_is_meant(allow_empty: bool, kept: int) -> None:
     story = fleet("a")
@@ -791,6 +819,25 @@ def test_deleted_node_is_drained_and_removed_and_does_not_come_back_while_silent
     story.agents[home].paused = False
     story.run(20)
     assert [i.spec.members[0].node for i in story.instances()] == ["b" if home == "a" else "a"]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_serves_on_a_node_that_is_to_go_leaves_after_its_replacement_serves_where_there_is_one(
+    others: int,
+) -> None:
+    story = fleet("a")
+    story.add_agents(*"b"[:others])
+    story.run(5)
+    node = next(o for o in story.objects.values() if isinstance(o, Node) and o.metadata.name == "a")
+    story.put(node.model_copy(update={"metadata": node.metadata.model_copy(update={"deletion_timestamp": "x"})}))
+    served: list[bool] = []
+    for _ in range(60):
+        story.step()
+        served.append(bool(story.routed()))
+        if not story.agents["a"].members:
+            break
+    assert story.agents["a"].members == {}
+    assert all(served) is bool(others)
 
 
 def test_cordoned_node_keeps_what_runs_and_takes_nothing_new() -> None:

@@ -49,6 +49,7 @@ def plan_adoption(draft: Draft) -> None:
         owner = ObjectKey("Placement", instance.metadata.namespace or DEFAULT_NAMESPACE, instance.spec.placement)
         placement = draft.placements.get(owner)
         is_wished = placement is not None and placement.metadata.deletion_timestamp is None
+        is_wished = is_wished and instance.spec.instance_id not in draft.ended
         if is_wished and instance.spec.instance_id not in silent and instance.key not in draft.indexed.taken_names:
             _adopt(draft, instance)
         else:
@@ -68,10 +69,13 @@ def _unknown_instances(draft: Draft, node: NodeSight, known: set[str]) -> list[I
     found: list[Instance] = []
     unsealed: set[str] = set()
     for report in reports:
-        instance = report.instance
-        if instance is None or report.phase in ENDED:
+        if report.phase in ENDED or report.instance_id in known:
             continue
-        if report.instance_id in known or instance.spec.instance_id in known:
+        if own := _deleted_here(draft, node, report.instance_id):
+            found.append(own)
+            continue
+        instance = report.instance
+        if instance is None or instance.spec.instance_id in known:
             continue
         if not _is_believable(instance, draft.world.term):
             continue
@@ -93,6 +97,13 @@ def _unknown_instances(draft: Draft, node: NodeSight, known: set[str]) -> list[I
     if unsealed:
         draft.unsealed[node.name] = tuple(sorted(unsealed))
     return found
+
+
+def _deleted_here(draft: Draft, node: NodeSight, instance_id: str) -> Instance | None:
+    """What this leader deleted while the node was silent, by its own memory: the node, which takes its Instance to be
+    known here, leaves that out of its report, and the memory that it holds may be given to nobody else."""
+    own = draft.ended.get(instance_id)
+    return own if own is not None and any(member.node == node.name for member in own.spec.members) else None
 
 
 def _may_be_told(draft: Draft, first: str) -> bool:

@@ -53,7 +53,7 @@ def begin_draft(world: World, indexed: Indexed, now: float) -> Draft:
         asks=dict(memory.asks),
         searches=dict(memory.searches),
         strays=dict(memory.strays),
-        ended=memory.ended,
+        ended=dict(memory.ended),
         retries=dict(memory.retries),
         heard=memory.heard,
         doubts=memory.doubts,

@@ -100,7 +100,9 @@ def plan_drains(draft: Draft, strays: list[Sight]) -> None:
     for sight in draining:
         if why := why_ended(draft, sight):
             if sight.unknown_since < float("inf"):
-                draft.ended = (*draft.ended, sight.id)[-MAX_ENDED:]
+                draft.ended[sight.id] = sight.instance
+                for oldest in list(draft.ended)[:-MAX_ENDED]:
+                    del draft.ended[oldest]
             draft.end_instance(sight, why)
             del draft.drains[sight.id]
 

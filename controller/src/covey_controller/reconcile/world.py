@@ -236,8 +236,8 @@ class Memory:
     searches: Mapping[ArtifactKey, Search] = field(default_factory=dict[ArtifactKey, Search])
     strays: Mapping[str, float] = field(default_factory=dict[str, float])
     """By instanceId: since when nobody wishes for it."""
-    ended: tuple[str, ...] = ()
-    """instanceIds that were deleted while a node of theirs was silent, the last ones."""
+    ended: Mapping[str, Instance] = field(default_factory=dict[str, Instance])
+    """By instanceId: what was deleted while a node of its own was silent, the last ones."""
     retries: Mapping[ObjectKey, str] = field(default_factory=dict[ObjectKey, str])
     """The value of the retry annotation that was honoured last."""
     heard: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -292,3 +292,5 @@ class World:
     allow_empty: bool = False
     """Strays are drained also when the store holds no Placement at all."""
     usage: Reported = field(default_factory=dict[str, Mapping[str, KeyUsage]])
+    version: str = ""
+    """The controller's own; empty: compared with nobody's."""

@@ -44,6 +44,11 @@ def parse_features(text: str) -> frozenset[str]:
     return WATCHED & frozenset(_FLAG.findall(text))
 
 
+def list_lacking(features: frozenset[str] | None) -> tuple[str, ...]:
+    """Watched flags that a build doesn't have, sorted; none of one whose help is not known."""
+    return () if features is None else tuple(sorted(WATCHED - features))
+
+
 def has_fit(program: EngineProgram) -> bool:
     return program.features is None or FIT in program.features
 

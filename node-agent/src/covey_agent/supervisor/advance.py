@@ -29,6 +29,11 @@ STOP_GRACE_SECONDS = 5.0
 # waits for an answer.
 SILENT_SECONDS = 1.5
 
+# A time that is over for this long when it is looked at was over while the agent itself stood still.
+PAUSED_SECONDS = 5.0
+# What an engine then has left to show that it became ready meanwhile.
+LOOK_SECONDS = 15.0
+
 # Ended by CancelWork without an event.
 _CANCELLABLE = frozenset({Work.FETCH, Work.ENGINE, Work.FIT})
 
@@ -63,8 +68,9 @@ def advance(state: State, member: MemberState, now: float) -> tuple[MemberState,
        a. it has to end (goal Stop, the agent closes, another attempt or key is wished, overdue): stop it, once;
        b. it drains: serve what is in flight;
        c. it is ready: serve; look at it when gateways doubt that it generates;
-       d. it had its time to become ready: it is overdue, and ends as in a;
-       e. else probe it.
+       d. it had its time to become ready while the agent was paused, which says nothing of it: it gets one more look;
+       e. it had its time to become ready: it is overdue, and ends as in a;
+       f. else probe it.
     3. A keeper is being started: wait, it can't be called back.
     4. It is not to run (any goal but Serve, or the agent closes): stopped.
     5. It was given up: failed, until another attempt.
@@ -109,7 +115,10 @@ def _advance_living(
             return member, ()
         look = Examine(member.instance_id, member.assignment, keeper)
         return replace(member, work=member.work | {Work.EXAMINE}), (look,)
-    if now >= member.started_at + member.spec.startup_seconds:  # 2d
+    late = now - member.started_at - member.spec.startup_seconds
+    if late >= PAUSED_SECONDS:  # 2d
+        member = replace(member, started_at=member.started_at + late + LOOK_SECONDS)
+    elif late >= 0:  # 2e
         is_silent = Work.PROBE in member.work and now - member.wait_until >= SILENT_SECONDS
         met = "it took the smallest request, and has given no answer" if is_silent else member.unready
         words = f"no token within `startupSeconds` ({member.spec.startup_seconds} s) of the engine's start"
@@ -119,7 +128,7 @@ def _advance_living(
         member = replace(member, phase=MemberPhase.STARTING)
     if Work.PROBE in member.work or now < member.wait_until:
         return member, ()
-    effect = Probe(member.instance_id, member.assignment, keeper)  # 2e
+    effect = Probe(member.instance_id, member.assignment, keeper)  # 2f
     return replace(member, work=member.work | {Work.PROBE}), (effect,)
 
 
