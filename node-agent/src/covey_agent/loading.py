@@ -1,8 +1,8 @@
 """How far an engine that loads has come: what it says itself in its output, or the bytes that its processes have read.
 
-1. What it prints (`engines.told`): vLLM its shards, our server of mlx-lm the bytes of its tensors, llama.cpp a dot for
-   each percent where it prints any.
+1. What it prints (`engines.told`): vLLM its shards, our server of mlx-lm the bytes of its tensors.
 2. Of engines whose weights are read (`READING`): what the kernel counts, of the bytes of the weights.
+3. Where it counts none: a dot for each percent, as llama.cpp prints them, of each file anew.
 
 Rejected: a way over HTTP (a server of ours would tell it through a door that opens only once it is loaded), and
 resident memory (with an accelerator it is what was copied last, and what is laid out anew for a processor is counted
@@ -26,6 +26,8 @@ from covey_agent.supervisor.state import MemberState
 
 STEP = "load"
 READING = frozenset({EngineName.LLAMA_SERVER, EngineName.LLAMA_CPP, EngineName.MLX})
+# Their own words are nearer to it.
+TELLING = frozenset({EngineName.MLX, EngineName.VLLM})
 # Reports follow each other within milliseconds when something changes; a rate of such a time says nothing, and an
 # engine that has loaded by then needs none.
 SAMPLE_SECONDS = 1.0
@@ -70,12 +72,14 @@ class Loads:
     def _measure(self, member: MemberState, pid: int, last: _Sample, now: float) -> Progress | None:
         total = loaded_bytes(member.spec)
         told = parse_loaded(member.spec.engine, self._read_output(member.instance_id), total)
-        found = self._observe_read(member, pid) if told is None else told
+        read = self._observe_read(member, pid)
+        first, second = (told, read) if member.spec.engine in TELLING else (read, told)
+        found = second if first is None else first
         if found is None:
             return None
-        done = min(found, total)
         before = last.progress.done_bytes if last.progress else 0
-        rate = int(max(0, done - before) / (now - last.at_seconds))
+        done = max(before, min(found, total))
+        rate = int((done - before) / (now - last.at_seconds))
         return Progress(step=STEP, done_bytes=done, total_bytes=total, bytes_per_second=rate)
 
     def _observe_read(self, member: MemberState, pid: int) -> int | None:

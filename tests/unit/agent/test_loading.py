@@ -74,6 +74,17 @@ def test_what_an_engine_prints_of_its_load_is_told(engine: EngineName, output: s
     assert (progress and round(100 * progress.done_bytes / TOTAL)) == percent
 
 
+def test_what_is_read_is_nearer_than_dots_and_nothing_goes_back() -> None:
+    machine, printed = Machine(), "....\n"
+    loads = Loads(machine, lambda key: printed)
+    loads.observe(member(), 0.0)
+    machine.read_bytes = TOTAL // 2
+    first = loads.observe(member(), 5.0)
+    machine.read_bytes = 0  # as where nobody counts: the dots of a second file
+    second = loads.observe(member(), 10.0)
+    assert [each and each.done_bytes for each in (first, second)] == [TOTAL // 2, TOTAL // 2]
+
+
 def test_what_a_program_reads_of_itself_never_makes_more_than_the_whole() -> None:
     machine = Machine()
     loads = Loads(machine)
