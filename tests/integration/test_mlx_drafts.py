@@ -21,7 +21,7 @@ from kit.python_loads import prepare, running
 from kit.real_engines import mlx_packages
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-WINDOW = 512
+WINDOW = 256
 
 
 def ask(port: int, **body: Any) -> dict[str, Any]:
@@ -50,8 +50,8 @@ def test_a_draft_of_mlx_changes_no_token_and_takes_what_is_estimated(tmp_path: P
     options = stamp_options(
         geometry, cpu_cores=2, context_tokens=WINDOW, slots=1, kv_cache_type=KvCacheType.F16, has_projector=False
     )
-    options = options.model_copy(update={"micro_batch_tokens": 64})
-    asked = {"messages": [{"role": "user", "content": "Write about a boat."}], "max_tokens": 24, "temperature": 0}
+    options = options.model_copy(update={"micro_batch_tokens": 32})
+    asked = {"messages": [{"role": "user", "content": "Write about a boat."}], "max_tokens": 12, "temperature": 0}
     long = {"messages": [{"role": "user", "content": " hello" * (WINDOW - 96)}], "max_tokens": 2, "temperature": 0}
     texts: list[str] = []
     passes: list[int] = []
@@ -72,9 +72,9 @@ def test_a_draft_of_mlx_changes_no_token_and_takes_what_is_estimated(tmp_path: P
         size_bytes = (1 if draft is None else 2) * geometry.weights_bytes
         assert 0.95 * size_bytes <= told[-1] <= size_bytes
     assert texts[1] == texts[0]
-    # Both read the prompt, which is some seven steps.
-    assert passes[0] > 5
-    assert passes[1] >= passes[0] + 5
+    # Both read the prompt, which is some five steps.
+    assert passes[0] > 4
+    assert passes[1] >= passes[0] + 4
     lane = Lane(engine=EngineName.MLX, compute=Compute.CPU, state=LaneState.INSTALLED, version="1", digest="0" * 64)
     formulas = with_companions(
         cost_formulas(geometry, lane, options, 0), [(CompanionRole.DRAFT, geometry)], lane, options
