@@ -219,9 +219,8 @@ class MlxCore:
         """Steps of prompts and answers. mlx-lm tells a stream of each, unless it drafts."""
         return self._passes.count
 
-    def count_asked(self) -> int:
+    def count_asked(self) -> None:
         """Told by no page: threads that take requests live on when the one that generates is dead."""
-        return 0
 
     def tokenize(self, text: str) -> list[int]:
         return list(self._provider.tokenizer.encode(text, add_special_tokens=False))
