@@ -9,7 +9,7 @@ import pytest
 from conftest import Golden
 from covey_agent.engines.adapter import Adapter, Description
 from covey_agent.engines.donors import find_donor_program, render_donor
-from covey_agent.engines.features import WATCHED
+from covey_agent.engines.features import WATCHED, parse_features
 from covey_agent.engines.llama_cpp import LLAMA_CPP
 from covey_agent.engines.llama_server import LLAMA_SERVER
 from covey_agent.engines.mlx import MLX
@@ -182,6 +182,11 @@ def test_a_build_without_the_flags_of_a_companion_is_refused_by_name(adapter: Ad
     old = replace(PROGRAM, features=WATCHED - {"--image-max-tokens", "--mmproj", "--no-mmproj-offload"})
     with pytest.raises(AgentError, match="has no `--image-max-tokens`, `--mmproj`, `--no-mmproj-offload`"):
         adapter.render(old, accompanied(), Path("/w"), Path("/m"), 1, KEY, (Path("/p"), Path("/d")))
+
+
+def test_a_help_that_lists_no_flags_tells_nothing_of_them() -> None:
+    assert parse_features("version: 1 (a script)") is None
+    assert parse_features("--port PORT  port to listen on\n-fit, --fit [on|off]") == frozenset({"--fit"})
 
 
 def test_a_build_of_before_fit_is_not_told_to_leave_it(adapter: Adapter) -> None:

@@ -265,7 +265,7 @@ def test_a_cache_type_that_vllm_lacks_is_refused() -> None:
 
 def test_a_flag_that_a_build_lacks_is_refused_by_name() -> None:
     instance = builders.instance(runtime=EVERYTHING)
-    told = "--numa TYPE\n--mlock\n-fa,  --flash-attn\n--cache-ram N\n--ctx-checkpoints N"
+    told = "--port N\n--numa TYPE\n--mlock\n-fa,  --flash-attn\n--cache-ram N\n--ctx-checkpoints N"
     old = EngineProgram(Path("/old"), {}, "4000", "", features=parse_features(told))
     with pytest.raises(AgentError, match=r"`--cache-reuse`, `--poll`, `--reasoning-format`, `--spec-type`") as raised:
         adapter(EngineName.LLAMA_SERVER).render(old, instance, Path("/w"), Path("/m"), 1, KEY)
