@@ -242,6 +242,11 @@ install_vllm() {
         }
     fi
     link "$home/vllm/bin/vllm" vllm
+    case $("$home/vllm/bin/python" -c 'from importlib.metadata import version; print(version("vllm"))' 2>/dev/null) in
+        '' | *+*cpu*) ;;
+        *) say "This vLLM is a build for cards. Covey runs vLLM on processors only so far, and won't offer it: give the
+path of a build for them (its version ends in '+cpu') in the Node's \`spec.engines\`" ;;
+    esac
 }
 
 # A file that is there and isn't our link belongs to somebody.

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from covey_agent.keeper.keepers import ProcessKeepers
+from covey_agent.keeper.keepers import ProcessKeepers, launch_keeper
 from covey_agent.keeper.left import end_engine, is_of_this_boot, observe_marked, render_mark
-from covey_agent.keeper.observed import ask_start_time, observe_start_time
-from covey_agent.ports import EngineExit, Launch
+from covey_agent.keeper.observed import ask_start_time, is_locked, observe_start_time
+from covey_agent.ports import AgentError, EngineExit, Launch
 from covey_agent.stop_all import stop_all
 from kit.ports import free_port
 from kit.processes import assert_none_left, engine_double, is_running, processes_of, wait_for
@@ -125,6 +125,20 @@ def test_what_a_killed_keeper_left_while_no_agent_ran_ends_with_the_next(folder:
 
     run(story)
     assert_none_left(folder)
+
+
+def test_keeper_that_is_stuck_before_its_engine_runs_is_killed_and_told(folder: Path) -> None:
+    """As by a disk that doesn't answer: what it is to read never comes."""
+    (folder / ID).mkdir()
+    os.mkfifo(folder / ID / "launch.json")
+
+    async def story() -> None:
+        with pytest.raises(AgentError, match="its keeper did not start it within 10 s, and was killed"):
+            await launch_keeper(folder / ID)
+
+    run(story)
+    assert_none_left(folder)
+    assert not is_locked(str(folder / ID))
 
 
 def test_engine_that_nobody_wrote_down_ends_with_the_next_start_of_an_agent(folder: Path) -> None:

@@ -22,8 +22,9 @@ from covey_agent.engines.mlx import MLX
 from covey_agent.engines.packages import PythonSource
 from covey_agent.engines.recipes import llama_cpp_recipe, mlx_recipe
 from covey_agent.ports import EngineProgram
+from covey_api.companion import CompanionRole
 from covey_api.engines import Compute, EngineName, KvCacheType, Lane, LaneState
-from covey_api.instance import EngineOptions
+from covey_api.instance import EngineOptions, StampedCompanion
 from covey_api.model import Geometry
 from covey_planner.fit.estimate import estimate_costs
 from covey_planner.fit.options import stamp_options
@@ -103,7 +104,7 @@ def render_table(loads: Sequence[WholeLoad]) -> str:
 
 async def measure(wish: Wish) -> WholeLoad:
     """Start it as the agent does, fill every slot, read the peak, end it."""
-    description, weights, geometry, program = await _prepare(wish.engine)
+    description, weights, geometry, program = await prepare(wish.engine)
     options = stamp_options(
         geometry,
         cpu_cores=2,
@@ -111,8 +112,8 @@ async def measure(wish: Wish) -> WholeLoad:
         slots=wish.slots,
         kv_cache_type=wish.kv_cache_type,
     )
-    with tempfile.TemporaryDirectory() as folder, _running(description, program, weights, options, folder) as running:
-        process, port = running
+    with tempfile.TemporaryDirectory() as folder, running(description, program, weights, options, folder) as started:
+        process, port = started
         with concurrent.futures.ThreadPoolExecutor(wish.slots) as pool:
             asked = [pool.submit(_prompt, port, wish.window) for _ in range(wish.slots)]
             for status in [each.result() for each in asked]:
@@ -120,7 +121,7 @@ async def measure(wish: Wish) -> WholeLoad:
         return WholeLoad(engine=wish.engine, geometry=geometry, options=options, peak_bytes=peak_bytes(process.pid))
 
 
-async def _prepare(engine: EngineName) -> tuple[Description, Path, Geometry, EngineProgram]:
+async def prepare(engine: EngineName) -> tuple[Description, Path, Geometry, EngineProgram]:
     recipe = llama_cpp_recipe() if engine is _CPP else mlx_recipe()
     assert recipe is not None, f"{engine} can't be had on this machine"
     weights = await asyncio.to_thread(_provide_weights, engine)
@@ -140,13 +141,19 @@ def _provide_weights(engine: EngineName) -> Path:
 
 
 @contextmanager
-def _running(
-    description: Description, program: EngineProgram, weights: Path, options: EngineOptions, folder: str
+def running(
+    description: Description,
+    program: EngineProgram,
+    weights: Path,
+    options: EngineOptions,
+    folder: str,
+    draft: Path | None = None,
 ) -> Generator[tuple[subprocess.Popen[bytes], int]]:
     port = free_port()
-    instance = builders.instance(options=options, engine=description.engine)
+    beside = () if draft is None else (StampedCompanion(role=CompanionRole.DRAFT, artifact=builders.artifact()),)
+    instance = builders.instance(options=options, engine=description.engine, companions=beside)
     adapter = Adapter(description, httpx.AsyncClient(trust_env=False))
-    launch = adapter.render(program, instance, weights, Path(folder), port, KEY)
+    launch = adapter.render(program, instance, weights, Path(folder), port, KEY, () if draft is None else (draft,))
     for name, content in launch.files:
         (Path(folder) / name).write_text(content)
     output = Path(folder) / "output"

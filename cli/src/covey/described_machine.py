@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated
 
-from covey_api.companion import CompanionRole
+from covey_api.companion import LOADED_BY
 from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
 from covey_api.meta import Document
 from covey_api.node import MemoryPool, NodeFacts, NodeSpec, NodeStatus
@@ -93,5 +93,5 @@ def _lane(engine: EngineName, compute: Compute, pool: str) -> Lane:
         state=LaneState.INSTALLED,
         digest=_MANAGED,
         pool=pool,
-        companions=tuple(CompanionRole) if engine is EngineName.LLAMA_SERVER else (),
+        companions=tuple(sorted(LOADED_BY.get(engine, ()))),
     )

@@ -1,10 +1,12 @@
 """Companions: other files that an engine loads beside the weights, each of another role."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from covey_api.engines import EngineName
 from covey_api.kinds import cel
 from covey_api.meta import Message, Sha256
 from covey_api.source import SIGNATURE_PATTERN, SOURCE_PATTERN, UNVOUCHED_PATTERN
@@ -17,6 +19,12 @@ class CompanionRole(StrEnum):
     """A smaller model that guesses tokens, which the model then checks several at a time."""
 
 
+# What each engine is started with; others load none.
+LOADED_BY: Mapping[EngineName, frozenset[CompanionRole]] = {
+    EngineName.LLAMA_SERVER: frozenset(CompanionRole),
+    EngineName.MLX: frozenset({CompanionRole.DRAFT}),
+}
+
 # What the header of a projector's file gives as its architecture; no model's does.
 PROJECTOR_ARCHITECTURE = "clip"
 
@@ -27,9 +35,10 @@ VOUCHED = (
 )
 # CEL rules with their messages: which engines load companions, and which tasks they are for.
 VARIANT_RULE = (
-    "(!has(self.projector) && !has(self.draft)) || self.engines.all(e, e == 'LlamaServer')",
-    "`engines` of a variant with `projector` or `draft` must be ['LlamaServer']: no other engine loads them. Others "
-    "can have a variant of their own, without",
+    "(!has(self.projector) || self.engines.all(e, e == 'LlamaServer')) && "
+    "(!has(self.draft) || self.engines.all(e, e in ['LlamaServer', 'Mlx']))",
+    "`engines` of a variant with `projector` must be ['LlamaServer'], and with `draft` ['LlamaServer'] or ['Mlx']: no "
+    "other engine loads them. Others can have a variant of their own, without",
 )
 MODEL_RULES = (
     (

@@ -127,8 +127,9 @@ class Variant(Message):
     """What makes tokens of images (llama.cpp's `--mmproj`): a GGUF file that belongs to these weights. It takes the
     task `Vision`."""
     draft: Companion | None = None
-    """A smaller model with the same vocabulary that guesses tokens (llama.cpp's `--model-draft`): a GGUF file. Answers
-    stay the same; it takes memory of its own, and is worth it where the model is many times larger."""
+    """A smaller model with the same vocabulary that guesses tokens (`--model-draft` of llama.cpp, `--draft-model` of
+    mlx-lm), in the variant's own format. Answers stay the same; it takes memory of its own, and is worth it where the
+    model is many times larger. `Mlx` then answers one request at a time."""
 
     @property
     def companions(self) -> tuple[tuple[CompanionRole, Companion], ...]:

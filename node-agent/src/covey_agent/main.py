@@ -45,8 +45,10 @@ from covey_agent.capturing import Captures
 from covey_agent.engines.adapter import Adapter
 from covey_agent.engines.descriptions import DESCRIPTIONS
 from covey_agent.engines.provision import NodeEngines, open_engines
+from covey_agent.engines.told import TOLD_BYTES
 from covey_agent.facts.machine import MachineFacts
 from covey_agent.keeper.keepers import ProcessKeepers
+from covey_agent.keeper.output import read_tail
 from covey_agent.keeping import Keeping
 from covey_agent.kept_file import KeptFile, observe_boot_id
 from covey_agent.membership import Membership
@@ -158,8 +160,13 @@ async def run_agent(options: Options, folder: Path) -> int:
         )
         this = Self(node, secrets.token_hex(8), version("covey-agent"), machine, whereabouts, lambda: blobs.port)
         standing = StandingFile(folder).note
+
+        def read_output(key: str) -> str:
+            return read_tail(str(members / key), TOLD_BYTES)
+
         reporter = Reporter(
-            this, runtime, survey, outside.artifacts, outside.facts, changed, lambda: keeping.unkept, standing
+            *(this, runtime, survey, outside.artifacts, outside.facts, changed, lambda: keeping.unkept, standing),
+            read_output,
         )
         asks = Asks(node, outside.artifacts, Captures(node, runtime, outside, members))
         membership = Membership(node, runtime, reporter, asks, RefusedFile(folder), jitter, directory, keeping)

@@ -69,7 +69,7 @@ class _Told(NamedTuple):
 
 class Reporter:
     """`changed` is set by whoever sees something worth a report. `observe_unkept`: what is kept for the fleet, and
-    isn't here."""
+    isn't here. `read_output`: the last that a member's engine printed."""
 
     def __init__(
         self,
@@ -81,6 +81,7 @@ class Reporter:
         changed: asyncio.Event,
         observe_unkept: Callable[[], tuple[UnkeptArtifact, ...]] = tuple,
         on_standing: Callable[[str], None] = lambda words: None,
+        read_output: Callable[[str], str] = lambda key: "",
     ) -> None:
         self._observe_unkept = observe_unkept
         self._this = this
@@ -98,7 +99,7 @@ class Reporter:
         """By instance id: what was said last of each member without its Instance, and from what."""
         self._used: dict[str, int] = {}
         """By instance id: the most memory that its engine had."""
-        self._loads = Loads(facts)
+        self._loads = Loads(facts, read_output)
 
     @property
     def boot_id(self) -> str:

@@ -9,7 +9,7 @@ import pytest
 from conftest import Golden
 from covey_agent.engines.adapter import Adapter, Description
 from covey_agent.engines.donors import find_donor_program, render_donor
-from covey_agent.engines.features import WATCHED
+from covey_agent.engines.features import WATCHED, parse_features
 from covey_agent.engines.llama_cpp import LLAMA_CPP
 from covey_agent.engines.llama_server import LLAMA_SERVER
 from covey_agent.engines.mlx import MLX
@@ -169,18 +169,24 @@ def test_both_ways_of_guessing_are_told_in_one_argument(adapter: Adapter) -> Non
 
 
 @pytest.mark.parametrize("description", [LLAMA_CPP, MLX, VLLM], ids=lambda each: each.engine)
-def test_an_engine_that_loads_no_companions_refuses_them_by_name(description: Description) -> None:
+def test_an_engine_refuses_by_name_the_companions_that_it_does_not_load(description: Description) -> None:
     other = Adapter(description, httpx.AsyncClient(trust_env=False))
     with pytest.raises(AgentError) as refused:
         render(other, accompanied(engine=description.engine))
     assert refused.value.cause is FailureCause.NO_USABLE_ENGINE
-    assert f"engine '{description.engine}' can't load a projector and a draft beside a model" in refused.value.message
+    names = "a projector" if description is MLX else "a projector and a draft"
+    assert f"engine '{description.engine}' can't load {names} beside a model" in refused.value.message
 
 
 def test_a_build_without_the_flags_of_a_companion_is_refused_by_name(adapter: Adapter) -> None:
     old = replace(PROGRAM, features=WATCHED - {"--image-max-tokens", "--mmproj", "--no-mmproj-offload"})
     with pytest.raises(AgentError, match="has no `--image-max-tokens`, `--mmproj`, `--no-mmproj-offload`"):
         adapter.render(old, accompanied(), Path("/w"), Path("/m"), 1, KEY, (Path("/p"), Path("/d")))
+
+
+def test_a_help_that_lists_no_flags_tells_nothing_of_them() -> None:
+    assert parse_features("version: 1 (a script)") is None
+    assert parse_features("--port PORT  port to listen on\n-fit, --fit [on|off]") == frozenset({"--fit"})
 
 
 def test_a_build_of_before_fit_is_not_told_to_leave_it(adapter: Adapter) -> None:

@@ -50,6 +50,41 @@ def test_bytes_read_are_told_of_the_weights_bytes_with_the_rate_since_the_last_l
     assert (second.done_bytes, second.bytes_per_second) == (TOTAL // 2, TOTAL // 2 - TOTAL // 4)
 
 
+@pytest.mark.parametrize(
+    ("engine", "output", "percent"),
+    [
+        (
+            EngineName.VLLM,
+            "\rLoading safetensors checkpoint shards:   0% Completed | 0/5 [00:00<?, ?it/s]\n"
+            "\rLoading safetensors checkpoint shards:  40% Completed | 2/5 [00:00<00:00,  4.45it/s]\n",
+            40,
+        ),
+        (EngineName.VLLM, "Loading pt checkpoint shards: 100% Completed | 1/1 [00:00<00:00]", 100),
+        (EngineName.VLLM, "INFO Starting to load model", None),
+        (EngineName.MLX, f"covey-engine: loaded {TOTAL // 10}\ncovey-engine: loaded {TOTAL // 2}\n", 50),
+        (EngineName.LLAMA_CPP, "load_tensors: CPU model buffer size = 85.00 MiB\n.......", 7),
+        (EngineName.LLAMA_SERVER, f"load_tensors: loading\n{'.' * 100}\nllama_context: n_ctx = 1\n", 100),
+    ],
+)
+def test_what_an_engine_prints_of_its_load_is_told(engine: EngineName, output: str, percent: int | None) -> None:
+    """Of one that maps its weights, and where nobody counts what is read."""
+    loads = Loads(Machine(), lambda key: output)
+    loads.observe(member(engine=engine), 0.0)
+    progress = loads.observe(member(engine=engine), 5.0)
+    assert (progress and round(100 * progress.done_bytes / TOTAL)) == percent
+
+
+def test_what_is_read_is_nearer_than_dots_and_nothing_goes_back() -> None:
+    machine, printed = Machine(), "....\n"
+    loads = Loads(machine, lambda key: printed)
+    loads.observe(member(), 0.0)
+    machine.read_bytes = TOTAL // 2
+    first = loads.observe(member(), 5.0)
+    machine.read_bytes = 0  # as where nobody counts: the dots of a second file
+    second = loads.observe(member(), 10.0)
+    assert [each and each.done_bytes for each in (first, second)] == [TOTAL // 2, TOTAL // 2]
+
+
 def test_what_a_program_reads_of_itself_never_makes_more_than_the_whole() -> None:
     machine = Machine()
     loads = Loads(machine)

@@ -215,7 +215,7 @@ def test_an_installation_that_is_broken_off_has_ended_when_the_next_one_begins(
     asyncio.run(story())
 
 
-HELP = "--mmproj FILE\n--poll N\n"
+HELP = "--port PORT\n--mmproj FILE\n--poll N\n"
 
 
 def build(folder: Path, version: str, text: str) -> Path:
@@ -243,7 +243,7 @@ def test_each_version_tells_what_its_own_build_lacks(
         return made
 
     async def story() -> None:
-        own, pinned = build(tmp_path, "3", HELP), build(tmp_path, "2", "--reranking\n--embeddings\n")
+        own, pinned = build(tmp_path, "3", HELP), build(tmp_path, "2", "--port PORT\n--reranking\n--embeddings\n")
         (tmp_path / "2" / "rpc-server").touch()
         source = LlamaServerSource((managed("3", own), managed("2", pinned), managed("1", None)), card)
         for _ in range(2):

@@ -17,8 +17,9 @@ from covey_agent.engines.mlx import step_seconds
 from covey_agent.engines.packages import PythonSource
 from covey_agent.engines.vllm import VLLM
 from covey_agent.ports import AgentError, EngineProgram, Launch, Ring
+from covey_api.companion import CompanionRole
 from covey_api.engines import Compute, EngineName, KvCacheType, KvLayout, Task
-from covey_api.instance import Costs, EngineOptions, Member, MemberRole
+from covey_api.instance import Costs, EngineOptions, Member, MemberRole, StampedCompanion
 from covey_api.node import EngineOverride
 from covey_api.reasons import FailureCause
 from covey_api.runtime import (
@@ -68,11 +69,15 @@ def adapter(engine: EngineName) -> Adapter:
     return Adapter(found, httpx.AsyncClient(trust_env=False))
 
 
-def render(engine: EngineName, *, program: EngineProgram | None = None, **spec: Any) -> Launch:
+def render(
+    engine: EngineName, *, program: EngineProgram | None = None, beside: tuple[Path, ...] = (), **spec: Any
+) -> Launch:
     costs = (Costs(kv_cache_bytes=3 * 2**30, host_cache_bytes=2**20, floor_bytes=PROCESS_BYTES),)
     fields: dict[str, Any] = {"engine": engine, "options": OPTIONS, "members": (Member(node="a", costs=costs),)}
     instance = builders.instance(**(fields | spec))
-    return adapter(engine).render(program or PROGRAMS[engine], instance, Path("/blobs/w"), Path("/state/m"), 40001, KEY)
+    return adapter(engine).render(
+        program or PROGRAMS[engine], instance, Path("/blobs/w"), Path("/state/m"), 40001, KEY, beside
+    )
 
 
 def text_of(launch: Launch) -> str:
@@ -107,6 +112,12 @@ def test_lanes_and_tasks_are_rendered_as_recorded(
     golden: Golden, name: str, engine: EngineName, spec: dict[str, Any]
 ) -> None:
     golden(f"argv/{engine.value.lower()}-{name}.txt", text_of(render(engine, **spec)))
+
+
+def test_a_draft_of_mlx_is_rendered_as_recorded(golden: Golden) -> None:
+    draft = StampedCompanion(role=CompanionRole.DRAFT, artifact=builders.artifact())
+    launch = render(EngineName.MLX, beside=(Path("/blobs/d"),), companions=(draft,))
+    golden("argv/mlx-draft.txt", text_of(launch))
 
 
 @pytest.mark.parametrize(("name", "layers"), [("pipeline", (10, 12, 8)), ("tensor", (0, 0, 0))])
@@ -254,7 +265,7 @@ def test_a_cache_type_that_vllm_lacks_is_refused() -> None:
 
 def test_a_flag_that_a_build_lacks_is_refused_by_name() -> None:
     instance = builders.instance(runtime=EVERYTHING)
-    told = "--numa TYPE\n--mlock\n-fa,  --flash-attn\n--cache-ram N\n--ctx-checkpoints N"
+    told = "--port N\n--numa TYPE\n--mlock\n-fa,  --flash-attn\n--cache-ram N\n--ctx-checkpoints N"
     old = EngineProgram(Path("/old"), {}, "4000", "", features=parse_features(told))
     with pytest.raises(AgentError, match=r"`--cache-reuse`, `--poll`, `--reasoning-format`, `--spec-type`") as raised:
         adapter(EngineName.LLAMA_SERVER).render(old, instance, Path("/w"), Path("/m"), 1, KEY)

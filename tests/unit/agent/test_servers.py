@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 from covey_agent.engines.servers.llama_cpp_server import parse_sampling
-from covey_agent.engines.servers.mlx_server import Budget
+from covey_agent.engines.servers.mlx_draft import count_different
+from covey_agent.engines.servers.mlx_server import Budget, Passes
 from covey_agent.engines.servers.options import parse_settings
 from covey_agent.engines.servers.sampling import choose_mlx_fields, read_stops, refuse_variables, settle_mlx_choices
 from covey_agent.engines.servers.stops import Stops
-from covey_agent.engines.servers.web import LoadFailed, Refused, choose_max_tokens, report_failure, text_messages
+from covey_agent.engines.servers.web import LoadFailed, Refused, Unfit, choose_max_tokens, report_failure, text_messages
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,11 +177,24 @@ def test_kept_prompts_yield_to_what_running_requests_were_promised() -> None:
     assert budget.spare_bytes == 2000
 
 
+def test_what_a_model_computes_is_counted_and_is_what_it_was() -> None:
+    class Model:
+        def __call__(self, number: int, *, more: int) -> int:
+            return number + more
+
+    model, other, passes = Model(), Model(), Passes()
+    passes.watch(model)
+    assert [model(1, more=2), model(3, more=4), other(1, more=1)] == [3, 7, 2]
+    assert passes.count == 2
+    assert isinstance(model, Model)
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
         (MemoryError(), "covey-engine: OutOfMemory: MemoryError:"),
         (LoadFailed("no such\nmodel"), "covey-engine: ArtifactCorrupt: LoadFailed: no such model"),
+        (Unfit("not here"), "covey-engine: NoUsableEngine: Unfit: not here"),
         (ModuleNotFoundError("mlx"), "covey-engine: NoUsableEngine: ModuleNotFoundError: mlx"),
         (OSError(98, "Address already in use"), "covey-engine: Exited: OSError: [Errno 98] Address already in use"),
     ],
@@ -195,3 +209,10 @@ def test_settings_come_from_the_command_line_alone() -> None:
         ["LlamaCpp", "--model", "/m", "--name", "a", "--port", "1", "--key-file", "/k", "--mlock"]
     )
     assert (settings.model, settings.name, settings.mlock, settings.packages) == (Path("/m"), "a", True, None)
+    assert settings.draft is None
+
+
+def test_a_few_added_tokens_are_no_other_vocabulary() -> None:
+    model = {str(number): number for number in range(1000)}
+    assert count_different(model, dict(list(model.items())[:900])) == 0
+    assert count_different(model, {token: number + 1 for token, number in model.items()}) == 1000

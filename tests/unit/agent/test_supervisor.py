@@ -107,6 +107,25 @@ def test_crashes_of_a_load_add_up_however_long_each_takes() -> None:
     assert (world.member().phase, world.member().given_up) == (MemberPhase.FAILED, True)
 
 
+def test_crashes_at_the_first_request_add_up_however_long_a_load_takes() -> None:
+    world = ready_world()
+    for _ in range(4):
+        world.now += 5
+        world.end_engine(A)
+        if world.member().phase is MemberPhase.FAILED:
+            break
+        while A not in world.living:
+            if world.pending:
+                world.end_pending(0)
+            else:
+                world.now = next_due(world.state, world.now) or 0.0
+                world.send(Ticked())
+        world.now += 120  # it loads
+        world.settle()
+        assert world.member().phase is MemberPhase.READY
+    assert (world.member().phase, world.member().restarts) == (MemberPhase.FAILED, 3)
+
+
 def test_crashes_of_a_load_that_went_well_before_begin_anew() -> None:
     world = ready_world()
     for _ in range(3):

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 from covey_api.companion import CompanionRole
-from covey_api.engines import HOST_POOL, Compute, KvCacheType, Lane
+from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane
 from covey_api.instance import EngineOptions
 from covey_api.model import Geometry
 from covey_api.reasons import ReadyReason, RefusalReason
 from covey_planner.choice import choose, explain_nodes
+from covey_planner.fit import mlx
 from covey_planner.fit.companions import projector_formulas, with_companions
 from covey_planner.fit.estimate import cost_formulas
 from covey_planner.geometry.gguf import HeaderInvalid, parse_gguf_geometry
@@ -214,3 +215,20 @@ def test_kv_cache_of_a_draft_is_f16_whatever_the_models_is() -> None:
         for options in (OPTIONS, small)
     ]
     assert at[0] == at[1]
+
+
+def test_a_draft_of_mlx_is_counted_without_a_second_process_and_takes_the_only_slot() -> None:
+    def macs(*companions: str) -> NodeView:
+        metal = lane(engine=EngineName.MLX, compute=Compute.METAL, digest="0" * 64, companions=companions)
+        return replace(node(), lanes=(metal,))
+
+    plain = variant("mlx", engines=(EngineName.MLX,))
+    asked = wish(variants=(replace(plain, companions=(beside(),)),), slots=4, context_tokens=2048)
+    (chosen,) = choose(asked, [macs("Draft")], 1).chosen
+    assert (chosen.options.slots, [each.role for each in chosen.companions]) == (1, [CompanionRole.DRAFT])
+    (alone,) = choose(wish(variants=(plain,), slots=4, context_tokens=2048), [macs("Draft")], 1).chosen
+    assert alone.options.slots == 4
+    (costs,) = chosen.costs
+    own = mlx.weights_bytes(geometry(), macs().lanes[0]) + mlx.kv_bytes_per_cell(geometry(), chosen.options) * 2048
+    assert own < costs.companion_bytes < own + mlx.process_bytes(geometry()) + mlx.graph_bytes(geometry(), OPTIONS)
+    assert not choose(asked, [macs()], 1).chosen, "an agent of before would leave it out"

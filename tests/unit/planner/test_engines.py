@@ -28,6 +28,7 @@ def costs_of(window: int, slots: int, kv_cache_type: KvCacheType = KvCacheType.F
 
 def test_llama_cpp_has_one_slot_and_the_others_what_is_wished() -> None:
     assert [slots_of(engine, 4) for engine in EngineName] == [4, 1, 4, 4]
+    assert [slots_of(engine, 4, drafts=True) for engine in EngineName] == [4, 1, 1, 4]
 
 
 def test_caches_of_mlx_have_the_type_of_the_checkpoint() -> None:

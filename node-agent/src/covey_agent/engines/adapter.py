@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from covey_api.companion import CompanionRole
+from covey_api.companion import LOADED_BY, CompanionRole
 from covey_api.engines import EngineName
 from covey_api.instance import Instance
 from covey_api.reasons import FailureCause
@@ -92,8 +92,6 @@ class Description:
     clients_words: re.Pattern[str] | None = None
     """Lines that may hold words of a client's: they are no cause of an exit, and no status may show them."""
     counters: Counters | None = None
-    loads_companions: bool = False
-    """Whether it can be given a projector and a draft model."""
     takes_donors: bool = False
     """Whether it can compute layers on other nodes (`engines.donors`)."""
     takes_ranks: bool = False
@@ -125,8 +123,9 @@ class Adapter:
         if ring and not self._description.takes_ranks:
             raise AgentError(FailureCause.NO_USABLE_ENGINE, f"engine '{self.engine}' has no ranks")
         stamped = instance.spec.companions
-        if stamped and not self._description.loads_companions:
-            names = " and ".join(f"a {each.role.lower()}" for each in stamped)
+        loaded = LOADED_BY.get(self.engine, frozenset())
+        if refused := [each.role for each in stamped if each.role not in loaded]:
+            names = " and ".join(f"a {role.lower()}" for role in refused)
             raise AgentError(
                 FailureCause.NO_USABLE_ENGINE,
                 f"engine '{self.engine}' can't load {names} beside a model; 'LlamaServer' can. Give this engine a "

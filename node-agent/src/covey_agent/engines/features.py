@@ -16,7 +16,6 @@ _FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z0-9-]*")
 FIT = "--fit"
 WATCHED = frozenset(
     {
-        FIT,
         "--cache-ram",
         "--cache-reuse",
         "--ctx-checkpoints",
@@ -39,9 +38,11 @@ WATCHED = frozenset(
 )
 
 
-def parse_features(text: str) -> frozenset[str]:
-    """The watched flags that the output of `--help` names."""
-    return WATCHED & frozenset(_FLAG.findall(text))
+def parse_features(text: str) -> frozenset[str] | None:
+    """The watched flags that the output of `--help` names; None where it names none that every build has: it is no
+    list of flags, as a script's around the program."""
+    named = frozenset(_FLAG.findall(text))
+    return (WATCHED | {FIT}) & named if "--port" in named else None
 
 
 def list_lacking(features: frozenset[str] | None) -> tuple[str, ...]:

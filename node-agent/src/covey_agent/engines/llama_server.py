@@ -223,6 +223,5 @@ LLAMA_SERVER = Description(
         re.compile(r"^llamacpp:n_decode_total (\S+)", re.MULTILINE),
         re.compile(r"^llamacpp:requests_(?:processing|deferred) ([0-9.]+)$", re.MULTILINE),
     ),
-    loads_companions=True,
     takes_donors=True,
 )

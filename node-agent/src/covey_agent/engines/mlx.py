@@ -7,13 +7,15 @@ loopback that its keeper carries there; the other entries name nobody.
 """
 
 import json
+import re
 from dataclasses import replace
 
+from covey_api.companion import CompanionRole
 from covey_api.engines import EngineName
 from covey_api.instance import Instance
 from covey_api.runtime import Switch
 
-from covey_agent.engines.adapter import Description, Start
+from covey_agent.engines.adapter import Counters, Description, Start
 from covey_agent.engines.python_engine import SIGNS, render_common
 from covey_agent.ports import Launch, Ring
 
@@ -33,11 +35,12 @@ def render(start: Start) -> Launch:
     # All slots at the whole window, and what is stamped for earlier prompts beside them.
     kept = sum(costs.kv_cache_bytes + costs.host_cache_bytes for costs in spec.members[0].costs)
     threads = str(spec.options.threads)
-    ring = start.ring
+    ring, draft = start.ring, start.companions.get(CompanionRole.DRAFT)
     launch = start.launch(
         *render_common(start),
         *("--cache-bytes", str(kept)),
         *(("--default-chat-template",) if spec.runtime.mlx.default_chat_template is Switch.ON else ()),
+        *(("--draft", str(draft)) if draft else ()),
         *(render_rank(start.instance, ring) if ring else ()),
         environment={**OFFLINE, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
         | ({"MLX_RANK": str(ring.rank), "MLX_HOSTFILE": str(start.folder / HOSTS_FILE)} if ring else {}),
@@ -72,4 +75,10 @@ def render_hosts(count: int, ring: Ring) -> str:
     return json.dumps(hosts)
 
 
-MLX = Description(EngineName.MLX, render, SIGNS, takes_ranks=True)
+MLX = Description(
+    EngineName.MLX,
+    render,
+    SIGNS,
+    counters=Counters("/metrics", re.compile(r"^covey_engine_work_total (\S+)", re.MULTILINE)),
+    takes_ranks=True,
+)

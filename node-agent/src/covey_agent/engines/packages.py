@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from covey_api.companion import LOADED_BY
 from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
 from covey_api.instance import MemberRole
 from covey_api.node import EngineOverride
@@ -121,6 +122,7 @@ class PythonSource:
                 digest=digest,
                 pool=HOST_POOL,
                 versions=(version,) if digest else (),
+                companions=tuple(sorted(LOADED_BY.get(self.engine, ()))),
                 roles=(MemberRole.RANK.value,) if self.engine is EngineName.MLX else (),
             )
             for compute in self._computes

@@ -8,8 +8,8 @@ from covey_agent.engines.adapter import Sign, Start
 from covey_agent.engines.servers.web import FAILURE
 
 
-def _says(cause: FailureCause, prefix: str = "") -> Sign:
-    return Sign(re.compile(rf"^{FAILURE}: {cause.value}: ", re.MULTILINE), cause, prefix)
+def _says(cause: FailureCause, prefix: str = "", of: str = "") -> Sign:
+    return Sign(re.compile(rf"^{FAILURE}: {cause.value}: {of}", re.MULTILINE), cause, prefix)
 
 
 SIGNS = (
@@ -17,7 +17,8 @@ SIGNS = (
         re.compile(r"std::bad_alloc|\[malloc\]|kIOGPUCommandBufferCallbackErrorOutOfMemory"), FailureCause.OUT_OF_MEMORY
     ),
     _says(FailureCause.OUT_OF_MEMORY),
-    _says(FailureCause.NO_USABLE_ENGINE, "its packages are not whole: "),
+    _says(FailureCause.NO_USABLE_ENGINE, "its packages are not whole: ", "(ImportError|ModuleNotFoundError)"),
+    _says(FailureCause.NO_USABLE_ENGINE),
     _says(FailureCause.ARTIFACT_CORRUPT, "the engine can't load the model: "),
     Sign(
         re.compile(r"Address already in use"),

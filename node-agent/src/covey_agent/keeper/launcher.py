@@ -73,6 +73,10 @@ def keep(folder: str, told: int) -> int:
     return 0
 
 
+def _run_out(number: int, frame: object) -> None:
+    raise TimeoutError
+
+
 def main() -> int:
     """The launcher: exit status 0 once the engine was started; else words on standard error."""
     if len(sys.argv) != 2:
@@ -88,8 +92,14 @@ def main() -> int:
         finally:
             os._exit(status)
     os.close(writer)
+    signal.signal(signal.SIGALRM, _run_out)
     signal.alarm(LAUNCH_SECONDS)
-    words = os.read(reader, 4096)
+    try:
+        words = os.read(reader, 4096)
+    except TimeoutError:
+        os.kill(child, signal.SIGKILL)  # its engine, if it has one, is ended by whoever waits for this launcher
+        print(f"its keeper did not start it within {LAUNCH_SECONDS} s, and was killed", file=sys.stderr)
+        return 1
     if words == STARTED:
         return 0
     print(words.decode(errors="replace") or "the keeper ended before it started the engine", file=sys.stderr)

@@ -27,7 +27,7 @@ def judge_probe(member: MemberState, identity: str, unready: str, now: float) ->
         return member
     work = member.work - {Work.PROBE}
     if not unready:
-        return replace(member, work=work, ready=True, unready="")
+        return replace(member, work=work, ready=True, ready_at=now, unready="")
     return replace(member, work=work, unready=unready, wait_until=now + PROBE_AGAIN_SECONDS)
 
 

@@ -65,6 +65,8 @@ class MemberState:
     unready: str = ""
     """What the last probe of its engine met; empty: none has ended."""
     started_at: float = 0.0
+    ready_at: float = 0.0
+    """When it was seen ready, by this agent."""
     wait_until: float = 0.0
     """Nothing is tried before: a backoff, the next probe, the next look at memory."""
     overdue: bool = False

@@ -22,7 +22,7 @@ EngineExited   another engine, or none  nothing
                not to run any more      stopped, or the next attempt is started
                ended as asked           started again, not counted
                crash                    restarted 0.5 s, 1 s, 2 s later; the fourth within 60 s: given up, or the
-                                        fourth in a row of engines that never were ready, however long each took
+                                        fourth in a row of engines that weren't ready for 60 s, however long each took
                a crash that will recur  given up
 KeeperReleased any                      another keeper may be started
 """
@@ -211,6 +211,7 @@ def _hold(member: MemberState, process: EngineProcess, is_ready: bool, now: floa
         keeper=process,
         engine=process.identity,
         ready=is_ready,
+        ready_at=now,
         unready="",
         started_at=now,
         wait_until=now,
@@ -240,7 +241,8 @@ def _apply_exit(state: State, event: EngineExited, now: float) -> tuple[State, t
         return state, ()
     is_other_attempt = member.keeper.attempt != member.spec.attempt
     is_superseded = is_other_attempt or member.is_rekeyed
-    is_overdue, was_ready = member.overdue, member.ready
+    is_overdue = member.overdue
+    has_served = member.ready and now - member.ready_at >= RESTART_WINDOW_SECONDS
     member = replace(
         member,
         work=member.work - {Work.STOP, Work.PROBE, Work.EXAMINE} | {Work.RELEASE},
@@ -259,15 +261,16 @@ def _apply_exit(state: State, event: EngineExited, now: float) -> tuple[State, t
     elif is_wished and not member.is_alone:
         member = member if is_other_attempt else _end_attempt(member, event.cause, event.message)
     elif event.cause is not None and is_wished and not is_superseded:
-        member = _crash(member, Failure(event.cause, event.message), now, was_ready=was_ready)
+        member = _crash(member, Failure(event.cause, event.message), now, has_served=has_served)
     return state.with_member(member), (ReleaseKeeper(event.instance_id),)
 
 
-def _crash(member: MemberState, failure: Failure, now: float, *, was_ready: bool = True) -> MemberState:
-    """`was_ready`: else earlier restarts count whatever their age: a large model takes minutes to each crash."""
+def _crash(member: MemberState, failure: Failure, now: float, *, has_served: bool = True) -> MemberState:
+    """`has_served`: ready for as long as restarts count, else earlier ones do whatever their age: a large model takes
+    minutes to each crash of a load, or to the request at which it always ends."""
     if not member.is_alone:
         return _end_attempt(member, failure.cause, failure.message)
-    recent = tuple(at for at in member.restarted_at if not was_ready or now - at < RESTART_WINDOW_SECONDS)
+    recent = tuple(at for at in member.restarted_at if not has_served or now - at < RESTART_WINDOW_SECONDS)
     member = replace(member, failure=failure, restarted_at=recent)
     if failure.cause in _RECURRING or len(recent) >= MAX_RESTARTS:
         return replace(member, given_up=True, phase=MemberPhase.FAILED)

@@ -6,6 +6,8 @@ from covey_api.companion import CompanionRole
 from covey_api.engines import Compute, EngineName, Lane, LaneState, Task
 from covey_api.runtime import LlamaServerRuntime, Runtime, Switch
 
+# Of every Instance; builds of early 2025 lack them.
+_ALWAYS = frozenset({"--cache-ram", "--ctx-checkpoints"})
 _TASKS = {Task.EMBEDDING: "--embeddings", Task.RERANK: "--reranking"}
 
 
@@ -37,10 +39,10 @@ def is_version_known(lane: Lane) -> bool:
 def needed_features(
     engine: EngineName, task: Task, runtime: Runtime, beside: Collection[CompanionRole], compute: Compute
 ) -> frozenset[str]:
-    """Flags that such an Instance is started with and that not every build has. What all Instances need isn't here."""
+    """Flags that such an Instance is started with and that not every build has. What all builds have isn't here."""
     if engine is not EngineName.LLAMA_SERVER:
         return frozenset()
-    needed = {_TASKS[task]} if task in _TASKS else set[str]()
+    needed = set(_ALWAYS) | ({_TASKS[task]} if task in _TASKS else set[str]())
     if CompanionRole.PROJECTOR in beside:
         needed |= {"--mmproj", "--image-max-tokens"}
         needed |= {"--no-mmproj-offload"} if compute is Compute.CPU else set()

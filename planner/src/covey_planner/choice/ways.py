@@ -54,6 +54,10 @@ class Way:
         """The model's kind, as its engine calls it."""
         return architecture_for(self.engine, self.geometry)
 
+    @property
+    def drafts(self) -> bool:
+        return any(each.role is CompanionRole.DRAFT for each in self.companions)
+
     def runs_on(self, lane: Lane) -> bool:
         """Whether the lane has its engine, in a build that can do what is needed, under an agent that starts it with
         all that is loaded beside the model."""
@@ -128,15 +132,15 @@ class Question:
             way.geometry,
             cpu_cores=cpu_cores,
             context_tokens=window,
-            slots=slots_of(way.engine, self.wish.slots),
+            slots=slots_of(way.engine, self.wish.slots, drafts=way.drafts),
             kv_cache_type=self.wish.kv_cache_type,
             has_projector=any(each.role is CompanionRole.PROJECTOR for each in way.companions),
         )
 
 
-def slots_of(engine: EngineName, wished: int) -> int:
-    """Sequences that an engine runs at a time: llama-cpp-python's context has one."""
-    return 1 if engine is EngineName.LLAMA_CPP else wished
+def slots_of(engine: EngineName, wished: int, *, drafts: bool = False) -> int:
+    """Sequences that an engine runs at a time: llama-cpp-python's context has one, and mlx-lm drafts for one."""
+    return 1 if engine is EngineName.LLAMA_CPP or (engine is EngineName.MLX and drafts) else wished
 
 
 def list_ways(wish: Wish) -> tuple[Way, ...]:

@@ -1,7 +1,7 @@
 """What a projector and a draft model take beside the model, in the same process and the same pools.
 
 They are part of the model's own formulas (`CostFormula.companions`), so that every window that is looked at counts
-them. Measured with llama.cpp's server: docs/reference/estimator.md.
+them. Measured with llama.cpp's server and mlx-lm's: docs/reference/estimator.md.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import assert_never
 
 from covey_api.companion import CompanionRole
-from covey_api.engines import HOST_POOL, Compute, KvCacheType, Lane
+from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane
 from covey_api.instance import EngineOptions
 from covey_api.model import Geometry
 
+from covey_planner.fit import mlx
 from covey_planner.fit.estimate import DRIVER_BYTES, PROCESS_BYTES, CostFormula, cost_formulas
 
 _FLOAT_BYTES, _HALF_BYTES = 4, 2
@@ -55,10 +56,14 @@ def draft_formulas(geometry: Geometry, lane: Lane, options: EngineOptions) -> tu
     """What a draft model (`-md`) takes beside the model that it drafts for: its own weights, cache and vocabulary.
 
     It has the model's window and slots, and its cache is F16 whatever the model's is. Process and driver are there.
+    (mlx-lm keeps a draft's cache as it keeps the model's, which is less.)
     """
     own = options.model_copy(
         update={"kv_cache_type": KvCacheType.F16, "host_cache_mib": 0, "context_checkpoints": 0, "repack": True}
     )
+    if lane.engine is EngineName.MLX:
+        (formula,) = cost_formulas(geometry, lane, own, 0)
+        return (replace(formula, floor_bytes=formula.floor_bytes - mlx.PROCESS_BYTES),)
     driver = 0 if lane.compute is Compute.CPU else DRIVER_BYTES
     return tuple(
         replace(formula, floor_bytes=formula.floor_bytes - driver - PROCESS_BYTES * (formula.pool == HOST_POOL))

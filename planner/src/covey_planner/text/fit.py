@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from covey_api.companion import LOADED_BY, CompanionRole
 from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane, LaneState, Task
 from covey_api.instance import Costs, EngineOptions
 from covey_api.model import Geometry
@@ -97,9 +98,16 @@ def _left_out(question: FitQuestion, engine: EngineName) -> str:
     """Why an engine has no lane here; empty if it has."""
     if unfit := find_unfit(_any_window(question), engine):
         return unfit
-    if (question.draft or question.projector) and engine is not EngineName.LLAMA_SERVER:
-        return "it loads no draft model and no projector, so none of it runs there"
-    return ""
+    loads = LOADED_BY.get(engine, frozenset())
+    lacks = [
+        words
+        for role, geometry, words in (
+            (CompanionRole.DRAFT, question.draft, "no draft model"),
+            (CompanionRole.PROJECTOR, question.projector, "no projector"),
+        )
+        if geometry is not None and role not in loads
+    ]
+    return f"it loads {' and '.join(lacks)}, so none of it runs there" if lacks else ""
 
 
 def render_fit(question: FitQuestion) -> str:
@@ -154,7 +162,7 @@ def _options(question: FitQuestion, engine: EngineName = EngineName.LLAMA_SERVER
         question.geometry,
         cpu_cores=1,
         context_tokens=_window(question),
-        slots=slots_of(engine, question.slots),
+        slots=slots_of(engine, question.slots, drafts=question.draft is not None),
         kv_cache_type=question.kv_cache_type,
         has_projector=question.projector is not None,
     )

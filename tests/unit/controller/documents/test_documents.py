@@ -189,8 +189,8 @@ UNSIGNED = (
             MODEL.replace("[LlamaServer]", "[LlamaServer, LlamaCpp]\n    draft: {source: file:///d.gguf}"),
             8,
             "spec.variants[0]",
-            "`engines` of a variant with `projector` or `draft` must be ['LlamaServer']: no other engine loads them. "
-            "Others can have a variant of their own, without",
+            "`engines` of a variant with `projector` must be ['LlamaServer'], and with `draft` ['LlamaServer'] or "
+            "['Mlx']: no other engine loads them. Others can have a variant of their own, without",
         ),
         (
             MODEL.replace("[LlamaServer]", "[LlamaServer]\n    projector: {source: file:///p.gguf}"),

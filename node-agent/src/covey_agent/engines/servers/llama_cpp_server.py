@@ -25,6 +25,7 @@ from covey_agent.engines.servers.web import (
     EngineServer,
     LoadFailed,
     Refused,
+    Unfit,
     choose_max_tokens,
     invalid,
     read_object,
@@ -105,7 +106,10 @@ class LlamaCore:
         llama = self._llama
         template = llama.metadata.get("tokenizer.chat_template")
         if not template:
-            raise LoadFailed("the file has no chat template (`tokenizer.chat_template`)")
+            words = (
+                "the file has no chat template (`tokenizer.chat_template`); 'LlamaServer' serves it with one of its own"
+            )
+            raise Unfit(words)
 
         def text_of(token: int) -> str:
             return str(llama.detokenize([token], special=True).decode("utf-8", "replace")) if token >= 0 else ""

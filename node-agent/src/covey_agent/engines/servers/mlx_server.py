@@ -7,6 +7,9 @@ thoughts. When generation dies the process ends: a server that can't generate is
 
 Keys and values of running requests and of kept prompts share the bytes that were stamped: kept ones yield.
 
+A draft model (`--draft`) is mlx-lm's speculative decoding, which runs one request at a time. What it can't do for a
+model it does wrongly or says at each request, so `servers.mlx_draft` looks at both first.
+
 Of a ring (`servers.mlx_ring`) each rank is such a process. Rank 0 answers; the others say no more than that they are
 there.
 """
@@ -23,8 +26,10 @@ import time
 from argparse import Namespace
 from http.client import HTTPMessage
 from importlib import metadata
-from typing import Any
+from typing import Any, cast
 
+from covey_agent.engines.servers.mlx_draft import DRAFT_TOKENS, require_fitting_draft
+from covey_agent.engines.servers.mlx_loads import tell_loads
 from covey_agent.engines.servers.mlx_ring import (
     RING_LOST,
     RingLost,
@@ -43,6 +48,7 @@ from covey_agent.engines.servers.web import (
     EngineServer,
     LoadFailed,
     Refused,
+    Unfit,
     choose_max_tokens,
     invalid,
     read_object,
@@ -79,6 +85,22 @@ def serve(settings: Settings) -> int:
     return 0
 
 
+class Passes:
+    """How often models computed anything."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def watch(self, model: Any) -> None:
+        kind = cast(Any, type(model))
+
+        def call(this: Any, *arguments: Any, **named: Any) -> Any:
+            self.count += 1
+            return kind.__call__(this, *arguments, **named)
+
+        model.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
 class Budget:
     """Tokens that running requests may still come to, so that kept prompts leave them room."""
 
@@ -109,6 +131,7 @@ class MlxCore:
         self._generator: Any = None
         self._vocabulary = 0
         self._steps = Steps()
+        self._passes = Passes()
         self._no_variables: frozenset[str] = frozenset()
 
     def load(self) -> None:
@@ -117,6 +140,8 @@ class MlxCore:
         if self._settings.is_rank:
             join_ring(self._settings)
             hold_together(self._library, self._settings, self._steps)
+        else:
+            tell_loads(self._library)
         self._library.maybe_set_recommended_wired_limit()
         self._provider = _make_provider(self._library, self._arguments())
         if self._settings.is_rank:
@@ -129,6 +154,9 @@ class MlxCore:
                 raise self._provider.failure or LoadFailed("the thread that loads ended without a word")
             time.sleep(LOOK_SECONDS)
         self._steps.count()
+        for model in (self._provider.model, self._provider.draft_model):
+            if model is not None:
+                self._passes.watch(model)
         tokenizer = self._provider.tokenizer
         self._vocabulary = max(tokenizer.get_vocab().values()) + 1
         theirs = inspect.signature(tokenizer._tokenizer.apply_chat_template).parameters
@@ -142,8 +170,8 @@ class MlxCore:
         return Namespace(
             model=str(model),
             adapter_path=None,
-            draft_model=None,
-            num_draft_tokens=0,
+            draft_model=None if settings.draft is None else str(settings.draft),
+            num_draft_tokens=0 if settings.draft is None else DRAFT_TOKENS,
             allowed_origins=[],
             trust_remote_code=False,
             chat_template="",
@@ -187,12 +215,12 @@ class MlxCore:
         if not self._generator.generation_available():
             raise Refused(503, "unavailable_error", "the thread that generates has ended")
 
-    def count_work(self) -> None:
-        """mlx-lm tells a stream of each step of a prompt, so that a long one is never silent."""
+    def count_work(self) -> int:
+        """Steps of prompts and answers. mlx-lm tells a stream of each, unless it drafts."""
+        return self._passes.count
 
-    def count_asked(self) -> int:
+    def count_asked(self) -> None:
         """Told by no page: threads that take requests live on when the one that generates is dead."""
-        return 0
 
     def tokenize(self, text: str) -> list[int]:
         return list(self._provider.tokenizer.encode(text, add_special_tokens=False))
@@ -262,7 +290,9 @@ def _make_provider(library: Any, arguments: Namespace) -> Any:
     def load(self: Any, model_path: str, adapter_path: str | None = None, draft_model_path: str | None = None) -> Any:
         try:
             loaded = library.ModelProvider.load(self, "default_model", None, "default_model")
-        except MemoryError as error:
+            if self.is_loading and self.draft_model is not None:
+                require_fitting_draft(library, self)
+        except (MemoryError, Unfit) as error:
             self.failure = error
             raise
         except Exception as error:

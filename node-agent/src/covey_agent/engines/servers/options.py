@@ -38,6 +38,7 @@ def parse_settings(arguments: list[str]) -> Settings:
     parser.add_argument("--accelerator", action="store_true")
     parser.add_argument("--mlock", action="store_true")
     parser.add_argument("--default-chat-template", action="store_true")
+    parser.add_argument("--draft", type=Path)
     parser.add_argument("--rank", type=int, default=-1)
     parser.add_argument("--layers", type=_parse_layers, default=())
     parser.add_argument("--step-seconds", type=float, default=STEP_SECONDS)

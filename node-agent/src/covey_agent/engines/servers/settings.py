@@ -26,6 +26,8 @@ class Settings:
     accelerator: bool
     mlock: bool
     default_chat_template: bool
+    draft: Path | None
+    """A checkpoint that guesses tokens."""
     rank: int
     """Of a ring; negative: it is no rank of any."""
     layers: tuple[int, ...]

@@ -25,6 +25,8 @@ CONNECTIONS_PER_SLOT = 4
 SPARE_CONNECTIONS = 16
 MAX_WORDS = 500
 FAILURE = "covey-engine"
+# Before the bytes of tensors that are loaded.
+LOADED = f"{FAILURE}: loaded"
 
 Body = dict[str, Any]
 
@@ -63,12 +65,12 @@ class Core(Protocol):
         """Refused when no request can be answered."""
         ...
 
-    def count_work(self) -> int | None:
-        """Grows while anything is computed; None: it can't be counted."""
+    def count_work(self) -> int:
+        """Grows while anything is computed."""
         ...
 
-    def count_asked(self) -> int:
-        """Requests under way, those that wait too."""
+    def count_asked(self) -> int | None:
+        """Requests under way, those that wait too; None: who would tell may be dead."""
         ...
 
     def tokenize(self, text: str) -> list[int]: ...
@@ -141,9 +143,10 @@ class EngineHandler(BaseHTTPRequestHandler):
                 self.send_json(200, {"status": "ok"})
                 return
             self._check_key()
-            if self.path == "/metrics" and (work := self.engine_server.core.count_work()) is not None:
-                asked = self.engine_server.core.count_asked()
-                self.send_text(f"covey_engine_work_total {work}\ncovey_engine_requests {asked}\n")
+            if self.path == "/metrics":
+                work, asked = self.engine_server.core.count_work(), self.engine_server.core.count_asked()
+                line = "" if asked is None else f"covey_engine_requests {asked}\n"
+                self.send_text(f"covey_engine_work_total {work}\n{line}")
                 return
             if self.path != "/v1/models":
                 raise Refused(404, "not_found_error", "there is nothing at this path")
@@ -303,7 +306,7 @@ def report_failure(error: BaseException) -> int:
     words = " ".join(str(error).split())[:MAX_WORDS]
     if isinstance(error, MemoryError) or "allocate" in words or "out of memory" in words.lower():
         cause = "OutOfMemory"
-    elif isinstance(error, ImportError):
+    elif isinstance(error, ImportError | Unfit):
         cause = "NoUsableEngine"
     elif isinstance(error, LoadFailed):
         cause = "ArtifactCorrupt"
@@ -311,6 +314,10 @@ def report_failure(error: BaseException) -> int:
         cause = "Exited"
     print(f"{FAILURE}: {cause}: {type(error).__name__}: {words}", file=sys.stderr, flush=True)
     return 1
+
+
+class Unfit(Exception):
+    """The weights are sound, and not for this engine."""
 
 
 class LoadFailed(Exception):
