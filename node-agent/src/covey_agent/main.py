@@ -231,6 +231,7 @@ async def open_outside(
     engines = open_engines(web, cache, downloader, os.environ, IndexProvenances(web, verifier))
     keepers = ProcessKeepers(folder / "members", options.orphan_grace_seconds, lambda: whereabouts.front)
     stack.callback(keepers.close)
+    await keepers.end_left()
     loopback = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, limits=ANEW))
     adapters = {each.engine: Adapter(each, loopback) for each in DESCRIPTIONS}
     facts = MachineFacts(options.cache, lambda: engines.devices)

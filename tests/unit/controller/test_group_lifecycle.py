@@ -3,11 +3,11 @@
 from covey_api.engines import ArtifactFormat, EngineName
 from covey_api.instance import Instance, MemberPhase, MemberRole
 from covey_api.messages import MemberAssignment, MemberGoal, MemberReport
-from covey_api.meta import ConditionStatus
+from covey_api.meta import Condition, ConditionStatus
 from covey_api.model import ModelStatus, Variant, VariantStatus
 from covey_api.node import Node
 from covey_api.placement import ContextWish, NodeChoice, Placement, Preemption, ShapeType, ShapeWish
-from covey_api.reasons import FailureCause
+from covey_api.reasons import FailureCause, ReadyReason
 from covey_controller.reconcile.adoption import STRAY_SECONDS
 from covey_controller.seal import seal_instance
 from kit import builders
@@ -411,3 +411,51 @@ def test_a_group_whose_node_is_to_go_is_replaced_before_it_leaves() -> None:
         assert story.routed()
     (instance,) = story.instances()
     assert gone not in {member.node for member in instance.spec.members}
+
+
+def ready_of(story: Worldlet) -> Condition:
+    (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
+    return next(each for each in placement.status.conditions if each.type == "Ready")
+
+
+def hold(story: Worldlet, name: str, phase: MemberPhase, **changes: object) -> None:
+    """The first donor or rank but rank 0 stands still there, and the others go on."""
+    agent = story.agents[name]
+    (instance,) = story.instances()
+    (member,) = [each.name for each in instance.spec.members if each.node == name]
+    agent.deaf = True
+    agent.members[instance.spec.instance_id] = member_report(instance, phase, member=member, **changes)
+    story.run(8)
+
+
+def test_a_group_that_waits_says_for_whom_and_why() -> None:
+    story = begin(*NODES, min_nodes=3)
+    while not story.instances():
+        story.step()
+    (instance,) = story.instances()
+    node = instance.spec.members[1].node
+    words = "can't be installed: no space"
+    hold(story, instance.spec.members[0].node, MemberPhase.PENDING)  # as an agent tells it
+    hold(story, node, MemberPhase.FETCHING, cause=FailureCause.DISK_FULL, message=words)
+    (after,) = story.instances()
+    assert f"waits for donor '1' on node '{node}', which is Fetching after DiskFull: {words}" in ready_of(story).message
+    assert ready_of(story).reason == ReadyReason.ARTIFACTS_PENDING
+    assert f"donor '1' on node '{node}'" in next(e for e in after.status.conditions if e.type == "Ready").message
+    hold(story, node, MemberPhase.STARTING)
+    assert ready_of(story).message.endswith(f"donor '1' on node '{node}', which is Starting")
+
+
+def test_ranks_that_lack_nothing_are_not_waited_for() -> None:
+    story = ring(*NODES)
+    while not story.instances():
+        story.step()
+    (instance,) = story.instances()
+    node = instance.spec.members[2].node
+    hold(story, node, MemberPhase.FETCHING)
+    for each in instance.spec.members[:2]:  # as agents tell it
+        hold(story, each.node, MemberPhase.PENDING, front_port=52500)
+    assert ready_of(story).message.endswith(
+        f"instance 'smollm2-0' waits for rank '2' on node '{node}', which is Fetching"
+    )
+    hold(story, node, MemberPhase.PENDING, front_port=52500)
+    assert ready_of(story).message.endswith("every member has what it needs, and they are about to start")

@@ -18,6 +18,7 @@ from covey_controller.reconcile.asks import can_read
 from covey_controller.reconcile.companions import find_companion
 from covey_controller.reconcile.draft import Draft, Progressing
 from covey_controller.reconcile.failures import fault_of
+from covey_controller.reconcile.forming import waits_for
 from covey_controller.reconcile.outcomes import Done, Outcome, Stalled, Waiting
 from covey_controller.reconcile.sights import NodeSight, Sight
 from covey_controller.reconcile.wanted import fresh_status, model_key
@@ -142,8 +143,9 @@ def _judge_starting(current: Sequence[Sight], serving: str) -> Outcome:
     if not unready:
         return Waiting(ReadyReason.ARTIFACTS_PENDING, f"{serving}; the rest is about to be placed")
     last = unready[0]
-    detail = f"instance '{last.instance.metadata.name}' is {last.phase}{_cause(last)}"
-    return Waiting(_REASON_OF_PHASE.get(last.phase, ReadyReason.ENGINE_STARTING), f"{serving}; {detail}")
+    phase, who = waits_for(last)
+    detail = f"instance '{last.instance.metadata.name}' {who or f'is {last.phase}{_cause(last)}'}"
+    return Waiting(_REASON_OF_PHASE.get(phase, ReadyReason.ENGINE_STARTING), f"{serving}; {detail}")
 
 
 def judge_instance(draft: Draft, sight: Sight) -> Outcome:
@@ -156,9 +158,10 @@ def judge_instance(draft: Draft, sight: Sight) -> Outcome:
         return Waiting(ReadyReason.NODE_UNKNOWN, "its node is silent; what it runs may still serve")
     if sight.phase is MemberPhase.READY:
         return Done(ReadyReason.SERVING, "it generated a token")
-    reason = _REASON_OF_PHASE.get(sight.phase, ReadyReason.ENGINE_STARTING)
+    phase, who = waits_for(sight)
+    reason = _REASON_OF_PHASE.get(phase, ReadyReason.ENGINE_STARTING)
     cause = _cause(sight)
-    return Waiting(reason, f"{sight.phase}{cause}", warns=bool(cause))
+    return Waiting(reason, who or f"{sight.phase}{cause}", warns=bool(cause))
 
 
 def judge_key(*, is_refused: bool) -> Outcome:
