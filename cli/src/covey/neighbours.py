@@ -59,8 +59,9 @@ class _Leader:
         self._url = url
 
     async def ask(self, wanted: Wanted) -> WantedAnswer | None:
+        asked = wanted.model_copy(update={"by_command": True})
         try:
-            return await self._fleet.post(f"nodes/{self._node}/wanted", wanted, WantedAnswer)
+            return await self._fleet.post(f"nodes/{self._node}/wanted", asked, WantedAnswer)
         except FleetError as error:
             raise unavailable(
                 f"the controller at '{self._url}' doesn't say which nodes have it: {error.message}"

@@ -77,7 +77,7 @@ class Sharing:
         found = [
             Holder(node=session.node, address=session.report.address, port=session.report.blobs_port)
             for session in holding
-            if session.node != node
+            if (session.node != node or wanted.by_command)
             and session.node not in wanted.tried
             and session.report is not None
             and now - session.last_seen < NODE_SILENCE_SECONDS

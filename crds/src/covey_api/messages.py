@@ -329,6 +329,8 @@ class Wanted(Message):
     """Nodes that could not give it, though they were said to have it."""
     only_holders: bool = False
     """It has no origin that this node could ask: the turn there is no use to it."""
+    by_command: bool = False
+    """A command on the node's machine asks, whose cache may be another: the node itself counts as any."""
 
 
 class Holder(Message):

@@ -5,6 +5,7 @@ The list is on disk too: a store whose controller is away goes on to be one, als
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
@@ -13,6 +14,7 @@ from covey_api.messages import UnkeptArtifact
 from covey_api.meta import Message
 from covey_api.model import ResolvedArtifact
 from covey_api.reasons import FailureCause
+from covey_api.units import format_progress
 from covey_fleet_client.files import write_private
 from pydantic import ValidationError
 
@@ -26,6 +28,8 @@ FIRST_AGAIN_SECONDS = 30.0
 LONGEST_AGAIN_SECONDS = 1800.0
 # What a person, or another program, removed or changed is noticed within.
 LOOK_AGAIN_SECONDS = 3600.0
+# A line of the log this often of what comes: a store's models take hours.
+TELL_SECONDS = 60.0
 
 
 # By source and digest: two Models of one source may have read it at different times, and the one's file says nothing of
@@ -145,7 +149,7 @@ class Keeping:
     async def _fetch(self, artifact: ResolvedArtifact) -> bool:
         is_news = artifact.digest not in self._artifacts.digests()
         try:
-            await self._artifacts.fetch(artifact, _ignore)
+            await self._artifacts.fetch(artifact, _Told(artifact.source).hear)
         except AgentError as error:
             return self._complain(artifact, error.cause, error.message)
         except Exception as error:  # no thread is left, say: the next try may find one
@@ -184,5 +188,15 @@ def _read(path: Path) -> tuple[ResolvedArtifact, ...]:
         return ()
 
 
-def _ignore(transfer: Transfer) -> None:
-    """Nobody waits for it."""
+class _Told:
+    """How far one artifact is, in the log now and then: no member waits for it, so no report tells."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._told_at = time.monotonic()
+
+    def hear(self, transfer: Transfer) -> None:
+        if (now := time.monotonic()) - self._told_at >= TELL_SECONDS:
+            self._told_at = now
+            amount = format_progress(transfer.done_bytes, transfer.total_bytes, transfer.bytes_per_second)
+            logger.info("'%s' comes, to be kept for the fleet: %s", self._source, amount)

@@ -11,7 +11,7 @@ from covey_agent.artifacts.cache import Cache
 from covey_agent.artifacts.reserving import reserve_artifact
 from covey_agent.artifacts.room import SPARE_BYTES, Room
 from covey_agent.keeping import Keeping
-from covey_agent.ports import AgentError, OnTransfer
+from covey_agent.ports import AgentError, OnTransfer, Transfer
 from covey_api.model import ArtifactFile, Geometry, ResolvedArtifact
 from covey_api.reasons import FailureCause
 
@@ -36,6 +36,7 @@ class FakeArtifacts:
         if not self.away.isdisjoint((artifact.source, artifact.digest)):
             self.refused += 1
             raise self.error
+        on_transfer(Transfer(0, artifact.size_bytes, 0))
         self.fetched.append(artifact.name)
         self.here.add(artifact.digest)
         return Path(artifact.name)
@@ -187,6 +188,20 @@ async def test_room_for_all_that_is_kept_is_taken_before_the_first_of_it_comes(t
     assert await disk.keeping._fetch_all()  # pyright: ignore[reportPrivateUsage]
     assert (disk.fetched[-1], disk.keeping.unkept) == ("e", ())
     assert "c" in disk.fetched
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(60.0, 0), (0.0, 1)])
+async def test_what_takes_long_is_told_in_the_log_with_how_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seconds: float, lines: int
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(module, "TELL_SECONDS", seconds)
+    site = Site(tmp_path)
+    site.keeping.receive((artifact("a"),))
+    site.keeping._changed.clear()  # pyright: ignore[reportPrivateUsage]
+    await site.keeping._fetch_all()  # pyright: ignore[reportPrivateUsage]
+    told = "'hf://org/a' comes, to be kept for the fleet: 0 B of 1 B, 0 B/s"
+    assert caplog.messages.count(told) == lines
 
 
 async def test_what_a_set_lacks_alone_is_reserved_of_it(tmp_path: Path) -> None:

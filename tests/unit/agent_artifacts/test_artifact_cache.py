@@ -265,6 +265,21 @@ def test_what_the_disk_says_becomes_a_cause(tmp_path: Path, number: int, cause: 
     assert Cache(tmp_path).room.explain(OSError(number, "words of the disk"), "model.gguf", 5).cause is cause
 
 
+def test_a_link_in_the_place_of_a_download_is_removed_and_never_written_through(tmp_path: Path) -> None:
+    outside, path = tmp_path / "outside", tmp_path / "partial"
+    outside.write_bytes(b"private")
+    path.symlink_to(outside)
+
+    async def write() -> None:
+        async with hold_partial(path, 5) as descriptor:
+            os.pwrite(descriptor, b"another's bytes", 0)
+
+    asyncio.run(write())
+    assert outside.read_bytes() == b"private"
+    assert not path.is_symlink()
+    assert path.read_bytes() == b"another's bytes"
+
+
 def test_a_partial_file_has_one_holder_and_the_next_one_sees_its_work(tmp_path: Path) -> None:
     path = tmp_path / "partial"
     order: list[str] = []

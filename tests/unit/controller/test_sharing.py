@@ -96,6 +96,17 @@ def test_only_who_can_give_it_is_named() -> None:
     assert fleet.ask("asking") == ([], "")
 
 
+def test_to_a_command_the_node_itself_counts_as_any() -> None:
+    fleet = Fleet()
+    fleet.add("x", A, address="127.0.0.1")
+    assert fleet.ask("x") == ([], "")
+    wanted = Wanted(sha256=A, only_holders=True, by_command=True)
+    assert [each.node for each in fleet.sharing.answer("x", wanted, fleet.agents).holders] == ["x"]
+    fleet.add("y")
+    elsewhere = fleet.sharing.answer("y", wanted, fleet.agents)
+    assert elsewhere.holders == (), "it gives on its own machine alone"
+
+
 def test_the_load_is_spread_and_an_answer_is_bounded() -> None:
     fleet = Fleet()
     for number in range(100):
