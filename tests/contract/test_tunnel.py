@@ -285,7 +285,8 @@ def test_a_member_whose_engine_dies_ends_all_and_each_says_whose_end_it_was(tmp_
                 else:
                     assert end.ended_by == "Neighbour", end
                     words = f"member '{members[who]}' on node '{who}' lost its engine: it ended by SIGKILL"
-                    assert end.why == words
+                    told = "" if "a" in (who, name) else " (heard from member '0' on node 'a')"
+                    assert end.why == words + told
 
     run(story)
 

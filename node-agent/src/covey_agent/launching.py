@@ -43,7 +43,7 @@ async def choose_group(assignment: MemberAssignment, choose: Callable[[], int], 
         case MemberRole.DRIVER:
             fronts = {each.member: each for each in assignment.fronts}
             dials = [
-                Neighbour(name, each.node, await resolve(fronts[name].address), fronts[name].port, choose())
+                Neighbour(name, each.node, await resolve(fronts[name].address, each), fronts[name].port, choose())
                 for name, each in members.items()
                 if each.role is MemberRole.DONOR
             ]
@@ -58,7 +58,7 @@ async def _choose_ring(assignment: MemberAssignment, own: Member, choose: Callab
     index = ranks.index(own)
     after, before = ranks[(index + 1) % len(ranks)], ranks[index - 1]
     front = next(each for each in assignment.fronts if each.member == after.name)
-    dialled = Neighbour(after.name, after.node, await resolve(front.address), front.port, choose())
+    dialled = Neighbour(after.name, after.node, await resolve(front.address, after), front.port, choose())
     return Group(
         own.name,
         FORM_SECONDS,
@@ -71,13 +71,14 @@ async def _choose_ring(assignment: MemberAssignment, own: Member, choose: Callab
     )
 
 
-async def resolve(address: str) -> str:
-    """As a number: keepers ask no name server."""
+async def resolve(address: str, member: Member) -> str:
+    """Of this member, as a number: keepers ask no name server."""
     try:
         async with asyncio.timeout(RESOLVE_SECONDS):
             found = await asyncio.get_running_loop().getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError) as error:
-        message = f"the address '{address}' of another member is not known here: {error or 'no answer'}"
+        who = f"member '{member.name}' on node '{member.node}'"
+        message = f"{who} can't be dialled: its address '{address}' is not known here: {error or 'no answer'}"
         raise AgentError(FailureCause.NEIGHBOUR_ENDED, message) from error
     return str(found[0][4][0])
 

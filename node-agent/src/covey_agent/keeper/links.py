@@ -18,6 +18,8 @@ PING_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 # One line; more without its end is no word of ours.
 MAX_LINE_BYTES = 1024
+# Letters of what is passed on of another: who told it must not be cut off with the end of a long message.
+MAX_HEARSAY = 600
 CLOSED = "closed its link without a word: its keeper or its machine ended"
 
 
@@ -129,4 +131,4 @@ class MembersLink:
         is_known = self._is_over or (self._has_told and not is_news)
         self.close()
         if not is_known:
-            self._on_end(f"{self._words} {why}" if is_own else why)
+            self._on_end(f"{self._words} {why}" if is_own else f"{why[:MAX_HEARSAY]} (heard from {self._words})")
