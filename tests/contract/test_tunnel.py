@@ -344,10 +344,35 @@ def test_a_group_that_does_not_form_in_time_says_who_was_missing(tmp_path: Path,
             else:
                 node, missing = here.add("a"), free_port()
                 await node.start(Group("0", 2, dials=(Neighbour("1", "b", ADDRESSES["b"], missing, free_port()),)))
-                expected = f"member '1' on node 'b' could not be reached in time ({ADDRESSES['b']}:{missing}: "
+                where = f"{ADDRESSES['b']}:{missing} from 127.0.0.1"
+                met = "Connection refused: its machine answers and nothing listens there"
+                expected = f"member '1' on node 'b' could not be reached in time ({where}: {met}"
             end = await node.wait_exit()
             assert end.ended_by == "Neighbour"
             assert end.why.startswith(expected), end.why
+
+    run(story)
+
+
+def test_all_who_are_missing_when_the_time_to_meet_is_over_are_named_with_what_was_met(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with fleet(tmp_path) as here:
+            # It takes connections, and answers none: as a machine that hangs.
+            with socket.create_server((ADDRESSES["c"], 0)) as silent:
+                silent_port, missing = silent.getsockname()[1], free_port()
+                dials = (
+                    Neighbour("1", "b", ADDRESSES["b"], missing, free_port()),
+                    Neighbour("2", "c", ADDRESSES["c"], silent_port, free_port()),
+                )
+                node = here.add("a")
+                await node.start(Group("0", 7, dials=dials))
+                end = await node.wait_exit()
+            first, second = end.why.split("; ")
+            assert first.startswith(f"member '1' on node 'b' could not be reached in time ({ADDRESSES['b']}:{missing}")
+            assert second.startswith(
+                f"member '2' on node 'c' could not be reached in time ({ADDRESSES['c']}:{silent_port}"
+            )
+            assert "it took the connection and did not answer within 5 s" in second
 
     run(story)
 

@@ -6,7 +6,7 @@ from covey_api.messages import MemberAssignment, MemberGoal, MemberReport
 from covey_api.meta import Condition, ConditionStatus
 from covey_api.model import ModelStatus, Variant, VariantStatus
 from covey_api.node import Node
-from covey_api.placement import ContextWish, NodeChoice, Placement, Preemption, ShapeType, ShapeWish
+from covey_api.placement import ContextWish, NodeChoice, Placement, Preemption, ShapeType, ShapeWish, Timeouts
 from covey_api.reasons import FailureCause, ReadyReason
 from covey_controller.reconcile.adoption import STRAY_SECONDS
 from covey_controller.seal import seal_instance
@@ -388,6 +388,13 @@ def test_a_group_whose_nodes_have_different_builds_by_now_is_not_started_again()
     story.agents[driver_of(before)].lanes = (lane,)
     story.run(60)
     assert story.routed() == ["smollm2-0"]
+
+
+def test_how_long_a_groups_members_may_take_to_meet_is_the_placements_word() -> None:
+    story = begin("a", "b")
+    story.put(builders.placement(shape=ShapeWish(type=ShapeType.RPC), timeouts=Timeouts(form_seconds=600)))
+    story.run(20)
+    assert [each.spec.form_seconds for each in story.instances()] == [600]
 
 
 def tell(story: Worldlet, node: str, message: str) -> None:
