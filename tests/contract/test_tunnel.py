@@ -1,12 +1,14 @@
 """Keepers of one attempt over real sockets: what is carried between members, who comes in, and that all end as one."""
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
 import ssl
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -209,6 +211,50 @@ def test_garbage_silence_and_crowds_at_a_donors_front_cost_its_driver_nothing(tm
             await asyncio.to_thread(crowd)
 
     run(story)
+
+
+def test_a_swarm_of_connections_and_one_of_slow_bytes_are_outlived(tmp_path: Path) -> None:
+    """The slow one sends a handshake that never ends, and the crowd doesn't push out whoever is in."""
+
+    async def story() -> None:
+        async with pool(tmp_path) as here:
+
+            def swarm() -> None:
+                with ExitStack() as stack:
+                    inside = dial_local(stack, here.ports["b"])
+                    inside.sendall(b"a")
+                    assert inside.recv(1) == b"a"
+                    held: deque[socket.socket] = deque()
+                    for _ in range(1000):
+                        held.append(here.dial())
+                        if len(held) > 200:
+                            held.popleft().close()
+                    for each in held:
+                        each.close()
+                    inside.sendall(b"b")
+                    assert inside.recv(1) == b"b"
+                    assert is_dropped(stack.enter_context(here.dial()))
+                assert talk(here.ports["b"], b"x") == b"x1 in all"
+                assert observe_pss_bytes(here.donor.keeper_pid) < 40_000_000
+
+            await asyncio.to_thread(swarm)
+
+    run(story)
+
+
+def is_dropped(slow: socket.socket) -> bool:
+    """Whether a handshake of one byte at a time is cut off."""
+    slow.settimeout(0.2)
+    until = time.monotonic() + SECONDS
+    with suppress(ConnectionError):
+        for letter in itertools.cycle(b"\x16\x03\x01\x40\x00" + bytes(16_384)):
+            slow.send(bytes((letter,)))
+            with suppress(TimeoutError):
+                if not slow.recv(1):
+                    return True
+            if time.monotonic() > until:
+                return False
+    return True
 
 
 def test_more_connections_of_the_engine_than_there_is_room_for_are_closed_and_the_others_go_on(tmp_path: Path) -> None:
