@@ -27,7 +27,7 @@ up: setup ## run Covey here with the smallest example and wait until it serves
 
 # Three at a time: most of a test's time is waiting for processes. A file stays together, so its engine is started once.
 test: setup ## run every test
-	@$(RUN) pytest -n 3 --dist loadfile --cache-clear; code=$$?; \
+	@$(RUN) pytest -n 3 --dist loadfile --no-loadscope-reorder --cache-clear; code=$$?; \
 	if [ $$code -eq 1 ]; then $(RUN) python tools/try_again.py; else exit $$code; fi
 
 check: setup ## format, lint, types, borders, dependencies

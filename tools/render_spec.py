@@ -55,6 +55,7 @@ _CONDITIONS: dict[str, dict[str, str]] = {
         "NameContested": "Only while another machine reports under the same name.",
         "UnusableEngines": "Only while an engine that somebody counts on there can't be started.",
         "StoreIncomplete": "Only while it is a store and lacks some of what Models name.",
+        "VersionSkew": "Only while its agent and the controller are more than one minor version apart.",
     },
     "Instance": _KSTATUS,
 }

@@ -46,7 +46,12 @@ VALUES: dict[str, dict[str, Any]] = {
         "metrics": {"enabled": True, "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
     },
     "https": {
-        "gateway": {"tlsSecretName": "covey-front", "corsOrigins": ["https://app.example", "*"], "workers": 4},
+        "gateway": {
+            "tlsSecretName": "covey-front",
+            "corsOrigins": ["https://app.example", "*"],
+            "workers": 4,
+            "drainSeconds": 100,
+        },
     },
     "small": {
         "controller": {"replicas": 1, "resources": {}},
@@ -60,6 +65,7 @@ REFUSED = [
     ("controller.replicas=0", "at '/controller/replicas': minimum: got 0, want 1"),
     ("controller.replcas=2", "at '/controller': additional properties 'replcas' not allowed"),
     ("gateway.workers=0", "at '/gateway/workers': minimum: got 0, want 1"),
+    ("gateway.drainSeconds=-1", "at '/gateway/drainSeconds': minimum: got -1, want 0"),
     ("gateway.insecure=maybe", "at '/gateway/insecure': got string, want boolean"),
     ("gateway.tlsSecretName=A_B", "at '/gateway/tlsSecretName': 'A_B' does not match pattern"),
     ("gateway.corsOrigins[0]=app.example", "at '/gateway/corsOrigins/0': 'app.example' does not match pattern"),

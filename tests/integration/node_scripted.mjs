@@ -48,6 +48,57 @@ found.thinking.messages = [message.content[0].thinking, message.content[1].text]
 const told = await ollama.chat({ model: "m", messages: say("think") });
 found.thinking.ollama = [told.message.thinking, told.message.content];
 
+// Images, and results of tools.
+const url = "data:image/png;base64,AAAA";
+const text = { type: "text", text: "What?" };
+const source = { type: "base64", media_type: "image/png", data: "AAAA" };
+const seen = await openai.chat.completions.create({
+  model: "m", messages: say([text, { type: "image_url", image_url: { url } }]),
+});
+const seenResponse = await openai.responses.create({
+  model: "m", input: say([{ type: "input_text", text: "What?" }, { type: "input_image", image_url: url, detail: "auto" }]),
+});
+const seenMessage = await anthropic.messages.create({
+  model: "m", max_tokens: 9, messages: say([{ type: "image", source }, text]),
+});
+const seenOllama = await ollama.chat({ model: "m", messages: [{ role: "user", content: "What?", images: ["AAAA"] }] });
+found.images = [
+  seen.choices[0].message.content, seenResponse.output_text, seenMessage.content[0].text, seenOllama.message.content,
+];
+const call = { id: "c1", type: "function", function: { name: "get_time", arguments: "{}" } };
+const resulted = await openai.chat.completions.create({
+  model: "m",
+  messages: [
+    ...say("What time?"), { role: "assistant", content: null, tool_calls: [call] },
+    { role: "tool", tool_call_id: "c1", content: "noon" },
+  ],
+});
+const resultedResponse = await openai.responses.create({
+  model: "m",
+  input: [
+    ...say("What time?"), { type: "function_call", call_id: "c1", name: "get_time", arguments: "{}" },
+    { type: "function_call_output", call_id: "c1", output: "noon" },
+  ],
+});
+const resultedMessage = await anthropic.messages.create({
+  model: "m", max_tokens: 9, tools: anthropicTools,
+  messages: [
+    ...say("What time?"), { role: "assistant", content: [{ type: "tool_use", id: "c1", name: "get_time", input: {} }] },
+    { role: "user", content: [{ type: "tool_result", tool_use_id: "c1", content: "noon" }] },
+  ],
+});
+const resultedOllama = await ollama.chat({
+  model: "m",
+  messages: [
+    ...say("What time?"), { role: "assistant", content: "", tool_calls: [{ function: { name: "get_time", arguments: {} } }] },
+    { role: "tool", tool_name: "get_time", content: "noon" },
+  ],
+});
+found.results = [
+  resulted.choices[0].message.content, resultedResponse.output_text, resultedMessage.content[0].text,
+  resultedOllama.message.content,
+];
+
 // An engine that breaks in the middle of a stream.
 for (const [name, ask] of Object.entries({
   chat: async () => {

@@ -55,6 +55,53 @@ found.ollama = {
 };
 found.tags = (await ollama.list()).models.map((one) => one.name);
 
+// Stop sequences, and an answer that a schema binds.
+const ask = (more) => openai.chat.completions.create({ model: "m", messages, max_tokens: 12, temperature: 0, ...more });
+const free = await ask({});
+const words = free.choices[0].message.content.split(" ");
+const stop = ` ${words[2]}`;
+const stopped = await ask({ stop: [stop] });
+const pieces = [];
+for await (const chunk of await ask({ stop, stream: true })) pieces.push(chunk);
+const stoppedMessage = await anthropic.messages.create({ model: "m", messages, max_tokens: 12, temperature: 0, stop_sequences: [stop] });
+const stoppedOllama = await ollama.chat({ model: "m", messages, options: { num_predict: 12, temperature: 0, stop: [stop] } });
+found.stop = {
+  expected: words.slice(0, 2).join(" "),
+  texts: [
+    stopped.choices[0].message.content,
+    pieces.flatMap((c) => c.choices).map((c) => c.delta.content ?? "").join(""),
+    stoppedMessage.content[0].text,
+    stoppedOllama.message.content,
+  ],
+  ends: [
+    stopped.choices[0].finish_reason,
+    pieces.flatMap((c) => c.choices).map((c) => c.finish_reason).filter(Boolean).join(),
+    stoppedMessage.stop_reason,
+    stoppedOllama.done_reason,
+  ],
+  fingerprints: [...new Set([free, stopped, ...pieces].map((one) => one.system_fingerprint))],
+};
+
+const schema = { type: "object", properties: { ok: { type: "boolean" } }, required: ["ok"], additionalProperties: false };
+const form = { type: "json_schema", name: "x", schema, strict: true };
+const parsed = await openai.chat.completions.parse({
+  model: "m", messages, max_tokens: 40, temperature: 0,
+  response_format: { type: "json_schema", json_schema: { name: "x", schema, strict: true } },
+});
+const formed = await openai.responses.create({ model: "m", input: "Say hello.", max_output_tokens: 40, temperature: 0, text: { format: form } });
+const formedMessage = await anthropic.messages.create({
+  model: "m", messages, max_tokens: 40, temperature: 0, output_config: { format: { type: "json_schema", schema } },
+});
+const formedOllama = await ollama.chat({ model: "m", messages, format: schema, options: { num_predict: 40, temperature: 0 } });
+found.schema = [
+  parsed.choices[0].message.content, formed.output_text, formedMessage.content[0].text, formedOllama.message.content,
+];
+
+const several = await ask({ n: 2, max_tokens: 3, logprobs: true, top_logprobs: 2 });
+found.choices = several.choices.map((c) => [
+  c.index, c.message.content, c.logprobs.content.map((t) => t.token).join(""), c.logprobs.content[0].top_logprobs.length,
+]);
+
 found.errors = {};
 for (const [name, ask] of Object.entries({
   openai: () => openai.chat.completions.create({ model: "other", messages }),

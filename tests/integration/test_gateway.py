@@ -835,6 +835,28 @@ async def test_one_idle_connection_per_slot_is_kept() -> None:
         await eventually(lambda: engine.open_connections <= engine.target().slots)
 
 
+async def test_of_several_gateways_each_keeps_its_share_of_idle_connections() -> None:
+    async with ScriptedEngine() as engine, running_gateway(engine.target()) as gateway:
+        slots = engine.target().slots
+
+        async def ask_all() -> None:
+            answers = await asyncio.gather(*(asked(gateway, stream=True) for _ in range(2 * slots)))
+            assert all(answer.text == "Hello" for answer in answers)
+
+        await ask_all()
+        await eventually(lambda: engine.open_connections == slots)
+        gateway.engines.share(2)
+        await eventually(lambda: engine.open_connections == slots // 2)
+        await ask_all()
+        await eventually(lambda: engine.open_connections == slots // 2)
+        gateway.engines.share(100)
+        await ask_all()
+        await eventually(lambda: engine.open_connections == 1)
+        gateway.engines.share(1)
+        await ask_all()
+        await eventually(lambda: engine.open_connections == slots)
+
+
 async def test_a_reused_connection_that_the_engine_closed_is_replaced_unnoticed() -> None:
     async def answer_once(call: Call) -> None:
         await call.stream("a")

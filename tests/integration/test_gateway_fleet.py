@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from covey_api.messages import CertificateRole, Endpoint, Endpoints, ModelState, Order, ServedModel
+from covey_api.messages import (
+    CertificateRole,
+    Demand,
+    DemandAnswer,
+    Endpoint,
+    Endpoints,
+    ModelState,
+    Order,
+    ServedModel,
+)
 from covey_controller.fleet_api.server import serve_fleet
 from covey_fleet_client.files import ensure_private_folder
 from covey_fleet_client.join import Admission
@@ -51,10 +60,14 @@ class TableBoard(SteeredBoard):
         super().__init__()
         self.engines: tuple[ScriptedEngine, ...] = ()
         self.term = 1
+        self.gateways = 0
 
     def serve(self, *engines: ScriptedEngine) -> None:
         self.engines = engines
         self.publish()
+
+    def on_demand(self, gateway: str, demand: Demand) -> DemandAnswer:
+        return super().on_demand(gateway, demand).model_copy(update={"gateways": self.gateways})
 
     async def watch_endpoints(self, gateway: str) -> AsyncIterator[Endpoints | None]:
         async for one in super().watch_endpoints(gateway):
@@ -99,7 +112,9 @@ async def linked(folder: Path, url: str, token_text: str | None, name: str = "gw
         kept = KeptTable(state)
         if saved := kept.load():
             gateway.apply(parse_endpoints(saved, ""))
-        link = FleetLink(gateway.traffic, gateway.apply, kept, url, admission, name, "http://127.0.0.1:1", "")
+        link = FleetLink(
+            gateway.traffic, gateway.apply, kept, url, admission, name, "http://127.0.0.1:1", "", gateway.engines.share
+        )
         running = asyncio.ensure_future(link.run())
         try:
             yield gateway
@@ -167,6 +182,22 @@ async def test_a_table_comes_down_is_kept_and_acknowledged(tmp_path: Path) -> No
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert board.demands[-1][1].gateway == "gw"
         assert board.demands[-1][1].address == "http://127.0.0.1:1"
+
+
+async def test_beside_other_gateways_it_keeps_fewer_idle_connections(tmp_path: Path) -> None:
+    board = TableBoard()
+    board.gateways = 4
+    async with (
+        ScriptedEngine() as engine,
+        running_fleet(tmp_path / "c", board) as rig,
+        linked(tmp_path, rig.url, await new_token(rig)) as gateway,
+    ):
+        board.serve(engine)
+        await eventually(lambda: board.applied == board.order, 20)
+        count = len(board.demands)
+        await eventually(lambda: len(board.demands) > count, 20)
+        await asyncio.gather(*(asked(gateway, stream=True) for _ in range(4)))
+        await eventually(lambda: engine.open_connections == 1, 20)
 
 
 async def test_a_table_that_the_disk_refused_is_kept_once_there_is_room(

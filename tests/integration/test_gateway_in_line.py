@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from covey_api.messages import ClientKey
 from covey_api.placement import RequestTimeouts
-from covey_gateway.limits import MAX_OUTSTANDING_PER_SLOT
+from covey_gateway.limits import COUNT_SECONDS, MAX_OUTSTANDING_PER_SLOT
 from covey_gateway.routing.table import Target
 from integration.gateway_rig import (
     DONE,
@@ -224,4 +224,96 @@ async def test_what_can_never_fit_into_a_shared_cache_is_refused_with_both_numbe
             assert "room for 2000" in answer.error["message"]
             await client.ask()
             assert (await client.read_answer()).status == 200
-        assert engine.calls[0].content["max_tokens"] < 2000, "who sets no bound is given one"
+        assert engine.calls[-1].content["max_tokens"] < 2000, "who sets no bound is given one"
+
+
+class Counting:
+    """Answers in one word, and says that every prompt has as many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.may_count = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        if b"/input_tokens " not in call.head.partition(b"\r\n")[0]:
+            await call.stream("ok")
+            return
+        await self.may_count.wait()
+        body = b'{"input_tokens":%d}' % self.tokens
+        await call.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+
+
+LONG = [{"role": "user", "content": "word " * 400}]
+
+
+async def test_what_does_not_fit_by_its_bytes_is_counted_by_the_engine() -> None:
+    counts = Counting(400)
+    counts.may_count.set()
+    async with ScriptedEngine(counts) as engine, running_gateway(one_at_a_time(engine, kv_tokens=2000)) as gateway:
+        async with connected(gateway) as client:
+            await client.ask(messages=LONG, temperature=0)
+            assert (await client.read_answer()).status == 200
+            counted, asked = engine.calls
+            assert set(counted.content) == {"model", "messages"}
+            assert asked.content["max_tokens"] == 1024
+            counts.tokens = 1500
+            await client.ask(messages=LONG)
+            assert (await client.read_answer()).status == 200
+            assert engine.calls[-1].content["max_tokens"] == 2000 - 1508
+            await client.ask(messages=LONG, max_tokens=600)
+            answer = await client.read_answer()
+            assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+            assert answer.error["param"] == "max_tokens"
+            counts.tokens = 2345
+            await client.ask(messages=LONG)
+            answer = await client.read_answer()
+            assert (answer.status, answer.error["param"]) == (400, "messages")
+            assert "comes to 2345 tokens" in answer.error["message"]
+            assert "room for 2000" in answer.error["message"]
+            count = len(engine.calls)
+            await client.ask(messages=LONG, max_tokens=5000)
+            assert (await client.read_answer()).status == 400
+            assert len(engine.calls) == count, "whatever its prompt has"
+        assert gateway.in_flight == 0
+
+
+async def test_a_client_that_leaves_while_its_prompt_is_counted_leaves_nothing_behind() -> None:
+    counts = Counting(400)
+    async with ScriptedEngine(counts) as engine, running_gateway(one_at_a_time(engine, kv_tokens=2000)) as gateway:
+        async with connected(gateway) as client:
+            await client.ask(messages=LONG)
+            await eventually(lambda: len(engine.calls) == 1)
+            client.leave()
+        await eventually(lambda: gateway.in_flight == 0)
+        await engine.calls[0].wait_gone()
+        counts.may_count.set()
+        async with connected(gateway) as client:
+            await client.ask()
+            assert (await client.read_answer()).status == 200
+
+
+async def test_an_engine_that_never_counts_holds_nobody_for_ever() -> None:
+    async with (
+        ScriptedEngine(Counting(400)) as engine,
+        running_gateway(one_at_a_time(engine, kv_tokens=2000)) as gateway,
+        connected(gateway) as client,
+    ):
+        await client.ask(messages=LONG)
+        await eventually(lambda: len(engine.calls) == 1)
+        gateway.pass_time(COUNT_SECONDS + 1)
+        answer = await client.read_answer()
+        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+        assert "may come to" in answer.error["message"]
+
+
+async def test_who_finds_nobody_to_count_goes_elsewhere() -> None:
+    counts = Counting(400)
+    counts.may_count.set()
+    async with ScriptedEngine(counts) as engine:
+        gone = replace(one_at_a_time(engine, kv_tokens=2000), id="a", instance_id="a", port=1)
+        there = replace(one_at_a_time(engine, kv_tokens=2000), id="b", instance_id="b")
+        async with running_gateway(gone, there) as gateway:
+            for _ in range(3):
+                async with connected(gateway) as client:
+                    await client.ask(messages=LONG)
+                    assert (await client.read_answer()).status == 200

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from integration.gateway_rig import ScriptedEngine
+from covey_gateway.limits import DRAIN_SECONDS
+from integration.gateway_rig import DONE, LAST_CHUNK, STREAM_HEAD, Call, ScriptedEngine, chunk, token
 
 pytestmark = [pytest.mark.integration]
 
@@ -155,3 +156,53 @@ async def test_clients_that_take_every_descriptor_leave_some_for_engines(tmp_pat
             for _ in range(3):
                 answer = await client.post("/v1/chat/completions", json=body, timeout=30)
                 assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.anyio
+async def test_streams_end_by_themselves_within_the_seconds_that_a_stop_gives_them(tmp_path: Path) -> None:
+    """Longer than a gateway gives without being told; one that gives none ends them at once, with words."""
+    goes_on = asyncio.Event()
+
+    async def answer(call: Call) -> None:
+        await call.write(STREAM_HEAD, chunk(token("a")))
+        await goes_on.wait()
+        await call.write(chunk(token("b")), chunk(DONE), LAST_CHUNK)
+
+    async with ScriptedEngine(answer) as engine, AsyncExitStack() as stack:
+        table = write_table(tmp_path, port=engine.port)
+
+        async def begin(*flags: str) -> tuple[subprocess.Popen[str], str, asyncio.Task[str]]:
+            process, url = stack.enter_context(running("--table", str(table), "--listen", "127.0.0.1:0", *flags))
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, trust_env=False, timeout=120))
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+            stream = await stack.enter_async_context(client.stream("POST", "/v1/chat/completions", json=body))
+            lines = stream.aiter_lines()
+            assert '"content":"a"' in (await anext(lines)).replace(" ", "")
+
+            async def read() -> str:
+                return "\n".join([line async for line in lines])
+
+            return process, url, asyncio.ensure_future(read())
+
+        async def ended(process: subprocess.Popen[str]) -> int:
+            return await asyncio.to_thread(process.wait, 60)
+
+        started = [await begin("--drain-seconds", "300"), await begin("--drain-seconds", "300", "--workers", "2")]
+        hasty, _, cut_off = await begin("--drain-seconds", "0")
+        for process in (hasty, *(process for process, _, _ in started)):
+            process.send_signal(signal.SIGTERM)
+        assert "the gateway is stopping" in await cut_off
+        assert await ended(hasty) == 0
+        await asyncio.sleep(DRAIN_SECONDS + 2)
+        for process, url, _ in started:
+            assert process.poll() is None
+            async with httpx.AsyncClient(trust_env=False) as client:
+                with pytest.raises(httpx.ConnectError):
+                    await client.get(f"{url}/healthz")
+        goes_on.set()
+        for process, _, reading in started:
+            rest = await reading
+            assert '"content":"b"' in rest.replace(" ", "")
+            assert rest.rstrip().endswith("data: [DONE]")
+            assert '"error"' not in rest
+            assert await ended(process) == 0

@@ -33,6 +33,7 @@ from integration.gateway_rig import (
     running_gateway,
     token,
 )
+from integration.go_rig import build_client, run_client
 from integration.node_rig import install_sdks, run_script
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
@@ -673,6 +674,45 @@ async def test_the_sdks_in_javascript_read_the_same(engine: Target, node_folder:
     assert (found["message"]["stop"], found["ollama"]["count"]) == ("max_tokens", 8)
     assert found["ollama"]["done"][-1] is True
     assert found["tags"] == ["m:latest"]
+    stop = found["stop"]
+    assert stop["texts"] == [stop["expected"]] * 4
+    assert stop["ends"] == ["stop", "stop", "end_turn", "stop"]
+    assert len(stop["fingerprints"]) == 1
+    assert stop["fingerprints"][0]
+    assert [type(json.loads(each)["ok"]) for each in found["schema"]] == [bool] * 4
+    assert [each[0] for each in found["choices"]] == [0, 1]
+    assert [(text == tokens, top) for _, text, tokens, top in found["choices"]] == [(True, 2)] * 2
     for status, message in found["errors"].values():
         assert status == 404
         assert "'other' is not declared here" in message
+
+
+async def test_ollamas_client_in_go_reads_the_same(engine: Target, embedder: Target) -> None:
+    program = build_client()
+    async with running_gateway(engine) as gateway, running_gateway() as other:
+        other.route(embedder, models=(MODEL.model_copy(update={"tasks": ("Embedding",)}),))
+        found = await run_client(program, *(f"http://127.0.0.1:{each.port}" for each in (gateway, other)))
+    text = found["chat"]["text"]
+    assert text
+    assert {found[name]["text"] for name in ("chat_whole", "generate", "generate_whole")} == {text}
+    assert {found[name]["tokens"] for name in ("chat", "chat_whole", "generate", "generate_whole")} == {8}
+    assert (found["chat"]["pieces"] > 2, found["chat_whole"]["pieces"], found["generate_whole"]["pieces"]) == (
+        True,
+        1,
+        1,
+    )
+    assert (found["chat"]["reason"], found["chat"]["prompt"], found["chat"]["role"]) == ("length", 33, "assistant")
+    assert found["chat"]["made"]
+    assert found["chat"]["timed"]
+    assert isinstance(json.loads(found["format"])["ok"], bool)
+    assert found["load"] == {"done": True, "reason": "load"}
+    assert found["version"]
+    assert found["list"]["name"] == found["ps"]["name"] == "m:latest"
+    assert len(found["list"]["digest"]) == 64
+    assert (found["ps"]["context"], found["ps"]["expires"]) == (WINDOW, True)
+    assert "completion" in found["show"]["capabilities"]
+    assert found["pull"][-1] == "success"
+    assert (found["embed"]["count"], found["embed"]["width"], found["embeddings"]) == (2, 576, 576)
+    assert [found[f"unknown_{name}"]["status"] for name in ("show", "chat", "pull")] == [404] * 3
+    assert found["too_long"]["status"] == 400
+    assert [found[name]["status"] for name in ("delete", "copy", "create")] == [501] * 3

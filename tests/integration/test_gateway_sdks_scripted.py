@@ -34,8 +34,9 @@ from integration.test_gateway_sdks import ROLE, call_tools, clients
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
 EXPECTED = [["get_weather", '{"city":"Paris"}'], ["get_time", "{}"]]
+IMAGE = "data:image/png;base64,AAAA"
 THOUGHT = ["Hm.", "Yes."]
-MODEL = ServedModel(namespace="default", name="m", tasks=("Chat", "Embedding"), state=ModelState.READY)
+MODEL = ServedModel(namespace="default", name="m", tasks=("Chat", "Embedding", "Vision"), state=ModelState.READY)
 
 
 @pytest.fixture
@@ -58,7 +59,15 @@ async def play(call: Call) -> None:
         piece = json.dumps({"id": "c", "choices": [{"index": 0, "text": "Hello", "finish_reason": "stop"}]})
         await call.write(STREAM_HEAD, chunk(b"data: %b\n\n" % piece.encode() + DONE), LAST_CHUNK)
         return
-    match call.content["messages"][-1]["content"]:
+    *before, last = call.content["messages"]
+    if last["role"] == "tool":
+        (called,) = before[-1]["tool_calls"]
+        assert called["id"] == last["tool_call_id"]
+        await call.stream(f"{called['function']['name']} {called['function']['arguments']}", f" {last['content']}")
+        return
+    match last["content"]:
+        case [*parts]:
+            await call.stream("|".join(part.get("text") or part["image_url"]["url"] for part in parts))
         case "tools":
             await call_tools(call)
         case "think":
@@ -89,6 +98,8 @@ async def test_the_sdks_in_javascript_read_calls_thoughts_errors_and_vectors(nod
         await eventually(lambda: engine.open_connections == 0 or gateway.in_flight == 0)
     assert found["tools"] == dict.fromkeys(("chat", "chatStream", "responses", "messages", "ollama"), EXPECTED)
     assert found["thinking"] == dict.fromkeys(("chat", "responses", "responseStream", "messages", "ollama"), THOUGHT)
+    assert {tuple(sorted(each.split("|"))) for each in found["images"]} == {("What?", IMAGE)}
+    assert found["results"] == ["get_time {} noon"] * 4
     assert len(found["broken"]) == 4
     assert [words for words in found["broken"].values() if "ended the answer early" not in words] == []
     assert found["embeddings"] == found["embed"] == [[0, 0.5], [1, 0.5]]
@@ -120,6 +131,23 @@ async def test_the_sdks_in_python_read_thoughts_apart_from_the_text() -> None:
         told,
     ]
     assert found == [tuple(THOUGHT)] * 5
+
+
+async def test_the_sdks_in_python_send_images() -> None:
+    text = {"type": "text", "text": "What?"}
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    async with ScriptedEngine(play) as engine, clients(engine.target(), "Chat", "Vision") as sdk:
+        image: Any = [text, {"type": "image_url", "image_url": {"url": IMAGE}}]
+        chat = await sdk.openai.chat.completions.create(model="m", messages=[{"role": "user", "content": image}])
+        parts: Any = [{"type": "input_text", "text": "What?"}, {"type": "input_image", "image_url": IMAGE}]
+        response = await sdk.openai.responses.create(model="m", input=[{"role": "user", "content": parts}])
+        blocks: Any = [{"type": "image", "source": source}, text]
+        message = await sdk.anthropic.messages.create(
+            model="m", max_tokens=9, messages=[{"role": "user", "content": blocks}]
+        )
+        told = await sdk.ollama.chat("m", [{"role": "user", "content": "What?", "images": ["AAAA"]}])
+    texts = [chat.choices[0].message.content, response.output_text, message.content[0].text, told.message.content]
+    assert {tuple(sorted(each.split("|"))) for each in texts} == {("What?", IMAGE)}
 
 
 async def test_the_sdks_in_python_raise_where_a_stream_breaks() -> None:

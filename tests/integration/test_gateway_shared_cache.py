@@ -1,6 +1,7 @@
 """A real llama-server whose slots share one cache, asked by three gateways for more than fits into it."""
 
 import asyncio
+import re
 from collections.abc import Generator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -67,6 +68,20 @@ async def test_no_stream_ends_for_want_of_room_in_a_shared_cache(engine: Target)
     async with AsyncExitStack() as stack:
         answers = await ask_all(stack, replace(engine, kv_tokens=POOL_TOKENS))
     assert all(is_whole(answer) for answer in answers), [answer[-300:] for answer in answers]
+
+
+async def test_a_prompt_of_more_bytes_than_the_cache_has_tokens_is_counted(engine: Target) -> None:
+    pooled = replace(engine, kv_tokens=POOL_TOKENS)
+    for words, status in (("the time of the year " * 300, 200), (WORDS * 20, 400)):
+        assert len(words) > POOL_TOKENS
+        async with running_gateway(pooled) as gateway, connected(gateway) as client:
+            message = {"role": "user", "content": words}
+            await client.ask(messages=[message], max_tokens=ANSWER_TOKENS)
+            answer = await client.read_answer()
+        assert answer.status == status, answer.body
+    assert "comes to" in answer.error["message"]
+    counted = int(re.findall(r"comes to (\d+) tokens", answer.error["message"])[0])
+    assert counted > POOL_TOKENS
 
 
 async def test_without_a_bound_that_is_what_ends_them(engine: Target) -> None:

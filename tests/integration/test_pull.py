@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from kit.cache import shared_cache
@@ -20,6 +21,7 @@ from kit.real import provide_real_parts
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 MIB = 1024 * 1024
+COVEY = (sys.executable, "-m", "covey")
 # In a namespace of its own: a small file system in which the cache lies, and then a command.
 SMALL_DISK = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
 READ_ONLY = 'mount -t tmpfs tmpfs "$2" && mkdir "$2/cache" && mount -o remount,ro "$2" && shift 2 && exec "$@"'
@@ -40,16 +42,21 @@ def hub(weights: bytes) -> Generator[Hub]:
         yield running
 
 
-def covey(hub: Hub, home: Path, *words: str, within: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    environment = {
+def environment_of(hub: Hub, home: Path) -> dict[str, str]:
+    return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
         "HF_ENDPOINT": hub.base,
         "HF_TOKEN": "hf_secretsecret",
         "COVEY_CACHE": str(home / "disk" / "cache"),
     }
-    command = [*within, sys.executable, "-m", "covey", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def covey(hub: Hub, home: Path, *words: str, within: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    environment = environment_of(hub, home)
+    return subprocess.run(
+        [*within, *COVEY, *words], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def inside(script: str, size: str, home: Path) -> tuple[str, ...]:
@@ -86,8 +93,8 @@ def test_a_disk_without_room_is_told_before_the_first_byte(tmp_path: Path, hub: 
     assert hub.store.state.sent_bytes - sent < 2 * MIB
 
 
-def test_a_disk_that_fills_meanwhile_is_said_and_what_came_is_kept(tmp_path: Path, hub: Hub) -> None:
-    """There was room when it began; another process took it."""
+def test_a_disk_that_fills_meanwhile_is_said_and_what_came_is_gone_on_with(tmp_path: Path, hub: Hub) -> None:
+    """There was room when it began; another process took it, and gives it back."""
     faults = hub.store.faults
     faults.trickle_bytes, faults.trickle_seconds = 50_000, 0.15
     fill = """
@@ -97,15 +104,32 @@ def test_a_disk_that_fills_meanwhile_is_said_and_what_came_is_kept(tmp_path: Pat
         head -c 200m /dev/zero > "$disk/taken" 2>/dev/null
         wait $pid; status=$?
         du -b "$COVEY_CACHE"/partial/* | sort -n | tail -1 | cut -f1
-        exit $status
+        echo $status
+        read -r again
+        rm "$disk/taken"
+        exec "$@"
     """
-    try:
-        full = covey(hub, tmp_path, "pull", "hf://org/model#weights.gguf", within=inside(fill, "140m", tmp_path))
-    finally:
-        faults.trickle_bytes = 0
-    assert full.returncode == 1
-    assert "'weights.gguf' needs" in full.stderr
-    assert int(full.stdout) > 100_000
+    command = [*inside(fill, "140m", tmp_path), *COVEY, "pull", "hf://org/model#weights.gguf"]
+    with (
+        (tmp_path / "said").open("w+") as said,
+        subprocess.Popen(
+            command, env=environment_of(hub, tmp_path), stdin=PIPE, stdout=PIPE, stderr=said, text=True
+        ) as pulling,
+    ):
+        assert pulling.stdin is not None
+        assert pulling.stdout is not None
+        try:
+            came_bytes, status = int(pulling.stdout.readline()), int(pulling.stdout.readline())
+        finally:
+            faults.trickle_bytes = 0
+        pulling.communicate("again\n", timeout=120)
+        said.seek(0)
+        words = said.read()
+    assert status == 1
+    assert "'weights.gguf' needs" in words
+    assert came_bytes > 100_000
+    assert pulling.returncode == 0, words
+    assert f"bytes={came_bytes}-" in [each.headers.get("Range", "") for each in hub.store.state.requests]
 
 
 def test_a_cache_that_can_not_be_written_to_is_said(tmp_path: Path, hub: Hub) -> None:

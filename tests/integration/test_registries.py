@@ -222,6 +222,29 @@ def test_a_token_is_made_with_nobody_elses_login(
                 pull(tmp_path / "plain", source)
 
 
+def test_a_login_of_the_registry_goes_before_one_of_its_host_which_is_shown_to_who_asks_for_one(
+    tmp_path: Path, home: Path, registry: Registry, weights: bytes
+) -> None:
+    registry.push("models/netrc", "latest", [(weights, title("weights.gguf"))])
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login git password of-another-service\n")
+    with running_door(registry) as door:
+        source = f"oci://{door.registry.host}/models/netrc"
+        log_in(home, door.registry)
+        assert pull(tmp_path / "docker", source, netrc)[1].read_bytes() == weights
+        assert door.state.shown == {"", "Bearer"}
+        assert len(set(door.state.logins)) == 1
+        (home / "config.json").unlink()
+        netrc.write_text(f"machine 127.0.0.1 login {USER} password {PASSWORD}\n")
+        for cache, each in (("token", source), ("basic", f"oci://{registry.host}/models/netrc")):
+            assert pull(tmp_path / cache, each, netrc)[1].read_bytes() == weights
+        assert door.state.shown == {"", "Bearer"}
+        # Who logged in by Docker Desktop has no login in its file.
+        (home / "config.json").write_text(json.dumps({"auths": {door.registry.host: {}}, "credsStore": "desktop"}))
+        with pytest.raises(AgentError, match=r"kept by `docker-credential-desktop` there, which the agent doesn't ask"):
+            pull(tmp_path / "helper", source)
+
+
 def test_what_is_not_there_is_said(tmp_path: Path, home: Path, registry: Registry, weights: bytes) -> None:
     source = f"oci://{registry.host}/models/said"
     registry.push("models/said", "two", [(weights, title("a.gguf")), (weights + b"x", title("b.gguf"))])

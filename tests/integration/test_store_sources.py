@@ -2,11 +2,12 @@
 
 import asyncio
 import hashlib
+import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from covey_agent.artifacts.pins import observe_pins
 from covey_agent.ports import AgentError
 from covey_api.messages import Ask, AskKind, Assignments
 from covey_api.model import ResolvedArtifact
+from covey_fleet_client.files import write_private
 from fleet_rig import eventually
 from kit.artifact_rig import ignore
 from kit.checkpoints import build_checkpoint
@@ -187,12 +189,56 @@ class AskingBoard(FetchBoard):
         return super()._assignments(node, serial).model_copy(update={"asks": self.asks.get(node, ())})
 
 
-def covey(words: Iterable[str]) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "covey", *words], capture_output=True, text=True, timeout=120, check=False
-    )
+def run_covey(words: Iterable[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    command = [sys.executable, "-m", "covey", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def covey(words: Iterable[str], **variables: str) -> str:
+    done = run_covey(words, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def refused(words: Iterable[str], **variables: str) -> str:
+    done = run_covey(words, **variables)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+async def test_a_command_on_a_node_asks_the_fleet_for_what_its_machine_lacks(
+    tmp_path: Path, weights: Path, shards: Path
+) -> None:
+    state, cache = tmp_path / "state", tmp_path / "cache"
+    state.mkdir()
+    variables = {"COVEY_CACHE": str(cache), "COVEY_STATE": str(state)}
+    async with running_peers(tmp_path / "fleet") as fleet:
+        store, node = [await fleet.add(name) for name in ("store", "n")]
+        one, three = await put(store, weights), await put(store, shards)
+        gone = f"store://{UNKNOWN}#gone.gguf"
+
+        async def ask(run: Callable[..., str], *words: str) -> str:
+            return await asyncio.to_thread(run, words, **variables)
+
+        for verb in ("fit", "pull"):
+            said = await ask(refused, verb, one.source)
+            assert f"'{one.source}' is not in this machine's cache, and no other node can be asked for it: " in said
+            assert f"this machine is no node of a fleet by '{state / 'agent'}'" in said
+        (state / "agent").symlink_to(node.identity)
+        assert "weights" in await ask(covey, "fit", one.source)
+        assert not list((cache / "blobs" / "sha256").iterdir()), "a header is read where it is"
+        for artifact, path in ((one, weights), (three, shards)):
+            said, _, found = (await ask(covey, "pull", artifact.source)).partition("\n")
+            assert said.endswith(f"sha256 {artifact.sha256}")
+            assert _contents(Path(found), path) == _contents(path, path)
+        for verb in ("fit", "pull"):
+            assert f"'{gone}' is in the cache of no node of this fleet" in await ask(refused, verb, gone)
+        write_private(node.identity / "controller", "https://127.0.0.1:1\n")
+        assert "the controller at 'https://127.0.0.1:1' doesn't say which" in await ask(refused, "fit", gone)
+        (node.identity / "certificate.pem").write_bytes((store.identity / "certificate.pem").read_bytes())
+        assert "is not valid now" in await ask(refused, "fit", gone)
 
 
 async def test_a_file_put_into_a_running_stores_cache_reaches_the_node_that_needs_it(

@@ -42,6 +42,7 @@ _OUR_CODE = "each format tells Covey's own code and the field at fault, for mach
 _OF_ENGINES = "an engine's own, passed untouched: OpenAI has no open reasoning, and no figures of a server"
 _THOUGHTS = {"reasoning_content": {"type": ["string", "null"]}}
 _TIMINGS = {"timings": {"type": "object"}}
+_TOKEN = {"id": {"type": "integer"}}
 ANTHROPIC_ERRORS = (
     "InvalidRequestError",
     "AuthenticationError",
@@ -58,6 +59,8 @@ DEVIATIONS = (
     Deviation("openai", "CreateChatCompletionStreamResponse.choices.delta", _OF_ENGINES, _THOUGHTS),
     Deviation("openai", "CreateChatCompletionResponse", _OF_ENGINES, _TIMINGS),
     Deviation("openai", "CreateChatCompletionResponse.choices.message", _OF_ENGINES, _THOUGHTS),
+    Deviation("openai", "ChatCompletionTokenLogprob", _OF_ENGINES, _TOKEN),
+    Deviation("openai", "ChatCompletionTokenLogprob.top_logprobs", _OF_ENGINES, _TOKEN),
     Deviation("openai", "Model", "readiness, aliases and the window, under one name", {"covey": {"type": "object"}}),
     Deviation("openai", "Response", "nothing is stored, as the API itself answers it", {"store": {"const": False}}),
     Deviation(

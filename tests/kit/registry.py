@@ -126,6 +126,8 @@ class DoorState:
     lock: threading.Lock = field(default_factory=threading.Lock)
     logins: list[str] = field(default_factory=list[str])
     """`Authorization` of each who asked for a token; empty for nobody."""
+    shown: set[str] = field(default_factory=set[str])
+    """Schemes by which anybody asked for content."""
 
 
 class TokenDoor:
@@ -182,6 +184,7 @@ class _DoorHandler(BaseHTTPRequestHandler):
 
     def _is_let_in(self, said: str) -> bool:
         with self.state.lock:
+            self.state.shown.add(said.partition(" ")[0])
             self.state.uses_left -= (is_good := said == f"Bearer one.time.{self.state.tokens}")
             return is_good and self.state.uses_left >= 0
 

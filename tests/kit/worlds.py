@@ -326,6 +326,7 @@ class Worldlet:
     notes: list[Note] = field(default_factory=list[Note])
     answers: dict[str, AskAnswer] = field(default_factory=dict[str, AskAnswer])
     allow_empty: bool = False
+    version: str = ""
     _ids: Iterator[int] = field(default_factory=lambda: count(1))
     _versions: Iterator[int] = field(default_factory=lambda: count(1))
 
@@ -377,6 +378,7 @@ class Worldlet:
             engine_key=lambda instance_id: f"key-{instance_id}",
             seal_of=SEAL_OF,
             allow_empty=self.allow_empty,
+            version=self.version,
         )
 
     def step(self, seconds: float = 1.0) -> Plan:

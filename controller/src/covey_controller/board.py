@@ -238,7 +238,11 @@ class FleetBoard:
             self.wake.set()
         self._observe_order(f"gateway '{gateway}'", demand.applied)
         self.usages.hear(gateway, demand)
-        return DemandAnswer(term=self._term, serial=self._serial, spent=self.usages.spent())
+        live = sum(
+            each.connected or (each.demand is not None and now - each.last_seen < NODE_SILENCE_SECONDS)
+            for each in self._observed.gateways.values()
+        )
+        return DemandAnswer(term=self._term, serial=self._serial, spent=self.usages.spent(), gateways=live)
 
     def on_cancel(self, gateway: str, cancel: Cancel) -> int:
         """Tell all other gateways that are connected; how many these are."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 
 from covey_api.messages import CertificateRole
 
@@ -87,6 +88,7 @@ class Credentials:
             prepare=self.reload,
             allow_empty=allow_empty,
             on_turn=on_turn,
+            version=version("covey-controller"),
         )
 
 

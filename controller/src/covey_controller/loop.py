@@ -93,6 +93,8 @@ class Surroundings:
     """Seconds that also pass within one turn of the event loop, as its own clock's needn't."""
     on_turn: Callable[[float, Exception | None], None] = lambda seconds, error: None
     """Told of each turn's end: how long it took, and what failed."""
+    version: str = ""
+    """The controller's; empty: compared with nobody's."""
 
 
 class HigherTerm(Exception):
@@ -266,6 +268,7 @@ class ReconcileLoop:
             engine_key=self._around.engine_key,
             seal_of=self._around.seal_of,
             allow_empty=self._around.allow_empty,
+            version=self._around.version,
         )
 
     def _timestamp(self) -> str:

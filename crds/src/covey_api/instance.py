@@ -261,7 +261,8 @@ class MemberStatus(Message):
     restarts: int = 0
     """How often the agent started it again within this attempt."""
     progress: Annotated[str, Field(max_length=80)] = ""
-    """How far its slowest step is, in quarters: `model 50 %`, `engine 25 %`, `load 75 %`."""
+    """How far its slowest step is: `model 35 %, 12 min left`, `engine 25 %`, `load 75 %`. In steps that take half a
+    minute at least, or quarters; the time is what was left when it was written."""
 
 
 class InstanceStatus(Status):

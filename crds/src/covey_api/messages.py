@@ -547,3 +547,5 @@ class DemandAnswer(Message):
     term: int
     serial: int
     spent: tuple[KeySpent, ...] = ()
+    gateways: int = 0
+    """How many are live, this one too: what they share without a table that says among whom. 0: not known."""

@@ -212,6 +212,7 @@ class Node(Kind):
         Column("Version", ".status.version"),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Reason", ".status.conditions[?(@.type=='Ready')].reason", wide=True),
+        Column("Skew", ".status.conditions[?(@.type=='VersionSkew')].reason", wide=True),
     )
 
     kind: str = "Node"

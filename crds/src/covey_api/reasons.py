@@ -83,6 +83,8 @@ class NodeReason(StrEnum):
     """An engine that somebody counts on there can't be started; the message says why, and what to do."""
     STORE_INCOMPLETE = "StoreIncomplete"
     """It is a store and lacks some of what Models name; the message says which, how large, and why."""
+    VERSIONS_APART = "VersionsApart"
+    """Its agent and the controller are more than one minor version apart; the message names both."""
     DELETING = "Deleting"
     """Its deletion was asked for: what it runs is drained."""
     DATA_PATH_OPEN = "DataPathOpen"

@@ -55,8 +55,9 @@ class ModelTrust(Message):
 
     requires: Proof = Proof.PUBLISHED
     """`Published`: the `sha256` of the variant, or else what index or hub publish; `Digest`: each variant and companion
-    must have its `sha256`; `Signature`: each must have a `signature`, by one of `signers`. A file with another digest
-    is never given to an engine, whoever it came from; neither is one without the signature."""
+    must have its `sha256`, or a `store://` source, which is its digest; `Signature`: each must have a `signature`, by
+    one of `signers`. A file with another digest is never given to an engine, whoever it came from; neither is one
+    without the signature."""
     signers: Annotated[tuple[Signer, ...], Field(max_length=4)] = ()
     """Whose signature counts: any of them."""
 
@@ -70,11 +71,14 @@ class SignedBy(Message):
     """Whose it may be."""
 
 
+_IN_STORE = "matches(r'^store://')"  # such a source is its digest
 TRUST_RULE = (
     "!has(self.trust) || !has(self.trust.requires) || self.trust.requires != 'Digest' || self.variants.all(v, "
-    "has(v.sha256) && (!has(v.projector) || has(v.projector.sha256)) && (!has(v.draft) || has(v.draft.sha256)))",
+    f"(has(v.sha256) || v.source.{_IN_STORE}) && "
+    f"(!has(v.projector) || has(v.projector.sha256) || v.projector.source.{_IN_STORE}) && "
+    f"(!has(v.draft) || has(v.draft.sha256) || v.draft.source.{_IN_STORE}))",
     "where `spec.trust.requires` is 'Digest' each of `spec.variants`, its `projector` and its `draft` must have "
-    "`sha256`",
+    "`sha256`, or a `store://` source",
 )
 SIGNATURE_RULE = (
     "!has(self.trust) || !has(self.trust.requires) || self.trust.requires != 'Signature' || "

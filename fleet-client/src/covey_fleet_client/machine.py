@@ -5,6 +5,7 @@ network namespace. Addresses alone don't tell (two machines behind one, containe
 doesn't either: containers of one host share it and not its loopback.
 """
 
+import errno
 import hashlib
 import os
 import socket
@@ -48,6 +49,22 @@ def observe_address(controller_url: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return ""
+
+
+def has_address(address: str) -> bool:
+    """Whether this machine has it now. A name counts as such: whom it means isn't looked up."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, address)
+        except OSError:
+            continue
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind((address, 0))
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+        return True
+    return True
 
 
 def is_loopback(address: str) -> bool:

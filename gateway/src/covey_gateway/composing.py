@@ -15,7 +15,7 @@ from covey_fleet_client.lifeline import watch_lifeline
 
 from covey_gateway.failures import StartError
 from covey_gateway.kept_table import KeptTable
-from covey_gateway.limits import DRAIN_SECONDS, ORPHAN_DRAIN_SECONDS
+from covey_gateway.limits import ORPHAN_DRAIN_SECONDS
 from covey_gateway.options import Options
 from covey_gateway.routing.access import AccessPolicy
 from covey_gateway.routing.table import RoutingTable
@@ -36,14 +36,14 @@ _log = logging.getLogger("covey.gateway")
 class Stop:
     """Why and how fast the gateway ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, drain_seconds: float) -> None:
         self.requested = asyncio.Event()
-        self.drain_seconds = DRAIN_SECONDS
+        self.drain_seconds = drain_seconds
 
     def follow_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.request, signal.Signals(number).name, DRAIN_SECONDS)
+            loop.add_signal_handler(number, self.request, signal.Signals(number).name, self.drain_seconds)
 
     def request(self, why: str, drain_seconds: float) -> None:
         if not self.requested.is_set():
@@ -73,6 +73,7 @@ def build_link(
     kept: KeptTable,
     address: str,
     machine: str | None,
+    share: Callable[[int], None],
     pass_down: Callable[[Endpoints], None] = lambda _: None,
 ) -> "FleetLink":
     # TLS and an HTTP client are 15 MB that a gateway with a static table has no use for.
@@ -92,6 +93,7 @@ def build_link(
         name or render_name(socket.gethostname()),
         address,
         machine,
+        share,
         pass_down,
     )
 

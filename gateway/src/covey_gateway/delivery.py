@@ -6,12 +6,15 @@ that is no failure of theirs.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from covey_api.messages import ServedModel
 from covey_api.reasons import ErrorCode
 
+from covey_gateway.counting import Count, can_count
 from covey_gateway.fitting import Fit, plan_fit
+from covey_gateway.limits import COUNT_SECONDS
 from covey_gateway.reply import Broken, NoReply, Refusal, Reply, choose_reply
 from covey_gateway.routing.line import NO_TICKET, Ticket
 from covey_gateway.routing.refusals import refuse_displaced, refuse_pool
@@ -107,6 +110,10 @@ class Delivery:
         self._fit: Fit | None = None
         self._is_in_line = False
         self._is_sent = False
+        self._count: Count | None = None
+        """While the engine is asked for the prompt's length."""
+        self._is_counted = False
+        """Whether it was."""
         self.needs_slot = ask.request is None or ask.request.call is not Call.COUNT
         """A tokenizer answers beside what the slots do."""
         self._heard_at = self._asked_at = pace.now()
@@ -130,16 +137,35 @@ class Delivery:
             self._has_ended = True  # nothing is read on
             self.take_turn()
             return
-        if (pool_tokens := self._traffic.lines.pool_of(self.target)) and self.ask.request is not None:
-            reservation = plan_reservation(self.ask.request, self.target, pool_tokens)
+        self._reserve(engines, None)
+
+    def _reserve(self, engines: Engines, counted: int | None) -> None:
+        """`counted`: the prompt's tokens, by the engine; None: nobody has counted them."""
+        ask, target, request = self.ask, self.target, self.ask.request
+        if (pool_tokens := self._traffic.lines.pool_of(target)) and request is not None:
+            reservation = plan_reservation(request, target, pool_tokens, counted)
             if reservation.tokens > pool_tokens:
+                least = plan_reservation(request, target, pool_tokens, 0)
+                if least.tokens <= pool_tokens and not self._is_counted and can_count(request):
+                    self._ask_count(engines, request)
+                    return
                 found = (reservation.tokens, reservation.prompt_tokens, pool_tokens)
-                self._sender.fail(refuse_pool(self.ask.model.name, self.ask.request, *found))
+                self._sender.fail(refuse_pool(ask.model.name, request, *found, is_counted=counted is not None))
                 return
             self._bounded = reservation.request
             self._ticket = replace(self._ticket, tokens=reservation.tokens)
         self._is_in_line = True
-        self._traffic.lines.enter(self.target, self, self._ticket)
+        self._traffic.lines.enter(target, self, self._ticket)
+
+    def _ask_count(self, engines: Engines, request: Request) -> None:
+        self._is_counted = True
+        arguments = (engines, self.target, request, self.ask.model.name, self._request_id)
+        self._count = Count(*arguments, partial(self._take_count, engines), self.on_unreachable)
+        self._count.start()
+
+    def _take_count(self, engines: Engines, counted: int | None) -> None:
+        self._count = None
+        self._reserve(engines, counted)
 
     def go_on(
         self,
@@ -191,6 +217,9 @@ class Delivery:
             return
         self._is_over = True
         self._engines = None
+        if self._count is not None:
+            self._count.close()
+            self._count = None
         if self._connection is not None:
             self._spare_unread()
         if self._is_sent:
@@ -342,6 +371,10 @@ class Delivery:
 
     def check_deadlines(self, now: float) -> None:
         """An engine that is silent too long has failed. A client that is slow is not the engine's fault."""
+        if self._count is not None and self._engines is not None and now - self._asked_at > COUNT_SECONDS:
+            self._count.close()
+            self._take_count(self._engines, None)
+            return
         if self._is_in_line and not self._is_sent:
             if now - self._asked_at > (limit := self.target.timeouts.queue_seconds):
                 # First out of its line, which may be moved elsewhere for this very failure.

@@ -60,7 +60,8 @@ class Fleet(Protocol):
 class FleetLink:
     """`apply` puts a table into force, `kept` keeps it; `address` is where clients reach this gateway.
 
-    `machine`: as `observe_machine` says; None: no endpoint is on this machine. `pass_down`: each table that is put into
+    `machine`: as `observe_machine` says; None: no endpoint is on this machine. `share`: told how many gateways there
+    are, each time that the controller says so. `pass_down`: each table that is put into
     force here, for the workers of this gateway.
     """
 
@@ -74,8 +75,10 @@ class FleetLink:
         name: str,
         address: str,
         machine: str | None,
+        share: Callable[[int], None] = lambda _: None,
         pass_down: Callable[[Endpoints], None] = lambda _: None,
     ) -> None:
+        self._share = share
         self._pass_down = pass_down
         self._traffic = traffic
         self._apply = apply
@@ -212,6 +215,8 @@ class FleetLink:
             reported_at = clock()
             demand = self._observe_demand()
             answer = await fleet.post("demand", demand, DemandAnswer)
+            if answer.gateways:
+                self._share(answer.gateways)
             if answer.term != self._leader_term:
                 self._leader_term = answer.term
                 self._traffic.accounts.forget_told()

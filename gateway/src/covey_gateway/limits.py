@@ -60,6 +60,8 @@ MAX_OUTSTANDING_PER_SLOT = 64
 # What a request that its client left had reserved of a shared cache is free again by then: llama-server looks each
 # second whether a client is there, and takes what it learned before what comes after.
 LEFT_POOL_SECONDS = 2.0
+# An engine that doesn't count a prompt by then doesn't count: the bound by its bytes holds.
+COUNT_SECONDS = 10.0
 # The answer's bound where neither a client nor a table has one and the cache is shared: some pages of text.
 OUTPUT_TOKENS = 1024
 # Sent at a time where nobody said how many slots there are.
@@ -89,6 +91,8 @@ KEEP_ALIVE_IDLE_SECONDS, KEEP_ALIVE_PROBES, KEEP_ALIVE_PROBE_SECONDS = 15, 3, 5
 
 # Deadlines are looked at this often: one timer for all requests instead of several per request.
 SWEEP_SECONDS = 1.0
-# Requests in flight may end after SIGTERM or SIGINT; when the parent is gone there are 5 s in all.
-DRAIN_SECONDS = 10.0
+# Requests in flight may end after SIGTERM or SIGINT, where `--drain-seconds` says nothing else; when the parent is gone
+# there are 5 s in all. An hour is more than any answer takes.
+DRAIN_SECONDS = 10
+MAX_DRAIN_SECONDS = 3600
 ORPHAN_DRAIN_SECONDS = 3.0

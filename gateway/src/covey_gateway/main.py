@@ -80,7 +80,7 @@ async def run_gateway(options: Options) -> None:
     bound = bind_socket(options.host, options.port)
     address = render_address(bound, "http" if certificate is None else "https")
     loop = asyncio.get_running_loop()
-    stop = Stop()
+    stop = Stop(options.drain_seconds)
     stop.follow_signals()
     traffic = Traffic(choose_policy(options.host, options.insecure, options.cors_origins), loop.time)
     async with asyncio.TaskGroup() as tasks:
@@ -119,7 +119,7 @@ async def run_gateway(options: Options) -> None:
         if kept is not None:
             # On a thread: TLS and an HTTP client take a moment to load, and clients are served meanwhile.
             await asyncio.to_thread(import_module, "covey_gateway.fleet")
-            link = build_link(options, traffic, apply, kept, address, machine)
+            link = build_link(options, traffic, apply, kept, address, machine, engines.share)
             background.append(tasks.create_task(link.run()))
             background.append(tasks.create_task(paths.run()))
         await stop.requested.wait()

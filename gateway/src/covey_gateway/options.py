@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from covey_gateway.limits import DRAIN_SECONDS, MAX_DRAIN_SECONDS
 from covey_gateway.routing.access import choose_policy
 from covey_gateway.routing.cors import parse_origins
 
@@ -38,6 +39,8 @@ class Options:
     metrics: tuple[str, int] | None
     workers: int
     """Processes that serve."""
+    drain_seconds: int
+    """For answers in flight when it ends."""
     worker: str
     """What makes this process one of several: `covey_gateway.workers.worker`. Empty: it is none."""
 
@@ -95,12 +98,21 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         metavar="N",
         help="processes that serve as one gateway, a core each (default 1)",
     )
+    parser.add_argument(
+        "--drain-seconds",
+        type=int,
+        default=DRAIN_SECONDS,
+        metavar="N",
+        help=f"how long answers in flight may take to end after SIGTERM or SIGINT (default {DRAIN_SECONDS})",
+    )
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)  # of such a process, from its parent
     parser.add_argument("--lifeline", type=int, metavar="FD", help="end when this pipe ends")
     read = parser.parse_args(arguments)
     host, port = _parse_address(parser, "--listen", str(read.listen))
     if not 1 <= read.workers <= MAX_WORKERS:
         parser.error(f"`--workers` must be from 1 to {MAX_WORKERS}; got {read.workers}")
+    if not 0 <= read.drain_seconds <= MAX_DRAIN_SECONDS:
+        parser.error(f"`--drain-seconds` must be from 0 to {MAX_DRAIN_SECONDS}; got {read.drain_seconds}")
     if read.worker and not read.worker.startswith("{"):
         parser.error("`--worker` is what the gateway starts its own processes with; how many: `--workers N`")
     if (read.tls_cert is None) is not (read.tls_key is None):
@@ -130,6 +142,7 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         cors_origins=cors_origins,
         tls=None if read.tls_cert is None else (read.tls_cert, read.tls_key),
         workers=read.workers,
+        drain_seconds=read.drain_seconds,
         worker=read.worker,
     )
 

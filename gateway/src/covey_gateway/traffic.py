@@ -7,6 +7,7 @@ was applied stays in force until another one comes.
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from email.utils import formatdate
 from itertools import islice
@@ -49,6 +50,8 @@ _log = logging.getLogger(__name__)
 
 # An endpoint that gave its last byte this long ago is still told of: a few demands may be lost.
 HEARD_LATELY_SECONDS = 60.0
+# Where there are no other workers.
+_ALONE = nullcontext()
 
 
 class Awaiting(Protocol):
@@ -99,7 +102,7 @@ class Traffic:
         self._departed: set[str] = set()
         self._left: set[str] = set()
         """Endpoints of which a client left a prompt that is perhaps read still."""
-        self._turn = 0
+        self._turn = self._trials = 0
         self._homes = Homes()
         self._body_bytes = 0
         self._path_failures: dict[str, str] = {}
@@ -239,6 +242,7 @@ class Traffic:
                 if load is None:
                     load = self._loads[target.id] = Load()
                 load.elsewhere = self._endpoints.count_elsewhere(target.id)
+                self._endpoints.look_aside(target.id, load)
         if self._left:
             for target in targets:
                 self._end_left(target.id, now)
@@ -251,22 +255,51 @@ class Traffic:
                 chosen = choose_target(targets, self._loads, now, self._turn, excluded, conversation, self._homes)
         if isinstance(chosen, NoneFree):
             return refuse_none_free(model, chosen)
-        if conversation is not None and not self._is_away(conversation, chosen):
-            self._homes.remember(conversation, chosen.id, now, owner)
-        self._turn += 1
         load = self._loads.get(chosen.id)
         if load is None:
             load = self._loads[chosen.id] = Load()
+        if load.aside is not None:
+            trial = self._try(chosen, load, now)
+            if trial is None:  # another worker's request is faster
+                return self.take_one(model, targets, conversation, owner, ticket, excluded)
+            chosen = trial
+        if conversation is not None and not self._is_away(conversation, chosen):
+            self._homes.remember(conversation, chosen.id, now, owner)
+        self._turn += 1
         load.in_flight += 1
         if self._endpoints is not None:
             self._endpoints.tell_in_flight(chosen.id, load.in_flight)
-        if load.aside is not None:
-            load.aside = replace(load.aside, is_probed=True)
         return chosen
+
+    def _try(self, chosen: Target, load: Load, now: float) -> Target | None:
+        """The endpoint as the request gets it that tries it, the only one; None: another one does."""
+        with self._changing(chosen.id, load):
+            if load.aside is None:
+                return chosen
+            if load.aside.blocks(now):
+                return None
+            self._trials += 1
+            load.trial = self._trials
+            load.aside = replace(load.aside, is_probed=True)
+        return replace(chosen, trial=load.trial)
+
+    def _look(self, id_: str) -> Load:
+        """What is known of an endpoint, from other workers too."""
+        load = self._loads[id_]
+        if self._endpoints is not None:
+            self._endpoints.look_aside(id_, load)
+        return load
+
+    def _changing(self, id_: str, load: Load) -> AbstractContextManager[None]:
+        """Within it nobody else says whether this endpoint is set aside, and how it fails."""
+        return _ALONE if self._endpoints is None else self._endpoints.changing(id_, load)
 
     def has_other(self, target: Target) -> bool:
         """Whether another endpoint of its model would take a request now."""
         targets = self.table.targets.get((target.namespace, target.model), ())
+        for each in targets:
+            if each.id in self._loads:
+                self._look(each.id)
         return isinstance(choose_target(targets, self._loads, self._clock(), 0, target.id), Target)
 
     def _is_away(self, conversation: int, chosen: Target) -> bool:
@@ -277,29 +310,36 @@ class Traffic:
 
     def confirm(self, target: Target) -> None:
         """The endpoint answered with a byte. One that fails at requests shows by a whole answer that it works again."""
-        load = self._loads[target.id]
+        load = self._look(target.id)
         if load.aside is not None and not load.is_failing:
-            load.aside = None
+            with self._changing(target.id, load):
+                load.aside = None
             _log.info("endpoint %s of model '%s' answers again", target.id, target.model)
 
     def succeed(self, target: Target) -> None:
         """The endpoint gave a whole answer."""
-        load = self._loads[target.id]
-        load.failures = 0
+        load = self._look(target.id)
+        if load.failures:
+            with self._changing(target.id, load):
+                load.failures = 0
         self.confirm(target)
 
     def fail(self, target: Target, error: ApiError) -> None:
         """The endpoint gave an answer that ends in this, or none."""
-        load = self._loads[target.id]
-        if error.code is ErrorCode.UPSTREAM_TIMEOUT:
+        load = self._look(target.id)
+        is_silent = error.code is ErrorCode.UPSTREAM_TIMEOUT
+        if is_silent:
             if not load.is_silent:
                 return
-            load.failures = max(load.failures, FAILURES_ASIDE - 1)  # one answer it owes to all weighs like many
         elif error.code not in (ErrorCode.UPSTREAM_ERROR, ErrorCode.UPSTREAM_ENDED):
             return
         targets = self.table.targets.get((target.namespace, target.model), ())
-        siblings = [self._loads.get(each.id) for each in targets]
-        if judge_failure(load, siblings, self._clock()) and load.aside is not None:
+        siblings = [self._look(each.id) if each.id in self._loads else None for each in targets]
+        with self._changing(target.id, load):
+            if is_silent:
+                load.failures = max(load.failures, FAILURES_ASIDE - 1)  # one answer it owes to all weighs like many
+            is_out = judge_failure(load, siblings, self._clock(), is_tried=load.is_tried_beside(target))
+        if is_out and load.aside is not None:
             self.ledger.figures.count_ejection(target.namespace, target.model)
             words = "endpoint %s of model '%s' is set aside for %.0f s, since it failed %d times in a row, %s: %s"
             _log.warning(words, target.id, target.model, load.aside.seconds, load.failures, error.code, error.log_words)
@@ -354,17 +394,23 @@ class Traffic:
             load.left_at = [*load.left_at, self._clock()][-target.slots :]
             self._left.add(target.id)
         if refused is not None:
-            load.failures, load.owed = 0, None
-            before = load.aside
-            load.aside = set_aside(before, self._clock(), aside_seconds or 0, is_busy=is_busy)
+            load.owed = None
+            with self._changing(target.id, load):
+                before = load.aside
+                if not load.is_tried_beside(target):
+                    load.failures = 0
+                    load.aside = set_aside(before, self._clock(), aside_seconds or 0, is_busy=is_busy)
+                self._end_trial(target, load)
             if not is_busy and (before is None or before.is_busy):
                 self._on_news()
             if before is None:
                 self.ledger.figures.count_ejection(target.namespace, target.model)
-            words = "endpoint %s of model '%s' is set aside for %.0f s: %s"
-            _log.warning(words, target.id, target.model, load.aside.until - self._clock(), refused)
-        elif load.aside is not None and load.aside.is_probed:
-            load.aside = replace(load.aside, is_probed=False)
+            if (aside := load.aside) is not None and aside.until > self._clock():  # else another request tries it
+                words = "endpoint %s of model '%s' is set aside for %.0f s: %s"
+                _log.warning(words, target.id, target.model, aside.until - self._clock(), refused)
+        elif load.is_tried_by(target):
+            with self._changing(target.id, load):
+                self._end_trial(target, load)
         if refused is not None:
             self._move_line(target.id)
         if load.in_flight:
@@ -374,6 +420,12 @@ class Traffic:
             self._on_news()
         elif self.waiting.has_any:  # it may make room for what they wait for
             self._on_news()
+
+    def _end_trial(self, target: Target, load: Load) -> None:
+        if load.is_tried_by(target):
+            load.trial = 0
+            if load.aside is not None:
+                load.aside = replace(load.aside, is_probed=False)
 
     def _move_line(self, id_: str) -> None:
         """Who waits for an endpoint that takes nothing now finds another one."""
@@ -469,7 +521,8 @@ class Traffic:
             instance_id: EndpointDemand(instance_id=instance_id, in_flight=0, unreachable=True, path_failure=words)
             for instance_id, words in self._path_failures.items()
         }
-        for id_, load in sorted(self._loads.items()):
+        for id_ in sorted(self._loads):
+            load = self._look(id_)
             awaiting = self._awaiting.get(id_, ())
             heard_at = _latest((load.heard_at, *(each.last_byte_at for each in awaiting)))
             is_heard = heard_at is not None and now - heard_at < HEARD_LATELY_SECONDS

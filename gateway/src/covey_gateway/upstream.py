@@ -246,6 +246,7 @@ class Engines:
         part: tuple[int, int] = (0, 1),
     ) -> None:
         self._part = part
+        self._gateways = 1
         self._loop = loop
         self._fronts = fronts
         self._spawn = spawn
@@ -330,12 +331,23 @@ class Engines:
     def keep(self, connection: EngineConnection) -> None:
         """For the next request, if there is room."""
         idle = self._idle.setdefault(connection.target.id, [])
-        most, (index, workers) = min(connection.target.slots, MAX_IDLE_PER_ENDPOINT), self._part
-        if len(idle) >= most // workers + (index < most % workers):
+        if len(idle) >= self._count_most(connection.target):
             connection.abort()
             return
         connection.idle_since = self._loop.time()
         idle.append(connection)
+
+    def _count_most(self, target: Target) -> int:
+        """Idle ones to an endpoint: of what it bears a gateway has its share, one at least, and of that a worker."""
+        most, (index, workers) = max(1, min(target.slots, MAX_IDLE_PER_ENDPOINT) // self._gateways), self._part
+        return most // workers + (index < most % workers)
+
+    def share(self, gateways: int) -> None:
+        """So many keep connections to the same endpoints, this one too. The oldest of too many are closed."""
+        self._gateways = max(1, gateways)
+        for idle in self._idle.values():
+            while idle and len(idle) > self._count_most(idle[0].target):
+                idle.pop(0).abort()
 
     def drop(self, connection: EngineConnection) -> None:
         idle = self._idle.get(connection.target.id)

@@ -55,7 +55,8 @@ class Captures:
         member = self._find(instance_id)
         sections = [
             ("", render_member(self._node, member)),
-            (TRANSITIONS, "\n".join(self._render_transitions(instance_id))),
+            # The newest are the last, and what is too long is cut at its end.
+            (TRANSITIONS, "\n".join(self._render_transitions(instance_id))[-MAX_SECTION:]),
             ("processes", await self._describe_processes(member)),
             ("metrics", await self._read_metrics(member)),
         ]

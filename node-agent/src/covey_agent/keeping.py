@@ -6,6 +6,7 @@ The list is on disk too: a store whose controller is away goes on to be one, als
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 
 from covey_api.messages import UnkeptArtifact
@@ -38,14 +39,24 @@ class KeptList(Message):
     kept: tuple[ResolvedArtifact, ...] = ()
 
 
+Reserve = Callable[[ResolvedArtifact], AbstractAsyncContextManager[None]]
+"""Room for what is missing of it. AgentError(DiskFull)."""
+
+
 class Keeping:
     """`folder`: the agent's. `on_change`: what is kept is another; `on_fetched`: another of it is here, or can't be
     had."""
 
     def __init__(
-        self, artifacts: Artifacts, folder: Path, on_change: Callable[[], None], on_fetched: Callable[[], None]
+        self,
+        artifacts: Artifacts,
+        folder: Path,
+        on_change: Callable[[], None],
+        on_fetched: Callable[[], None],
+        reserve: Reserve = lambda _: nullcontext(),
     ) -> None:
         self._artifacts = artifacts
+        self._reserve = reserve
         self._path = folder / "store.json"
         self._on_change = on_change
         self._on_fetched = on_fetched
@@ -96,15 +107,40 @@ class Keeping:
                 continue
 
     async def _fetch_all(self) -> bool:
-        """Whether all of it is here. What is here already costs a look."""
-        is_whole, kept = True, self.kept
-        for artifact in kept:
-            if self._changed.is_set():
-                return False
-            is_whole = await self._fetch(artifact) and is_whole
+        """Whether all of it is here. What is here already costs a look.
+
+        Room for all of it is taken before the first of it is fetched, in the list's order: what doesn't fit is known at
+        once and not after hours, and nobody else takes what is meant for the rest.
+        """
+        is_whole, kept, here = True, self.kept, frozenset(self._artifacts.digests())
+        async with AsyncExitStack() as stack:
+            lacking = [artifact for artifact in kept if artifact.digest not in here]
+            rooms = {_key(artifact): await self._take_room(stack, artifact) for artifact in lacking}
+            for artifact in kept:
+                if self._changed.is_set():
+                    return False
+                room = rooms.get(_key(artifact), nullcontext())
+                if room is None:
+                    is_whole = False
+                    continue
+                async with room:
+                    is_whole = await self._fetch(artifact) and is_whole
         keys = {_key(artifact) for artifact in kept}
         self._complaints = {key: words for key, words in self._complaints.items() if key in keys}
         return is_whole
+
+    async def _take_room(self, stack: AsyncExitStack, artifact: ResolvedArtifact) -> AsyncExitStack | None:
+        """To be given back once it is fetched, or with the whole stack. None: there is none."""
+        room = await stack.enter_async_context(AsyncExitStack())
+        try:
+            await room.enter_async_context(self._reserve(artifact))
+        except AgentError as error:
+            self._complain(artifact, error.cause, error.message)
+            return None
+        except OSError:
+            # What the disk has against it, its fetch says.
+            logger.debug("no room is taken for '%s'", artifact.source, exc_info=True)
+        return room
 
     async def _fetch(self, artifact: ResolvedArtifact) -> bool:
         is_news = artifact.digest not in self._artifacts.digests()

@@ -11,12 +11,14 @@ import secrets
 import signal
 import socket
 import sys
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 
 import httpx
 from covey_api.instance import InstanceSpec
+from covey_api.model import ResolvedArtifact
 from covey_api.node import NodeDownloads, NodeSharing, NodeSpec
 from covey_api.pod_names import render_covey_name
 from covey_api.units import parse_quantity
@@ -36,6 +38,7 @@ from covey_agent.artifacts.hub import observe_hub_settings
 from covey_agent.artifacts.index import observe_index_settings
 from covey_agent.artifacts.node import NodeArtifacts, digests_of
 from covey_agent.artifacts.pins import Pins, sweep_pins
+from covey_agent.artifacts.reserving import reserve_artifact
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.asks import Asks
 from covey_agent.capturing import Captures
@@ -137,7 +140,10 @@ async def run_agent(options: Options, folder: Path) -> int:
             needed = (digest for member in state.members.values() for digest in needs_of(member.spec))
             pins.hold(keeping.digests.union(needed))
 
-        keeping = Keeping(outside.artifacts, folder, lambda: hold_needed(runtime.state), changed.set)
+        def reserve(artifact: ResolvedArtifact) -> AbstractAsyncContextManager[None]:
+            return reserve_artifact(cache, artifact)
+
+        keeping = Keeping(outside.artifacts, folder, lambda: hold_needed(runtime.state), changed.set, reserve)
         runtime = Runtime(outside, members, KeptFile(folder), boot_id, changed.set, record)
         machine = observe_machine()
 
@@ -165,7 +171,7 @@ async def run_agent(options: Options, folder: Path) -> int:
             running = group.create_task(runtime.run())
             others = [
                 group.create_task(survey.run()),
-                group.create_task(open_blobs(whereabouts, blobs, options.blobs_port)),
+                group.create_task(open_blobs(whereabouts, blobs, options.blobs_port, changed.set)),
                 group.create_task(peers.run()),
                 group.create_task(keeping.run()),
                 group.create_task(membership.run(folder, options.controller, options.admission)),
@@ -188,10 +194,16 @@ def limit_of(section: NodeDownloads | NodeSharing) -> int | None:
     return None if limit is None else parse_quantity(limit)
 
 
-async def open_blobs(whereabouts: Whereabouts, blobs: BlobServer, port: int) -> None:
-    """Give blobs to other nodes once it is known where they reach this one."""
+async def open_blobs(whereabouts: Whereabouts, blobs: BlobServer, port: int, on_change: Callable[[], None]) -> None:
+    """Give blobs to other nodes where they reach this one, once that is known; `on_change`: it is another."""
     await whereabouts.find()
     blobs.listen(whereabouts.address, port)
+
+    def move() -> None:
+        blobs.move(whereabouts.address, port)
+        on_change()
+
+    await whereabouts.watch(move)
 
 
 def open_cache(folder: Path, members: Path) -> tuple[Cache, Pins]:
@@ -219,6 +231,7 @@ async def open_outside(
     engines = open_engines(web, cache, downloader, os.environ, IndexProvenances(web, verifier))
     keepers = ProcessKeepers(folder / "members", options.orphan_grace_seconds, lambda: whereabouts.front)
     stack.callback(keepers.close)
+    await keepers.end_left()
     loopback = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, limits=ANEW))
     adapters = {each.engine: Adapter(each, loopback) for each in DESCRIPTIONS}
     facts = MachineFacts(options.cache, lambda: engines.devices)

@@ -18,6 +18,7 @@ async def stop_all(members: Path) -> int:
     """Stop what lives; returns how many members could not be stopped. Their folders stay, with the exit records."""
     keepers = ProcessKeepers(members, 0)
     ended = await asyncio.gather(*(stop_member(keepers, instance_id) for instance_id in keepers.observe_living()))
+    await keepers.end_left()
     keepers.close()
     return ended.count(False)
 

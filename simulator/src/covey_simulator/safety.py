@@ -35,6 +35,8 @@ NODE_GRACE_SECONDS = 60.0
 BELIEF_SECONDS = 180.0
 # In the note of what leaves for a model that is asked for.
 SWAPPED = "which is asked for"
+# In the note of what leaves for a Placement that comes before its own.
+_DISPLACED = re.compile(r"it makes room for \S+ of priority (-?\d+); its own is (-?\d+)")
 # Notes that tell of a stop. A drain is for good; a failed attempt says nothing of the one after it.
 _DRAINS = frozenset({EventReason.DRAIN_STARTED, EventReason.DRAIN_ENDED})
 _FAILURES = frozenset({EventReason.ATTEMPT_STARTED, EventReason.FAILED})
@@ -209,6 +211,9 @@ class Safety:
             self._check_silence(note, now, heard_at)
         if note.reason == EventReason.DRAIN_STARTED and SWAPPED in note.message:
             self._check_swap(note, now)
+        displaced = _DISPLACED.match(note.message)
+        if displaced and int(displaced[1]) <= int(displaced[2]):
+            self._story.violate(f"{note.key.name} is displaced by what doesn't come before it: {note.message}")
         gone = re.match(r"placement '([^']+)' does not exist any more", note.message)
         if gone and note.reason == EventReason.DRAIN_STARTED:
             wished_at = self._wishes.wished_at.get((note.key.namespace, gone[1]))

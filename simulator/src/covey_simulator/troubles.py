@@ -105,13 +105,16 @@ def delete_store(world: World) -> None:
 
 
 def back_up_store(world: World) -> Path | None:
-    """A copy of the store as it is; None while there is none."""
+    """A copy of the store as it is; None while there is none, or it can't be read: its files were just deleted."""
     path = _find_store(world)
     if not path.exists():
         return None
     copy = world.folder / f"backup-{world.leaders}.sqlite"
     with closing(sqlite3.connect(path)) as store, closing(sqlite3.connect(copy)) as backup:
-        store.backup(backup)
+        try:
+            store.backup(backup)
+        except sqlite3.OperationalError:
+            return None
     return copy
 
 

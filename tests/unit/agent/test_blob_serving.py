@@ -72,3 +72,14 @@ async def test_a_connection_without_a_thread_is_closed_and_takes_no_place(
         assert any("can't start new thread" in line for line in caplog.messages)
     finally:
         server.close()
+
+
+async def test_at_another_address_it_listens_there_and_no_more_where_it_was(server: BlobServer) -> None:
+    server.listen("127.0.0.1", 0)
+    before = server.port
+    server.move("127.0.0.3", before)
+    assert server.port == before
+    socket.create_connection(("127.0.0.3", before), timeout=30).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", before), timeout=30)
+    server.close()

@@ -1,10 +1,15 @@
 """What a node keeps for its fleet: fetched, retried, remembered."""
 
 import asyncio
+import hashlib
+from functools import partial
 from pathlib import Path
 
 import pytest
 from covey_agent import keeping as module
+from covey_agent.artifacts.cache import Cache
+from covey_agent.artifacts.reserving import reserve_artifact
+from covey_agent.artifacts.room import SPARE_BYTES, Room
 from covey_agent.keeping import Keeping
 from covey_agent.ports import AgentError, OnTransfer
 from covey_api.model import ArtifactFile, Geometry, ResolvedArtifact
@@ -133,6 +138,69 @@ async def test_what_cannot_be_had_is_told_with_its_size_and_cause_until_it_is_he
     site.artifacts.away = {a.source}
     site.keeping.receive((b,))
     assert site.keeping.unkept == ()
+
+
+class Disk(FakeArtifacts):
+    """What is fetched is written to a disk of 100 bytes, of which a download reserves what it brings."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.free_bytes = SPARE_BYTES + 100
+        self.cache = Cache(folder / "cache")
+        self.cache.room = Room(folder, self._make_room, lambda _: self.free_bytes)
+        self.keeping = Keeping(self, folder, lambda: None, lambda: None, partial(reserve_artifact, self.cache))
+        self.seen: list[tuple[str, ...]] = []
+        """With each fetch: what can't be had, as is known when its first byte is to come."""
+        self.is_room_for_others = True
+
+    async def _make_room(self, short_bytes: int, name: str) -> bool:
+        return False
+
+    async def fetch(self, artifact: ResolvedArtifact, on_transfer: OnTransfer) -> Path:
+        self.seen.append(tuple(each.source for each in self.keeping.unkept))
+        if artifact.digest in self.here:
+            return await super().fetch(artifact, on_transfer)
+        async with self.cache.room.reserve(artifact.digest, artifact.size_bytes, artifact.name) as tell_left:
+            self.free_bytes -= artifact.size_bytes
+            tell_left(0)
+            try:
+                await self.cache.room.require(30, "an engine")
+            except AgentError:
+                self.is_room_for_others = False
+            return await super().fetch(artifact, on_transfer)
+
+
+async def test_room_for_all_that_is_kept_is_taken_before_the_first_of_it_comes(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    a, b, c, d = (artifact(name).model_copy(update={"size_bytes": 40}) for name in "abcd")
+    small = artifact("e").model_copy(update={"size_bytes": 20})
+    disk.here = {d.digest}
+    disk.keeping.receive((a, b, c, d, small))
+    disk.keeping._changed.clear()  # pyright: ignore[reportPrivateUsage]
+    assert not await disk.keeping._fetch_all()  # pyright: ignore[reportPrivateUsage]
+    assert disk.fetched == ["a", "b", "d", "e"]
+    assert disk.seen == [(c.source,)] * 4
+    assert [each.cause for each in disk.keeping.unkept] == [FailureCause.DISK_FULL]
+    assert not disk.is_room_for_others
+    disk.free_bytes += 40  # somebody tidied up
+    await disk.cache.room.require(30, "nobody waits any more")
+    assert await disk.keeping._fetch_all()  # pyright: ignore[reportPrivateUsage]
+    assert (disk.fetched[-1], disk.keeping.unkept) == ("e", ())
+    assert "c" in disk.fetched
+
+
+async def test_what_a_set_lacks_alone_is_reserved_of_it(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    content = b"x" * 90
+    here = ArtifactFile(name="here", size_bytes=90, sha256=hashlib.sha256(content).hexdigest())
+    disk.cache.add_blob(here.sha256, content)
+    lacking = ArtifactFile(name="lacking", size_bytes=90, sha256="f" * 64)
+    async with reserve_artifact(disk.cache, artifact("set", here, lacking)):
+        with pytest.raises(AgentError, match="'other' needs"):
+            await disk.cache.room.require(20, "other")
+    local = artifact("local").model_copy(update={"source": "file:///local", "size_bytes": 1000})
+    async with reserve_artifact(disk.cache, local):
+        await disk.cache.room.require(100, "other")
 
 
 async def test_of_two_files_of_one_source_the_one_that_is_here_hides_the_other_never(

@@ -9,16 +9,18 @@ import pytest
 from conftest import Golden
 from covey_agent.engines.adapter import Adapter, Description
 from covey_agent.engines.donors import find_donor_program, render_donor
+from covey_agent.engines.features import WATCHED
 from covey_agent.engines.llama_cpp import LLAMA_CPP
 from covey_agent.engines.llama_server import LLAMA_SERVER
 from covey_agent.engines.mlx import MLX
 from covey_agent.engines.vllm import VLLM
 from covey_agent.ports import AgentError, EngineProgram, Launch
 from covey_api.companion import CompanionRole
-from covey_api.engines import Compute, KvCacheType
+from covey_api.engines import Compute, EngineName, KvCacheType, Task
 from covey_api.instance import Costs, EngineOptions, Instance, Member, MemberRole, StampedCompanion
 from covey_api.reasons import FailureCause
-from covey_api.runtime import LlamaServerRuntime, Runtime, Speculation
+from covey_api.runtime import LlamaServerRuntime, Numa, ReasoningFormat, Runtime, Speculation, Switch
+from covey_planner.choice.builds import needed_features
 from kit import builders
 
 PROGRAM = EngineProgram(Path("/engines/llama-server"), {"LD_LIBRARY_PATH": "/engines"}, "10434", "")
@@ -134,6 +136,31 @@ def test_a_projector_is_on_the_device_of_its_model(adapter: Adapter) -> None:
     assert "MTMD_BACKEND_DEVICE" not in render(adapter, lane(Compute.VULKAN, "Vulkan1")).environment
 
 
+RUNTIMES = (
+    LlamaServerRuntime(),
+    LlamaServerRuntime(numa=Numa.ISOLATE, mlock=Switch.ON, poll_percent=0, cache_reuse_tokens=0),
+    LlamaServerRuntime(mlock=Switch.OFF, reasoning_format=ReasoningFormat.NONE),
+    LlamaServerRuntime(speculation=Speculation.NGRAM_SIMPLE),
+)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("roles", [(), (CompanionRole.DRAFT,), (CompanionRole.PROJECTOR,), tuple(CompanionRole)])
+@pytest.mark.parametrize("compute", [Compute.CPU, Compute.VULKAN])
+def test_what_the_planner_looks_for_in_a_build_is_what_is_rendered(
+    adapter: Adapter, compute: Compute, roles: tuple[CompanionRole, ...], runtime: LlamaServerRuntime
+) -> None:
+    assert set(CompanionRole) == {CompanionRole.DRAFT, CompanionRole.PROJECTOR}
+    beside = tuple(each for each in COMPANIONS if each.role in roles)
+    for task in (Task.CHAT, Task.EMBEDDING, Task.RERANK):
+        whole = Runtime(llama_server=runtime)
+        instance = accompanied(compute, runtime=whole, task=task)
+        spec = instance.spec.model_copy(update={"companions": beside})
+        argv = render(adapter, instance.model_copy(update={"spec": spec})).argv
+        needed = needed_features(EngineName.LLAMA_SERVER, task, whole, roles, compute)
+        assert needed == WATCHED & set(argv)
+
+
 def test_both_ways_of_guessing_are_told_in_one_argument(adapter: Adapter) -> None:
     runtime = Runtime(llama_server=LlamaServerRuntime(speculation=Speculation.NGRAM_SIMPLE))
     argv = render(adapter, accompanied(runtime=runtime)).argv
@@ -151,9 +178,22 @@ def test_an_engine_that_loads_no_companions_refuses_them_by_name(description: De
 
 
 def test_a_build_without_the_flags_of_a_companion_is_refused_by_name(adapter: Adapter) -> None:
-    old = replace(PROGRAM, features=frozenset({"--spec-type", "--model-draft"}))
+    old = replace(PROGRAM, features=WATCHED - {"--image-max-tokens", "--mmproj", "--no-mmproj-offload"})
     with pytest.raises(AgentError, match="has no `--image-max-tokens`, `--mmproj`, `--no-mmproj-offload`"):
         adapter.render(old, accompanied(), Path("/w"), Path("/m"), 1, KEY, (Path("/p"), Path("/d")))
+
+
+def test_a_build_of_before_fit_is_not_told_to_leave_it(adapter: Adapter) -> None:
+    old = replace(PROGRAM, features=WATCHED - {"--fit"})
+    argv = adapter.render(old, builders.instance(), Path("/w"), Path("/m"), 1, KEY).argv
+    now = adapter.render(PROGRAM, builders.instance(), Path("/w"), Path("/m"), 1, KEY).argv
+    at = now.index("--fit")
+    assert now[at + 1] == "off"
+    assert argv == now[:at] + now[at + 2 :]
+    older = replace(PROGRAM, features=WATCHED - {"--fit", "--ctx-checkpoints"})
+    with pytest.raises(AgentError, match="has no `--ctx-checkpoints`") as refused:
+        adapter.render(older, builders.instance(), Path("/w"), Path("/m"), 1, KEY)
+    assert refused.value.cause is FailureCause.NO_USABLE_ENGINE
 
 
 def test_key_is_in_a_file_and_nowhere_else(adapter: Adapter) -> None:
@@ -177,6 +217,12 @@ def test_key_is_in_a_file_and_nowhere_else(adapter: Adapter) -> None:
             "llama-server: error while loading shared libraries: libgomp.so.1: cannot open shared object file: No such",
             FailureCause.MISSING_LIBRARY,
             "apt-get install libgomp1",
+        ),
+        (
+            127,
+            "Error loading shared library libgomp.so.1: No such file or directory (needed by /opt/llama-server)",
+            FailureCause.MISSING_LIBRARY,
+            "`apk search -x so:libgomp.so.1` names",
         ),
         (
             127,
@@ -215,6 +261,25 @@ def test_key_is_in_a_file_and_nowhere_else(adapter: Adapter) -> None:
             "0.00.193.280 E llama_model_load: error loading model: unable to allocate AMX buffer\n",
             FailureCause.OUT_OF_MEMORY,
             "insufficient memory (attempted to allocate  95.34 MB)",
+        ),
+        (
+            1,
+            "0.00.193.280 E llama_model_load: error loading model: vk::Device::createBuffer: ErrorOutOfHostMemory\n",
+            FailureCause.OUT_OF_MEMORY,
+            "exited with code 1",
+        ),
+        (
+            1,
+            "0.00.193.280 E llama_model_load: error loading model: vk::Queue::submit: ErrorDeviceLost\n",
+            FailureCause.EXITED,
+            "ErrorDeviceLost",
+        ),
+        (
+            1,
+            "0.00.193.280 E llama_model_load: error loading model: error loading model architecture: unknown model "
+            "architecture: 'new'\n",
+            FailureCause.NO_USABLE_ENGINE,
+            "doesn't know the model's kind",
         ),
     ],
 )

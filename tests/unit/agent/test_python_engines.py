@@ -14,10 +14,12 @@ from covey_agent.engines.commands import VllmSource
 from covey_agent.engines.descriptions import DESCRIPTIONS
 from covey_agent.engines.features import parse_features
 from covey_agent.engines.mlx import step_seconds
+from covey_agent.engines.packages import PythonSource
 from covey_agent.engines.vllm import VLLM
 from covey_agent.ports import AgentError, EngineProgram, Launch, Ring
 from covey_api.engines import Compute, EngineName, KvCacheType, KvLayout, Task
 from covey_api.instance import Costs, EngineOptions, Member, MemberRole
+from covey_api.node import EngineOverride
 from covey_api.reasons import FailureCause
 from covey_api.runtime import (
     LlamaCppRuntime,
@@ -66,11 +68,11 @@ def adapter(engine: EngineName) -> Adapter:
     return Adapter(found, httpx.AsyncClient(trust_env=False))
 
 
-def render(engine: EngineName, **spec: Any) -> Launch:
+def render(engine: EngineName, *, program: EngineProgram | None = None, **spec: Any) -> Launch:
     costs = (Costs(kv_cache_bytes=3 * 2**30, host_cache_bytes=2**20, floor_bytes=PROCESS_BYTES),)
     fields: dict[str, Any] = {"engine": engine, "options": OPTIONS, "members": (Member(node="a", costs=costs),)}
     instance = builders.instance(**(fields | spec))
-    return adapter(engine).render(PROGRAMS[engine], instance, Path("/blobs/w"), Path("/state/m"), 40001, KEY)
+    return adapter(engine).render(program or PROGRAMS[engine], instance, Path("/blobs/w"), Path("/state/m"), 40001, KEY)
 
 
 def text_of(launch: Launch) -> str:
@@ -102,7 +104,7 @@ def test_command_lines_are_as_recorded(golden: Golden, engine: EngineName, runti
     ],
 )
 def test_lanes_and_tasks_are_rendered_as_recorded(
-    golden: Golden, name: str, engine: EngineName, spec: dict[str, object]
+    golden: Golden, name: str, engine: EngineName, spec: dict[str, Any]
 ) -> None:
     golden(f"argv/{engine.value.lower()}-{name}.txt", text_of(render(engine, **spec)))
 
@@ -174,20 +176,17 @@ def test_vllm_that_was_stamped_before_cards_were_hidden_is_restarted_as_it_ran()
 
 
 @pytest.mark.parametrize(
-    ("version", "has_card", "is_offered"),
+    ("version", "is_offered"),
     [
-        ("0.11.0", True, False),
-        ("0.11.0+cu129", True, False),
-        ("0.11.0", False, True),
-        ("0.11.0+cpu", True, True),
-        ("0.11.1.dev3+gabc1234.cpu", True, True),
-        (None, True, True),
+        ("0.11.0", False),
+        ("0.11.0+cu129", False),
+        ("0.11.0+cpu", True),
+        ("0.11.1.dev3+gabc1234.cpu", True),
+        (None, True),
     ],
 )
-def test_a_build_of_vllm_for_cards_is_not_offered_beside_one(
-    tmp_path: Path, version: str | None, has_card: bool, is_offered: bool
-) -> None:
-    """It would be fetched for, and end at its start, node after node: cards are hidden from it."""
+def test_a_build_of_vllm_for_cards_is_not_offered(tmp_path: Path, version: str | None, is_offered: bool) -> None:
+    """It would be fetched for, and end at its start, node after node: cards are hidden from it, or there is none."""
     programs, packages = tmp_path / "vllm" / "bin", tmp_path / "vllm" / "lib" / "python3.12" / "site-packages"
     programs.mkdir(parents=True)
     packages.mkdir(parents=True)
@@ -197,14 +196,50 @@ def test_a_build_of_vllm_for_cards_is_not_offered_beside_one(
     (path / "vllm").symlink_to(programs / "vllm")
     if version is not None:
         (packages / f"vllm-{version}.dist-info").mkdir()
-    if has_card:
-        write_program(path / "nvidia-smi", "echo 'GPU-1, NVIDIA H200, 143771'")
-    look = VllmSource({"PATH": str(path)}, tmp_path).observe_lanes(None)
+    look = VllmSource({"PATH": str(path)}).observe_lanes(None)
     if is_offered:
         assert [lane.compute for lane in asyncio.run(look)] == [Compute.CPU]
     else:
         with pytest.raises(AgentError, match=re.escape(f"vLLM {version}, a build for cards")):
             asyncio.run(look)
+
+
+@pytest.mark.parametrize(
+    ("said", "version", "is_told"),
+    [("0.32.0", "0.32.0", False), ("0.32.0+cpu", "0.32.0+cpu", False), ("0.9.2", "0.9.2", True), ("ok", "", False)],
+)
+def test_vllm_is_told_not_to_write_prompts_down_where_it_would(
+    tmp_path: Path, said: str, version: str, is_told: bool
+) -> None:
+    """It says its version and nothing else, after what its libraries warn of; later ones have no such option."""
+    write_program(tmp_path / "vllm", f"echo 'WARNING 12-01 1.5 of something'; echo '{said}'")
+    source = VllmSource({"PATH": f"{tmp_path}:/bin:/usr/bin"})
+    program = asyncio.run(source.ensure(None, lambda transfer: None))
+    assert program.version == version
+    (lane,) = asyncio.run(source.observe_lanes(None))
+    assert lane.version == version
+    argv = render(EngineName.VLLM, program=program).argv
+    assert ("--disable-log-requests" in argv) is is_told
+
+
+def test_a_given_python_has_its_version_in_its_lane(tmp_path: Path) -> None:
+    write_program(tmp_path / "python", "echo 'version: 0.32.2 (mlx 0.30.1, Device(cpu, 0))'")
+    source = PythonSource(EngineName.MLX, lambda: None, (Compute.CPU,), {}, is_at_home=False)
+    given = EngineOverride(engine=EngineName.MLX, path=str(tmp_path / "python"))
+    asyncio.run(source.ensure(given, lambda transfer: None))
+    (lane,) = asyncio.run(source.observe_lanes(given))
+    assert lane.version.startswith("0.32.2")
+
+
+def test_memory_that_llama_cpp_lacks_is_no_fault_of_the_file() -> None:
+    tail = (
+        "ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 99\n"
+        "covey-engine: ArtifactCorrupt: LoadFailed: Failed to load model from file: /m.gguf\n"
+    )
+    judge = adapter(EngineName.LLAMA_CPP).classify_exit
+    assert judge(1, tail)[0] is FailureCause.OUT_OF_MEMORY
+    other = judge(1, tail.splitlines()[1])
+    assert other[0] is FailureCause.ARTIFACT_CORRUPT
 
 
 def write_program(path: Path, line: str) -> None:
@@ -219,9 +254,8 @@ def test_a_cache_type_that_vllm_lacks_is_refused() -> None:
 
 def test_a_flag_that_a_build_lacks_is_refused_by_name() -> None:
     instance = builders.instance(runtime=EVERYTHING)
-    old = EngineProgram(
-        Path("/old"), {}, "4000", "", features=parse_features("--numa TYPE\n--mlock\n-fa,  --flash-attn")
-    )
+    told = "--numa TYPE\n--mlock\n-fa,  --flash-attn\n--cache-ram N\n--ctx-checkpoints N"
+    old = EngineProgram(Path("/old"), {}, "4000", "", features=parse_features(told))
     with pytest.raises(AgentError, match=r"`--cache-reuse`, `--poll`, `--reasoning-format`, `--spec-type`") as raised:
         adapter(EngineName.LLAMA_SERVER).render(old, instance, Path("/w"), Path("/m"), 1, KEY)
     assert raised.value.cause is FailureCause.NO_USABLE_ENGINE

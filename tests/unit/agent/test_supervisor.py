@@ -87,6 +87,36 @@ def test_crashes_far_apart_never_add_up() -> None:
         assert world.member().phase is MemberPhase.READY
 
 
+def test_crashes_of_a_load_add_up_however_long_each_takes() -> None:
+    """Weights of tens of gigabytes are read for minutes, each time, before memory is short."""
+    world = World()
+    world.send(snapshot(assign()))
+    for restarts in range(4):
+        while A not in world.living:
+            if world.pending:
+                world.end_pending(0)
+            else:
+                due = next_due(world.state, world.now)
+                assert due is not None
+                world.now = due
+                world.send(Ticked())
+        assert (world.member().phase, world.member().restarts) == (MemberPhase.STARTING, restarts)
+        world.pending.clear()
+        world.now += 300
+        world.end_engine(A, FailureCause.OUT_OF_MEMORY)
+    assert (world.member().phase, world.member().given_up) == (MemberPhase.FAILED, True)
+
+
+def test_crashes_of_a_load_that_went_well_before_begin_anew() -> None:
+    world = ready_world()
+    for _ in range(3):
+        world.end_engine(A)
+        world.settle()
+    world.now += 3600
+    world.end_engine(A)
+    assert (world.member().phase, len(world.member().restarted_at)) == (MemberPhase.BACKOFF, 1)
+
+
 def test_crashes_before_a_restart_of_the_agent_count() -> None:
     world = ready_world()
     for _ in range(3):

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 from covey_agent.artifacts.hub import choose_gguf
-from covey_agent.artifacts.manifest import find_login, host_of, parse_challenge, parse_manifest, parse_token
+from covey_agent.artifacts.manifest import (
+    find_helper,
+    find_login,
+    host_of,
+    parse_challenge,
+    parse_manifest,
+    parse_token,
+)
 from covey_agent.ports import AgentError
 from covey_api.source import HubSource, OciSource, parse_source
 
@@ -117,7 +124,36 @@ def test_logins_are_those_that_docker_and_podman_keep(tmp_path: Path, caplog: py
     (tmp_path / "auth.json").write_text("secret")
     assert find_login({"REGISTRY_AUTH_FILE": str(tmp_path / "auth.json")}, tmp_path, "r.example") is not None
     assert "secret" not in caplog.text
+    own = {"auth": "dGVhbTpzZWNyZXQ="}
+    kept = {"quay.example/team": own, "quay.example": entry}
+    (tmp_path / "auth.json").write_text(json.dumps({"auths": kept}))
+    users = {
+        repository: login.user
+        for repository in ("team/model", "team", "teams/model", "")
+        if (
+            login := find_login(
+                {"REGISTRY_AUTH_FILE": str(tmp_path / "auth.json")}, tmp_path, "quay.example", repository
+            )
+        )
+    }
+    assert users == {"team/model": "team", "team": "team", "teams/model": "covey", "": "covey"}
     assert host_of("docker.io") == "registry-1.docker.io"
+
+
+@pytest.mark.parametrize(
+    ("config", "helper"),
+    [
+        ({"credsStore": "desktop"}, "docker-credential-desktop"),
+        ({"credsStore": "desktop", "credHelpers": {"r.example": "ecr-login"}}, "docker-credential-ecr-login"),
+        ({"credHelpers": {"other.example": "gcloud"}}, ""),
+        ({"credsStore": "../evil `x`"}, ""),
+        ({"credsStore": 7, "credHelpers": []}, ""),
+        ([], ""),
+    ],
+)
+def test_a_program_that_keeps_dockers_logins_is_named_and_not_run(tmp_path: Path, config: object, helper: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert find_helper({"DOCKER_CONFIG": str(tmp_path)}, tmp_path, "r.example") == helper
 
 
 def test_sources_of_registries_are_parsed() -> None:

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from covey.commands.gateway_options import DRAIN_SECONDS, find_drain_seconds
 from covey.commands.join import join
 from covey.commands.up import up
 from covey.errors import CommandError
 from covey.service.roles import render_arguments
 from covey.up.joined import JoinSettings
 from covey.up.parent import Settings
+from covey_gateway import limits
 
 FLAGS = ("--tls-cert", "/a.crt", "--tls-key", "/a.key", "--cors-origin", "https://app.example")
 
@@ -42,6 +44,7 @@ def test_what_a_gateway_would_refuse_is_refused_before_anything_starts(tmp_path:
     assert "must be HOST:PORT" in refused(source, "--metrics-listen", "9411")
     assert "a file that can be written" in refused(source, "--access-log", str(tmp_path / "none" / "log"))
     assert "--workers" in refused(source, "--workers", "0")
+    assert "--drain-seconds" in refused(source, "--drain-seconds", "3601")
     assert "--no-gateway starts none" in refused("https://h:1", "--no-gateway", "--workers", "2")
     shown = ("https://h:1", "--listen", "0.0.0.0:5", "--insecure", "--cors-origin", "*")
     assert "only where a key is needed" in refused(*shown)
@@ -50,6 +53,13 @@ def test_what_a_gateway_would_refuse_is_refused_before_anything_starts(tmp_path:
         assert "HOST:PORT" in refused("https://h:1", "--listen", listen)
     assert "--no-gateway starts none" in refused("https://h:1", "--no-gateway", "--metrics-listen", "127.0.0.1:9411")
     assert "--no-gateway starts none" in refused("https://h:1", "--no-gateway", "--cors-origin", "https://app.example")
+
+
+def test_who_stops_a_gateway_knows_how_long_it_may_take() -> None:
+    assert DRAIN_SECONDS == limits.DRAIN_SECONDS
+    assert find_drain_seconds(FLAGS) == DRAIN_SECONDS
+    assert find_drain_seconds((*FLAGS, "--drain-seconds", "0")) == 0
+    assert find_drain_seconds(("covey", "up", "--drain-seconds=90", "folder")) == 90
 
 
 @pytest.mark.parametrize("role", ["up", "join"])
@@ -64,6 +74,8 @@ def test_a_service_has_each_of_several_origins_and_whole_paths(role: str, tmp_pa
         "a.log",
         "--workers",
         "2",
+        "--drain-seconds",
+        "0",
         place,
     ]
     found = render_arguments(role, given, tmp_path, Path("/state"), Path("/cache"))
@@ -71,6 +83,7 @@ def test_a_service_has_each_of_several_origins_and_whole_paths(role: str, tmp_pa
     assert origins == ["https://a.example", "https://b.example"]
     assert found[found.index("--access-log") + 1] == str(tmp_path / "a.log")
     assert found[found.index("--workers") + 1] == "2"
+    assert found[found.index("--drain-seconds") + 1] == "0"
     for flags in (["--tls-cert", "a.crt"], ["--tls-cert", "a.crt", "--tls-key", "a.key"]):
         with pytest.raises(CommandError, match="tls-cert"):
             render_arguments(role, [*flags, place], tmp_path, Path("/state"), Path("/cache"))

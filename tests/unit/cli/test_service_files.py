@@ -127,6 +127,13 @@ def test_launchd_gets_a_property_list_that_says_the_same() -> None:
     assert set(found) <= LAUNCHD_KEYS
 
 
+def test_a_manager_waits_as_long_as_the_gateway_lets_answers_end() -> None:
+    assert "\nTimeoutStopSec=30\n" in render_systemd(service(), 252)
+    patient = service(command=("/bin/covey", "up", "--drain-seconds", "90", "/f"))
+    assert "\nTimeoutStopSec=110\n" in render_systemd(patient, 252)
+    assert plistlib.loads(render_launchd(patient, "/usr/bin/python3").encode())["ExitTimeOut"] == 110
+
+
 # Of `man 5 launchd.plist`: a key that it doesn't know is a typo.
 LAUNCHD_KEYS = {
     *("Label", "ProgramArguments", "EnvironmentVariables", "RunAtLoad", "KeepAlive", "ThrottleInterval"),

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from covey_api.messages import (
     KEEPALIVE_SECONDS,
+    NODE_SILENCE_SECONDS,
     Ask,
     AskAnswer,
     AskKind,
@@ -166,6 +167,15 @@ def test_loop_wakes_for_demands_that_end_a_drain_and_not_for_traffic(board: Flee
     assert not board.wake.is_set()
     board.on_demand("g", demand(5, 0))
     assert board.wake.is_set()
+
+
+def test_each_gateway_is_told_how_many_are_live(board: FleetBoard, clock: Clock) -> None:
+    def tell(gateway: str) -> int:
+        return board.on_demand(gateway, Demand(gateway=gateway, address="http://127.0.0.1:1")).gateways
+
+    assert [tell("g"), tell("h"), tell("g")] == [1, 2, 2]
+    clock.now += 2 * NODE_SILENCE_SECONDS
+    assert tell("g") == 1
 
 
 def test_loop_wakes_when_an_endpoint_falls_silent_and_when_it_is_heard_again(board: FleetBoard) -> None:

@@ -451,6 +451,47 @@ def test_who_told_an_end_that_nobody_else_says_is_blamed_in_the_end() -> None:
     assert f"on node '{victim.node}' failed" not in "".join(note.message for note in story.notes)
 
 
+def test_what_is_of_lower_priority_makes_room_on_all_nodes_of_a_group() -> None:
+    """No node alone could take the group, so leaving one of them alone is of no use to it."""
+    story = Worldlet()
+    story.put(
+        builders.model(), builders.placement("low", model="smollm2", replicas=2, context=ContextWish(tokens=1024))
+    )
+    story.add_agents(*NODES[:2], total_bytes=1_700_000_000)
+    for index, name in enumerate(NODES[:2]):
+        agent = story.agents[name]
+        agent.lanes, agent.front_port, agent.address = (builders.lane(roles=ROLES),), 52500, f"10.0.0.{index + 1}"
+    story.gateways["g"] = FakeGateway()
+    story.run(20)
+    assert story.routed() == ["low-0", "low-1"]
+    wished = ShapeWish.model_validate({"type": ShapeType.RPC, "min_nodes": 2})
+    story.put(
+        builders.placement(
+            "group",
+            model="smollm2",
+            shape=wished,
+            priority=1,
+            preemption=Preemption.LOWER_PRIORITY,
+            concurrency=4,
+            context=ContextWish(tokens=4096),
+        )
+    )
+    story.run(60)
+    assert story.routed() == ["group-0"]
+
+
+def test_a_group_whose_node_is_to_go_is_replaced_before_it_leaves() -> None:
+    story = formed(*NODES)
+    gone = story.instances()[0].spec.members[0].node
+    node = next(o for o in story.objects.values() if isinstance(o, Node) and o.metadata.name == gone)
+    story.put(node.model_copy(update={"metadata": node.metadata.model_copy(update={"deletion_timestamp": "x"})}))
+    for _ in range(60):
+        story.step()
+        assert story.routed()
+    (instance,) = story.instances()
+    assert gone not in {member.node for member in instance.spec.members}
+
+
 def ready_of(story: Worldlet) -> Condition:
     (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
     return next(each for each in placement.status.conditions if each.type == "Ready")

@@ -128,6 +128,26 @@ def test_node_with_an_engine_that_cannot_start_names_its_reason() -> None:
     assert EventReason.ENGINE_UNUSABLE in noted(story)
 
 
+def test_node_of_a_far_version_names_its_reason_until_it_is_upgraded() -> None:
+    story = begin("a")
+    story.version = "1.4.0"
+    for far, late in (("1.2.9", "Upgrade the node 'a'"), ("1.6", "Upgrade the controllers"), ("2.4.0", "controllers")):
+        story.agents["a"].version = far
+        assert NodeReason.VERSIONS_APART in reasons_of(story, Node, 20)
+        (node,) = (item for item in story.objects.values() if isinstance(item, Node))
+        (message,) = (each.message for each in node.status.conditions if each.type == "VersionSkew")
+        assert message.startswith(f"its agent is of version {far}, this controller of 1.4.0")
+        assert late in message
+    for near in ("1.3.0", "1.5.0rc1", "1.4.0+local"):
+        story.agents["a"].version = near
+        story.run(3)
+        assert NodeReason.VERSIONS_APART not in reasons_of(story, Node, 20)
+    # What can't be read is told of, and nothing breaks.
+    for strange in ("nightly", "1." + "9" * 63):
+        story.agents["a"].version = strange
+        assert NodeReason.VERSIONS_APART in reasons_of(story, Node, 20)
+
+
 def test_store_that_lacks_what_models_name_names_its_reason() -> None:
     story = begin("a")
     story.put(Node(metadata=ObjectMeta(name="a"), spec=NodeSpec(store=NodeStore(keeps=Keeps.MODELS))))

@@ -5,6 +5,7 @@ from covey_controller.reconcile.rollout import (
     SURGE,
     Replica,
     Standing,
+    choose_evicted,
     choose_leaving,
     count_creatable,
     order_of_leaving,
@@ -67,9 +68,16 @@ def test_how_many_come(kinds: list[tuple[bool, Standing]], wanted: int, creatabl
     assert count_creatable(replicas(*kinds), wanted) == creatable
 
 
-def test_evicted_replica_leaves_even_as_the_last() -> None:
-    evicted = Replica("0", ("00", 0), READY, is_current=True, is_evicted=True)
-    assert [each.name for each in choose_leaving([evicted], 1)] == ["0"]
+@pytest.mark.parametrize("standing", Standing)
+def test_evicted_replica_serves_until_it_is_replaced_and_leaves_if_nothing_replaces_it(standing: Standing) -> None:
+    evicted = Replica("0", ("00", 0), standing, is_current=False, is_evicted=True)
+    assert bool(choose_leaving([evicted], 1)) is (standing is not READY)
+    coming = [Replica("1", ("01", 1), each, is_current=True) for each in Standing]
+    for other in coming:
+        is_awaited = other.standing in (STARTING, RECOVERING, READY)
+        assert choose_evicted([evicted, other]) == (() if is_awaited and other.standing is not READY else ("0",))
+    if standing is READY:
+        assert [each.name for each in choose_leaving([evicted, coming[READY]], 1)] == ["0"]
 
 
 def test_what_serves_least_makes_room_first() -> None:

@@ -821,6 +821,25 @@ def test_deleted_node_is_drained_and_removed_and_does_not_come_back_while_silent
     assert [i.spec.members[0].node for i in story.instances()] == ["b" if home == "a" else "a"]
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_serves_on_a_node_that_is_to_go_leaves_after_its_replacement_serves_where_there_is_one(
+    others: int,
+) -> None:
+    story = fleet("a")
+    story.add_agents(*"b"[:others])
+    story.run(5)
+    node = next(o for o in story.objects.values() if isinstance(o, Node) and o.metadata.name == "a")
+    story.put(node.model_copy(update={"metadata": node.metadata.model_copy(update={"deletion_timestamp": "x"})}))
+    served: list[bool] = []
+    for _ in range(60):
+        story.step()
+        served.append(bool(story.routed()))
+        if not story.agents["a"].members:
+            break
+    assert story.agents["a"].members == {}
+    assert all(served) is bool(others)
+
+
 def test_cordoned_node_keeps_what_runs_and_takes_nothing_new() -> None:
     story = fleet("a")
     node = next(o for o in story.objects.values() if isinstance(o, Node))

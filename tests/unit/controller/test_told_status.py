@@ -1,12 +1,13 @@
 """What a Placement's columns say of the wish while something else serves: numbers of the wish, and of what serves."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from covey_api.instance import Instance, InstanceGoal, MemberPhase, MemberStatus
 from covey_api.messages import Progress
 from covey_api.placement import ContextWish, Placement, PlacementStatus
-from covey_controller.reconcile.status import render_progress
+from covey_controller.reconcile.progress import render_progress
 from covey_controller.reconcile.why import explain
 from kit import builders
 from kit.worlds import FakeAgent, FakeGateway, Worldlet
@@ -151,7 +152,51 @@ def test_every_status_fits_its_schema_whatever_a_node_reports() -> None:
     ("done_bytes", "total_bytes", "told"),
     [(0, 100, ""), (24, 100, ""), (25, 100, "load 25 %"), (74, 100, "load 50 %"), (100, 100, "load 100 %"), (5, 0, "")],
 )
-def test_progress_is_told_in_quarters(done_bytes: int, total_bytes: int, told: str) -> None:
-    """Each step is a write of the status: a quiet fleet writes nothing, and a load of an hour writes four times."""
+def test_progress_of_which_no_rate_is_known_is_told_in_quarters(done_bytes: int, total_bytes: int, told: str) -> None:
     progress = Progress(step="load", done_bytes=done_bytes, total_bytes=total_bytes)
     assert render_progress(progress) == told
+
+
+def tell(seconds: int, rates: tuple[int, ...] = (1000,), step: str = "model") -> list[str]:
+    """What is written while so much comes as takes so many seconds at the first rate, at these rates by turns."""
+    total_bytes, done_bytes, told = seconds * rates[0], 0, [""]
+    for number in range(10 * seconds):
+        rate = rates[number % len(rates)]
+        progress = Progress(step=step, done_bytes=done_bytes, total_bytes=total_bytes, bytes_per_second=rate)
+        if (words := render_progress(progress, told[-1])) != told[-1]:
+            told.append(words)
+        if done_bytes == total_bytes:
+            break
+        done_bytes = min(total_bytes, done_bytes + rate)
+    return told[1:]
+
+
+def test_what_takes_longer_is_told_in_finer_steps_with_the_time_that_is_left() -> None:
+    assert tell(40) == ["model 25 %", "model 50 %", "model 75 %", "model 100 %"]
+    assert tell(400)[:2] == ["model 10 %, 6 min left", "model 20 %, 6 min left"]
+    hour = tell(3600)
+    assert (len(hour), hour[0], hour[6], hour[-1]) == (
+        *(20, "model 5 %, 57 min left", "model 35 %, 39 min left", "model 100 %"),
+    )
+    assert len(tell(36_000)) == 100
+
+
+@pytest.mark.parametrize("rates", [(1000, 1), (1000, 100_000), (1000, 0, 999, 3000)])
+def test_a_rate_that_jumps_costs_no_more_writes_and_never_goes_back(rates: tuple[int, ...]) -> None:
+    """Each is a write of the status: of an hour's download two dozen, whatever a node says of its rate."""
+    percents = [int(words.split()[1]) for words in tell(3600, rates)]
+    assert percents == sorted(set(percents))
+    assert percents[-1] == 100
+    assert all(more - less >= 5 for less, more in pairwise(percents)) or 0 in rates or 1 in rates
+
+
+def test_what_starts_over_or_is_another_step_is_told_anew() -> None:
+    slow = Progress(step="model", done_bytes=10, total_bytes=100)
+    assert render_progress(slow, "model 35 %, 12 min left") == ""
+    assert render_progress(slow.model_copy(update={"done_bytes": 36}), "model 35 %, 12 min left") == (
+        "model 35 %, 12 min left"
+    )
+    assert render_progress(slow.model_copy(update={"done_bytes": 60}), "engine 75 %") == "model 50 %"
+    assert render_progress(
+        slow.model_copy(update={"step": "s" * 64, "done_bytes": 99, "bytes_per_second": 0}), "x"
+    ) == (f"{'s' * 64} 75 %")

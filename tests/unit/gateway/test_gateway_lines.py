@@ -216,6 +216,18 @@ def test_a_refusal_names_the_prompt_where_that_alone_is_too_much() -> None:
     assert refused(request(messages=[{"role": "user", "content": "x" * 5000}]), 4000)[0] == "messages"
 
 
+def test_what_the_engine_counted_takes_the_place_of_the_bound_by_bytes() -> None:
+    text = request(messages=[{"role": "user", "content": "x" * 9000}])
+    assert plan_reservation(text, SHARED, 5000).tokens > 5000
+    found = plan_reservation(text, SHARED, 5000, 3000)
+    assert (found.tokens, found.prompt_tokens, found.request.max_tokens) == (3008 + 1024, 3000, 1024)
+    twice = plan_reservation(replace(text, n=2, max_tokens=100), SHARED, 5000, 2000)
+    assert twice.tokens == 2 * (2008 + 100)
+    error = refuse_pool("m", text, 5001, 4995, 5000, is_counted=True)
+    assert error.param == "messages"
+    assert "comes to 4995 tokens;" in error.message
+
+
 # Where the numbers come from
 
 

@@ -22,6 +22,7 @@ _STOP = "test_a_stop_sequence_ends_the_answer_before_it_in_every_format"
 _SCHEMA = "test_schemas_bind_the_answer_in_every_format"
 _LONG = "test_too_long_a_prompt_has_both_numbers_in_every_format"
 _THINK = "test_the_sdks_in_python_read_thoughts_apart_from_the_text"
+_IMAGES = "test_the_sdks_in_python_send_images"
 _BREAK = "test_the_sdks_in_python_raise_where_a_stream_breaks"
 _NONE = "-: its API has no such call"
 _SAME = "-: it asks as the SDK in Python does and is answered the same; what it makes of the answer isn't looked at"
@@ -38,8 +39,8 @@ MATRIX: dict[str, tuple[str, str, str, str, str, str]] = {
     ),
     "usage": (_ALL, _ALL, _ALL, "node:chat", "node:message", "node:ollama"),
     "finish reasons": (_ALL, _ALL, _ALL, "node:response", "node:message", "node:ollama"),
-    "stop sequences": (_STOP, _STOP, _STOP, _SAME, _SAME, _SAME),
-    "`system_fingerprint`": (_STOP, _NONE, _NONE, _SAME, _NONE, _NONE),
+    "stop sequences": (_STOP, _STOP, _STOP, "node:stop", "node:stop", "node:stop"),
+    "`system_fingerprint`": (_STOP, _NONE, _NONE, "node:stop", _NONE, _NONE),
     "Responses": ("test_responses_stream_is_numbered_and_whole", _NONE, _NONE, "node:responseStream", _NONE, _NONE),
     "text completions": (
         "test_openai_completions_count_every_choice_once",
@@ -53,11 +54,11 @@ MATRIX: dict[str, tuple[str, str, str, str, str, str]] = {
         "test_choices_logprobs_and_a_schema_pass",
         _NONE,
         _NONE,
-        _SAME,
+        "node:choices",
         _NONE,
         _NONE,
     ),
-    "an answer bound by a schema": (_SCHEMA, _SCHEMA, _SCHEMA, _SAME, _SAME, _SAME),
+    "an answer bound by a schema": (_SCHEMA, _SCHEMA, _SCHEMA, "node:schema", "node:schema", "node:schema"),
     "parallel tool calls": (
         "test_openai_reads_parallel_calls_with_and_without_a_stream",
         "test_anthropic_calls_tools_and_takes_their_results",
@@ -70,9 +71,9 @@ MATRIX: dict[str, tuple[str, str, str, str, str, str]] = {
         "test_responses_call_tools_and_take_their_results",
         "test_anthropic_calls_tools_and_takes_their_results",
         "-: Ollama's results have no ids; test_ollamas_calls_and_results_find_each_other_without_ids is a unit's",
-        _SAME,
-        _SAME,
-        _SAME,
+        "node:results",
+        "node:results",
+        "node:results",
     ),
     "reasoning apart": (_THINK, _THINK, _THINK, "node:thinking.chat", "node:thinking.messages", "node:thinking.ollama"),
     "reasoning in a Responses stream": (_THINK, _NONE, _NONE, "node:thinking.responseStream", _NONE, _NONE),
@@ -127,12 +128,12 @@ MATRIX: dict[str, tuple[str, str, str, str, str, str]] = {
         _SAME,
     ),
     "images": (
-        "-: asked in plain HTTP: test_an_image_is_fetched_and_the_engine_gets_its_bytes",
-        "-: asked in plain HTTP: test_an_image_is_fetched_and_the_engine_gets_its_bytes",
-        "-: asked in plain HTTP: test_an_image_reaches_a_model_that_takes_images",
-        _SAME,
-        _SAME,
-        _SAME,
+        _IMAGES,
+        _IMAGES,
+        _IMAGES,
+        "node:images",
+        "node:images",
+        "node:images",
     ),
 }
 

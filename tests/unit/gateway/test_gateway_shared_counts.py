@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 from covey_api.messages import ClientKey, Demand, EndpointDemand, KeySpent, ModelDemand, ModelState, Order, ServedModel
+from covey_api.reasons import ErrorCode
 from covey_gateway.figures import MAX_MODELS, OTHER_MODEL, Figures
+from covey_gateway.limits import FAILURES_ASIDE
 from covey_gateway.lines import Lines
 from covey_gateway.records import Record
 from covey_gateway.routing.access import AccessPolicy
@@ -15,6 +17,7 @@ from covey_gateway.routing.line import Ticket
 from covey_gateway.routing.quotas import DAY_SECONDS, Limits, Quota, Window
 from covey_gateway.routing.table import Key, RoutingTable, Target, parse_key
 from covey_gateway.traffic import Traffic
+from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.metering import Cost
 from covey_gateway.workers import memory as memories
 from covey_gateway.workers.endpoints import STUCK_SECONDS
@@ -464,3 +467,93 @@ def test_the_controller_hears_of_one_gateway(office: Office) -> None:
     assert whole.observe_applied() == new
     staff.workers = (Worker(None, None, 0.0),)
     assert whole.observe_applied() is None
+
+
+def traffics(office: Office) -> list[Traffic]:
+    """Of each worker, with two endpoints of one model."""
+    targets = tuple(
+        Target(id_, id_, "default", "m", "127.0.0.1", port, "", 4, 1, None, confirmed=True)
+        for port, id_ in enumerate(("i", "j"))
+    )
+    made = [Traffic(OPEN, lambda: office.now, lambda: NOON, each) for each in office.shared[:3]]
+    for each in made:
+        each.apply_table(RoutingTable(targets={("default", "m"): targets}))
+    return made
+
+
+def take_all(made: list[Traffic], times: int = 4) -> list[tuple[Traffic, Target]]:
+    found: list[tuple[Traffic, Target]] = []
+    for _ in range(times):
+        for each in made:
+            one = each.take(MODEL, None)
+            assert isinstance(one, Target)
+            found.append((each, one))
+    return found
+
+
+def at(found: list[tuple[Traffic, Target]], id_: str) -> list[tuple[Traffic, Target]]:
+    return [(worker, one) for worker, one in found if one.id == id_]
+
+
+def end_all(found: list[tuple[Traffic, Target]]) -> None:
+    for worker, one in found:
+        worker.release(one)
+
+
+def test_what_one_worker_sets_aside_no_other_asks_and_one_request_of_all_tries_it(office: Office) -> None:
+    made = traffics(office)
+    first = take_all(made)
+    worker, one = at(first, "i")[0]
+    worker.release(one, refused="it took no connection")
+    first.remove((worker, one))
+    assert not at(take_all(made), "i")
+    office.now += 1
+    (tried,) = at(take_all(made), "i")
+    end_all(first)
+    office.now += 100
+    assert not at(take_all(made), "i")
+    assert [each.unreachable for worker in made for each in worker.observe_demand() if each.instance_id == "i"]
+    tried[0].confirm(tried[1])
+    assert {worker for worker, _ in at(take_all(made, 16), "i")} == set(made)
+    assert not any(each.unreachable for worker in made for each in worker.observe_demand())
+
+
+def test_failures_in_a_row_are_those_at_all_workers(office: Office) -> None:
+    made = traffics(office)
+    error = ApiError(502, ErrorCode.UPSTREAM_ERROR, "it failed")
+    failing = at(take_all(made), "i")[:FAILURES_ASIDE]
+    for worker, one in failing[:-1]:
+        worker.fail(one, error)
+        assert at(take_all(made), "i")
+    failing[-1][0].fail(failing[-1][1], error)
+    assert not at(take_all(made), "i")
+    office.now += 1
+    (tried,) = at(take_all(made), "i")
+    tried[0].succeed(tried[1])
+    tried[0].release(tried[1])
+    assert at(take_all(made), "i")
+
+
+def test_a_worker_that_dies_while_it_tries_an_endpoint_leaves_that_to_another(office: Office) -> None:
+    made = traffics(office)
+    worker, one = at(take_all(made), "i")[0]
+    worker.release(one, refused="it took no connection")
+    office.now += 1
+    (tried,) = at(take_all(made), "i")
+    clear_levels(office.memories[3], made.index(tried[0]))  # its process is dead
+    others = [each for each in made if each is not tried[0]]
+    assert len(at(take_all(others), "i")) == 1
+
+
+def test_an_endpoint_that_comes_back_under_its_name_is_not_set_aside(office: Office) -> None:
+    made = traffics(office)
+    found = take_all(made)
+    worker, one = at(found, "i")[0]
+    worker.release(one, refused="it took no connection")
+    found.remove((worker, one))
+    end_all(found)
+    for each in made:
+        targets = each.table.targets
+        each.apply_table(RoutingTable())
+        each.apply_table(RoutingTable(targets=targets))
+    assert len(at(take_all(made), "i")) > 1

@@ -1,6 +1,7 @@
 """What is in flight where, across failures and new tables."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -178,6 +179,51 @@ def test_a_probe_that_its_client_left_lets_the_next_one_probe() -> None:
     clock.now = 1.0
     made.release(taken(made))
     assert taken(made).instance_id == "a"
+
+
+def ends_whole(made: Traffic, old: Target) -> None:
+    made.release(old)
+
+
+def breaks_off(made: Traffic, old: Target) -> None:
+    made.fail(old, ApiError(502, ErrorCode.UPSTREAM_ENDED, "it ended early"))
+    made.release(old)
+
+
+def is_refused(made: Traffic, old: Target) -> None:
+    made.release(old, refused="it closed the connection before it answered")
+
+
+@pytest.mark.parametrize("end_old", [ends_whole, breaks_off, is_refused])
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_while_one_request_tries_an_endpoint_no_other_does(
+    end_old: Callable[[Traffic, Target], None], is_failing: bool
+) -> None:
+    """Whatever becomes of requests that were there before it was set aside."""
+    made, clock = traffic(target("a"), target("b"))
+    old = [taken(made) for _ in range(8)]
+    at_a = [each for each in old if each.instance_id == "a"]
+    if is_failing:
+        for _ in range(FAILURES_ASIDE):
+            made.fail(at_a[0], ApiError(502, ErrorCode.UPSTREAM_ERROR, "it failed"))
+        made.release(at_a[0])
+    else:
+        made.release(at_a[0], refused="it took no connection")
+    clock.now = 1.0
+    tries = [found for found in (taken(made) for _ in range(8)) if found.instance_id == "a"]
+    assert len(tries) == 1
+    for each in at_a[1:]:
+        end_old(made, each)
+        clock.now += 100.0
+        assert {taken(made).instance_id for _ in range(8)} == {"b"}
+    made.release(tries[0], refused="it took no connection")
+    assert {taken(made).instance_id for _ in range(8)} == {"b"}
+    clock.now += 100.0
+    again = [found for found in (taken(made) for _ in range(8)) if found.instance_id == "a"]
+    assert len(again) == 1
+    made.succeed(again[0])
+    made.release(again[0])
+    assert {taken(made).instance_id for _ in range(2)} == {"a"}, "it has less to do"
 
 
 def test_a_departed_endpoint_is_reported_until_it_is_idle() -> None:

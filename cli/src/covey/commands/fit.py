@@ -88,8 +88,8 @@ def fit(
 ) -> None:
     """Say what a model needs, in bytes, and the largest window.
 
-    WHAT is a source (`hf://…`, `pypi://…`, `https://…`, or `store://…` of what this machine has), the path of a GGUF
-    file or of a folder with `config.json`, or `model/NAME` of the running fleet.
+    WHAT is a source (`hf://…`, `pypi://…`, `https://…`, or `store://…` of what a node of this machine's fleet has), the
+    path of a GGUF file or of a folder with `config.json`, or `model/NAME` of the running fleet.
     """
     asked = _Asked(
         context,
@@ -98,10 +98,14 @@ def fit(
         {HOST_POOL: memory if memory is not None else _own_memory(Compute.CPU)}
         | ({DEVICE_POOL: _left(DEVICE_POOL, device_memory, Compute.CUDA)} if device_memory is not None else {}),
         None if memory is not None else _own_memory(Compute.METAL),
-        _read_model(draft).geometry if draft else None,
-        _read_projector(projector) if projector else None,
+        _read_model(draft, where.state).geometry if draft else None,
+        _read_projector(projector, where.state) if projector else None,
     )
-    questions = _of_model(where, namespace, what, asked) if what.startswith("model/") else [_of_source(what, asked)]
+    questions = (
+        _of_model(where, namespace, what, asked)
+        if what.startswith("model/")
+        else [_of_source(what, asked, where.state)]
+    )
     for question in questions:
         own = own_window(question)
         if context is not None and context > own:
@@ -116,8 +120,8 @@ def fit(
     click.echo(escape_controls("\n".join(render_fit(question) for question in questions)).rstrip("\n"))
 
 
-def _read_model(what: str) -> Found:
-    found = read_source(what)
+def _read_model(what: str, state: Path | None) -> Found:
+    found = read_source(what, state)
     if found.geometry.architecture == PROJECTOR_ARCHITECTURE:
         message = (
             f"'{what}' must be a model; it is a projector (`mmproj`). Name it by `--projector`, and its model here"
@@ -126,8 +130,8 @@ def _read_model(what: str) -> Found:
     return found
 
 
-def _read_projector(what: str) -> Geometry:
-    found = read_source(what).geometry
+def _read_projector(what: str, state: Path | None) -> Geometry:
+    found = read_source(what, state).geometry
     if found.architecture != PROJECTOR_ARCHITECTURE:
         message = f"`--projector` must name a projector (`mmproj`, architecture 'clip'); got '{found.architecture}'"
         raise CommandError(message, ExitCode.WRONG_USE)
@@ -146,8 +150,8 @@ def _left(pool: str, total_bytes: int, compute: Compute) -> int:
     return max(0, total_bytes - reserve_bytes(pool, total_bytes, declared, (lane,)))
 
 
-def _of_source(what: str, asked: _Asked) -> FitQuestion:
-    found = _read_model(what)
+def _of_source(what: str, asked: _Asked, state: Path | None) -> FitQuestion:
+    found = _read_model(what, state)
     return FitQuestion(
         what,
         found.geometry,
@@ -157,9 +161,19 @@ def _of_source(what: str, asked: _Asked) -> FitQuestion:
         asked.memory_bytes,
         asked.draft,
         asked.projector,
-        engines=(EngineName.MLX if found.is_checkpoint else EngineName.LLAMA_SERVER,),
+        engines=_engines_of(found),
         metal_bytes=asked.metal_bytes,
     )
+
+
+def _engines_of(found: Found) -> tuple[EngineName, ...]:
+    """That load such files. What mlx-lm packed is of less than a byte and a half for each parameter, and vLLM reads
+    none of it."""
+    if not found.is_checkpoint:
+        return (EngineName.LLAMA_SERVER, EngineName.LLAMA_CPP)
+    geometry = found.geometry
+    is_packed = 2 * geometry.weights_bytes < 3 * geometry.parameter_count and not geometry.unpacked_bytes
+    return (EngineName.MLX,) if is_packed else (EngineName.MLX, EngineName.VLLM)
 
 
 def _of_model(where: Where, namespace: str | None, what: str, asked: _Asked) -> list[FitQuestion]:

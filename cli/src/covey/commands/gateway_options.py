@@ -1,7 +1,7 @@
 """Options of `covey up` and `covey join` that are their gateway's own flags."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -13,6 +13,9 @@ from covey.errors import CommandError, ExitCode
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+# The gateway's own, where nothing else is said.
+DRAIN_SECONDS = 10
+
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _OPTIONS = (
     click.option("--tls-cert", type=_FILE, help="The gateway speaks HTTPS, with this certificate and its chain (PEM)."),
@@ -23,8 +26,23 @@ _OPTIONS = (
     click.option(
         "--workers", type=click.IntRange(1, 64), metavar="N", help="The gateway serves by N processes, a core each."
     ),
+    click.option(
+        "--drain-seconds",
+        type=click.IntRange(0, 3600),
+        metavar="N",
+        help="How long the gateway lets answers in flight end when it is stopped; 10 if not given.",
+    ),
 )
-_NAMES = ("tls_cert", "tls_key", "cors_origin", "access_log", "otlp_endpoint", "metrics_listen", "workers")
+_NAMES = (
+    "tls_cert",
+    "tls_key",
+    "cors_origin",
+    "access_log",
+    "otlp_endpoint",
+    "metrics_listen",
+    "workers",
+    "drain_seconds",
+)
 # Where the gateway takes these from, too.
 _VARIABLES = ("COVEY_CORS_ORIGINS", "COVEY_ACCESS_LOG", "COVEY_OTLP_ENDPOINT")
 
@@ -96,13 +114,20 @@ def _check(arguments: list[str]) -> None:
 def _render(given: Mapping[str, Any]) -> list[str]:
     flags: list[str] = []
     for name, value in given.items():
-        values = value if name == "cors_origin" else [value] if value else []
+        values = value if name == "cors_origin" else [] if value is None or value == "" else [value]
         for each in values:
             flags += [
                 f"--{name.replace('_', '-')}",
                 str(each.expanduser().absolute() if isinstance(each, Path) else each),
             ]
     return flags
+
+
+def find_drain_seconds(words: Sequence[str]) -> int:
+    """What the gateway takes for answers in flight, by its flags or by a command that has them."""
+    joined = [word.partition("=")[2] for word in words if word.startswith("--drain-seconds=")]
+    apart = [words[number + 1] for number, word in enumerate(words[:-1]) if word == "--drain-seconds"]
+    return int((joined or apart or [str(DRAIN_SECONDS)])[-1])
 
 
 def choose_scheme(flags: tuple[str, ...]) -> str:

@@ -41,10 +41,11 @@ def pull(
 
     WHAT is a source (`hf://…`, `pypi://…`, `https://…`, …), or a model of the running fleet: NAME or model/NAME, with
     its projector and draft model. What is there already isn't fetched again; a download that was broken off goes on.
+    A `store://` source is asked of the fleet that this machine is a node of.
     """
     known = {each: _of_model(where, namespace, each, variant) for each in what if "://" not in each}
     try:
-        found = asyncio.run(_pull(what, known, sha256, (folder or default_cache()).absolute()))
+        found = asyncio.run(_pull(what, known, sha256, (folder or default_cache()).absolute(), where.state))
     except AgentError as error:
         raise CommandError(error.message) from error
     except ValueError as error:
@@ -58,12 +59,16 @@ def pull(
 
 
 async def _pull(
-    what: tuple[str, ...], known: dict[str, tuple[ResolvedArtifact, ...]], sha256: str, folder: Path
+    what: tuple[str, ...],
+    known: dict[str, tuple[ResolvedArtifact, ...]],
+    sha256: str,
+    folder: Path,
+    state: Path | None,
 ) -> list[tuple[str, ResolvedArtifact, Path]]:
     """Each stays until all are there."""
     found: list[tuple[str, ResolvedArtifact, Path]] = []
     needed: frozenset[str] = frozenset()
-    async with open_artifacts(folder) as artifacts:
+    async with open_artifacts(folder, state) as artifacts:
         pins = Pins(folder / "pins")
         try:
             with Bars(Console(file=sys.stderr)) as bars:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from covey_fleet_client.process import ENOUGH_FILES
 
+from covey.commands.gateway_options import find_drain_seconds
 from covey.paths import SERVICE_VARIABLE, STATE_VARIABLE
 from covey.service.sealed import seal
 
@@ -33,8 +34,8 @@ _STEPS_SINCE = 254
 _SUBGROUP_SINCE = 254
 # `covey_agent.keeper.group` looks for it.
 _AGENT_GROUP = "agent"
-# `covey up` stops its parts within 15 s.
-_STOP_SECONDS = 30
+# `covey up` and `covey join` stop their parts within so long, and the gateway's last answers.
+_STOP_SECONDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,10 @@ class Service:
     def log(self) -> Path:
         """Where launchd keeps what it prints; systemd has its journal."""
         return find_log(self.state, self.role)
+
+    @property
+    def stop_seconds(self) -> int:
+        return _STOP_SECONDS + find_drain_seconds(self.command)
 
     @property
     def cache(self) -> Path | None:
@@ -94,7 +99,7 @@ def render_systemd(service: Service, systemd_version: int) -> str:
         "Restart=on-failure",
         *_render_delays(systemd_version),
         "KillMode=process",
-        f"TimeoutStopSec={_STOP_SECONDS}",
+        f"TimeoutStopSec={service.stop_seconds}",
         "Delegate=yes",
         *([f"DelegateSubgroup={_AGENT_GROUP}"] if systemd_version >= _SUBGROUP_SINCE else []),
         "OOMPolicy=continue",
@@ -153,7 +158,7 @@ def render_launchd(service: Service, python: str) -> str:
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": _FIXED_DELAY_SECONDS,
-        "ExitTimeOut": _STOP_SECONDS,
+        "ExitTimeOut": service.stop_seconds,
         "AbandonProcessGroup": True,
         "ProcessType": "Interactive",  # else macOS holds its processor and disk back
         "SoftResourceLimits": {"NumberOfFiles": ENOUGH_FILES},  # its own 256 are a hundred clients

@@ -1,7 +1,8 @@
 """What parents have in common: a lock on the state folder, parts on one lifeline, an end in order, a sweep of engines.
 
-The order of stopping: gateway (lets streams end) and agent (stops every engine) together, then what is left. Whatever
-an agent that died could not stop is swept at the end.
+The order of stopping: the gateway, which lets streams end, while their engines run; then the agent, which stops every
+engine; where engines go on, both together. Then what is left. Whatever an agent that died could not stop is swept at
+the end.
 
 The rule a maintainer would break by accident: engines are stopped when somebody asked for it (Ctrl-C, SIGTERM), and by
 nothing else. A parent that can't get its parts going ends them alone: engines that serve, also those that came up in
@@ -29,8 +30,10 @@ from covey.errors import CommandError, ExitCode
 from covey.up.front import say
 from covey.up.part import Part
 
-# Gateway and agent get this long; the whole stop stays below 15 s.
-PARTS_STOP_SECONDS = 11.0
+# An agent that stops every engine gets this long.
+AGENT_STOP_SECONDS = 11.0
+# What a gateway does after its last answers: it reports, its workers end.
+GATEWAY_LEAVE_SECONDS = 2.0
 SWEEP_SECONDS = 10.0
 # Looks of commands at the lock are over in microseconds; a parent holds it for as long as it lives.
 _LOCK_TRIES = 10
@@ -140,13 +143,18 @@ class PartGroup:
         os.close(self._lifeline)
         os.close(self._lifeline_end)
 
-    async def stop_serving(self, agent: Part, gateway: Part | None) -> None:
-        """End gateway and agent, and every engine if that was asked for."""
+    async def stop_serving(self, agent: Part, gateway: Part | None, drain_seconds: float) -> None:
+        """End gateway and agent, and every engine if that was asked for. `drain_seconds`: what the gateway gives to
+        answers in flight."""
         was_asked = self.ending.is_set()
+        parts = [agent] if gateway is None else [agent, gateway]
+        seconds = drain_seconds + GATEWAY_LEAVE_SECONDS
         if gateway is not None:
             gateway.stop(signal.SIGTERM)
+        if gateway is not None and was_asked:  # its answers come from engines that the agent is about to stop
+            await self.wait_for_end((gateway,), seconds)
         agent.stop(signal.SIGINT if was_asked else signal.SIGTERM)
-        await self.wait_for_end((agent, *([gateway] if gateway else [])), PARTS_STOP_SECONDS)
+        await self.wait_for_end(parts, AGENT_STOP_SECONDS if was_asked else max(seconds, AGENT_STOP_SECONDS))
         # It may be asked for while the parts end by themselves.
         if self.ending.is_set() and (agent.exit_status != 0 or not was_asked):
             self.left_engines = not await self._sweep()

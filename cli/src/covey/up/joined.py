@@ -18,7 +18,7 @@ from covey_fleet_client.errors import FleetError, FleetErrorKind
 from covey_fleet_client.identity import Identity, load_identity, read_identity, render_name
 from covey_fleet_client.join import ensure_joined
 
-from covey.commands.gateway_options import choose_scheme
+from covey.commands.gateway_options import choose_scheme, find_drain_seconds
 from covey.errors import CommandError, ExitCode
 from covey.paths import TOKEN_SEPARATOR
 from covey.up.group import PartGroup
@@ -145,7 +145,7 @@ class JoinedParent(PartGroup):
                 try:
                     yield
                 finally:
-                    await self.stop_serving(self.agent, self.gateway)
+                    await self.stop_serving(self.agent, self.gateway, find_drain_seconds(self._settings.gateway_flags))
         finally:
             self.close()
 

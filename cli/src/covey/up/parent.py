@@ -19,7 +19,7 @@ from covey_controller.stores.git.address import GitAddress
 from covey_fleet_client.files import describe_refusal, ensure_private_folder, write_private
 from covey_fleet_client.identity import load_identity
 
-from covey.commands.gateway_options import choose_scheme
+from covey.commands.gateway_options import choose_scheme, find_drain_seconds
 from covey.control import Control
 from covey.errors import CommandError, ExitCode
 from covey.up.group import PartGroup
@@ -194,7 +194,7 @@ class Parent(PartGroup):
             self._on_line(part, f"covey WARNING no join token was made, the certificate is used: {words}")
 
     async def _stop(self) -> None:
-        await self.stop_serving(self.agent, self.gateway)
+        await self.stop_serving(self.agent, self.gateway, find_drain_seconds(self._settings.gateway_flags))
         self.controller.stop(signal.SIGTERM)
         await self.wait_for_end((self.controller,), CONTROLLER_STOP_SECONDS)
 

@@ -163,6 +163,11 @@ class Draft:
         self.used_ids += 1
         return self.world.fresh_ids[self.used_ids - 1]
 
+    @property
+    def is_out_of_ids(self) -> bool:
+        """Whether something may have been left to the next plan for want of an id."""
+        return self.used_ids == len(self.world.fresh_ids)
+
     def instances(self) -> Iterable[Instance]:
         """All that hold memory: known ones, and strays that only nodes know."""
         yield from (sight.instance for sight in self.sights.values())
@@ -198,7 +203,7 @@ class Draft:
             held = reservations(self.instances())
             selected = {key: None for each in self.placements.values() for key in each.spec.nodes.selector}
             views = (
-                view_node(sight, (*held.get(name, ()), *self.unclaimed.get(name, ())))
+                view_node(sight, (*held.get(name, ()), *self.unclaimed.get(name, ())), self.fleet)
                 for name, sight in self.nodes.items()
             )
             self._roster = Roster(views, selected, self._links())

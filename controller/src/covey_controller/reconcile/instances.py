@@ -29,8 +29,10 @@ from covey_controller.reconcile.preempting import make_way
 from covey_controller.reconcile.retrying import choose_with_retries, retry_failed
 from covey_controller.reconcile.revision import revision_of
 from covey_controller.reconcile.rollout import (
+    EVICTED,
     Replica,
     Standing,
+    choose_evicted,
     choose_leaving,
     count_creatable,
     count_missing,
@@ -51,14 +53,26 @@ def plan_placement(draft: Draft, key: ObjectKey, placement: Placement) -> None:
     draft.progressing[key] = progressing
     progressing.failures = plan_failures(draft, key, placement, revision)
     replicas = _leave(draft, key, revision, progressing.wanted)
-    if model is None or revision is None:
+    is_whole = count_missing(replicas, progressing.wanted) == 0
+    if (
+        model is not None
+        and revision is not None
+        and not (is_whole and all(r.standing is not Standing.FAILED for r in replicas))
+    ):
+        wish = next_wish(draft, key, placement, model, progressing.failures)
+        maker = InstanceMaker(draft, key, placement, model, revision)
+        retry_failed(maker, wish, [replica.name for replica in replicas if replica.standing is Standing.FAILED])
+        _place_missing(maker, wish, observe_replicas(draft, key, revision), progressing)
+    _evict(draft, key, revision)
+
+
+def _evict(draft: Draft, key: ObjectKey, revision: str | None) -> None:
+    """Who has to go, goes: after what replaces it serves, if anything can; at once, if nothing can."""
+    if draft.is_out_of_ids or any(s.instance.spec.goal is InstanceGoal.DRAIN for s in draft.sights_of(key)):
         return
-    if count_missing(replicas, progressing.wanted) == 0 and all(r.standing is not Standing.FAILED for r in replicas):
-        return
-    wish = next_wish(draft, key, placement, model, progressing.failures)
-    maker = InstanceMaker(draft, key, placement, model, revision)
-    retry_failed(maker, wish, [replica.name for replica in replicas if replica.standing is Standing.FAILED])
-    _place_missing(maker, wish, observe_replicas(draft, key, revision), progressing)
+    names = choose_evicted(observe_replicas(draft, key, revision))
+    for name in names:
+        draft.drain(draft.sights[ObjectKey("Instance", key.namespace, name)], EVICTED)
 
 
 def _observe_revision(draft: Draft, key: ObjectKey, placement: Placement, model: Model) -> str:
@@ -82,12 +96,13 @@ def observe_replicas(draft: Draft, key: ObjectKey, revision: str | None) -> list
 def _replica(draft: Draft, sight: Sight, revision: str | None) -> Replica:
     metadata = sight.instance.metadata
     nodes = [member.node.node for member in sight.members if member.node and member.node.node]
+    is_evicted = any(each.deletion_timestamp is not None for each in (metadata, *(n.metadata for n in nodes)))
     return Replica(
         name=metadata.name,
         age=(metadata.creation_timestamp, ordinal_of(metadata.name)),
         standing=standing_of(draft, sight),
-        is_current=revision is None or sight.instance.spec.revision == revision,
-        is_evicted=any(each.deletion_timestamp is not None for each in (metadata, *(n.metadata for n in nodes))),
+        is_current=not is_evicted and (revision is None or sight.instance.spec.revision == revision),
+        is_evicted=is_evicted,
     )
 
 
@@ -133,7 +148,9 @@ def _place_missing(maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica]
         return
     for chosen in decision.chosen:
         maker.create(chosen)
-    if decision.pending is None and len(decision.chosen) < count and not leaving:
+    # Of several nodes one group is chosen at a time: what may still fit makes nobody leave.
+    is_next = wish.spread is not None and bool(decision.chosen)
+    if decision.pending is None and len(decision.chosen) < count and not leaving and not is_next:
         progressing.makes_room = make_way(maker, wish)
 
 
@@ -177,6 +194,7 @@ def _make_room(
         progressing.decision = None
         return
     sights = [maker.sight(old.name) for old in olds]
+    what = "what replaces it" if all(old.is_evicted for old in olds) else "the new revision"
     together = [sights[:count] for count in range(2, len(sights) + 1)]
     for leaving in [*([sight] for sight in sights), *together]:
         with maker.draft.without(*(sight.instance for sight in leaving)) as roster:
@@ -184,7 +202,7 @@ def _make_room(
         progressing.decision = None if decision.chosen else decision
         if decision.chosen:
             for sight in leaving:
-                maker.draft.drain(sight, "it makes room for the new revision, which does not fit beside it")
+                maker.draft.drain(sight, f"it makes room for {what}, which does not fit beside it")
             return
 
 

@@ -1,6 +1,9 @@
-"""By whose leaving a replica would fit on one node. Looks, and decides nothing: who may leave is the caller's word."""
+"""By whose leaving a replica would fit: on one node, or, where the Placement allows that, on several as a group.
 
-from collections.abc import Sequence
+Looks, and decides nothing: who may leave is the caller's word.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from covey_api.kinds import ObjectKey
@@ -14,18 +17,38 @@ from covey_controller.reconcile.sights import Sight
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Instances of one node by whose leaving a replica fits there."""
+    """Instances by whose leaving a replica fits."""
 
     sights: tuple[Sight, ...]
     chosen: Chosen
 
 
-def find_leaving(draft: Draft, wish: Wish, node: str, first: Sequence[Sight]) -> Leaving | None:
-    """Add one after the other, as ordered, until it fits; then spare whoever needs not leave, the last ones first."""
+def find_leaving(draft: Draft, wish: Wish, first: Sequence[Sight]) -> Iterable[Leaving]:
+    """On each node by itself; a group only where no node alone will do.
+
+    `first`: who may leave, whoever leaves first at the head.
+    """
+    by_node: dict[str, list[Sight]] = {}
+    for sight in first:
+        for node in {member.node: None for member in sight.instance.spec.members}:
+            by_node.setdefault(node, []).append(sight)
+    if wish.spread is None or not wish.spread.is_asked:
+        found = [each for each in (_leaving_on(draft, wish, *item) for item in sorted(by_node.items())) if each]
+        if found or wish.spread is None:
+            return found
+    together = _leaving_for(draft, wish, first)
+    return () if together is None else (together,)
+
+
+def _leaving_on(draft: Draft, wish: Wish, node: str, first: Sequence[Sight]) -> Leaving | None:
     if wish.include and node not in wish.include:
         return None
-    asked = replace(wish, include=frozenset({node}))
-    if place_without(draft, asked, first) is None:
+    return _leaving_for(draft, replace(wish, include=frozenset({node}), spread=None), first)
+
+
+def _leaving_for(draft: Draft, asked: Wish, first: Sequence[Sight]) -> Leaving | None:
+    """Add one after the other, as ordered, until it fits; then spare whoever needs not leave, the last ones first."""
+    if not first or place_without(draft, asked, first) is None:
         return None
     count = next(n for n in range(1, len(first) + 1) if place_without(draft, asked, first[:n]) is not None)
     kept = list(first[:count])

@@ -3,9 +3,9 @@
 1. What drains already is waited for, if the replica fits once it is gone: nothing more leaves meanwhile, and nobody of
    lower priority gets the place (`Draft.nominate`).
 2. Else what nobody asks makes room for what clients wait for (`swapping`).
-3. Else, where the Placement asks for that: of all nodes, the set of Instances of lower priority by whose leaving it
-   would fit there, in this order: the least important, the fewest, the fewest bytes, by name. It drains; it is never
-   stopped with requests on it.
+3. Else, where the Placement asks for that: of all nodes, or groups of nodes, the set of Instances of lower priority by
+   whose leaving it would fit there, in this order: the least important, the fewest, the fewest bytes, by name. It
+   drains; it is never stopped with requests on it.
 
 By preemption never of equal priority: two such Placements would take turns for ever. One set per Placement at a time.
 Who was drained is missing a replica and looks for another place at once, after everybody of higher priority.
@@ -86,36 +86,39 @@ def _preempt(maker: InstanceMaker, wish: Wish) -> str:
             f"{owner.spec.priority}",
         )
     draft.nominate(found.chosen)
-    return f"waits for {quote_names(found.sights)} of lower priority to leave node '{found.chosen.node}'"
+    return f"waits for {quote_names(found.sights)} of lower priority to leave {_where(found)}"
+
+
+def _where(found: Leaving) -> str:
+    nodes = sorted({node for node, _ in found.chosen.places})
+    return f"{'node' if len(nodes) == 1 else 'nodes'} {_quote(nodes)}"
 
 
 def _choose_victims(maker: InstanceMaker, wish: Wish) -> Leaving | None:
-    draft, lower = maker.draft, _lower_by_node(maker)
-    found = (find_leaving(draft, wish, node, sights) for node, sights in lower.items())
-    return min((each for each in found if each is not None), key=lambda each: _order(draft, each), default=None)
+    draft = maker.draft
+    return min(find_leaving(draft, wish, _lower(maker)), key=lambda each: _order(draft, each), default=None)
 
 
 def _order(draft: Draft, each: Leaving) -> _Order:
     """Highest priority among them, how many, their bytes, the node: the smallest is preferred."""
-    node = each.chosen.node
-    held = sum(c.total_bytes for s in each.sights for m in s.instance.spec.members if m.node == node for c in m.costs)
-    return (max(_priority(draft, sight) for sight in each.sights), len(each.sights), held, node)
+    nodes = {node for node, _ in each.chosen.places}
+    members = [member for sight in each.sights for member in sight.instance.spec.members if member.node in nodes]
+    held = sum(costs.total_bytes for member in members for costs in member.costs)
+    return (max(_priority(draft, sight) for sight in each.sights), len(each.sights), held, each.chosen.node)
 
 
-def _lower_by_node(maker: InstanceMaker) -> dict[str, list[Sight]]:
-    """Running Instances of Placements of lower priority, by node, the least important and newest first."""
+def _lower(maker: InstanceMaker) -> list[Sight]:
+    """Running Instances of Placements of lower priority, the least important and newest first."""
     draft, own = maker.draft, maker.placement.spec.priority
-    lower: dict[str, list[Sight]] = {}
+    lower: list[Sight] = []
     for sight in draft.sights.values():
         owner = draft.placements.get(owner_of(sight))
         if owner is None or owner.spec.priority >= own or sight.instance.spec.goal is not InstanceGoal.RUN:
             continue
-        for node in {member.node: None for member in sight.instance.spec.members}:
-            lower.setdefault(node, []).append(sight)
-    for sights in lower.values():
-        sights.sort(key=lambda each: each.instance.metadata.name)
-        sights.sort(key=lambda each: each.instance.metadata.creation_timestamp, reverse=True)
-        sights.sort(key=lambda each: _priority(draft, each))
+        lower.append(sight)
+    lower.sort(key=lambda each: each.instance.metadata.name)
+    lower.sort(key=lambda each: each.instance.metadata.creation_timestamp, reverse=True)
+    lower.sort(key=lambda each: _priority(draft, each))
     return lower
 
 

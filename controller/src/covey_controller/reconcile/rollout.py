@@ -10,6 +10,7 @@ from enum import IntEnum
 
 # Replicas beyond the wished number while a roll is under way.
 SURGE = 1
+EVICTED = "its deletion, or its node's, was asked for"
 
 
 class Standing(IntEnum):
@@ -35,9 +36,9 @@ class Replica:
     """Creation time and ordinal: larger is newer."""
     standing: Standing
     is_current: bool
-    """Of the wished revision; all are while the revision isn't known."""
+    """Of the wished revision (all are while the revision isn't known), and to stay where it is."""
     is_evicted: bool = False
-    """Its own deletion, or its node's, was asked for."""
+    """Its own deletion, or its node's, was asked for: it is not current. What serves stays until it is replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Leaving:
 def choose_leaving(replicas: Sequence[Replica], wanted: int) -> tuple[Leaving, ...]:
     """Who drains now.
 
-    1. No replica wished, or a deletion was asked for: drained.
+    1. No replica wished, or a deletion was asked for and it doesn't serve: drained.
     2. Of an old revision and never served, or failed: drained; it serves nobody.
     3. More of the current revision than wished, or of old ones: what serves least, then the newest; lost ones don't
        count.
@@ -58,10 +59,10 @@ def choose_leaving(replicas: Sequence[Replica], wanted: int) -> tuple[Leaving, .
     """
     leaving: dict[str, str] = {}
     for replica in replicas:
-        if replica.is_evicted:
-            leaving[replica.name] = "its deletion, or its node's, was asked for"
-        elif wanted == 0:
+        if wanted == 0:
             leaving[replica.name] = "no replica is wished"
+        elif replica.is_evicted and replica.standing is not Standing.READY:
+            leaving[replica.name] = EVICTED
         elif not replica.is_current and replica.standing in (Standing.FAILED, Standing.STARTING):
             leaving[replica.name] = "its revision is no longer wished and it serves nobody"
     _leave_surplus([r for r in replicas if r.name not in leaving], wanted, leaving)
@@ -88,7 +89,14 @@ def _leave_replaced(replicas: Sequence[Replica], wanted: int, leaving: dict[str,
             leaving[replica.name] = "the new revision is ready"
     olds = sorted((r for r in ready if not r.is_current), key=lambda r: r.age)
     for replica in olds[: len(ready) - wanted]:
-        leaving[replica.name] = "the new revision is ready"
+        leaving[replica.name] = "what replaces it is ready" if replica.is_evicted else "the new revision is ready"
+
+
+def choose_evicted(replicas: Sequence[Replica]) -> tuple[str, ...]:
+    """Who serves and has to go, while nothing is on its way that could replace it."""
+    if any(r.is_current and r.standing in (Standing.STARTING, Standing.RECOVERING) for r in replicas):
+        return ()
+    return tuple(r.name for r in replicas if r.is_evicted)
 
 
 def count_missing(replicas: Sequence[Replica], wanted: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from covey_api.instance import Instance, InstanceGoal, InstancePhase, InstanceStatus, MemberPhase, MemberStatus
 from covey_api.kinds import Kind, ObjectKey
-from covey_api.messages import NODE_SILENCE_SECONDS, Progress
+from covey_api.messages import NODE_SILENCE_SECONDS
 from covey_api.meta import Status
 from covey_api.model import Model
 from covey_api.node import Node
@@ -21,12 +21,14 @@ from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.judge import judge_instance, judge_key, judge_model, judge_node
 from covey_controller.reconcile.outcomes import Done, Note, Outcome, Stalled, Waiting
 from covey_controller.reconcile.paths import observe_path_failures, plan_path_condition
+from covey_controller.reconcile.progress import render_progress
 from covey_controller.reconcile.resting import observe_node_rest
 from covey_controller.reconcile.sights import MemberSight, NodeSight, Sight
 from covey_controller.reconcile.stores import plan_store_condition
 from covey_controller.reconcile.table import address_of, front_of, refused_keys
 from covey_controller.reconcile.unusable import plan_unusable_condition
 from covey_controller.reconcile.usage import count_key
+from covey_controller.reconcile.versions import plan_version_condition
 
 _PHASES = {
     MemberPhase.PENDING: InstancePhase.PENDING,
@@ -132,7 +134,8 @@ def _observed_node(stored: Node, node: NodeSight) -> Status:
 def _node_conditions(draft: Draft, node: NodeSight, failures: Mapping[str, tuple[str, ...]]) -> tuple[Claim, ...]:
     path = plan_path_condition(draft, node, node.node, failures) if node.node is not None else ()
     own = (*_stray_condition(draft, node), *_unsealed_condition(draft, node), *_contested_condition(draft, node))
-    return (*own, *plan_unusable_condition(draft, node), *plan_store_condition(draft, node), *path)
+    told = (*plan_unusable_condition(draft, node), *plan_store_condition(draft, node))
+    return (*own, *told, *plan_version_condition(draft, node), *path)
 
 
 def _contested_condition(draft: Draft, node: NodeSight) -> tuple[Claim, ...]:
@@ -214,18 +217,8 @@ def _observed_member(member: MemberSight, node: str, stored: MemberStatus | None
         cause=reason.cause if reason else None,
         message=reason.message if reason else "",
         restarts=report.restarts if report else 0,
-        progress=render_progress(report.progress) if report and report.progress else "",
+        progress=render_progress(report.progress, before.progress) if report and report.progress else "",
     )
-
-
-def render_progress(progress: Progress) -> str:
-    """In quarters, since each is a write of the status; the bytes are asked for when somebody wants them.
-
-    Of what a node says that makes no sense, nothing below 0 and nothing above 100: a status has bounds.
-    """
-    done = min(max(0, progress.done_bytes), progress.total_bytes)
-    percent = done * 4 // progress.total_bytes * 25 if progress.total_bytes > 0 else 0
-    return f"{progress.step} {percent} %" if percent else ""
 
 
 def _observed_placement(draft: Draft, key: ObjectKey, placement: Placement) -> PlacementStatus:

@@ -104,15 +104,10 @@ def _used_at(draft: Draft, sight: Sight) -> tuple[bool, float, str]:
 
 
 def _find(draft: Draft, wish: Wish, spare: Sequence[Sight]) -> Leaving | None:
-    """On one node, the fewest that went unused longest; ties by the node's name."""
-    by_node: dict[str, list[Sight]] = {}
-    for sight in spare:
-        for node in {member.node: None for member in sight.instance.spec.members}:
-            by_node.setdefault(node, []).append(sight)
-    found = (find_leaving(draft, wish, node, sights) for node, sights in sorted(by_node.items()))
+    """The fewest that went unused longest; ties by the node's name."""
     ranks = {sight.id: rank for rank, sight in enumerate(spare)}
     return min(
-        (each for each in found if each is not None),
+        find_leaving(draft, wish, spare),
         key=lambda each: (max(ranks[sight.id] for sight in each.sights), len(each.sights), each.chosen.node),
         default=None,
     )

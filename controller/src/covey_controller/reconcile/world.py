@@ -292,3 +292,5 @@ class World:
     allow_empty: bool = False
     """Strays are drained also when the store holds no Placement at all."""
     usage: Reported = field(default_factory=dict[str, Mapping[str, KeyUsage]])
+    version: str = ""
+    """The controller's own; empty: compared with nobody's."""

@@ -34,7 +34,7 @@ def set_aside(previous: Aside | None, now: float, asked_seconds: float = 0.0, *,
     """After a refusal. Requests that fail together count as one. `asked_seconds`: for how long the engine asked to be
     spared, heeded up to `ASIDE_LONGEST_SECONDS`. `is_busy`: it answered that it takes nothing for now."""
     if previous is not None and now < previous.until:
-        return replace(previous, is_busy=is_busy)
+        return replace(previous, is_busy=is_busy, is_probed=False)
     seconds = ASIDE_FIRST_SECONDS if previous is None else min(previous.seconds * 2, ASIDE_LONGEST_SECONDS)
     spared = max(seconds, min(asked_seconds, ASIDE_LONGEST_SECONDS))
     return Aside(now + spared, seconds, is_busy=is_busy)
@@ -46,6 +46,8 @@ class Load:
     elsewhere: int = 0
     """Requests in flight there from other workers of this gateway, when it was last looked for."""
     aside: Aside | None = None
+    trial: int = 0
+    """Which request of this process tries it, as `Target.trial` says; 0: none."""
     heard_at: float | None = None
     """When a request that is over had its last byte from it."""
     is_silent: bool = False
@@ -61,6 +63,14 @@ class Load:
     def occupied(self) -> int:
         """Slots' worth of requests: those in flight, and those that were left and are read on."""
         return self.in_flight + self.elsewhere + len(self.left_at)
+
+    def is_tried_by(self, target: Target) -> bool:
+        """Whether this is what the request was given that tries it."""
+        return bool(target.trial) and target.trial == self.trial
+
+    def is_tried_beside(self, target: Target) -> bool:
+        """Whether another request tries it, whose outcome counts: this one was there before, and says nothing new."""
+        return self.aside is not None and self.aside.is_probed and not self.is_tried_by(target)
 
     @property
     def is_failing(self) -> bool:
@@ -81,15 +91,15 @@ def measure_outstanding(target: Target, loads: Mapping[str, Load]) -> float:
     return (loads.get(target.id, IDLE).occupied + 1) / (target.slots * target.weight)
 
 
-def judge_failure(load: Load, siblings: Collection[Load | None], now: float) -> bool:
-    """It failed at a request. True: so often in a row that it is set aside now.
+def judge_failure(load: Load, siblings: Collection[Load | None], now: float, *, is_tried: bool = False) -> bool:
+    """It failed at a request. True: so often in a row that it is set aside now. `is_tried`: another request tries it.
 
     `siblings`: of all endpoints of its model, itself too; None: nothing is known of one. Failures set none aside that
     would be more than half of them: what fails everywhere is the requests' fault, and better one that fails than none.
     """
     load.failures += 1
     others = sum(1 for each in siblings if each is not None and each is not load and each.aside is not None)
-    if not load.is_failing or others + 1 > len(siblings) // 2:
+    if is_tried or not load.is_failing or others + 1 > len(siblings) // 2:
         return False
     was_open = load.aside is None or now >= load.aside.until
     load.aside = set_aside(load.aside, now)

@@ -7,6 +7,7 @@ from covey_api.reasons import ErrorCode
 
 from covey_gateway.routing.choose import NoneFree
 from covey_gateway.routing.quotas import Spent
+from covey_gateway.routing.reservation import SPARE_TOKENS
 from covey_gateway.wire.errors import ApiError, invalid_request
 from covey_gateway.wire.request import MEDIA_TASK, Request
 
@@ -86,15 +87,20 @@ def refuse_none_free(model: ServedModel, found: NoneFree) -> ApiError:
     return ApiError(503, ErrorCode.UPSTREAM_UNAVAILABLE, message, retry_after_seconds=found.retry_after_seconds)
 
 
-def refuse_pool(model: str, request: Request, tokens: int, prompt_tokens: int, pool_tokens: int) -> ApiError:
-    """What is more than the whole of a cache that slots share, as far as its bytes tell."""
+def refuse_pool(
+    model: str, request: Request, tokens: int, prompt_tokens: int, pool_tokens: int, *, is_counted: bool = False
+) -> ApiError:
+    """What is more than the whole of a cache that slots share, as the engine counted, or as far as its bytes tell."""
+    comes = "comes" if is_counted else "may come"
+    by = "" if is_counted else ", by its bytes"
     room = f"model '{model}' has room for {pool_tokens} at a time here"
-    if prompt_tokens >= pool_tokens:
+    if prompt_tokens + SPARE_TOKENS * is_counted >= pool_tokens:
         field = request.prompt_field
-        message = f"`{field}` may come to {prompt_tokens} tokens, by its bytes; {room}. Shorten it"
+        message = f"`{field}` {comes} to {prompt_tokens} tokens{by}; {room}. Shorten it"
     else:
         field = request.limit_field
-        message = f"the request may come to {tokens} tokens, by its bytes and `{field}`; {room}. Ask for fewer"
+        by = by or ", by its prompt"
+        message = f"the request {comes} to {tokens} tokens{by} and `{field}`; {room}. Ask for fewer"
     return ApiError(400, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, field)
 
 

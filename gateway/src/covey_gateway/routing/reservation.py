@@ -2,8 +2,8 @@
 
 Tokens of a text are never more than its bytes, and JSON has more of these than the text; what a chat template puts
 around each message is no longer than the JSON around it. So bytes are the bound, and no tokenizer is asked: four times
-too much for English, and never too little. Rejected: what prompts of as many bytes came to before, which is a guess,
-and one wrong guess ends the streams of all.
+too much for English, and never too little. What doesn't fit by its bytes is counted by the engine (`Count`). Rejected:
+what prompts of as many bytes came to before, which is a guess, and one wrong guess ends the streams of all.
 """
 
 from dataclasses import dataclass, replace
@@ -15,6 +15,8 @@ from covey_gateway.wire.request import STREAMED, TEMPLATE_TOKENS, Call, Request
 
 # How tools are called is explained at length.
 TOOLS_TOKENS = 512
+# What an engine keeps free at its window's end.
+SPARE_TOKENS = 8
 
 _ENCODE = msgspec.json.Encoder().encode
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -29,8 +31,9 @@ class Reservation:
     """What its prompts come to without any answer, as often as there are answers."""
 
 
-def plan_reservation(request: Request, target: Target, pool_tokens: int) -> Reservation:
+def plan_reservation(request: Request, target: Target, pool_tokens: int, counted: int | None = None) -> Reservation:
     """`pool_tokens`: this gateway's part of the endpoint's cache. It may come to more than that: then it never fits.
+    `counted`: the prompt's tokens, where the engine has told them.
 
     1. The prompt's bound; all of the window for one with an image, but no more than there is: how much an image is
     nobody here knows, so it goes when nothing else of this gateway is there.
@@ -45,6 +48,9 @@ def plan_reservation(request: Request, target: Target, pool_tokens: int) -> Rese
         prompt += TOOLS_TOKENS
     if not request.media:
         prompt += len(_ENCODE(request.fields))  # an image's bytes say nothing of its tokens
+    if counted is not None:
+        prompt = counted + SPARE_TOKENS
+    told = prompt if counted is None else counted
     if request.call not in STREAMED:
         return Reservation(request, prompt, prompt)
     answers = _count_answers(request)
@@ -56,7 +62,7 @@ def plan_reservation(request: Request, target: Target, pool_tokens: int) -> Rese
     if request.media:
         window = target.context_tokens or pool_tokens
         tokens = max(tokens, min(answers * (window + most), pool_tokens))
-    return Reservation(request, tokens, answers * prompt)
+    return Reservation(request, tokens, answers * told)
 
 
 def _count_answers(request: Request) -> int:

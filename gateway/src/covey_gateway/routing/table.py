@@ -62,6 +62,8 @@ class Target:
     """What fits into the cache that all slots share; 0: each has its own window."""
     output_tokens: int = OUTPUT_TOKENS
     """How long an answer may be that its client set no bound, where the cache is shared."""
+    trial: int = 0
+    """Given to a request that tries whether an endpoint that was set aside works again: which trial it is; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

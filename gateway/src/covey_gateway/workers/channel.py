@@ -37,6 +37,13 @@ class StaticTable(Message):
     name: str
 
 
+class Gateways(Message):
+    """How many there are, this one too."""
+
+    kind: Literal["Gateways"] = "Gateways"
+    count: int
+
+
 class Begin(Message):
     """Listen: all that was in force was told."""
 
@@ -102,7 +109,7 @@ class Report(Message):
 
 
 AnyMessage = Annotated[
-    Name | Table | StaticTable | Begin | Drain | End | Ended | PassOn | PassedOn | Serving | Alive | Report,
+    Name | Gateways | Table | StaticTable | Begin | Drain | End | Ended | PassOn | PassedOn | Serving | Alive | Report,
     Field(discriminator="kind"),
 ]
 _READ: TypeAdapter[AnyMessage] = TypeAdapter(AnyMessage)

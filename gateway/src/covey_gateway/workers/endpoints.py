@@ -7,11 +7,12 @@ second is there for what is lost. A worker that hasn't looked at its deadlines f
 """
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 
 from covey_gateway.limits import MAX_SENT
 from covey_gateway.routing.line import Line, Member, Ticket
+from covey_gateway.routing.load import Aside, Load
 from covey_gateway.workers.memory import Memory, Row
 
 ENDPOINT = "endpoint "
@@ -19,8 +20,12 @@ ENDPOINT = "endpoint "
 PROCESS = "process"
 STUCK_SECONDS = 3.0
 
-_IN_FLIGHT, _SENT, TOKENS, _WAITING, _PRIORITY, _SINCE = range(6)
-ENDPOINT_WIDTH = 6
+_IN_FLIGHT, _SENT, TOKENS, _WAITING, _PRIORITY, _SINCE, _TRIES = range(7)
+ENDPOINT_WIDTH = 7
+# Of all workers: until when it is set aside and for how long that is (milliseconds; 0: it isn't), whether it answered
+# that it takes nothing for now, and how often in a row it failed.
+_UNTIL, _ASIDE, _BUSY, _FAILURES = range(4)
+ENDPOINT_COMMON = 4
 # Of a process: its clients, what it holds, lines of its log that were dropped, when it looked last (milliseconds).
 _CONNECTIONS, _HELD, _DROPPED, _BEAT = range(4)
 PROCESS_WIDTH = 4
@@ -45,11 +50,15 @@ class SharedEndpoints:
     def row(self, id_: str) -> Row:
         found = self._rows.get(id_)
         if found is None:
-            found = self._rows[id_] = self._memory.row(f"{ENDPOINT}{id_}", 0, ENDPOINT_WIDTH)
+            found = self._rows[id_] = self._memory.row(f"{ENDPOINT}{id_}", ENDPOINT_COMMON, ENDPOINT_WIDTH)
         return found
 
     def forget(self, id_: str) -> None:
-        self._rows.pop(id_, None)
+        """It left the table. One of that name that comes later is another one."""
+        if (row := self._rows.pop(id_, None)) is not None:
+            with row.lock:
+                for cell in range(ENDPOINT_COMMON):
+                    row.common[cell] = 0
         self._others.pop(id_, None)
         self._lines.pop(id_, None)
 
@@ -75,6 +84,32 @@ class SharedEndpoints:
         for cells in others:
             found += cells[_IN_FLIGHT]
         return found
+
+    def look_aside(self, id_: str, load: Load) -> None:
+        """Take over what all workers know of its failures."""
+        row = self.row(id_)
+        load.failures = row.common[_FAILURES]
+        if until := row.common[_UNTIL]:
+            is_tried = any(cells[_TRIES] for cells in row.columns)
+            is_busy = bool(row.common[_BUSY])
+            load.aside = Aside(until / 1000, row.common[_ASIDE] / 1000, is_probed=is_tried, is_busy=is_busy)
+        else:
+            load.aside = None
+
+    @contextmanager
+    def changing(self, id_: str, load: Load) -> Generator[None]:
+        """What is made of it within is so for all workers. Nothing else is locked meanwhile."""
+        row = self.row(id_)
+        with row.lock:
+            self.look_aside(id_, load)
+            yield
+            aside = load.aside
+            row.common[_FAILURES] = load.failures
+            row.common[_UNTIL] = 0 if aside is None else max(1, round(aside.until * 1000))
+            row.common[_ASIDE] = 0 if aside is None else round(aside.seconds * 1000)
+            row.common[_BUSY] = aside is not None and aside.is_busy
+            if self.column is not None:
+                row.columns[self.column][_TRIES] = load.trial
 
     def count_all(self, id_: str) -> tuple[int, int]:
         """Requests in flight at all workers, and how many of them wait for their turn."""

@@ -63,7 +63,7 @@ async def run_parent(options: Options, arguments: tuple[str, ...]) -> None:
     bound = hold_address(options.host, options.port)
     address = render_address(bound, "http" if certificate is None else "https")
     loop = asyncio.get_running_loop()
-    stop = Stop()
+    stop = Stop(options.drain_seconds)
     stop.follow_signals()
     memory_file = make_file()
     memory = Memory(memory_file, options.workers, None)
@@ -104,7 +104,7 @@ async def run_parent(options: Options, arguments: tuple[str, ...]) -> None:
         link = None
         if kept is not None:
             await asyncio.to_thread(import_module, "covey_gateway.fleet")
-            link = build_link(options, traffic, apply, kept, address, machine, staff.tell_table)
+            link = build_link(options, traffic, apply, kept, address, machine, staff.tell_gateways, staff.tell_table)
             background.append(tasks.create_task(link.run()))
             background.append(tasks.create_task(paths.run()))
         await stop.requested.wait()

@@ -51,6 +51,7 @@ class Staff:
         self._listening: int | None = None
         self._name = b""
         self._table = b""
+        self._gateways = b""
         self._order: Order | None = None
         self._workers: dict[int, HiredWorker] = {}
         """Those that run, by column."""
@@ -77,6 +78,12 @@ class Staff:
     def tell_static(self, content: str, name: str, order: Order) -> None:
         self._table, self._order = render(messages.StaticTable(content=content, name=name)), order
         self._tell_all(self._table)
+
+    def tell_gateways(self, count: int) -> None:
+        told = render(messages.Gateways(count=count))
+        if told != self._gateways:
+            self._gateways = told
+            self._tell_all(told)
 
     def end_everywhere(self, cancel: Cancel, *, by_operator: bool) -> None:
         self._spawn(self._end_quietly(cancel, by_operator))
@@ -179,7 +186,7 @@ class Staff:
             return f"can't be started: {error.strerror or error}"
         try:
             self._workers[column] = worker
-            worker.begin(tuple(each for each in (self._name, self._table) if each), self._order)
+            worker.begin(tuple(each for each in (self._name, self._gateways, self._table) if each), self._order)
             if self._ending.is_set():
                 worker.kill()
             telling = self._spawn(_tell_served(worker, served))

@@ -68,16 +68,19 @@ class WorkerPlace:
 
 
 class ParentLink:
-    """`apply` puts a table into force; `machine`: as `observe_machine` says."""
+    """`apply` puts a table into force, `share` is told how many gateways there are; `machine`: as `observe_machine`
+    says."""
 
     def __init__(
         self,
         channel: Channel,
         traffic: Traffic,
         apply: Callable[[RoutingTable], None],
+        share: Callable[[int], None],
         stop: Stop,
         machine: str | None,
     ) -> None:
+        self._share = share
         self._channel = channel
         self._traffic = traffic
         self._apply = apply
@@ -114,6 +117,8 @@ class ParentLink:
         match message:
             case messages.Name():
                 self._traffic.name_gateway(message.name)
+            case messages.Gateways():
+                self._share(message.count)
             case messages.Table():
                 self._apply(parse_endpoints(message.endpoints, self._machine))
                 self._is_due.set()
@@ -193,7 +198,7 @@ async def run_worker(options: Options) -> None:
     else:
         bound = socket.socket(fileno=place.listening)
     loop = asyncio.get_running_loop()
-    stop = Stop()
+    stop = Stop(options.drain_seconds)
     stop.follow_signals()
     shared = share(Memory(place.memory, place.workers, place.column), place.wakes, loop.time)
     policy = choose_policy(options.host, options.insecure, options.cors_origins)
@@ -207,6 +212,7 @@ async def run_worker(options: Options) -> None:
             await Channel.open(socket.socket(fileno=place.control)),
             traffic,
             lambda table: engines.forget(traffic.apply_table(table)),
+            engines.share,
             stop,
             machine,
         )

@@ -208,10 +208,14 @@ class Cache:
 
     def missing_bytes(self, artifact: ResolvedArtifact) -> dict[str, int]:
         """What is yet to be written of each file of a set that isn't here, beside what a broken download left of it."""
+        return self.missing_of({file.sha256: file.size_bytes for file in artifact.files})
+
+    def missing_of(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The same of blobs, by their digests."""
         return {
-            file.sha256: max(0, file.size_bytes - taken_by(self.partial / file.sha256))
-            for file in artifact.files
-            if self.find_blob(file.sha256, file.size_bytes) is None
+            sha256: max(0, size_bytes - taken_by(self.partial / sha256))
+            for sha256, size_bytes in sizes.items()
+            if self.find_blob(sha256, size_bytes) is None
         }
 
     def find_source(self, source: str, sha256: str) -> tuple[ResolvedArtifact, Path] | None:

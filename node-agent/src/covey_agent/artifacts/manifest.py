@@ -109,14 +109,19 @@ def parse_token(text: bytes) -> str:
     return cast("str", token) if is_word else ""
 
 
-def find_login(environment: Mapping[str, str], home: Path, registry: str) -> Login | None:
-    """As `docker login`, `podman login` and `oras login` keep it. Programs that keep logins elsewhere aren't asked."""
-    folder = Path(environment.get("DOCKER_CONFIG") or home / ".docker")
+def find_login(environment: Mapping[str, str], home: Path, registry: str, repository: str = "") -> Login | None:
+    """As `docker login`, `podman login` and `oras login` keep it. Programs that keep logins elsewhere aren't asked.
+
+    Podman keeps them of parts of a registry too (`podman login quay.io/team`): the narrowest that has the repository.
+    """
+    folder = _docker_folder(environment, home)
     kept = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json"
     given, session = environment.get("REGISTRY_AUTH_FILE"), environment.get("XDG_RUNTIME_DIR")
     # Where podman keeps them until the machine starts anew, unless told otherwise.
     fleeting = (Path(session) / "containers" / "auth.json",) if session else ()
-    keys = (registry, f"https://{registry}", *((_DOCKER_LOGIN,) if registry == _DOCKER else ()))
+    names = repository.split("/") if repository else []
+    narrow = (f"{registry}/{'/'.join(names[:count])}" for count in range(len(names), 0, -1))
+    keys = (*narrow, registry, f"https://{registry}", *((_DOCKER_LOGIN,) if registry == _DOCKER else ()))
     for path in (*((Path(given),) if given else ()), folder / "config.json", *fleeting, kept):
         logins = _read_logins(path)
         for key in keys:
@@ -125,7 +130,26 @@ def find_login(environment: Mapping[str, str], home: Path, registry: str) -> Log
     return None
 
 
+def find_helper(environment: Mapping[str, str], home: Path, registry: str) -> str:
+    """The program that keeps Docker's login of this registry instead of its file; empty: there is none."""
+    page = _read_page(_docker_folder(environment, home) / "config.json")
+    helpers = page.get("credHelpers")
+    named = cast("dict[str, object]", helpers).get(registry) if isinstance(helpers, dict) else None
+    found = named or page.get("credsStore")
+    is_name = isinstance(found, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", found)
+    return f"docker-credential-{found}" if is_name else ""
+
+
+def _docker_folder(environment: Mapping[str, str], home: Path) -> Path:
+    return Path(environment.get("DOCKER_CONFIG") or home / ".docker")
+
+
 def _read_logins(path: Path) -> dict[str, object]:
+    auths = _read_page(path).get("auths")
+    return cast("dict[str, object]", auths) if isinstance(auths, dict) else {}
+
+
+def _read_page(path: Path) -> dict[str, object]:
     try:
         with path.open("rb") as file:
             page: object = json.loads(file.read(_MAX_LOGINS_BYTES))
@@ -135,8 +159,7 @@ def _read_logins(path: Path) -> dict[str, object]:
         # The name of the error only: its text may quote the file.
         logger.warning("%s is not used: it can't be read as logins of registries (%s)", path, type(error).__name__)
         return {}
-    auths = cast("dict[str, object]", page).get("auths") if isinstance(page, dict) else None
-    return cast("dict[str, object]", auths) if isinstance(auths, dict) else {}
+    return cast("dict[str, object]", page) if isinstance(page, dict) else {}
 
 
 def _parse_login(entry: object) -> Login | None:

@@ -91,9 +91,11 @@ def digests_of(artifact: ResolvedArtifact) -> frozenset[str]:
 
 
 class NodeArtifacts:
-    """The cache and its sources."""
+    """The cache and its sources. `stores`: what `store://` sources are taken by, where it is another downloader."""
 
-    def __init__(self, web: Web, cache: Cache, downloader: Downloader, hub: HubSettings) -> None:
+    def __init__(
+        self, web: Web, cache: Cache, downloader: Downloader, hub: HubSettings, stores: Downloader | None = None
+    ) -> None:
         self._web = web
         self._cache = cache
         self._downloader = downloader
@@ -102,7 +104,7 @@ class NodeArtifacts:
         self._addresses = WebFiles(web, downloader.download)
         self._hub = HubFiles(web, cache, downloader, hub)
         self._registries = RegistryFiles(web, cache, downloader)
-        self._stores = StoreFiles(cache, downloader)
+        self._stores = StoreFiles(cache, stores or downloader)
         self._sets = LocalSets(self._local)
         self._flights = Flights()
         self._wheels: Counter[str] = Counter()

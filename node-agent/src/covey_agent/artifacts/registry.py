@@ -22,7 +22,15 @@ from covey_agent.artifacts.header import Header
 from covey_agent.artifacts.hub import Repository
 from covey_agent.artifacts.hub_files import HubFiles
 from covey_agent.artifacts.index import Login, split_login
-from covey_agent.artifacts.manifest import ACCEPT, find_login, host_of, parse_challenge, parse_manifest, parse_token
+from covey_agent.artifacts.manifest import (
+    ACCEPT,
+    find_helper,
+    find_login,
+    host_of,
+    parse_challenge,
+    parse_manifest,
+    parse_token,
+)
 from covey_agent.artifacts.together import AT_ONCE, Sum, do_together
 from covey_agent.artifacts.verifying import find_verified
 from covey_agent.artifacts.web import Origin, Unauthorized, Web, corrupt, is_loopback, persist, unavailable
@@ -138,7 +146,9 @@ class RegistryFiles:
     async def _log_in(self, parsed: OciSource, refused: Unauthorized, origin: Origin) -> Origin:
         """The origin with what the registry asks for; what it was refused with if there is nothing to give."""
         scheme, asked = parse_challenge(refused.challenge)
-        login = find_login(os.environ, Path.home(), parsed.registry)
+        host = urlsplit(f"//{host_of(parsed.registry)}").hostname or ""
+        login = find_login(os.environ, Path.home(), parsed.registry, parsed.repository)
+        login = login or self._web.find_netrc_login(host)
         if scheme == "basic" and login is not None:
             return replace(origin, token=_render(login), scheme="Basic")
         if scheme != "bearer" or not asked.get("realm"):
@@ -150,8 +160,7 @@ class RegistryFiles:
         query = {"scope": asked.get("scope") or f"repository:{parsed.repository}:pull"}
         query |= {"service": asked["service"]} if asked.get("service") else {}
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
-        # The registry gets what comes of it: another host's login, out of ~/.netrc, would make a token for a stranger.
-        who = replace(origin, token=_render(login) if login else "", scheme="Basic", is_anonymous=True)
+        who = replace(origin, token=_render(login) if login else "", scheme="Basic")
         _, body = await persist(
             self._web.patience, f"token of '{parsed.registry}'", lambda: self._web.read(url, {}, _MAX_TOKEN_BYTES, who)
         )
@@ -182,9 +191,21 @@ def _origin_of(registry: str) -> Origin:
     return Origin(
         says="as the registry says",
         check=f"Check the registry '{registry}'.",
-        login=f"Give the agent's user a login by `docker login {registry}` or `oras login {registry}`.",
+        login=_login_words(registry),
         missing="there is no such repository, tag or file. Change the source.",
+        # A registry is asked without a login first, says what it wants, and gets that alone: what an entry of ~/.netrc
+        # is for may be another service of its host. It also gets the token that comes of a login: a token service's
+        # own entry there would make one for a stranger.
+        is_anonymous=True,
     )
+
+
+def _login_words(registry: str) -> str:
+    """Who did log in, and whose login is where it isn't looked for, is told so."""
+    if helper := find_helper(os.environ, Path.home(), registry):
+        words = f"Docker's logins are kept by `{helper}` there, which the agent doesn't ask: "
+        return f"{words}give its user one by `podman login {registry}`, or in ~/.netrc."
+    return f"Give the agent's user a login by `docker login {registry}` or `oras login {registry}`."
 
 
 def _read_realm(text: str, origin: Origin) -> str:

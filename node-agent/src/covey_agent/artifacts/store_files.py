@@ -84,10 +84,7 @@ class StoreFiles:
             return LocalArchive(path)
         if far := self._downloader.open_elsewhere(sha256, words):
             return far
-        raise unavailable(
-            f"{words} is not in this machine's cache, and a command asks no other node. Where a fleet has it, `covey "
-            "fit model/NAME` says what its Model needs."
-        )
+        raise unavailable(f"{words} is not in this machine's cache, and it asks no other node.")
 
     async def _read_list(self, whole: Readable, start: bytes, sha256: str) -> dict[str, str] | None:
         """Digests of the files of a set, by name; None: it is a file."""

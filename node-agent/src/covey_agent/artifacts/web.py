@@ -265,11 +265,13 @@ class Web:
             raise
 
     def _auth(self, url: str) -> httpx.BasicAuth | None:
-        login = self.settings.logins.get(origin_of(url))
-        # Only a host that is named: a `default` entry would go to every host that a redirect leads to.
-        if login is None and self._netrc is not None and (found := self._netrc.hosts.get(_host(url))):
-            login = Login(found[0], found[2] or "")
+        login = self.settings.logins.get(origin_of(url)) or self.find_netrc_login(_host(url))
         return httpx.BasicAuth(login.user, login.password) if login else None
+
+    def find_netrc_login(self, host: str) -> Login | None:
+        """Only of a host that is named: a `default` entry would go to every host that a redirect leads to."""
+        found = self._netrc.hosts.get(host) if self._netrc is not None else None
+        return Login(found[0], found[2] or "") if found else None
 
 
 def _host(url: str) -> str:

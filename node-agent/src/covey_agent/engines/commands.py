@@ -1,12 +1,11 @@
 """Vllm on this node: the `vllm` that the operator installed, named in the Node's spec or found on PATH.
 
 There is no environment of ours: its wheels take six gigabytes and are made for one driver each. Its only lane is the
-processor's, from which cards are hidden (`engines.vllm`): a build for cards would end at once.
+processor's, from which cards are hidden (`engines.vllm`): a build for cards would end at once, with a card or without.
 """
 
 import re
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,34 +13,29 @@ from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
 from covey_api.node import EngineOverride
 
 from covey_agent.engines.source import Identity, ask_version, given_path, identify, unusable
-from covey_agent.facts.devices import is_any_seen
 from covey_agent.ports import EngineProgram, OnTransfer
 
 # It imports torch to say its version.
 _VERSION_SECONDS = 90.0
-# What a tool of the system's tells of its cards is asked for again.
-_CARDS_SECONDS = 60.0
 # The version is told by the name of a folder beside the program: asking the program takes a minute.
 _INSTALLED = re.compile(r"vllm-(?P<version>[^-]+)\.dist-info")
 _NONE = "no `vllm` on PATH. Install it into an environment of its own, and give its path in the Node's `spec.engines`."
 
 
 class VllmSource:
-    """`environment`: the agent's own variables. `root`: of the files in which the kernel tells of cards."""
+    """`environment`: the agent's own variables."""
 
     engine = EngineName.VLLM
 
-    def __init__(self, environment: Mapping[str, str], root: Path = Path("/")) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
-        self._root = root
         self._sound: dict[Identity, EngineProgram] = {}
-        self._cards: tuple[float, bool] | None = None
 
     async def observe_lanes(self, override: EngineOverride | None) -> tuple[Lane, ...]:
         program = self._find(override)
         if program is None:
             return ()
-        if (made := find_build_for_cards(program.path)) and await self._sees_card():
+        if made := find_build_for_cards(program.path):
             raise unusable(
                 f"{program.path} is vLLM {made}, a build for cards, and Covey runs vLLM on processors only: it would "
                 "end at its start. Install a build whose version ends in `+cpu`, and give its path in the Node's "
@@ -65,13 +59,6 @@ class VllmSource:
 
     def is_here(self, override: EngineOverride | None, version: str | None = None) -> bool:
         return True  # one that isn't is refused, and never fetched
-
-    async def _sees_card(self) -> bool:
-        now = time.monotonic()
-        if self._cards is None or now - self._cards[0] >= _CARDS_SECONDS:
-            program = shutil.which("nvidia-smi", path=self._environment.get("PATH"))
-            self._cards = now, await is_any_seen(program, self._root)
-        return self._cards[1]
 
     def _find(self, override: EngineOverride | None) -> EngineProgram | None:
         if override is not None and override.path is not None:

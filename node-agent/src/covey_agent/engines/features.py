@@ -1,7 +1,8 @@
 """What one build of llama-server can do, from its own help: builds differ, and an unknown flag ends a start.
 
-A feature is a flag that the help names. Only flags that are rendered for some Instances and not for all are asked for;
-what every Instance needs is needed, and a build without it fails with its own words.
+A feature is a flag that the help names. Asked for are flags that are rendered for some Instances and not for all, and
+those of all that builds of 2025 may lack: an unknown one would end each start, and nobody would be told to get a newer
+build.
 """
 
 import re
@@ -11,9 +12,14 @@ from covey_api.reasons import FailureCause
 from covey_agent.ports import AgentError, EngineProgram
 
 _FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z0-9-]*")
+# Turns off what older builds don't do: left out where the help doesn't name it.
+FIT = "--fit"
 WATCHED = frozenset(
     {
+        FIT,
+        "--cache-ram",
         "--cache-reuse",
+        "--ctx-checkpoints",
         "--embeddings",
         "--image-max-tokens",
         "--kv-unified",
@@ -21,11 +27,14 @@ WATCHED = frozenset(
         "--mmproj",
         "--no-mmproj-offload",
         "--model-draft",
+        "--no-repack",
         "--numa",
         "--poll",
         "--reasoning-format",
         "--reranking",
+        "--rpc",
         "--spec-type",
+        "--tensor-split",
     }
 )
 
@@ -33,6 +42,15 @@ WATCHED = frozenset(
 def parse_features(text: str) -> frozenset[str]:
     """The watched flags that the output of `--help` names."""
     return WATCHED & frozenset(_FLAG.findall(text))
+
+
+def list_lacking(features: frozenset[str] | None) -> tuple[str, ...]:
+    """Watched flags that a build doesn't have, sorted; none of one whose help is not known."""
+    return () if features is None else tuple(sorted(WATCHED - features))
+
+
+def has_fit(program: EngineProgram) -> bool:
+    return program.features is None or FIT in program.features
 
 
 def require_features(argv: tuple[str, ...], program: EngineProgram) -> None:

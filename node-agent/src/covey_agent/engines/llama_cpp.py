@@ -3,9 +3,11 @@
 import re
 
 from covey_api.engines import Compute, EngineName
+from covey_api.reasons import FailureCause
 from covey_api.runtime import Switch
 
-from covey_agent.engines.adapter import Counters, Description, Start
+from covey_agent.engines.adapter import Counters, Description, Sign, Start
+from covey_agent.engines.llama_server import OUT_OF_MEMORY
 from covey_agent.engines.python_engine import SIGNS, render_common
 from covey_agent.ports import Launch
 
@@ -23,7 +25,8 @@ def render(start: Start) -> Launch:
 LLAMA_CPP = Description(
     EngineName.LLAMA_CPP,
     render,
-    SIGNS,
+    # llama.cpp's own words come first: the library raises one error for all that keeps a file from being loaded.
+    (Sign(OUT_OF_MEMORY, FailureCause.OUT_OF_MEMORY), *SIGNS),
     counters=Counters(
         "/metrics",
         re.compile(r"^covey_engine_work_total (\S+)", re.MULTILINE),

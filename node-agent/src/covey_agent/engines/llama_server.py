@@ -20,7 +20,7 @@ from covey_api.runtime import LlamaServerRuntime, Numa, ReasoningFormat, Specula
 from covey_planner.fit.options import ASSUMED_ARGUMENTS
 
 from covey_agent.engines.adapter import Counters, Description, Sign, Start
-from covey_agent.engines.features import require_features
+from covey_agent.engines.features import FIT, has_fit, require_features
 from covey_agent.ports import Launch
 
 # Per slot: one request of each of two gateways and one kept-alive connection beside it; the rest for probes.
@@ -39,12 +39,16 @@ _TASKS = {Task.CHAT: (), Task.EMBEDDING: ("--embeddings",), Task.RERANK: ("--rer
 
 OUT_OF_MEMORY = re.compile(
     r"insufficient memory|unable to allocate|failed to allocate|std::bad_alloc|out of (device |host )?memory"
-    r"|ErrorOutOfDeviceMemory|cudaMalloc failed",
+    r"|ErrorOutOf(Device|Host)Memory|cudaMalloc failed",
     re.IGNORECASE,
 )
+# What it says of whatever ends a load, also of a driver; that is no fault of the file's.
+_OF_DRIVERS = r"\b(vk::|CUDA error|HIP error|ROCm error)"
 BAD_MODEL = re.compile(
-    r"invalid magic|failed to read (key-value pairs|tensor)|error loading model|failed to open GGUF|unknown model arch"
+    r"invalid magic|failed to read (key-value pairs|tensor)|failed to open GGUF"
+    rf"|error loading model(?!.*{_OF_DRIVERS})"
 )
+UNKNOWN_MODEL = re.compile(r"unknown model architecture")
 
 
 def render(start: Start) -> Launch:
@@ -56,7 +60,7 @@ def render(start: Start) -> Launch:
         *("-c", str(render_cells(start.instance)), "-np", str(options.slots)),
         *("-b", str(options.batch_tokens), "-ub", str(options.micro_batch_tokens)),
         *("-ctk", cache_type, "-ctv", cache_type),
-        *(_LAYOUTS[options.kv_layout] if each == "--no-kv-unified" else each for each in ASSUMED_ARGUMENTS),
+        *render_assumed(start),
         *("--cache-ram", str(options.host_cache_mib), "--ctx-checkpoints", str(options.context_checkpoints)),
         *("-t", str(options.threads), "-tb", str(options.threads)),
         *("--threads-http", str(HTTP_THREADS_PER_SLOT * options.slots + SPARE_HTTP_THREADS)),
@@ -73,6 +77,16 @@ def render(start: Start) -> Launch:
     )
     require_features(launch.argv, start.program)
     return launch
+
+
+def render_assumed(start: Start) -> tuple[str, ...]:
+    """What the estimator takes for granted."""
+    layout = _LAYOUTS[start.instance.spec.options.kv_layout]
+    arguments = tuple(layout if each == "--no-kv-unified" else each for each in ASSUMED_ARGUMENTS)
+    if has_fit(start.program):
+        return arguments
+    at = arguments.index(FIT)
+    return arguments[:at] + arguments[at + 2 :]
 
 
 def render_cells(instance: Instance) -> int:
@@ -186,6 +200,12 @@ LLAMA_SERVER = Description(
             re.compile(r"couldn't bind HTTP server socket|^Failed to create server socket", re.MULTILINE),
             FailureCause.PORT_TAKEN,
             "another process took the engine's port before it did: ",
+            is_only_of_exits=True,
+        ),
+        Sign(
+            UNKNOWN_MODEL,
+            FailureCause.NO_USABLE_ENGINE,
+            "this build of the engine doesn't know the model's kind; give a newer one in the Node's `spec.engines`: ",
             is_only_of_exits=True,
         ),
         Sign(

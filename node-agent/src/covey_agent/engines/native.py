@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from covey_api.engines import EngineName, Lane, LaneState
+from covey_api.engines import EngineName, Lane, LaneBuild, LaneState
 from covey_api.node import EngineOverride
 from covey_api.reasons import FailureCause
 
 from covey_agent.engines.donors import has_donor_program
 from covey_agent.engines.environments import Environment
-from covey_agent.engines.features import parse_features
-from covey_agent.engines.lanes import EngineDevice, parse_devices, plan_lanes
+from covey_agent.engines.features import list_lacking, parse_features
+from covey_agent.engines.lanes import DONATING, EngineDevice, parse_devices, plan_lanes
 from covey_agent.engines.probe import Answer, ask
 from covey_agent.engines.recipes import is_llama_server_fit
 from covey_agent.engines.source import (
@@ -52,6 +52,8 @@ _VERSION_SECONDS = 10.0
 # Devices are listed again for their free memory; what can't start is tried again, and what hung is asked again.
 _DEVICES_SECONDS = 30.0
 _SILENCE_SECONDS = 300.0
+# Looks in a row without an answer for which the devices of before are believed in.
+_MAX_SILENCES = 3
 # One look waits this long for an installation: less than a look at the node may take.
 _INSTALL_SECONDS = 20.0
 # A machine that shows no accelerator is looked at for one again after this.
@@ -73,11 +75,13 @@ class _Seen:
     at_seconds: float
     problem: AgentError | None = None
     """Why it can't start, if it said so."""
+    silences: int = 0
+    """How often in a row it listed nothing, where what it had listed is still held for true."""
 
     def is_fresh(self, now: float) -> bool:
         if self.problem is not None:
             return now - self.at_seconds < _DEVICES_SECONDS
-        if self.is_silent:
+        if self.is_silent and not self.devices:
             return now - self.at_seconds < _SILENCE_SECONDS
         return not self.devices or now - self.at_seconds < _DEVICES_SECONDS
 
@@ -94,6 +98,8 @@ class LlamaServerSource:
         self._environment = dict(environment)
         self._seen: dict[Identity, _Seen] = {}
         self._sound: dict[Identity, EngineProgram] = {}
+        self._features: dict[Identity, frozenset[str] | None] = {}
+        """What each build's help names; None of one that gave none."""
         self.devices: tuple[EngineDevice, ...] = ()
         """Accelerators as the engine listed them last; `observe_lanes` refreshes them."""
         self.problem: AgentError | None = None
@@ -114,7 +120,13 @@ class LlamaServerSource:
         if program is None:
             recipe, self.problem = self._managed.recipe, self._install_problem
             return plan_lanes(
-                recipe.version, recipe.digest, LaneState.INSTALLABLE, (), tuple(self._versions), donates=True
+                recipe.version,
+                recipe.digest,
+                LaneState.INSTALLABLE,
+                (),
+                tuple(self._versions),
+                donates=True,
+                builds=await self._observe_builds(recipe.version),
             )
         seen = await self._look_at(program)
         self.devices, self._listed, self.problem = seen.devices, program, seen.problem
@@ -126,6 +138,26 @@ class LlamaServerSource:
             seen.devices,
             versions,
             donates=has_donor_program(program),
+            lacks_features=() if seen.is_silent else list_lacking(await self._find_features(program, _PROBE_SECONDS)),
+            builds=await self._observe_builds(program.version) if versions else (),
+        )
+
+    async def _observe_builds(self, own: str) -> tuple[LaneBuild, ...]:
+        """The versions that a pin may name beside the lanes' own."""
+        return tuple([await self._observe_build(each) for version, each in self._versions.items() if version != own])
+
+    async def _observe_build(self, managed: Environment) -> LaneBuild:
+        """Of one that isn't here nothing is known but that it can be had."""
+        recipe, packages = managed.recipe, managed.find()
+        if packages is None:
+            return LaneBuild(version=recipe.version, digest=recipe.digest, state=LaneState.INSTALLABLE, roles=DONATING)
+        program = self._program(managed, packages)
+        return LaneBuild(
+            version=recipe.version,
+            digest=recipe.digest,
+            state=LaneState.INSTALLED,
+            lacks_features=list_lacking(await self._find_features(program, _PROBE_SECONDS)),
+            roles=DONATING if has_donor_program(program) else (),
         )
 
     async def refresh_devices(self) -> None:
@@ -237,9 +269,13 @@ class LlamaServerSource:
     async def _look_at(self, program: EngineProgram) -> _Seen:
         """Version and devices, at most as old as they may be."""
         identity = identify(program.path)
-        seen = self._seen.get(identity)
+        seen = before = self._seen.get(identity)
         if seen is None or not seen.is_fresh(time.monotonic()):
             seen = await self._ask_about(program)
+            if seen.is_silent and before is not None and before.devices and before.silences < _MAX_SILENCES:
+                # A machine that is busy, or was asleep, answers late; its engines would lose their pools.
+                kept = before.silences + 1
+                seen = replace(seen, version=before.version, devices=before.devices, silences=kept)
             self._seen = {identity: seen}
         return seen
 
@@ -269,13 +305,26 @@ class LlamaServerSource:
         if sound := self._sound.get(identity):
             return sound
         version = await ask_version(program, _VERSION_SECONDS)
-        help_text = await ask(program.path, "--help", environment=program.environment, seconds=_VERSION_SECONDS)
-        features = parse_features(help_text.text) if help_text and help_text.status == 0 else None
+        features = await self._find_features(program, _VERSION_SECONDS)
         sound = replace(program, version=program.version or version, features=features)
+        if features is None:  # asked again at the next start: a disk that was slow once may not be
+            return sound
         if len(self._sound) >= _MAX_SOUND:
             self._sound.clear()
         self._sound[identity] = sound
         return sound
+
+    async def _find_features(self, program: EngineProgram, seconds: float) -> frozenset[str] | None:
+        """Asked once of each build; of one that gave no answer again when an Instance needs it."""
+        identity = identify(program.path)
+        known = self._features.get(identity)
+        if known is not None or (identity in self._features and seconds <= _PROBE_SECONDS):
+            return known
+        said = await ask(program.path, "--help", environment=program.environment, seconds=seconds)
+        if len(self._features) >= _MAX_SOUND:
+            self._features.clear()
+        found = self._features[identity] = parse_features(said.text) if said and said.status == 0 else None
+        return found
 
 
 def _find_problem(program: EngineProgram, said: Answer) -> AgentError | None:

@@ -57,7 +57,7 @@ class PythonSource:
             return ()
         if override is not None and override.path is not None:
             program = self._given(given_path(override.path))
-            return self._lanes(LaneState.INSTALLED, self._sound.get(identify(program.path), program).version, "")
+            return self._lanes(LaneState.INSTALLED, self._sound.get(_identify(program), program).version, "")
         managed = self._managed(override)
         state = LaneState.INSTALLED if managed.find() else LaneState.INSTALLABLE
         return self._lanes(state, managed.recipe.version, managed.recipe.digest)
@@ -77,7 +77,7 @@ class PythonSource:
             program = EngineProgram(
                 Path(sys.executable), self._extras(), recipe.version, recipe.digest, flags, packages=packages
             )
-        identity = (program.digest, *identify(program.path)[1:])
+        identity = _identify(program)
         if sound := self._sound.get(identity):
             return sound
         found = await ask_version(program, _VERSION_SECONDS)
@@ -125,3 +125,9 @@ class PythonSource:
             )
             for compute in self._computes
         )
+
+
+def _identify(program: EngineProgram) -> Identity:
+    """Of one in an environment of ours by what is in it: the interpreter is the agent's own, whatever that is."""
+    path, size, changed, node = identify(program.path)
+    return program.digest or path, size, changed, node

@@ -23,6 +23,8 @@ from covey_agent.ports import AgentError, EngineProgram, OnTransfer
 PROVISIONING_OFF = "COVEY_NO_ENGINE_PROVISIONING"
 
 _VERSION = re.compile(r"^version: (.{1,64})", re.MULTILINE)
+# vLLM says nothing but the number, after whatever its libraries warn of.
+_BARE_VERSION = re.compile(r"^v?(\d+\.\d+[\w.+-]{0,60})\s*\Z", re.MULTILINE)
 
 Identity = tuple[str, int, int, int]
 
@@ -77,7 +79,7 @@ def identify(path: Path) -> Identity:
 
 
 def parse_version(text: str) -> str:
-    match = _VERSION.search(text)
+    match = _VERSION.search(text) or _BARE_VERSION.search(text)
     return match.group(1).strip() if match else ""
 
 

@@ -53,9 +53,16 @@ def render(start: Start) -> Launch:
         *memory,
         *_TASKS[spec.task],
         *render_runtime(spec.runtime.vllm),
-        "--disable-log-requests",
+        *(("--disable-log-requests",) if logs_requests(start.program.version) else ()),
         environment=environment,
     )
+
+
+def logs_requests(version: str) -> bool:
+    """Whether it writes clients' prompts into its output unless it is told not to: until 0.10 it did. Later versions
+    don't, and end at an option that they no longer have."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) < (0, 11)
 
 
 def _is_stamped_before_cards_were_hidden(costs: tuple[Costs, ...]) -> bool:

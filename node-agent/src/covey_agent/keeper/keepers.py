@@ -27,6 +27,7 @@ from covey_fleet_client.files import ensure_private_folder, write_private
 from covey_agent.keeper.holder import observe_holder
 from covey_agent.keeper.joining import FrontSettings, render_group
 from covey_agent.keeper.kept_ports import KeptPorts
+from covey_agent.keeper.left import end_engine, end_marked, render_mark
 from covey_agent.keeper.link import KeeperLink, LinkError, connect
 from covey_agent.keeper.observed import is_locked, observe_start_time
 from covey_agent.keeper.output import EXIT_TAIL_BYTES, read_tail
@@ -116,7 +117,11 @@ class ProcessKeepers:
             cause = FailureCause.DISK_FULL if error.errno == errno.ENOSPC else FailureCause.EXITED
             raise AgentError(cause, f"'{self._folder / instance_id}' can't be written: {error.strerror}") from error
         self._kept_ports.let_go(instance_id)
-        await launch_keeper(self._folder / instance_id)
+        try:
+            await launch_keeper(self._folder / instance_id)
+        except AgentError:  # also of a keeper that was killed before it wrote down whose engine it had started
+            await self._end_marked(lambda key: key == instance_id)
+            raise
         try:
             return await self._claim(instance_id)
         except LinkError as error:
@@ -138,7 +143,7 @@ class ProcessKeepers:
             "attempt": attempt,
             "port": port,
             "argv": launch.argv,
-            "environment": launch.environment,
+            "environment": launch.environment | render_mark(folder),
             "orphanGraceSeconds": self._orphan_grace_seconds,
             "memoryBytes": launch.memory_bytes,
             "front": front,
@@ -201,6 +206,21 @@ class ProcessKeepers:
                 link.close()
         if not await wait_until(lambda: not is_locked(str(folder))):
             await self._kill_keeper(instance_id)
+        await self._end_marked(lambda key: key == instance_id)
+
+    async def end_left(self) -> None:
+        """What members left whose keepers were killed while no agent ran, whether or not one is still asked for."""
+        for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+            record = None if is_locked(str(folder)) else read_record(folder / "keeper.json", KeeperRecord)
+            if record is not None:
+                await asyncio.to_thread(end_engine, record.engine_pid, record.engine_start_time)
+        await self._end_marked(lambda key: True)
+
+    async def _end_marked(self, is_asked: Callable[[str], bool]) -> None:
+        """Of members that no keeper holds. Looked at after the processes: a keeper has its lock before an engine."""
+        await asyncio.to_thread(
+            end_marked, self._folder, lambda key: is_asked(key) and not is_locked(str(self._folder / key))
+        )
 
     def forget(self, instance_id: str) -> None:
         self._kept_ports.let_go(instance_id)
@@ -244,9 +264,11 @@ class ProcessKeepers:
         if record is None:
             pid, _, start_time = engine.partition("@")
             if pid.isdigit():
-                await end_engine(int(pid), start_time)
+                await asyncio.to_thread(end_engine, int(pid), start_time)
+                await self._end_marked(lambda key: key == instance_id)
             return None
-        await end_engine(record.engine_pid, record.engine_start_time)
+        await asyncio.to_thread(end_engine, record.engine_pid, record.engine_start_time)
+        await self._end_marked(lambda key: key == instance_id)
         tail = await asyncio.to_thread(read_tail, str(folder), EXIT_TAIL_BYTES)
         return EngineExit(record.attempt, record.identity, None, "", False, tail)
 
@@ -272,21 +294,6 @@ async def launch_keeper(folder: Path) -> None:
     if process.returncode != 0:
         found = words.decode(errors="replace").strip() or f"exit status {process.returncode}"
         raise AgentError(FailureCause.EXITED, f"the engine could not be started: {found}")
-
-
-async def end_engine(pid: int, start_time: str) -> None:
-    """End an engine whose keeper is gone: on Linux it died with it, elsewhere this is what ends it.
-
-    The group goes by the leader's id. That id is safe to signal while the leader is the recorded process, or is gone: a
-    group keeps its id from being used again.
-    """
-    if observe_start_time(pid) not in ("", start_time):
-        return
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
-    await wait_until(lambda: observe_start_time(pid) != start_time)
 
 
 async def wait_until(is_done: Callable[[], bool]) -> bool:

@@ -27,8 +27,16 @@ def observe_start_time(pid: int) -> str:
     except OSError:
         if sys.platform == "linux":
             return ""
+    return ask_start_time(pid)
+
+
+def ask_start_time(pid: int) -> str:
+    """As `ps` tells it, where no file does."""
     try:
-        answer = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, timeout=5)
+        # In words that are alike for all who look, in whatever language and time zone they were started.
+        words = {"PATH": "/bin:/usr/bin", "LC_ALL": "C", "TZ": "UTC"}
+        command = ["ps", "-o", "lstart=", "-p", str(pid)]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, env=words)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return answer.stdout.strip()

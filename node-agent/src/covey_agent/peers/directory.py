@@ -25,7 +25,8 @@ class Directory(Protocol):
     """The leader, as far as it knows who has what."""
 
     async def ask(self, wanted: Wanted) -> WantedAnswer | None:
-        """None: there is no controller now, or none that knows. Bounded; never raises."""
+        """None: there is no controller now, or none that knows. Bounded; an agent's never raises, a command's raises
+        AgentError instead."""
         ...
 
 

@@ -77,12 +77,20 @@ class BlobServer:
         if port not in (0, self.port):
             logger.info("port %d is in use; blobs are given to other nodes on port %d", port, self.port)
 
-    def close(self) -> None:
-        """Break all transfers off."""
+    def move(self, address: str, port: int) -> None:
+        """The same at another address. Transfers that are under way go on, or end by themselves."""
+        self._stop_listening()
+        self.listen(address, port)
+
+    def _stop_listening(self) -> None:
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             self._listener, self.port = None, 0
+
+    def close(self) -> None:
+        """Break all transfers off."""
+        self._stop_listening()
         with self._lock:
             for connection in self._open:
                 with suppress(OSError):

@@ -19,6 +19,7 @@ from covey_agent.artifacts.disk import run_to_end
 from covey_agent.artifacts.flight import Meter
 from covey_agent.artifacts.pace import Pace
 from covey_agent.artifacts.partial import CHUNK_BYTES, PartialFile
+from covey_agent.artifacts.web import unavailable
 from covey_agent.peers.directory import Directory
 from covey_agent.peers.reading import FarBlob
 from covey_agent.peers.search import Search, Wait
@@ -164,6 +165,8 @@ class Peers:
                     only_holders=not has_origin,
                 )
             )
+            if answer is None and not has_origin:
+                raise unavailable(f"'{name}': the controller that knows which nodes have it can't be asked now.")
             if answer is None:
                 await self._delay(search)
                 return

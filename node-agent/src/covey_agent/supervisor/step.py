@@ -21,7 +21,8 @@ EngineExited   another engine, or none  nothing
                overdue                  given up: a wedge is never retried
                not to run any more      stopped, or the next attempt is started
                ended as asked           started again, not counted
-               crash                    restarted 0.5 s, 1 s, 2 s later; the fourth within 60 s: given up
+               crash                    restarted 0.5 s, 1 s, 2 s later; the fourth within 60 s: given up, or the
+                                        fourth in a row of engines that never were ready, however long each took
                a crash that will recur  given up
 KeeperReleased any                      another keeper may be started
 """
@@ -239,7 +240,7 @@ def _apply_exit(state: State, event: EngineExited, now: float) -> tuple[State, t
         return state, ()
     is_other_attempt = member.keeper.attempt != member.spec.attempt
     is_superseded = is_other_attempt or member.is_rekeyed
-    is_overdue = member.overdue
+    is_overdue, was_ready = member.overdue, member.ready
     member = replace(
         member,
         work=member.work - {Work.STOP, Work.PROBE, Work.EXAMINE} | {Work.RELEASE},
@@ -258,14 +259,15 @@ def _apply_exit(state: State, event: EngineExited, now: float) -> tuple[State, t
     elif is_wished and not member.is_alone:
         member = member if is_other_attempt else _end_attempt(member, event.cause, event.message)
     elif event.cause is not None and is_wished and not is_superseded:
-        member = _crash(member, Failure(event.cause, event.message), now)
+        member = _crash(member, Failure(event.cause, event.message), now, was_ready=was_ready)
     return state.with_member(member), (ReleaseKeeper(event.instance_id),)
 
 
-def _crash(member: MemberState, failure: Failure, now: float) -> MemberState:
+def _crash(member: MemberState, failure: Failure, now: float, *, was_ready: bool = True) -> MemberState:
+    """`was_ready`: else earlier restarts count whatever their age: a large model takes minutes to each crash."""
     if not member.is_alone:
         return _end_attempt(member, failure.cause, failure.message)
-    recent = tuple(at for at in member.restarted_at if now - at < RESTART_WINDOW_SECONDS)
+    recent = tuple(at for at in member.restarted_at if not was_ready or now - at < RESTART_WINDOW_SECONDS)
     member = replace(member, failure=failure, restarted_at=recent)
     if failure.cause in _RECURRING or len(recent) >= MAX_RESTARTS:
         return replace(member, given_up=True, phase=MemberPhase.FAILED)

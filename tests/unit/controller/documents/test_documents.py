@@ -165,7 +165,7 @@ def test_aliases_do_not_share_what_is_filled_in() -> None:
 
 UNPROVEN = (
     "where `spec.trust.requires` is 'Digest' each of `spec.variants`, its `projector` and its `draft` must have "
-    "`sha256`"
+    "`sha256`, or a `store://` source"
 )
 
 
@@ -222,6 +222,15 @@ UNSIGNED = (
         (
             MODEL.replace("[Chat]", "[Chat, Vision]").replace(
                 "[LlamaServer]", f"[LlamaServer]\n    sha256: {'a' * 64}\n    projector: {{source: file:///p.gguf}}"
+            )
+            + "  trust: {requires: Digest}\n",
+            5,
+            "spec",
+            UNPROVEN,
+        ),
+        (
+            MODEL.replace("[LlamaServer]", "[LlamaServer]\n    draft: {source: file:///d.gguf}").replace(
+                "source: file:///models/a.gguf", f"source: 'store://{'a' * 64}'"
             )
             + "  trust: {requires: Digest}\n",
             5,
@@ -488,6 +497,14 @@ UNSIGNED = (
 def test_refusals_name_line_field_and_what_must_hold(text: str, line: int, field: str, message: str) -> None:
     (error,) = errors_of(text)
     assert (error.file, error.line, error.field, error.message) == ("0.yaml", line, field, message)
+
+
+def test_a_source_that_is_its_digest_needs_no_other_where_digests_are_demanded() -> None:
+    stored = f"'store://{'a' * 64}#x.gguf'"
+    text = MODEL.replace("file:///models/a.gguf", stored).replace(
+        "[LlamaServer]", f"[LlamaServer]\n    projector: {{source: {stored}}}\n    draft: {{source: {stored}}}"
+    )
+    assert len(parse(text.replace("[Chat]", "[Chat, Vision]") + "  trust: {requires: Digest}\n")) == 1
 
 
 def test_secrets_are_refused_and_never_shown() -> None:
