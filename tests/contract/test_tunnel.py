@@ -449,6 +449,26 @@ def test_what_a_driver_says_on_its_link_is_bounded_and_made_plain(tmp_path: Path
     run(story)
 
 
+def test_who_is_no_rank_is_not_ended_by_a_word_that_it_stands_still(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with fleet(tmp_path) as here:
+            driver, donor = here.add("a"), here.add("b")
+            engine = await donor.start(donor_group())
+            pool = Pool(here, driver, [donor], {"b": engine}, {})
+
+            def say() -> None:
+                with pool.connect(driver.identity, LINK) as link:
+                    for _ in range(4):
+                        link.sendall(b"wait\n")
+                        time.sleep(1)
+                    link.sendall(b"end of it\n")
+
+            await asyncio.to_thread(say)
+            assert (await donor.wait_exit()).why == "member '0' on node 'a' of it"
+
+    run(story)
+
+
 def test_a_member_of_several_without_an_address_is_refused_in_words(tmp_path: Path) -> None:
     async def story() -> None:
         keepers = ProcessKeepers(tmp_path / "members", 60)

@@ -165,7 +165,8 @@ class Keeper:
         self.stop("Neighbour", NEIGHBOUR_STOP_GRACE_SECONDS)
 
     def _hear_wait(self, who: str) -> None:
-        if not self.waited_by:
+        is_rank = bool(self.launch["group"].get("stuckStatus", 0))
+        if is_rank and not self.waited_by:
             self.waited_by, self.stuck_at = who, time.monotonic() + STUCK_SECONDS
 
     def _check_stuck(self, now: float) -> None:
