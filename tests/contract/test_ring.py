@@ -1,6 +1,7 @@
 """Keepers of a ring over real sockets: ranks that start in any order find each other, and all end as one."""
 
 import asyncio
+import signal
 import socket
 import ssl
 import sys
@@ -19,6 +20,8 @@ from kit import ring_engine
 from kit.ports import free_port
 from kit.processes import processes_of, wait_for
 from member_rig import ADDRESSES, ATTEMPT, FORM_SECONDS, ID, SECONDS, Fleet, Node, fleet, run, write_identity
+
+STEP_SECONDS = 2.0
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +56,8 @@ class Ring:
             front_port=self.fronts[rank],
             answers=rank == 0,
             lost_status=ring_engine.LOST,
+            stuck_status=ring_engine.STUCK,
+            step_seconds=STEP_SECONDS,
         )
         port = free_port()
         argv = [sys.executable, ring_engine.__file__, "--port", port, "--ring", ring_port, "--next", local]
@@ -158,7 +163,55 @@ def test_a_rank_that_dies_ends_all_and_each_says_whose_end_it_was(
             words = f"member '{rank}' on node '{died}' lost its engine: it ended by SIGKILL"
             for node in here.nodes:
                 end = await node.wait_exit()
-                assert (end.ended_by, end.why) == (("Engine", "") if node.name == died else ("Neighbour", words)), end
+                why = end.why.split(" (heard from")[0]  # the other one's word of it may be faster
+                assert (end.ended_by, why) == (("Engine", "") if node.name == died else ("Neighbour", words)), end
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("names", "stuck", "waiting"),
+    [(("a", "b"), 1, [0]), (("a", "b"), 0, [1]), (("a", "b", "c"), 1, [0, 2]), (("a", "b", "c"), 2, [0])],
+)
+def test_a_rank_that_stands_still_is_named_by_its_own_keeper_and_by_all_others(
+    tmp_path: Path, names: tuple[str, ...], stuck: int, waiting: list[int]
+) -> None:
+    """Whoever is not in `waiting` ends since the others' connections do, before it has waited for as long."""
+
+    async def story() -> None:
+        async with ring(tmp_path, *names) as here:
+            for each in range(len(names)):
+                await here.start(each)
+            await here.wait_heard()
+            engines = [psutil.Process(here.engines[name].pid) for name in names]
+            engines[stuck].suspend()
+            await asyncio.sleep(STEP_SECONDS)
+            for rank in waiting:
+                engines[rank].send_signal(signal.SIGUSR1)
+            ends = [await node.wait_exit() for node in here.nodes]
+            said = "did not answer within 2 s while member '"
+            assert ends[stuck].ended_by == "Stuck"
+            assert ends[stuck].why.startswith(said), ends[stuck]
+            for rank, end in enumerate(ends):
+                if rank != stuck:
+                    assert end.ended_by == "Neighbour", end
+                    assert end.why.startswith(f"member '{stuck}' on node '{names[stuck]}' {said}"), end
+
+    run(story)
+
+
+def test_ranks_that_all_waited_in_vain_blame_nobody_that_ended_as_well(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with ring(tmp_path, "a", "b") as here:
+            for rank in range(2):
+                await here.start(rank)
+            await here.wait_heard()
+            for name in ("a", "b"):
+                psutil.Process(here.engines[name].pid).send_signal(signal.SIGUSR1)
+            for node in here.nodes:
+                end = await node.wait_exit()
+                assert end.ended_by in ("Engine", "Neighbour"), end
+                assert "did not answer" not in end.why
 
     run(story)
 

@@ -1,12 +1,14 @@
 """Keepers of one attempt over real sockets: what is carried between members, who comes in, and that all end as one."""
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
 import ssl
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -211,6 +213,50 @@ def test_garbage_silence_and_crowds_at_a_donors_front_cost_its_driver_nothing(tm
     run(story)
 
 
+def test_a_swarm_of_connections_and_one_of_slow_bytes_are_outlived(tmp_path: Path) -> None:
+    """The slow one sends a handshake that never ends, and the crowd doesn't push out whoever is in."""
+
+    async def story() -> None:
+        async with pool(tmp_path) as here:
+
+            def swarm() -> None:
+                with ExitStack() as stack:
+                    inside = dial_local(stack, here.ports["b"])
+                    inside.sendall(b"a")
+                    assert inside.recv(1) == b"a"
+                    held: deque[socket.socket] = deque()
+                    for _ in range(1000):
+                        held.append(here.dial())
+                        if len(held) > 200:
+                            held.popleft().close()
+                    for each in held:
+                        each.close()
+                    inside.sendall(b"b")
+                    assert inside.recv(1) == b"b"
+                    assert is_dropped(stack.enter_context(here.dial()))
+                assert talk(here.ports["b"], b"x") == b"x1 in all"
+                assert observe_pss_bytes(here.donor.keeper_pid) < 40_000_000
+
+            await asyncio.to_thread(swarm)
+
+    run(story)
+
+
+def is_dropped(slow: socket.socket) -> bool:
+    """Whether a handshake of one byte at a time is cut off."""
+    slow.settimeout(0.2)
+    until = time.monotonic() + SECONDS
+    with suppress(ConnectionError):
+        for letter in itertools.cycle(b"\x16\x03\x01\x40\x00" + bytes(16_384)):
+            slow.send(bytes((letter,)))
+            with suppress(TimeoutError):
+                if not slow.recv(1):
+                    return True
+            if time.monotonic() > until:
+                return False
+    return True
+
+
 def test_more_connections_of_the_engine_than_there_is_room_for_are_closed_and_the_others_go_on(tmp_path: Path) -> None:
     async def story() -> None:
         async with pool(tmp_path) as here:
@@ -285,7 +331,8 @@ def test_a_member_whose_engine_dies_ends_all_and_each_says_whose_end_it_was(tmp_
                 else:
                     assert end.ended_by == "Neighbour", end
                     words = f"member '{members[who]}' on node '{who}' lost its engine: it ended by SIGKILL"
-                    assert end.why == words
+                    told = "" if "a" in (who, name) else " (heard from member '0' on node 'a')"
+                    assert end.why == words + told
 
     run(story)
 
@@ -343,10 +390,35 @@ def test_a_group_that_does_not_form_in_time_says_who_was_missing(tmp_path: Path,
             else:
                 node, missing = here.add("a"), free_port()
                 await node.start(Group("0", 2, dials=(Neighbour("1", "b", ADDRESSES["b"], missing, free_port()),)))
-                expected = f"member '1' on node 'b' could not be reached in time ({ADDRESSES['b']}:{missing}: "
+                where = f"{ADDRESSES['b']}:{missing} from 127.0.0.1"
+                met = "Connection refused: its machine answers and nothing listens there"
+                expected = f"member '1' on node 'b' could not be reached in time ({where}: {met}"
             end = await node.wait_exit()
             assert end.ended_by == "Neighbour"
             assert end.why.startswith(expected), end.why
+
+    run(story)
+
+
+def test_all_who_are_missing_when_the_time_to_meet_is_over_are_named_with_what_was_met(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with fleet(tmp_path) as here:
+            # It takes connections, and answers none: as a machine that hangs.
+            with socket.create_server((ADDRESSES["c"], 0)) as silent:
+                silent_port, missing = silent.getsockname()[1], free_port()
+                dials = (
+                    Neighbour("1", "b", ADDRESSES["b"], missing, free_port()),
+                    Neighbour("2", "c", ADDRESSES["c"], silent_port, free_port()),
+                )
+                node = here.add("a")
+                await node.start(Group("0", 7, dials=dials))
+                end = await node.wait_exit()
+            first, second = end.why.split("; ")
+            assert first.startswith(f"member '1' on node 'b' could not be reached in time ({ADDRESSES['b']}:{missing}")
+            assert second.startswith(
+                f"member '2' on node 'c' could not be reached in time ({ADDRESSES['c']}:{silent_port}"
+            )
+            assert "it took the connection and did not answer within 5 s" in second
 
     run(story)
 
@@ -373,6 +445,26 @@ def test_what_a_driver_says_on_its_link_is_bounded_and_made_plain(tmp_path: Path
                 "member '0' on node 'a' said what is no word of a link",
                 "member '0' on node 'a' for ?[2J fun",
             )
+
+    run(story)
+
+
+def test_who_is_no_rank_is_not_ended_by_a_word_that_it_stands_still(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with fleet(tmp_path) as here:
+            driver, donor = here.add("a"), here.add("b")
+            engine = await donor.start(donor_group())
+            pool = Pool(here, driver, [donor], {"b": engine}, {})
+
+            def say() -> None:
+                with pool.connect(driver.identity, LINK) as link:
+                    for _ in range(4):
+                        link.sendall(b"wait\n")
+                        time.sleep(1)
+                    link.sendall(b"end of it\n")
+
+            await asyncio.to_thread(say)
+            assert (await donor.wait_exit()).why == "member '0' on node 'a' of it"
 
     run(story)
 

@@ -15,7 +15,7 @@ import pytest
 from covey_agent.engines.adapter import Adapter
 from covey_agent.engines.mlx import MLX
 from covey_agent.engines.packages import SERVE
-from covey_agent.engines.servers.mlx_ring import RING_LOST
+from covey_agent.engines.servers.mlx_ring import RING_STUCK
 from covey_agent.engines.servers.mlx_weights import INDEX
 from covey_agent.ports import EngineProgram, Ring
 from covey_api.engines import EngineName
@@ -104,7 +104,7 @@ def test_a_rank_that_stands_still_ends_the_others_though_nothing_is_asked(tmp_pa
         wait_until(lambda: all(map(is_well, ports)), "both ranks have loaded", SECONDS)
         assert ask(ports[0]) == 4
         processes[1].send_signal(signal.SIGSTOP)
-        assert processes[0].wait(SECONDS) == RING_LOST
+        assert processes[0].wait(SECONDS) == RING_STUCK
         said = (tmp_path / "0" / "log").read_text()
-        _, words = Adapter(MLX, httpx.AsyncClient(trust_env=False)).classify_exit(RING_LOST, said)
+        _, words = Adapter(MLX, httpx.AsyncClient(trust_env=False)).classify_exit(RING_STUCK, said)
         assert "rank 0 failed after 3 s without a step: another one is stuck" in words

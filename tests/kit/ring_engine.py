@@ -1,5 +1,6 @@
 """An engine that is a rank, as a process: it listens for the one before it, dials the next one once, as mlx does, and
-then passes on what it hears. When either is gone it ends with a status of its own.
+then passes on what it hears. When either is gone it ends with a status of its own, and by SIGUSR1 with that of one that
+waited in vain.
 
     python ring_engine.py --port P --ring R --next N --heard FILE [--late SECONDS]
 
@@ -8,12 +9,14 @@ Gateways are answered at `--port` with what they send. `--heard` is where it wri
 
 import argparse
 import os
+import signal
 import socket
 import threading
 import time
 from pathlib import Path
 
 LOST = 76
+STUCK = 77
 
 
 def echo(port: int) -> None:
@@ -31,6 +34,7 @@ def main() -> None:
     parser.add_argument("--heard", type=Path)
     parser.add_argument("--late", type=float, default=0.0)
     options = parser.parse_args()
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: os._exit(STUCK))
     time.sleep(options.late)
     threading.Thread(target=echo, args=(options.port,), daemon=True).start()
     server = socket.create_server(("127.0.0.1", options.ring))

@@ -210,6 +210,8 @@ class InstanceSpec(Message):
     """Its engine processes."""
     startup_seconds: int
     """From the engine's start to its first token, at most."""
+    form_seconds: int = 120
+    """Of several members: from a driver's or rank's start until it has reached the others, or its attempt ends."""
     drain_seconds: int
     """Longest wait for requests in flight before it is stopped."""
 

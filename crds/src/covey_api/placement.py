@@ -213,6 +213,8 @@ class Timeouts(RequestTimeouts):
 
     startup_seconds: Annotated[int, Field(ge=5, le=86_400)] = 300
     """From the engine's start to its first token."""
+    form_seconds: Annotated[int, Field(ge=5, le=3600)] = 120
+    """Of a replica over several nodes: from a member's start until it has reached the others."""
     hold_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     """How long gateways hold a request while no instance is ready; 0: it is answered 503 at once. Of several Placements
     of a Model the longest counts."""

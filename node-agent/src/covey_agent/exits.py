@@ -11,7 +11,8 @@ def explain_exit(adapter: EngineAdapter, instance: Instance, ended: EngineExit) 
 
     1. No record: the keeper is lost, and its engine with it.
     2. Asked by an agent, or by the keeper because no agent claimed it: no failure.
-    3. The keeper itself was asked to end: somebody outside Covey did it. Or another member of the attempt ended.
+    3. The keeper itself was asked to end: somebody outside Covey did it. Or another member of the attempt ended,
+       or waited for this one in vain.
     4. The kernel killed for lack of memory meanwhile, and this one by SIGKILL: out of memory.
     5. What the adapter reads in status and last words.
     """
@@ -26,6 +27,8 @@ def explain_exit(adapter: EngineAdapter, instance: Instance, ended: EngineExit) 
             return None, "its keeper stopped it, because no agent claimed it in time"
         case "Terminated":  # 3
             return FailureCause.KILLED, "the engine's keeper was asked to end by SIGTERM: Covey didn't send it"
+        case "Stuck":
+            return FailureCause.WEDGED, f"'{instance.spec.engine}' {ended.why}.{see}"
         case "Neighbour":
             return FailureCause.NEIGHBOUR_ENDED, ended.why
         case _:

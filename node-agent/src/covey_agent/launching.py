@@ -13,7 +13,8 @@ from covey_api.messages import MemberAssignment
 from covey_api.reasons import FailureCause
 
 from covey_agent.engines.donors import find_donor_program, render_donor
-from covey_agent.engines.servers.mlx_ring import RING_LOST
+from covey_agent.engines.mlx import step_seconds
+from covey_agent.engines.servers.mlx_ring import RING_LOST, RING_STUCK
 from covey_agent.ports import AgentError, EngineAdapter, Group, Launch, Neighbour, Ring
 from covey_agent.supervisor.effects import StartKeeper
 
@@ -22,9 +23,6 @@ from covey_agent.supervisor.effects import StartKeeper
 INHERITED = ("HOME", "LANG", "PATH", "TMPDIR", "TZ", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
 
 
-# Donors are ready when their driver starts: this is for a network that has to come back. A donor's driver may have a
-# large file to fetch first.
-FORM_SECONDS = 120.0
 # A name server that is there answers in milliseconds.
 RESOLVE_SECONDS = 10.0
 
@@ -43,11 +41,13 @@ async def choose_group(assignment: MemberAssignment, choose: Callable[[], int], 
         case MemberRole.DRIVER:
             fronts = {each.member: each for each in assignment.fronts}
             dials = [
-                Neighbour(name, each.node, await resolve(fronts[name].address), fronts[name].port, choose())
+                Neighbour(name, each.node, await resolve(fronts[name].address, each), fronts[name].port, choose())
                 for name, each in members.items()
                 if each.role is MemberRole.DONOR
             ]
-            return Group(own.name, FORM_SECONDS, dials=tuple(dials))
+            # Donors are ready when their driver starts: this is for a network that has to come back. A donor itself has
+            # no deadline: its driver may have a large file to fetch first.
+            return Group(own.name, assignment.instance.spec.form_seconds, dials=tuple(dials))
         case MemberRole.RANK:
             return await _choose_ring(assignment, own, choose, kept_port)
 
@@ -58,26 +58,29 @@ async def _choose_ring(assignment: MemberAssignment, own: Member, choose: Callab
     index = ranks.index(own)
     after, before = ranks[(index + 1) % len(ranks)], ranks[index - 1]
     front = next(each for each in assignment.fronts if each.member == after.name)
-    dialled = Neighbour(after.name, after.node, await resolve(front.address), front.port, choose())
+    dialled = Neighbour(after.name, after.node, await resolve(front.address, after), front.port, choose())
     return Group(
         own.name,
-        FORM_SECONDS,
+        assignment.instance.spec.form_seconds,
         dials=(dialled,),
         admits=(Neighbour(before.name, before.node),),
         ring_port=choose(),
         front_port=kept_port,
         answers=index == 0,
         lost_status=RING_LOST,
+        stuck_status=RING_STUCK,
+        step_seconds=step_seconds(assignment.instance),
     )
 
 
-async def resolve(address: str) -> str:
-    """As a number: keepers ask no name server."""
+async def resolve(address: str, member: Member) -> str:
+    """Of this member, as a number: keepers ask no name server."""
     try:
         async with asyncio.timeout(RESOLVE_SECONDS):
             found = await asyncio.get_running_loop().getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError) as error:
-        message = f"the address '{address}' of another member is not known here: {error or 'no answer'}"
+        who = f"member '{member.name}' on node '{member.node}'"
+        message = f"{who} can't be dialled: its address '{address}' is not known here: {error or 'no answer'}"
         raise AgentError(FailureCause.NEIGHBOUR_ENDED, message) from error
     return str(found[0][4][0])
 

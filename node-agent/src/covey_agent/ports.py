@@ -182,6 +182,9 @@ class Group:
     """Requests come to it though others come in: it is rank 0."""
     lost_status: int = 0
     """With which the engine ends when others have ended, and for nothing of its own; 0: it has none such."""
+    stuck_status: int = 0
+    """With which it ends when a step with the others took longer than `step_seconds`; 0: it has none such."""
+    step_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +290,7 @@ class EngineExit:
     status: int | None
     """Exit status, negative for a signal; None: the keeper ended without an exit record."""
     ended_by: str
-    """`Engine` (by itself), `Stop`, `Neighbour`, `Orphaned`, `Terminated`; empty without a record."""
+    """`Engine` (by itself), `Stop`, `Neighbour`, `Stuck`, `Orphaned`, `Terminated`; empty without a record."""
     out_of_memory: bool
     """The kernel ended processes for lack of memory while it ran: a hint."""
     tail: str

@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from covey_agent.engines.servers.mlx_ring import RING_LOST
+from covey_agent.engines.mlx import step_seconds
+from covey_agent.engines.servers.mlx_ring import RING_LOST, RING_STUCK
 from covey_agent.launching import choose_group
 from covey_agent.ports import AgentError, Group, Neighbour
 from covey_agent.reports import render_member
@@ -138,10 +139,20 @@ def test_keepers_are_told_of_the_members_that_they_have_to_do_with() -> None:
     assert donor == Group("1", None, admits=(Neighbour("0", "n0"),))
 
 
+def test_how_long_members_may_take_to_meet_is_stamped() -> None:
+    for told, member in ((assign(DRIVER, fronts=FRONTS), DRIVER), (assign_rank("1", fronts=RANKS), "1")):
+        spec = told.instance.spec.model_copy(update={"form_seconds": 30})
+        instance = told.instance.model_copy(update={"spec": spec})
+        group = asyncio.run(choose_group(told.model_copy(update={"instance": instance}), lambda: 1))
+        assert group is not None
+        assert (group.member, group.form_seconds) == (member, 30)
+
+
 def test_an_address_that_nobody_knows_is_named() -> None:
     fronts = (FRONTS[0], MemberFront(member="2", address="no-such-host.invalid", port=1))
-    with pytest.raises(AgentError, match=r"no-such-host\.invalid"):
+    with pytest.raises(AgentError, match=r"^member '2' on node 'n2' can't be dialled: its address 'no-s") as told:
         asyncio.run(choose_group(assign(DRIVER, fronts=fronts), lambda: 1))
+    assert "no-such-host.invalid" in str(told.value)
 
 
 def assign_rank(
@@ -240,4 +251,6 @@ def test_keepers_of_ranks_dial_the_next_and_admit_the_one_before() -> None:
             front_port=52590,
             answers=rank == 0,
             lost_status=RING_LOST,
+            stuck_status=RING_STUCK,
+            step_seconds=step_seconds(assign_rank("0").instance),
         )

@@ -6,7 +6,7 @@ from covey_api.messages import MemberAssignment, MemberGoal, MemberReport
 from covey_api.meta import Condition, ConditionStatus
 from covey_api.model import ModelStatus, Variant, VariantStatus
 from covey_api.node import Node
-from covey_api.placement import ContextWish, NodeChoice, Placement, Preemption, ShapeType, ShapeWish
+from covey_api.placement import ContextWish, NodeChoice, Placement, Preemption, ShapeType, ShapeWish, Timeouts
 from covey_api.reasons import FailureCause, ReadyReason
 from covey_controller.reconcile.adoption import STRAY_SECONDS
 from covey_controller.seal import seal_instance
@@ -370,6 +370,85 @@ def test_a_locked_group_whose_node_is_lost_is_replaced_by_nothing_and_comes_back
     story.run(20)
     assert [each.spec.instance_id for each in story.instances()] == [before.spec.instance_id]
     assert story.routed() == [before.metadata.name]
+
+
+def test_a_group_whose_nodes_have_different_builds_by_now_is_not_started_again() -> None:
+    story = formed("a", "b")
+    (before,) = story.instances()
+    node = break_group(story)
+    lane = builders.lane(roles=ROLES).model_copy(update={"version": "b9999", "digest": "d" * 64})
+    story.agents[node].lanes = (lane,)
+    story.run(60)
+    assert [each.spec.attempt for each in story.instances() if each.spec.instance_id == before.spec.instance_id] == []
+    assert any(
+        f"different builds of LlamaServer now: '{driver_of(before)}'" in note.message
+        and f"'{node}' b9999 (dddddddddddd)" in note.message
+        for note in story.notes
+    )
+    story.agents[driver_of(before)].lanes = (lane,)
+    story.run(60)
+    assert story.routed() == ["smollm2-0"]
+
+
+def test_how_long_a_groups_members_may_take_to_meet_is_the_placements_word() -> None:
+    story = begin("a", "b")
+    story.put(builders.placement(shape=ShapeWish(type=ShapeType.RPC), timeouts=Timeouts(form_seconds=600)))
+    story.run(20)
+    assert [each.spec.form_seconds for each in story.instances()] == [600]
+
+
+def tell(story: Worldlet, node: str, message: str) -> None:
+    """Its member has ended for another one's end."""
+    (instance,) = story.instances()
+    (member,) = [each.name for each in instance.spec.members if each.node == node]
+    changes = {"cause": FailureCause.NEIGHBOUR_ENDED, "message": message}
+    found = member_report(instance, MemberPhase.FAILED, member=member, **changes)
+    story.agents[node].members[instance.spec.instance_id] = found
+
+
+def failures_of(story: Worldlet) -> list[str]:
+    (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
+    return [each.node for each in placement.status.failures]
+
+
+def test_a_member_that_says_another_one_ended_is_believed_no_more_than_what_that_ones_node_says() -> None:
+    """Its driver passes the lie on, and ends for it; so does the one that it is about."""
+    story = formed(*NODES, min_nodes=3)
+    (instance,) = story.instances()
+    driver, liar, victim = instance.spec.members
+    lie = f"member '{victim.name}' on node '{victim.node}' lost its engine"
+    at_driver = f"{lie} (heard from member '{liar.name}' on node '{liar.node}')"
+    at_victim = f"{at_driver} (heard from member '{driver.name}' on node '{driver.node}')"
+    tell(story, driver.node, at_driver)
+    story.step()
+    assert (story.routed(), failures_of(story)) == ([], []), "its own node has said nothing yet"
+    tell(story, victim.node, at_victim)
+    story.step()
+    assert failures_of(story) == [liar.node]
+
+
+def test_who_was_only_told_waits_for_whoever_saw_it() -> None:
+    story = formed(*NODES, min_nodes=3)
+    (instance,) = story.instances()
+    driver, dead, other = instance.spec.members
+    words = f"member '{dead.name}' on node '{dead.node}' lost its engine"
+    tell(story, other.node, f"{words} (heard from member '{driver.name}' on node '{driver.node}')")
+    story.step()
+    assert failures_of(story) == []
+    tell(story, driver.node, words)
+    story.step()
+    assert failures_of(story) == [dead.node]
+
+
+def test_who_told_an_end_that_nobody_else_says_is_blamed_in_the_end() -> None:
+    story = formed(*NODES, min_nodes=3)
+    (instance,) = story.instances()
+    driver, liar, victim = instance.spec.members
+    lie = f"member '{victim.name}' on node '{victim.node}' lost its engine"
+    tell(story, driver.node, f"{lie} (heard from member '{liar.name}' on node '{liar.node}')")
+    story.run(40)
+    assert f"on node '{liar.node}' failed" in "".join(note.message for note in story.notes)
+    assert f"on node '{victim.node}' failed" not in "".join(note.message for note in story.notes)
 
 
 def test_what_is_of_lower_priority_makes_room_on_all_nodes_of_a_group() -> None:

@@ -11,7 +11,7 @@ Any other failure is the whole engine's: who would run on the CPU for ever, beca
 Restarts of a `Single` member are its agent's (phase Backoff); here a member is failed only when the agent gave up.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from covey_api.engines import HOST_POOL
@@ -62,13 +62,15 @@ class Fault:
 
 def fault_of(draft: Draft, sight: Sight) -> Fault | None:
     """The fault of the current attempt; None while there is none."""
+    since = draft.absent.get(sight.id)
     failed = [member for member in sight.members if member.phase is MemberPhase.FAILED]
-    for member in sorted(failed, key=_is_of_another):  # whose end it was, if it is known
-        node = _named_in(sight, member) or (member.node.name if member.node else "")
+    for member in sorted(failed, key=lambda each: _hearsay(sight, each)):  # whose end it was, if it is known
+        node = _blamed_by(sight, member, is_late=since is not None and draft.now >= since + NEVER_REPORTED_SECONDS)
+        if node is None:
+            return None  # the others are about to speak
         cause = (member.report.cause if member.report else None) or FailureCause.EXITED
         message, pool = (member.report.message, member.report.pool) if member.report else ("", "")
         return Fault(node, cause, message, pool)
-    since = draft.absent.get(sight.id)
     if since is None or draft.now < since + NEVER_REPORTED_SECONDS:
         return None
     absent = [member.node.name for member in sight.members if member.node and _is_absent(member)]
@@ -77,26 +79,70 @@ def fault_of(draft: Draft, sight: Sight) -> Fault | None:
     return Fault(node, FailureCause.NEVER_REPORTED, message)
 
 
-def _is_of_another(member: MemberSight) -> bool:
-    """Whether it ended only because another member of its attempt did."""
-    return member.report is not None and member.report.cause is FailureCause.NEIGHBOUR_ENDED
+def _hearsay(sight: Sight, member: MemberSight) -> int:
+    """How far what it says is from whose end it was: 0, its own; 1, its keeper was linked to that one; 2, it was told;
+    3, it was told of itself."""
+    if member.report is None or member.report.cause is not FailureCause.NEIGHBOUR_ENDED:
+        return 0
+    if _teller_of(sight, member) is None:
+        return 1
+    return 3 if _named_in(sight, member) is member else 2
 
 
-def _named_in(sight: Sight, member: MemberSight) -> str:
-    """The node of the member whose end this one's keeper was told of: it may be told before its own agent tells it.
-    Empty: it says nothing of another."""
-    if member.report is None or not _is_of_another(member):
-        return ""
-    words = member.report.message
-    members = sight.instance.spec.members
-    return next((m.node for m in members if words.startswith(f"member '{m.name}' on node '{m.node}'")), "")
+def _blamed_by(sight: Sight, member: MemberSight, *, is_late: bool) -> str | None:
+    """The node that it says it was. None: it was only told, and the node of whom that is says nothing of it yet.
+
+    What one keeper says of another that neither this one nor its own node has seen is counted against who said it.
+    """
+    own = member.node.name if member.node else ""
+    named = _named_in(sight, member) if _hearsay(sight, member) else None
+    if named is None:
+        return own
+    teller = _teller_of(sight, member)
+    if teller is None or _is_silent(named):
+        return _node_of(sight, named)
+    if (named is member or named.phase is not MemberPhase.FAILED) and not is_late:
+        return None
+    return _node_of(sight, teller)
+
+
+def _is_silent(member: MemberSight) -> bool:
+    return member.report is None or member.node is None or member.node.state is not NodeState.READY
+
+
+def _node_of(sight: Sight, member: MemberSight) -> str:
+    return next(each.node for each in sight.instance.spec.members if each.name == member.name)
+
+
+def _named_in(sight: Sight, member: MemberSight) -> MemberSight | None:
+    """The member whose end this one's keeper noticed, or was told of: it may be told before its own agent tells it."""
+    return _find_words(sight, member, lambda message, words: message.startswith(words))
+
+
+def _teller_of(sight: Sight, member: MemberSight) -> MemberSight | None:
+    """The member by whose word it knows; None: it noticed by itself, or is of a version that doesn't say."""
+    return _find_words(sight, member, lambda message, words: message.endswith(f"(heard from {words})"))
+
+
+def _find_words(sight: Sight, member: MemberSight, is_it: Callable[[str, str], bool]) -> MemberSight | None:
+    message = member.report.message if member.report else ""
+    pairs = zip(sight.members, sight.instance.spec.members, strict=True)
+    return next((seen for seen, m in pairs if is_it(message, f"member '{m.name}' on node '{m.node}'")), None)
+
+
+def _waits_for_word(sight: Sight) -> bool:
+    """All that is known of its end is what a member was told of another, whose own node says nothing of it."""
+    failed = [member for member in sight.members if member.phase is MemberPhase.FAILED]
+    nearest = min(failed, key=lambda each: _hearsay(sight, each), default=None)
+    return nearest is not None and _blamed_by(sight, nearest, is_late=False) is None
 
 
 def observe_absence(draft: Draft) -> None:
-    """Since when each running Instance is missing from the reports of a node that is there."""
+    """Since when each running Instance is missing from the reports of a node that is there, or whose end it was is."""
     absent: dict[str, float] = {}
     for sight in draft.sights.values():
-        if sight.instance.spec.goal is InstanceGoal.RUN and any(_is_absent(member) for member in sight.members):
+        is_short = any(_is_absent(member) for member in sight.members) or _waits_for_word(sight)
+        if sight.instance.spec.goal is InstanceGoal.RUN and is_short:
             absent[sight.id] = draft.absent.get(sight.id, draft.now)
             draft.wake_at(absent[sight.id] + NEVER_REPORTED_SECONDS)
     draft.absent = absent

@@ -82,6 +82,7 @@ class InstanceMaker:
             runtime=variant.runtime,
             members=_members(chosen),
             startup_seconds=wish.timeouts.startup_seconds,
+            form_seconds=wish.timeouts.form_seconds,
             drain_seconds=wish.rollout.drain_seconds,
         )
 

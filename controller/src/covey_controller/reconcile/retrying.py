@@ -18,6 +18,7 @@ for good.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from covey_api.engines import Lane
 from covey_api.instance import Costs, InstanceSpec
 from covey_api.reasons import EventReason
 from covey_planner.choice import Roster, choose
@@ -37,7 +38,8 @@ def retry_failed(maker: InstanceMaker, wish: Wish, names: Sequence[str]) -> None
     1. There is a place elsewhere: another Instance takes it, at once where there is room beside what this one holds,
        else when this one is gone.
     2. By the facts of now it does not fit its node: it leaves, and is placed anew.
-    3. Else its next attempt, when that is due; another Instance where its engine would be of another version now.
+    3. Else its next attempt, when that is due; another Instance where its engine would be of another version now, or
+       its members' of different ones.
     """
     draft = maker.draft
     for name in names:
@@ -133,6 +135,9 @@ def _start_attempt(draft: Draft, sight: Sight, due: float) -> None:
         was, now = (f"'{each}'" if each else "none" for each in (spec.engine_version, pin))
         draft.drain(sight, f"it failed, and its pin changed: the version of {spec.engine} was {was} and is {now}")
         return
+    if words := _explain_builds(draft, spec):
+        draft.drain(sight, f"it failed, and {words}")
+        return
     changed = spec.model_copy(update={"attempt": spec.attempt + 1, "term": max(spec.term, draft.world.term)})
     draft.absent.pop(sight.id, None)
     draft.update(sight.instance.model_copy(update={"spec": changed}))
@@ -142,7 +147,30 @@ def _start_attempt(draft: Draft, sight: Sight, due: float) -> None:
 def _find_pin_now(draft: Draft, spec: InstanceSpec) -> str | None:
     """Which version its engine would be stamped with; None: its node has no such lane now."""
     node = spec.members[0].node
+    lane = _find_lane(draft, spec, node)
+    return find_pin(draft, node, lane) if lane else None
+
+
+def _explain_builds(draft: Draft, spec: InstanceSpec) -> str:
+    """Of several members: which two nodes have another build of the engine by now; empty: all that tell have the same.
+    What engines say to each other is one build's own business."""
+    told = [(member.node, _find_lane(draft, spec, member.node)) for member in spec.members]
+    builds = [(node, lane) for node, lane in told if lane is not None]
+    for node, lane in builds[1:]:
+        first, known = builds[0]
+        if (lane.version, lane.digest) != (known.version, known.digest):
+            return (
+                f"its nodes have different builds of {spec.engine} now: '{first}' {_build(known)} and '{node}' "
+                f"{_build(lane)}"
+            )
+    return ""
+
+
+def _build(lane: Lane) -> str:
+    return f"{lane.version or 'an unknown version'}{f' ({lane.digest[:12]})' if lane.digest else ''}"
+
+
+def _find_lane(draft: Draft, spec: InstanceSpec, node: str) -> Lane | None:
     report = known.report if (known := draft.nodes.get(node)) else None
     lanes = (report.lanes if report else None) or ()
-    lane = next((each for each in lanes if (each.engine, each.compute) == (spec.engine, spec.compute)), None)
-    return find_pin(draft, node, lane) if lane else None
+    return next((each for each in lanes if (each.engine, each.compute) == (spec.engine, spec.compute)), None)

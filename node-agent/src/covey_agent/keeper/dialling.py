@@ -3,6 +3,7 @@
 Addresses are numbers: a keeper asks no name server, since that would block its loop.
 """
 
+import errno
 import os
 import socket
 import time
@@ -14,6 +15,16 @@ from covey_agent.keeper.credentials import Credentials
 from covey_agent.keeper.front import prepare_peer
 from covey_agent.keeper.sides import PeerSide, observe_dial
 from covey_agent.keeper.ways import Watch
+
+# What a system says of a dial, and what people find behind it. The number alone tells nobody whom to ask.
+_MEANINGS = {
+    errno.ECONNREFUSED: "its machine answers and nothing listens there: its keeper ended, or a firewall refuses",
+    errno.ETIMEDOUT: "its machine is off or cut off, or a firewall drops what comes",
+    errno.EHOSTUNREACH: "there is no way to it: its machine is off or cut off, or a firewall forbids it",
+    errno.ENETUNREACH: "this node has no route to it",
+    errno.EACCES: "a firewall of this node forbids it",
+    errno.EPERM: "a firewall of this node forbids it",
+}
 
 
 class DialError(Exception):
@@ -54,10 +65,14 @@ class Dial:
         connection = socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET, socket.SOCK_STREAM)
         try:
             prepare_peer(connection)
-            connection.connect_ex((target.address, target.port))
+            number = connection.connect_ex((target.address, target.port))
+            if number not in (0, errno.EINPROGRESS):
+                raise OSError(number, os.strerror(number))
+            self._own = str(connection.getsockname()[0])
         except OSError as error:
             connection.close()
-            raise DialError(f"'{target.address}' can't be dialled: {error.strerror or error}") from error
+            where = f"{target.address}:{target.port}"
+            raise DialError(f"{where}: {_explain_number(error.errno or 0, error.strerror or str(error))}") from error
         self.peer = PeerSide(connection, context, name)
 
     @property
@@ -66,10 +81,10 @@ class Dial:
 
     def advance(self) -> bool:
         """Whether it is open, and who answers is who was meant."""
-        where = f"{self._target.address}:{self._target.port}"
+        where = self._where
         if not self._is_connected:
             if number := observe_dial(self.peer.socket):
-                raise DialError(f"{where}: {os.strerror(number)}")
+                raise DialError(f"{where}: {_explain_number(number, os.strerror(number))}")
             self._is_connected = True
         try:
             is_done = self.peer.shake_hands()
@@ -84,4 +99,16 @@ class Dial:
         watch.set(self.peer.socket, reads=self._is_connected, writes=not self._is_connected or self.peer.is_full)
 
     def explain_late(self) -> str:
-        return f"{self._target.address}:{self._target.port}: no answer within {OPEN_SECONDS:.0f} s"
+        if self._is_connected:
+            return f"{self._where}: it took the connection and did not answer within {OPEN_SECONDS:.0f} s"
+        met = f"timed out, no answer within {OPEN_SECONDS:.0f} s"
+        return f"{self._where}: {met}: {_MEANINGS[errno.ETIMEDOUT]}"
+
+    @property
+    def _where(self) -> str:
+        """With the address of this node from which the system dials it: it tells which of its cards was used."""
+        return f"{self._target.address}:{self._target.port} from {self._own}"
+
+
+def _explain_number(number: int, words: str) -> str:
+    return f"{words}: {_MEANINGS[number]}" if number in _MEANINGS else words

@@ -45,6 +45,8 @@ def render_group(instance_id: str, attempt: int, group: Group, settings: FrontSe
         "frontPort": group.front_port,
         "answers": group.answers,
         "lostStatus": group.lost_status,
+        "stuckStatus": group.stuck_status,
+        "stepSeconds": group.step_seconds,
         "admits": [{"member": each.member, "node": each.node} for each in group.admits],
         "dials": [
             {

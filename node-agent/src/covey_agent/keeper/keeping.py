@@ -41,6 +41,10 @@ OWN_STOP_GRACE_SECONDS = 5.0
 NEIGHBOUR_STOP_GRACE_SECONDS = 0.5
 # An engine that ends because a neighbour's did may end before that neighbour's word is here.
 LAST_WORD_SECONDS = 0.5
+# From a rank's word that it waited in vain: whoever waited too ends by itself, some tenths of a second later.
+STUCK_SECONDS = 1.5
+# The word of whose end it was comes after that, or nobody knows.
+NAMED_SECONDS = 4.0
 # While no agent is there: how often it looks whether one could still find it, and mends what it is found by.
 FOLDER_LOOK_SECONDS = 3.0
 # Children of the engine may hold its output pipe open after its end; they are killed, this is for the pipe to drain.
@@ -63,6 +67,11 @@ class Keeper:
         self.why = ""
         """Why it was stopped or ended, where others know better than the engine."""
         self.record_at: float | None = None
+        self.waited_by = ""
+        """The member whose engine waited for this one's, or for another's, in vain."""
+        self.stuck_at = float("inf")
+        """From when on it was this one's, if that lives and does nothing."""
+        self.has_told_wait = False
         self.kill_at: float | None = None
         self.look_at = 0.0
         self.has_child_ended = False
@@ -146,7 +155,7 @@ class Keeper:
             return None
         from covey_agent.keeper.neighbours import Neighbours
 
-        return Neighbours(self.selector, group, self._hear_neighbours_end)
+        return Neighbours(self.selector, group, self._hear_neighbours_end, self._hear_wait)
 
     def _hear_neighbours_end(self, words: str) -> None:
         if not self.stop_reason:
@@ -154,6 +163,25 @@ class Keeper:
             if self.neighbours is not None:
                 self.neighbours.tell_end(words, is_own=False)
         self.stop("Neighbour", NEIGHBOUR_STOP_GRACE_SECONDS)
+
+    def _hear_wait(self, who: str) -> None:
+        is_rank = bool(self.launch["group"].get("stuckStatus", 0))
+        if is_rank and not self.waited_by:
+            self.waited_by, self.stuck_at = who, time.monotonic() + STUCK_SECONDS
+
+    def _check_stuck(self, now: float) -> None:
+        """Of ranks of which one waited in vain: this is the one that was waited for, if its engine neither ended nor
+        had a byte for the next one in half of that time."""
+        if now < self.stuck_at:
+            return
+        self.stuck_at = float("inf")
+        seconds = self.launch["group"].get("stepSeconds", 0.0)
+        is_there = self.engine.poll() is None and not self.stop_reason
+        if self.neighbours is None or not is_there or now - self.neighbours.engine_spoke_at < seconds / 2:
+            return
+        self.why = f"did not answer within {seconds:.0f} s while {self.waited_by} waited for it"
+        self.neighbours.tell_end(self.why, is_own=True)
+        self.stop("Stuck", NEIGHBOUR_STOP_GRACE_SECONDS)
 
     def _open_front(self) -> "Front | None":
         """Where this node's engines are reached from elsewhere. What goes wrong costs the way in, not the engine.
@@ -218,7 +246,7 @@ class Keeper:
         if self.front is not None and self.front.due is not None:
             deadlines.append(self.front.due)
         if self.neighbours is not None and self.exit is None:
-            deadlines.append(self.neighbours.due)
+            deadlines += (self.neighbours.due, self.stuck_at)
         if self.record_at is not None and self.exit is None:
             deadlines.append(self.record_at)
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
@@ -230,6 +258,7 @@ class Keeper:
             self.front.check(now)
         if self.neighbours is not None and self.exit is None:
             self.neighbours.check(now)
+            self._check_stuck(now)
         if self.exit is None and self.engine.poll() is not None and self._has_last_word(now):
             self._record_exit()
         if self.has_child_ended:  # most turns are a connection's, and it looks at the whole machine at worst
@@ -296,6 +325,10 @@ class Keeper:
             self.record_at = now + LAST_WORD_SECONDS
             if not self._ended_for_another:
                 self._tell_end()
+        if self._ended_for_another and not self.has_told_wait and (self._has_waited or self.waited_by):
+            self.has_told_wait = True
+            self.neighbours.tell_wait()
+            self.record_at = now + NAMED_SECONDS
         if not self.stop_reason and now < self.record_at:
             return False
         if self._ended_for_another:  # and nobody said whose end it was
@@ -306,7 +339,14 @@ class Keeper:
     def _ended_for_another(self) -> bool:
         """Whether the engine says so itself by its status: then the word of whose end it was is on its way."""
         status = self.launch["group"].get("lostStatus", 0)
-        return bool(status) and self.engine.returncode == status and not self.stop_reason
+        is_lost = bool(status) and self.engine.returncode == status
+        return (is_lost or self._has_waited) and not self.stop_reason
+
+    @property
+    def _has_waited(self) -> bool:
+        """Whether the engine ended since a step with the others took too long."""
+        status = self.launch["group"].get("stuckStatus", 0)
+        return bool(status) and self.engine.returncode == status
 
     def _tell_end(self) -> None:
         if self.neighbours is not None:

@@ -1,11 +1,15 @@
 """The link between the keepers of two members of one attempt: each hears at once when the other ends.
 
 An open TLS connection on which both say a line a second: an empty one, or as the last `end WORDS`, of its own end, or
-`for WORDS`, when it ends for another member's, whose the words are. What ends it ends the attempt: those words, a
-connection that closes (somebody killed that keeper, or its machine went down), silence.
+`for WORDS`, when it ends for another member's, whose the words are: whoever hears those adds from whom, since a keeper
+can say anything of others. `wait` says that this engine, a rank, ended since a step with the others took too long:
+theirs do the same, but for the one that stands still, whose keeper then tells its end.
+What ends the link ends the attempt: those words, a connection that closes (somebody killed that keeper, or its machine
+went down), silence.
 Nothing here asks the agent or the controller: they may be away.
 """
 
+import contextlib
 import selectors
 import time
 from collections.abc import Callable
@@ -18,6 +22,8 @@ PING_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 # One line; more without its end is no word of ours.
 MAX_LINE_BYTES = 1024
+# Letters of what is passed on of another: who told it must not be cut off with the end of a long message.
+MAX_HEARSAY = 600
 CLOSED = "closed its link without a word: its keeper or its machine ended"
 
 
@@ -36,12 +42,14 @@ class MembersLink:
         on_end: Callable[[str], None],
         *,
         hears_on: bool = False,
+        on_wait: Callable[[str], None] = lambda _words: None,
     ) -> None:
         self._words = words
         self.has_heard = False
         """Whether the other keeper has said anything, so took this connection for a link."""
         self._peer = peer
         self._on_end = on_end
+        self._on_wait = on_wait
         self._hears_on = hears_on
         self._has_told = False
         self._is_over = False
@@ -86,6 +94,12 @@ class MembersLink:
             except OSError:
                 self._end(CLOSED)
 
+    def tell_wait(self) -> None:
+        """This engine waited for the others in vain."""
+        if not self._is_over and not self._has_told:
+            with contextlib.suppress(OSError):  # then it is heard at the next look
+                self._say(b"wait\n")
+
     def tell_end(self, words: str, *, is_own: bool) -> None:
         """This member ends. The socket stays until the other end closes: to close over unread bytes would take the
         last line back."""
@@ -115,6 +129,8 @@ class MembersLink:
             self.has_heard, self._heard = True, time.monotonic()
         *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
+            if line == b"wait" and not self._is_over and not self._has_told:
+                self._on_wait(self._words)
             if line.startswith((b"end ", b"for ")):
                 words = line[4:MAX_LINE_BYTES].decode(errors="replace")
                 plain = "".join(letter if letter.isprintable() else "?" for letter in words)
@@ -129,4 +145,4 @@ class MembersLink:
         is_known = self._is_over or (self._has_told and not is_news)
         self.close()
         if not is_known:
-            self._on_end(f"{self._words} {why}" if is_own else why)
+            self._on_end(f"{self._words} {why}" if is_own else f"{why[:MAX_HEARSAY]} (heard from {self._words})")

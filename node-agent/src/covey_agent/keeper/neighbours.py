@@ -34,7 +34,12 @@ class Reach:
     """The link to one member that is dialled, tried again until it is there. `on_end` hears once."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, target: Target, form_until: float, on_end: Callable[[str], None]
+        self,
+        selector: selectors.BaseSelector,
+        target: Target,
+        form_until: float,
+        on_end: Callable[[str], None],
+        on_wait: Callable[[str], None],
     ) -> None:
         self.target = target
         self.form_until = form_until
@@ -43,6 +48,7 @@ class Reach:
         self.certificate: dict[str, Any] = {}
         self._selector = selector
         self._on_end = on_end
+        self._on_wait = on_wait
         self._dial: Dial | None = None
         self._link: MembersLink | None = None
         self._again_at: float | None = 0.0
@@ -60,9 +66,13 @@ class Reach:
             self._miss(self._dial.explain_late())
         elif self._again_at is not None and now >= self._again_at:
             self._begin()
-        if not self.is_formed and now >= self.form_until:
-            self.close()
-            self._on_end(f"{self.target.words} could not be reached in time ({self.met})")
+
+    def explain_missing(self) -> str:
+        return f"{self.target.words} could not be reached in time ({self.met})"
+
+    def tell_wait(self) -> None:
+        if self._link is not None:
+            self._link.tell_wait()
 
     def tell_end(self, words: str, *, is_own: bool) -> None:
         if self._link is not None:
@@ -99,7 +109,9 @@ class Reach:
         self._watch.set(dial.peer.socket)
         self._dial = None
         self.certificate = dial.certificate
-        self._link = MembersLink(self._selector, dial.peer, self.target.words, self._hear_end, hears_on=True)
+        self._link = MembersLink(
+            self._selector, dial.peer, self.target.words, self._hear_end, hears_on=True, on_wait=self._on_wait
+        )
         self._link.begin()
 
     def _hear_end(self, why: str) -> None:
@@ -122,12 +134,19 @@ class Reach:
 
 
 class Neighbours:
-    """`group`: of the keeper's launch. `on_end` hears, in words, whose end ends this member; once.
+    """`group`: of the keeper's launch. `on_end` hears, in words, whose end ends this member; once. `on_wait`: whose
+    engine ended since a step with the others took too long.
 
     OSError when a port of loopback for a tunnel can't be had.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, group: dict[str, Any], on_end: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        group: dict[str, Any],
+        on_end: Callable[[str], None],
+        on_wait: Callable[[str], None],
+    ) -> None:
         self.log = Log()
         self.met = ""
         """Why the engine's last connection to a neighbour did not get there; empty: none failed."""
@@ -146,6 +165,7 @@ class Neighbours:
         """When `check` is to be called next, monotonic."""
         self._selector = selector
         self._on_end = on_end
+        self._on_wait = on_wait
         form_seconds = group["formSeconds"]
         self._form_until = float("inf") if form_seconds is None else time.monotonic() + form_seconds
         self._taken: dict[str, tuple[dict[str, Any], MembersLink]] = {}
@@ -157,7 +177,7 @@ class Neighbours:
             group["identity"], None, self.log.write, "agent", "node", frozenset(self.admitted)
         )
         targets = [self._target(group["identity"], each) for each in group["dials"]]
-        self._reaches = [Reach(selector, target, self._form_until, self._hear_end) for target in targets]
+        self._reaches = [Reach(selector, target, self._form_until, self._hear_end, on_wait) for target in targets]
         self._tunnels = [
             Tunnel(selector, each.target, self._complain, each if self.ring_port else None) for each in self._reaches
         ]
@@ -181,7 +201,13 @@ class Neighbours:
 
     def take(self, node: str, certificate: dict[str, Any], peer: PeerSide) -> None:
         """A link that a neighbour dialled; who it is has been proven."""
-        link = MembersLink(self._selector, peer, self._words(node), lambda why: self._hear_taken_end(node, why))
+        link = MembersLink(
+            self._selector,
+            peer,
+            self._words(node),
+            lambda why: self._hear_taken_end(node, why),
+            on_wait=self._on_wait,
+        )
         self._taken[node] = certificate, link
         link.begin()
 
@@ -213,9 +239,31 @@ class Neighbours:
             link.check(now)
             if why := self._admission.explain_refusal(certificate):
                 self._hear_end(f"{self._words(node)} is out: {why}")
-        if now >= self._form_until:
-            for node in sorted(self.admitted.keys() - self._taken.keys()):
-                self._hear_end(f"{self._words(node)} did not come in time")
+        if now >= self._form_until and not self._is_over:
+            self._check_formed()
+
+    def _check_formed(self) -> None:
+        """The time to meet is over: whoever isn't there is named, with what was met on the way to each."""
+        missing = [reach for reach in self._reaches if not reach.is_formed]
+        words = [reach.explain_missing() for reach in missing]
+        absent = sorted(self.admitted.keys() - self._taken.keys())
+        words += [f"{self._words(node)} did not come in time" for node in absent]
+        for reach in missing:
+            reach.close()
+        if words:
+            self._hear_end("; ".join(words))
+
+    @property
+    def engine_spoke_at(self) -> float:
+        """When the engine last had a byte for a member that it dials, monotonic."""
+        return max((each.engine_spoke_at for each in self._tunnels), default=0.0)
+
+    def tell_wait(self) -> None:
+        """The engine waited for the others in vain."""
+        for reach in self._reaches:
+            reach.tell_wait()
+        for _, link in self._taken.values():
+            link.tell_wait()
 
     def tell_end(self, words: str, *, is_own: bool) -> None:
         """This member ends: every neighbour is told at once. Not `is_own`: it does for another's, which is named.

@@ -50,6 +50,10 @@ class Stream:
         self._is_closed = False
         self._watch = Watch(selector, self.advance)
 
+    @property
+    def engine_spoke_at(self) -> float:
+        return self._pair.engine_spoke_at if self._pair else 0.0
+
     def begin(self) -> None:
         if self._link is not None and not self._link.is_formed:
             return
@@ -139,6 +143,11 @@ class Tunnel:
             raise OSError(error.errno, os.strerror(error.errno or 0), where) from error
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    @property
+    def engine_spoke_at(self) -> float:
+        """When it last had a byte for that member, monotonic; 0: no connection of its."""
+        return max((each.engine_spoke_at for each in self._streams), default=0.0)
 
     def check(self, now: float) -> None:
         for stream in list(self._streams):

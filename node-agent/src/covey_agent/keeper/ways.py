@@ -24,6 +24,8 @@ class Way:
     def __init__(self, source: Side, sink: Side) -> None:
         self._source = source
         self._sink = sink
+        self.carried_at = 0.0
+        """When the source said something last, monotonic."""
 
     @property
     def is_over(self) -> bool:
@@ -42,6 +44,7 @@ class Way:
                 return
             chunk = self._source.receive()
             if chunk:
+                self.carried_at = time.monotonic()
                 self._sink.send(chunk)
             if self._source.has_ended:
                 self._sink.end()
@@ -88,6 +91,10 @@ class Pair:
         self._watch = watch
         self._peer, self._engine = peer, engine
         self._to_engine, self._to_peer = Way(peer, engine), Way(engine, peer)
+
+    @property
+    def engine_spoke_at(self) -> float:
+        return self._to_peer.carried_at
 
     def carry(self) -> bool:
         """What is there; False once both directions are over. OSError when a side is broken."""

@@ -22,6 +22,8 @@ from covey_agent.engines.servers.settings import Settings
 
 # The exit status of a rank that ended because it lost its neighbours, and for nothing of its own.
 RING_LOST = 76
+# Of one that waited too long for the others in a step.
+RING_STUCK = 77
 _RING_WORDS = "[ring]"
 
 Sampler = Callable[[Any], Any]
@@ -29,6 +31,10 @@ Sampler = Callable[[Any], Any]
 
 class RingLost(Exception):
     """The ranks did not find each other, or one is gone."""
+
+
+class RingStuck(RingLost):
+    """A step took too long: another rank's process is there and computes nothing."""
 
 
 def is_ring_lost(error: BaseException) -> bool:

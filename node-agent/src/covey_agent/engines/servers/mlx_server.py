@@ -32,7 +32,9 @@ from covey_agent.engines.servers.mlx_draft import DRAFT_TOKENS, require_fitting_
 from covey_agent.engines.servers.mlx_loads import tell_loads
 from covey_agent.engines.servers.mlx_ring import (
     RING_LOST,
+    RING_STUCK,
     RingLost,
+    RingStuck,
     Steps,
     hold_together,
     is_ring_lost,
@@ -201,11 +203,13 @@ class MlxCore:
         failure = self._provider.failure or RuntimeError("the thread that generates ended")
         if self._is_stuck():
             seconds = f"{self._settings.step_seconds:.0f} s"
-            failure = RingLost(
+            failure = RingStuck(
                 f"rank {self._settings.rank} failed after {seconds} without a step: another one is stuck"
             )
         report_failure(failure)
         sys.stderr.flush()
+        if isinstance(failure, RingStuck):
+            os._exit(RING_STUCK)
         os._exit(RING_LOST if self._settings.is_rank and is_ring_lost(failure) else 1)
 
     def _is_stuck(self) -> bool:
