@@ -84,8 +84,31 @@ def test_the_last_donor_has_the_output_and_the_driver_the_embeddings() -> None:
     chosen = place(Spread(3, 3, is_asked=True), able("a", 33), able("b", 25), able("c", 17))
     assert chosen is not None
     held = [costs for _, (costs,) in chosen.places]
-    beside = [costs.weights_bytes - -(-layers * costs.layers // 64) for costs in held]
+    # Layers differ: each member is counted an average one more than it has.
+    beside = [costs.weights_bytes - -(-layers * (costs.layers + 1) // 64) for costs in held]
     assert beside == [HUGE.geometry.token_embedding_bytes, 0, output_bytes(HUGE.geometry)]
+
+
+def test_what_a_run_of_layers_keeps_is_counted_by_its_own_layers() -> None:
+    """Every sixth layer sees the whole window, as of Gemma 3: a run that has more of these keeps more than its part."""
+    sliding = tuple(layer for layer in range(62) if layer % 6 != 5)
+    geometry = large_geometry(
+        **{"architecture": "gemma3", "weights_bytes": 30 * GIB, "layer_count": 62, "kv_head_counts": (16,) * 62},
+        **{"sliding_window_tokens": 1024, "sliding_layers": sliding, "context_tokens": 131_072},
+    )
+    asked = wish(variants=(large_variant(geometry=geometry),), context_tokens=131_072)
+    fleet = [able("a", 60), able("b", 30), able("c", 30)]
+    (chosen,) = choose(replace(asked, spread=Spread(3, 3, is_asked=True)), fleet, 1).chosen
+    parts = [costs for _, (costs,) in chosen.places]
+    first, alike = 0, chosen.options
+    for costs in parts:
+        run = range(first, first + costs.layers)
+        first += costs.layers
+        cell = 16 * 2 * geometry.key_length * 2
+        full = sum(layer not in sliding for layer in run)
+        cells = full * alike.context_tokens + (len(run) - full) * (1024 + alike.micro_batch_tokens)
+        assert costs.kv_cache_bytes == alike.slots * cell * cells
+    assert first == 62
 
 
 def test_why_there_is_no_group_is_said() -> None:
@@ -147,7 +170,7 @@ def test_every_rank_has_the_embeddings_and_the_output_beside_its_layers() -> Non
     assert geometry is not None
     whole = geometry.token_embedding_bytes + output_bytes(geometry)
     for _, (costs,) in chosen.places:
-        assert costs.weights_bytes == -(-layer_weights(geometry) * costs.layers // 64) + whole
+        assert costs.weights_bytes == -(-layer_weights(geometry) * (costs.layers + 1) // 64) + whole
 
 
 def test_ranks_of_a_model_that_is_cut_across_its_layers_hold_equal_parts() -> None:

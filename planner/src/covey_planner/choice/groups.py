@@ -16,6 +16,7 @@ from covey_planner.choice.refusals import explain_miss
 from covey_planner.choice.shapes import Shape, can_join, can_rank, choose_shape, member_formula, own_bytes
 from covey_planner.choice.ways import Question, Way
 from covey_planner.fit.estimate import CostFormula
+from covey_planner.fit.split import run_formula
 from covey_planner.types import Chosen, NodeView, Other, Refusal, ShapeKind, Spread, Wish
 
 
@@ -125,10 +126,10 @@ def _costs(question: Question, way: Way, shape: Shape, index: int) -> tuple[Cost
     first, *others = question.price(way, member.lane).formulas
     formula, count = member_formula(way, shape.kind, first), len(shape.members)
     if shape.kind is ShapeKind.TENSOR:  # all layers, in part
-        costs = share_costs(formula, shape.window, count, 1).model_copy(update={"layers": 0})
+        costs = _part_costs(formula, shape.window, count)
     else:
-        share = member.last_layer - member.first_layer + 1
-        costs = share_costs(formula, shape.window, shape.layer_count, share)
+        run = range(member.first_layer, member.last_layer + 1)
+        costs = run_formula(way.geometry, formula, run).costs(shape.window)
     own = costs.weights_bytes + own_bytes(way, shape.kind, first, index, count)
     return (
         costs.model_copy(update={"weights_bytes": own}),
@@ -136,18 +137,14 @@ def _costs(question: Question, way: Way, shape: Shape, index: int) -> tuple[Cost
     )
 
 
-def share_costs(formula: CostFormula, window: int, layers: int, share: int) -> Costs:
-    """Its part of what is per layer, rounded up, and all of the rest: as `choice.shares` counts."""
+def _part_costs(formula: CostFormula, window: int, parts: int) -> Costs:
+    """An equal part of what is in the layers, rounded up, and all of the rest: as `choice.shares` counts."""
     whole = formula.costs(window)
-
-    def part(count: int) -> int:
-        return -(-count * share // layers)
-
     return whole.model_copy(
         update={
-            "weights_bytes": part(whole.weights_bytes),
-            "kv_cache_bytes": part(whole.kv_cache_bytes),
-            "checkpoint_bytes": part(whole.checkpoint_bytes),
-            "layers": share,
+            "weights_bytes": -(-whole.weights_bytes // parts),
+            "kv_cache_bytes": -(-whole.kv_cache_bytes // parts),
+            "checkpoint_bytes": -(-whole.checkpoint_bytes // parts),
+            "layers": 0,
         }
     )

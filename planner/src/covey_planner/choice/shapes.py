@@ -23,14 +23,15 @@ from covey_planner.choice.ways import Question, Way, pending_geometry
 from covey_planner.fit.estimate import CELL_STEP, CostFormula
 from covey_planner.fit.limits import limit_name
 from covey_planner.fit.ranks import RING_FAMILIES, rank_bytes, rank_formula
-from covey_planner.fit.split import layer_weights, output_bytes
+from covey_planner.fit.split import layer_weights, output_bytes, run_formula
 from covey_planner.types import NodeView, ShapeKind, Wish
 
 # What one model is spread over at most: more links than this cost more than they bring.
 MAX_MEMBERS = 4
 # Of one build, the nodes with the most memory: others could only make a shape of more nodes.
 MAX_CANDIDATES = 12
-
+# How often layers are shared anew where a run keeps more than an average one.
+_SHARINGS = 4
 
 # Engines whose ranks must all compute alike; llama.cpp's may differ.
 _ALIKE = frozenset({EngineName.MLX})
@@ -129,6 +130,13 @@ def own_bytes(way: Way, kind: ShapeKind, formula: CostFormula, index: int, count
     if kind is ShapeKind.RPC:
         return rpc_bytes(way, formula, index, count)
     return rank_bytes(way.geometry, formula) if way.engine is EngineName.MLX else 0
+
+
+def run_of(way: Way, kind: ShapeKind, shares: Sequence[int], index: int) -> range:
+    """The layers of one member. The last ones are rank 0's of MLX, which chooses tokens by them."""
+    is_reversed = kind is ShapeKind.PIPELINE and way.engine is EngineName.MLX
+    first = sum(shares[index + 1 :] if is_reversed else shares[:index])
+    return range(first, first + shares[index])
 
 
 def rpc_formula(way: Way, formula: CostFormula) -> CostFormula:
@@ -239,7 +247,28 @@ def _shares(
     if kind is ShapeKind.TENSOR:
         part = -(-per_layer * layers // len(seats))
         return (layers,) * len(seats) if min(rest) >= part else None
-    return share_layers(layers, rest, per_layer)
+    # Layers differ: each is counted one more than it has. What its own run keeps is known when there is one; who then
+    # has too much is given less.
+    room = [each - per_layer for each in rest]
+    for _ in range(_SHARINGS):
+        shares = share_layers(layers, room, per_layer)
+        if shares is None:
+            return None
+        over = [
+            _run_bytes(way, kind, formulas[index], shares, index, window)
+            + own_bytes(way, kind, wholes[index], index, len(seats))
+            - seat.usable
+            for index, seat in enumerate(seats)
+        ]
+        if max(over) <= 0:
+            return shares
+        room = [each - max(0, more) for each, more in zip(room, over, strict=True)]
+    return None
+
+
+def _run_bytes(way: Way, kind: ShapeKind, formula: CostFormula, shares: Sequence[int], index: int, window: int) -> int:
+    """Of one member that has a run of layers, without what is its own beside them."""
+    return run_formula(way.geometry, formula, run_of(way, kind, shares, index)).total_bytes(window)
 
 
 def _is_for_ring(question: Question, way: Way, kind: ShapeKind, count: int) -> bool:
@@ -265,14 +294,15 @@ def _members(
     for index, (seat, share) in enumerate(zip(seats, shares, strict=True)):
         whole = question.price(way, seat.lane).formulas[0]
         formula = member_formula(way, kind, whole)
-        held = layer_bytes(formula, window, layers) * share
-        # The last layers are rank 0's of MLX, which chooses tokens by them.
-        is_reversed = kind is ShapeKind.PIPELINE and way.engine is EngineName.MLX
-        first = sum(shares[index + 1 :] if is_reversed else shares[:index])
+        own = own_bytes(way, kind, whole, index, len(seats))
         if kind is ShapeKind.TENSOR:
-            held, first = -(-held // len(seats)), 0
+            first = 0
+            part = -(-layer_bytes(formula, window, layers) * layers // len(seats))
+            total = part + fixed_bytes(formula, window) + own
+        else:
+            first = run_of(way, kind, shares, index).start
+            total = _run_bytes(way, kind, formula, shares, index, window) + own
         role = "Rank" if kind is not ShapeKind.RPC else "Donor" if index else "Driver"
-        total = held + fixed_bytes(formula, window) + own_bytes(way, kind, whole, index, len(seats))
         yield ShapeMember(seat.view.name, role, seat.lane, first, first + share - 1, total, seat.usable)
 
 
