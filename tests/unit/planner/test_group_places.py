@@ -89,6 +89,21 @@ def test_the_last_donor_has_the_output_and_the_driver_the_embeddings() -> None:
     assert beside == [HUGE.geometry.token_embedding_bytes, 0, output_bytes(HUGE.geometry)]
 
 
+def test_a_donor_needs_no_file_and_the_driver_does() -> None:
+    """An offline node gets files from others alone, and no other has this one."""
+
+    def seats(spread: Spread, *nodes: NodeView) -> list[str]:
+        asked = wish(variants=(replace(HUGE, is_held=False),), context_tokens=8192)
+        return nodes_of(next(iter(choose(replace(asked, spread=spread), nodes, 1).chosen), None))
+
+    offline = [able(name, gib, is_offline=True) for name, gib in (("a", 40), ("b", 33))]
+    other, locked = able("c", 30), Spread(2, 2, is_asked=True, lock=("a", "c"))
+    assert seats(ASKED, offline[0], other) == ["c", "a"]
+    assert seats(ASKED, *offline) == []
+    assert seats(locked, offline[0], other) == []
+    assert seats(replace(locked, lock=("c", "a")), offline[0], other) == ["c", "a"]
+
+
 def test_what_a_run_of_layers_keeps_is_counted_by_its_own_layers() -> None:
     """Every sixth layer sees the whole window, as of Gemma 3: a run that has more of these keeps more than its part."""
     sliding = tuple(layer for layer in range(62) if layer % 6 != 5)
@@ -161,6 +176,13 @@ def test_ranks_of_a_pipeline_share_the_layers_by_memory_and_rank_0_has_the_most(
     for name, parts in chosen.places:
         (pool,) = fleet[name].pools
         assert sum(costs.total_bytes for costs in parts) <= pool.unreserved_bytes
+
+
+def test_every_rank_needs_the_files() -> None:
+    fleet = (ranker("a", 55), ranker("b", 45, is_offline=True))
+    asked = mlx_wish(PIPELINE)
+    assert choose(asked, fleet, 1).chosen
+    assert not choose(replace(asked, variants=(replace(asked.variants[0], is_held=False),)), fleet, 1).chosen
 
 
 def test_every_rank_has_the_embeddings_and_the_output_beside_its_layers() -> None:

@@ -168,11 +168,23 @@ def _shapes(
             shape
             for build in _builds(question, way, nodes, lock)
             for seats in combinations(build, size)
-            if (shape := _shape(question, way, kind, seats, links)) is not None
+            if (seated := _with_driver_first(way, kind, seats, is_locked=bool(lock)))
+            and (shape := _shape(question, way, kind, seated, links)) is not None
         ]
         if found:
             yield from found
             return
+
+
+def _with_driver_first(way: Way, kind: ShapeKind, seats: Sequence[_Seat], *, is_locked: bool) -> Sequence[_Seat]:
+    """Who gets the files at all comes first, as the driver alone needs them; every rank does. Empty: none can be."""
+    having = [way.comes_to(seat.view) for seat in seats]
+    if all(having):
+        return seats
+    if kind is not ShapeKind.RPC or not any(having) or (is_locked and not having[0]):
+        return ()
+    first = seats[having.index(True)]
+    return (first, *(seat for seat in seats if seat is not first))
 
 
 def _builds(question: Question, way: Way, nodes: Sequence[NodeView], lock: Sequence[str]) -> list[list[_Seat]]:
@@ -181,7 +193,7 @@ def _builds(question: Question, way: Way, nodes: Sequence[NodeView], lock: Seque
     for view in sorted(nodes, key=lambda each: each.name):
         if lock and view.name not in lock:
             continue
-        if filter_node(question, view, view.name) is not None or not way.comes_to(view):
+        if filter_node(question, view, view.name) is not None:
             continue
         wish = question.wish
         lanes = [lane for lane in view.lanes if way.runs_on(lane) and not wish.is_barred(view.name, lane)]
