@@ -133,6 +133,19 @@ def test_why_there_is_no_group_is_said() -> None:
     assert decision.closest.message.startswith("no 2 nodes hold model")
 
 
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [(NodeState.FACTS_PENDING, []), (NodeState.UNKNOWN, ["b", "c"]), (NodeState.READY, ["a"])],
+)
+def test_what_may_fit_on_one_node_waits_for_the_facts_that_are_on_their_way(
+    state: NodeState, expected: list[str]
+) -> None:
+    asked = replace(wish(variants=(HUGE,), context_tokens=8192), spread=AUTO)
+    decision = choose(asked, [able("a", 64, state=state), able("b", 33), able("c", 33)], 1)
+    assert [name for chosen in decision.chosen for name in nodes_of(chosen)] == expected
+    assert (decision.pending is not None) == (not expected)
+
+
 def test_what_was_placed_counts_for_the_next_one() -> None:
     fleet = [able("a", 33), able("b", 25)]
     asked = replace(wish(variants=(HUGE,), context_tokens=8192), spread=AUTO)

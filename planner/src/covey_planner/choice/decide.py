@@ -39,9 +39,12 @@ def choose(wish: Wish, nodes: Roster | Sequence[NodeView], count: int) -> Decisi
     chosen = _stamp(question, placed)
     if len(chosen) == count:
         return Decision(chosen, None, (), None)
-    if spread is not None and not chosen and (group := choose_group(question, spread, tuple(roster), roster.links)):
-        return Decision((group,), None, (), None)
     tally = search.tally()
+    # A group stays one: nodes whose facts are on their way may be enough alone. Silent ones aren't waited for.
+    if spread is not None and not chosen and not tally.waiting:
+        group = choose_group(question, spread, tuple(roster), roster.links)
+        if group is not None:
+            return Decision((group,), None, (), None)
     refusal = explain_miss(question, tally.closest) if tally.closest else None
     return Decision(chosen, _pending_facts(tally, len(roster)), tuple(sorted(tally.counts.items())), refusal)
 

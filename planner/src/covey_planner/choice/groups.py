@@ -12,8 +12,9 @@ from covey_api.reasons import RefusalReason
 
 from covey_planner.choice.links import Links
 from covey_planner.choice.nodes import Miss, filter_node
+from covey_planner.choice.parts import member_formula, own_bytes
 from covey_planner.choice.refusals import explain_miss
-from covey_planner.choice.shapes import Shape, can_join, can_rank, choose_shape, member_formula, own_bytes
+from covey_planner.choice.shapes import Shape, can_join, can_rank, choose_shape
 from covey_planner.choice.ways import Question, Way
 from covey_planner.fit.estimate import CostFormula
 from covey_planner.fit.split import run_formula

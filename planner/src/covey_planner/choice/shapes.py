@@ -10,7 +10,7 @@ and `covey plan` show, so that somebody who lacks memory on every machine knows 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane
@@ -18,12 +18,13 @@ from covey_api.instance import MemberRole
 
 from covey_planner.choice.links import LinkKind, Links
 from covey_planner.choice.nodes import COMPUTE_ORDER, filter_node
+from covey_planner.choice.parts import member_formula, own_bytes, run_of
 from covey_planner.choice.shares import can_divide, fixed_bytes, layer_bytes, share_layers
 from covey_planner.choice.ways import Question, Way, pending_geometry
 from covey_planner.fit.estimate import CELL_STEP, CostFormula
 from covey_planner.fit.limits import limit_name
-from covey_planner.fit.ranks import RING_FAMILIES, rank_bytes, rank_formula
-from covey_planner.fit.split import layer_weights, output_bytes, run_formula
+from covey_planner.fit.ranks import RING_FAMILIES
+from covey_planner.fit.split import run_formula
 from covey_planner.types import NodeView, ShapeKind, Wish
 
 # What one model is spread over at most: more links than this cost more than they bring.
@@ -116,41 +117,6 @@ def can_join(lane: Lane) -> bool:
 def can_rank(lane: Lane) -> bool:
     """Whether its agent runs ranks, and tells of which build: those of another one would wait for other steps."""
     return MemberRole.RANK.value in lane.roles and bool(lane.digest or lane.version)
-
-
-def member_formula(way: Way, kind: ShapeKind, formula: CostFormula) -> CostFormula:
-    """Of one member, with what the layers weigh alone and everything that it has whole."""
-    if kind is ShapeKind.RPC:
-        return rpc_formula(way, formula)
-    return rank_formula(way.geometry, formula) if way.engine is EngineName.MLX else formula
-
-
-def own_bytes(way: Way, kind: ShapeKind, formula: CostFormula, index: int, count: int) -> int:
-    """What one member's weights are beside its layers. `formula`: of one that has the whole model."""
-    if kind is ShapeKind.RPC:
-        return rpc_bytes(way, formula, index, count)
-    return rank_bytes(way.geometry, formula) if way.engine is EngineName.MLX else 0
-
-
-def run_of(way: Way, kind: ShapeKind, shares: Sequence[int], index: int) -> range:
-    """The layers of one member. The last ones are rank 0's of MLX, which chooses tokens by them."""
-    is_reversed = kind is ShapeKind.PIPELINE and way.engine is EngineName.MLX
-    first = sum(shares[index + 1 :] if is_reversed else shares[:index])
-    return range(first, first + shares[index])
-
-
-def rpc_formula(way: Way, formula: CostFormula) -> CostFormula:
-    """With what layers weigh alone; `rpc_bytes` has what one member holds beside its layers."""
-    weights = -(-layer_weights(way.geometry) * formula.calibration_percent // 100)
-    return replace(formula, weights_bytes=weights)
-
-
-def rpc_bytes(way: Way, formula: CostFormula, index: int, count: int) -> int:
-    """The table of embeddings stays in the driver's process (in a pool of its own it is counted with the host's); the
-    output is with the last donor."""
-    table = way.geometry.token_embedding_bytes if index == 0 and formula.pool == HOST_POOL else 0
-    output = output_bytes(way.geometry) if index == count - 1 else 0
-    return -(-(table + output) * formula.calibration_percent // 100)
 
 
 def _shapes(
