@@ -1,5 +1,6 @@
 """A report that is answered by reflex is taken in and answered as the route would do it, to the byte."""
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from kit import builders, worlds
 from kit.arbitrary import next_reports
 from kit.vaults import denials_in, finish
 
-NOBODY_DENIED = Denials(FilesVault(Path("never-read")))
+NOBODY_DENIED = Denials(FilesVault(Path(tempfile.gettempdir(), "covey-never-read")))
 PEER = Peer(CertificateRole.AGENT, "a", 2e9)
 URL = b"/fleet/v1/nodes/a/report"
 
