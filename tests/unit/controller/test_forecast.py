@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from kit import builders
 from kit.worlds import FakeGateway, Worldlet
 
-
 AUTO = ShapeWish(type=ShapeType.AUTO)
 
 

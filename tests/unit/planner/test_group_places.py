@@ -146,6 +146,15 @@ def test_what_may_fit_on_one_node_waits_for_the_facts_that_are_on_their_way(
     assert (decision.pending is not None) == (not expected)
 
 
+def test_where_a_group_would_do_it_is_said_why_there_is_none() -> None:
+    asked = replace(wish(variants=(HUGE,), context_tokens=8192), spread=AUTO)
+    other = replace(able("b", 33), lanes=(lane(roles=ABLE[0].roles, digest="ab"),))
+    closest = choose(asked, [able("a", 33), other], 1).closest
+    assert closest is not None
+    assert closest.short_bytes > 0
+    assert "; no 2 to 4 nodes hold model 'smollm2' together as `Rpc`: each must be free" in closest.message
+
+
 def test_what_was_placed_counts_for_the_next_one() -> None:
     fleet = [able("a", 33), able("b", 25)]
     asked = replace(wish(variants=(HUGE,), context_tokens=8192), spread=AUTO)
