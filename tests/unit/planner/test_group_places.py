@@ -146,6 +146,23 @@ def test_what_may_fit_on_one_node_waits_for_the_facts_that_are_on_their_way(
     assert (decision.pending is not None) == (not expected)
 
 
+def test_a_locked_group_says_whose_build_differs_and_who_cannot_get_the_files() -> None:
+    locked = Spread(2, 2, is_asked=True, lock=("a", "b"))
+
+    def words(*nodes: NodeView) -> str:
+        asked = wish(variants=(replace(HUGE, is_held=False),), context_tokens=8192)
+        closest = choose(replace(asked, spread=locked), nodes, 1).closest
+        assert closest is not None
+        return closest.message
+
+    other = replace(able("b", 33), lanes=(lane(roles=ABLE[0].roles, version="another"),))
+    assert "they differ: 'a' has LlamaServer " in words(able("a", 33), other)
+    assert "'b' has LlamaServer another" in words(able("a", 33), other)
+    offline = able("a", 33, is_offline=True)
+    assert "waits for 'a' (it is offline, and no node has the files yet)" in words(offline, able("b", 33))
+    assert "together they don't hold model" in words(able("a", 20), able("b", 20))
+
+
 def test_where_a_group_would_do_it_is_said_why_there_is_none() -> None:
     asked = replace(wish(variants=(HUGE,), context_tokens=8192), spread=AUTO)
     other = replace(able("b", 33), lanes=(lane(roles=ABLE[0].roles, digest="ab"),))

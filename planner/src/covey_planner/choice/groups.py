@@ -63,6 +63,8 @@ def _explain_lock(question: Question, spread: Spread, nodes: Sequence[NodeView])
     start = f"`spec.shape.topologyLock` names nodes {named}, and no others are taken"
     if waits:
         return f"{start}: it waits for {', '.join(waits)}"
+    if builds := _explain_builds(question, spread, [views[name] for name in spread.lock]):
+        return f"{start}: {builds}"
     return f"{start}: together they don't hold model '{question.wish.model}' as `{spread.kind}`: {_NEEDS[spread.kind]}"
 
 
@@ -79,7 +81,26 @@ def _explain_unfit(question: Question, spread: Spread, view: NodeView | None) ->
         return explain_miss(question, Miss(RefusalReason.NO_USABLE_ENGINE, view)).message
     if all(question.wish.is_barred(view.name, lane) for lane in lanes):
         return "the last attempt failed there"
+    is_without = spread.kind is ShapeKind.RPC and view.name != spread.lock[0]
+    if not is_without and not any(way.comes_to(view) for way in question.ways):
+        return "it is offline, and no node has the files yet"
     return ""
+
+
+def _explain_builds(question: Question, spread: Spread, views: Sequence[NodeView]) -> str:
+    """Which build of its engine each of them has, where no two builds are one; empty: some build they all have."""
+    builds = {
+        view.name: {
+            (lane.version, lane.digest): f"'{view.name}' has {lane.engine} {lane.version or lane.digest[:12]}"
+            for lane in _with_roles(view, spread.kind).lanes
+            if lane.engine in question.engines
+        }
+        for view in views
+    }
+    if any(all(build in each for each in builds.values()) for each in builds.values() for build in each):
+        return ""
+    told = ", ".join(words for each in builds.values() for words in sorted(each.values()))
+    return f"all must have one build of the engine, and they differ: {told}"
 
 
 _RANKS_NEED = (
