@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from covey_api.engines import HOST_POOL, EngineName
-from covey_api.instance import Member, MemberRole
+from covey_api.instance import Instance, Member, MemberRole
 from covey_api.messages import MemberAssignment
 from covey_api.reasons import FailureCause
+from covey_planner.fit.options import choose_threads
 
 from covey_agent.engines.donors import find_donor_program, render_donor
 from covey_agent.engines.mlx import step_seconds
@@ -86,10 +87,11 @@ async def resolve(address: str, member: Member) -> str:
 
 
 def render_launch(
-    adapter: EngineAdapter, start: StartKeeper, folder: Path, port: int, group: Group | None = None
+    adapter: EngineAdapter, start: StartKeeper, folder: Path, port: int, group: Group | None = None, cpu_cores: int = 0
 ) -> Launch:
-    """The launch with its environment and the assignment, by which an agent that lost its file knows what runs."""
-    launch = replace(_render_engine(adapter, start, folder, port, group), group=group)
+    """The launch with its environment and the assignment, by which an agent that lost its file knows what runs.
+    `cpu_cores`: that this machine's processes may use; 0: it isn't known."""
+    launch = replace(_render_engine(adapter, start, folder, port, group, cpu_cores), group=group)
     assignment = start.assignment
     clean = {name: os.environ[name] for name in INHERITED if name in os.environ}
     files = (*launch.files, ("assignment.json", assignment.model_dump_json(by_alias=True, exclude_none=True)))
@@ -101,18 +103,31 @@ def render_launch(
     return replace(launch, environment=clean | launch.environment, files=files, memory_bytes=bound)
 
 
-def _render_engine(adapter: EngineAdapter, start: StartKeeper, folder: Path, port: int, group: Group | None) -> Launch:
+def _render_engine(
+    adapter: EngineAdapter, start: StartKeeper, folder: Path, port: int, group: Group | None, cpu_cores: int
+) -> Launch:
     assignment = start.assignment
+    instance = _with_own_threads(assignment, cpu_cores)
     if start.weights is None:
-        own = next(each for each in assignment.instance.spec.members if each.name == assignment.member)
-        return render_donor(find_donor_program(start.program), assignment.instance, own, port)
-    instance, files = assignment.instance, (start.weights, folder)
+        own = next(each for each in instance.spec.members if each.name == assignment.member)
+        return render_donor(find_donor_program(start.program), instance, own, port)
+    files = (start.weights, folder)
     if group is not None and group.ring_port:
         rank = [each.name for each in instance.spec.members].index(assignment.member)
         ring = Ring(rank, group.ring_port, group.dials[0].local_port)
         return adapter.render(start.program, instance, *files, port, assignment.key, start.companions, ring=ring)
     donors = tuple(each.local_port for each in group.dials) if group else ()
     return adapter.render(start.program, instance, *files, port, assignment.key, start.companions, donors)
+
+
+def _with_own_threads(assignment: MemberAssignment, cpu_cores: int) -> Instance:
+    """As it is stamped; of several members, with the threads of this one's machine. Those that are stamped are for the
+    first member's: more than there are cores wait for each other and starve the agent beside them."""
+    instance = assignment.instance
+    if not cpu_cores or assignment.member == instance.spec.members[0].name:
+        return instance
+    options = instance.spec.options.model_copy(update={"threads": choose_threads(cpu_cores)})
+    return instance.model_copy(update={"spec": instance.spec.model_copy(update={"options": options})})
 
 
 def choose_port() -> int:

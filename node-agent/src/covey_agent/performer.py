@@ -18,6 +18,7 @@ from covey_planner.fit.check import find_shortages, pools_of, promise_left
 from covey_agent.engines.donors import explain_not_listening
 from covey_agent.examining import examine
 from covey_agent.exits import explain_exit
+from covey_agent.facts.host import observe_cpu_cores
 from covey_agent.launching import choose_group, choose_port, render_launch
 from covey_agent.ports import (
     AgentError,
@@ -149,7 +150,8 @@ class Performer:
                 adapter = outside.adapters[assignment.instance.spec.engine]
                 port = outside.choose_port()
                 group = await choose_group(assignment, outside.choose_port, kept_port)
-                launch = render_launch(adapter, effect, self._members / key, port, group)
+                cores = observe_cpu_cores(Path("/"))
+                launch = render_launch(adapter, effect, self._members / key, port, group, cores)
                 attempt = assignment.instance.spec.attempt
                 return KeeperStarted(key, await outside.keepers.start(key, attempt, port, launch))
             case Probe(key, assignment, process):

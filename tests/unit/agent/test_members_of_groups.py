@@ -1,12 +1,16 @@
 """The supervisor's decisions for one of several members: the order of starts, and that an end is every member's."""
 
 import asyncio
+from pathlib import Path
 
+import httpx
 import pytest
+from covey_agent.engines.adapter import Adapter
+from covey_agent.engines.llama_server import LLAMA_SERVER
 from covey_agent.engines.mlx import step_seconds
 from covey_agent.engines.servers.mlx_ring import RING_LOST, RING_STUCK
-from covey_agent.launching import choose_group
-from covey_agent.ports import AgentError, Group, Neighbour
+from covey_agent.launching import choose_group, render_launch
+from covey_agent.ports import AgentError, EngineProgram, Group, Neighbour
 from covey_agent.reports import render_member
 from covey_agent.supervisor.effects import EnsureEngine, Examine, FetchArtifact, KeepPort, StartKeeper
 from covey_api.engines import EngineName
@@ -31,6 +35,24 @@ def assign(
     )
     instance = builders.instance("i-0", instance_id=A, attempt=attempt, members=members)
     return MemberAssignment(instance=instance, member=member, goal=goal, key="k", fronts=fronts)
+
+
+def threads_of(assignment: MemberAssignment, weights: Path | None, folder: Path, cpu_cores: int) -> list[str]:
+    for name in ("llama-server", "ggml-rpc-server"):
+        (folder / name).touch()
+    program = EngineProgram(folder / "llama-server", {}, "1", "")
+    start = StartKeeper("k", assignment, weights, program)
+    adapter = Adapter(LLAMA_SERVER, httpx.AsyncClient(trust_env=False))
+    argv = render_launch(adapter, start, folder, 1, None, cpu_cores).argv
+    return [argv[index + 1] for index, word in enumerate(argv) if word == "-t"]
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(2, "1"), (8, "4"), (64, "16")])
+def test_a_donor_computes_with_its_own_machines_threads(cores: int, threads: str, tmp_path: Path) -> None:
+    stamped = str(assign(DRIVER).instance.spec.options.threads)
+    assert threads_of(assign(DONOR), None, tmp_path, cores) == [threads]
+    assert threads_of(assign(DRIVER), tmp_path / "w.gguf", tmp_path, cores) == [stamped]
+    assert threads_of(assign(DONOR), None, tmp_path, 0) == [stamped]
 
 
 def ready(member: str) -> World:

@@ -8,7 +8,7 @@ from typing import Any
 from covey_api.engines import Compute
 from covey_api.instance import Instance, InstanceGoal, MemberRole
 from covey_api.kinds import Kind
-from covey_api.placement import ContextWish, Scaling
+from covey_api.placement import ContextWish, Scaling, ShapeType, ShapeWish
 from covey_controller.board import FleetBoard
 from covey_controller.explain import MAX_FORECASTS, HistoryExplainer
 from covey_controller.history import History
@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import builders
 from kit.worlds import FakeGateway, Worldlet
+
+AUTO = ShapeWish(type=ShapeType.AUTO)
 
 
 def serving(*placements: Kind, nodes: tuple[str, ...] = ("a", "b"), total_bytes: int = 8 * builders.GIB) -> Worldlet:
@@ -204,6 +206,14 @@ def test_of_nodes_that_could_hold_it_together_those_are_named_that_would_run_it(
     shape = found["stalls"][0]["shape"]
     assert (shape["canRun"], {each["compute"] for each in shape["members"]}) == (True, {"Cpu"})
     assert "It runs like this where its Placement says `shape: {type: Auto}`." in text
+    _, text, found = foresee(story, asked.model_copy(update={"spec": asked.spec.model_copy(update={"shape": AUTO})}))
+    (come,) = found["comes"]
+    assert [(each["role"], each["name"], each["node"]) for each in come["members"]] == [
+        ("Driver", "0", "a"),
+        ("Donor", "1", "b"),
+    ]
+    assert "driver '0' on node 'a', " in text
+    assert "donor '1' on node 'b', " in text
 
 
 def test_forecast_of_a_model_whose_header_nobody_has_read_waits_for_it() -> None:

@@ -113,8 +113,12 @@ def test_a_group_moves_to_a_node_where_it_has_not_failed() -> None:
     story.run(40)
     (after,) = story.instances()
     assert after.spec.instance_id != before.spec.instance_id
-    assert node not in {member.node for member in after.spec.members}
+    first, *others = (member.node for member in after.spec.members)
+    assert node not in {first, *others}
     assert story.routed() == [after.metadata.name]
+    named = ", ".join(f"'{each}'" for each in others)
+    where = f"of node '{first}' together with {named}"
+    assert any("it failed; " in note.message and where in note.message for note in story.notes)
 
 
 def test_what_is_not_wished_any_more_ends_on_every_node() -> None:

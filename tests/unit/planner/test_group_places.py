@@ -84,8 +84,46 @@ def test_the_last_donor_has_the_output_and_the_driver_the_embeddings() -> None:
     chosen = place(Spread(3, 3, is_asked=True), able("a", 33), able("b", 25), able("c", 17))
     assert chosen is not None
     held = [costs for _, (costs,) in chosen.places]
-    beside = [costs.weights_bytes - -(-layers * costs.layers // 64) for costs in held]
+    # Layers differ: each member is counted an average one more than it has.
+    beside = [costs.weights_bytes - -(-layers * (costs.layers + 1) // 64) for costs in held]
     assert beside == [HUGE.geometry.token_embedding_bytes, 0, output_bytes(HUGE.geometry)]
+
+
+def test_a_donor_needs_no_file_and_the_driver_does() -> None:
+    """An offline node gets files from others alone, and no other has this one."""
+
+    def seats(spread: Spread, *nodes: NodeView) -> list[str]:
+        asked = wish(variants=(replace(HUGE, is_held=False),), context_tokens=8192)
+        return nodes_of(next(iter(choose(replace(asked, spread=spread), nodes, 1).chosen), None))
+
+    offline = [able(name, gib, is_offline=True) for name, gib in (("a", 40), ("b", 33))]
+    other, locked = able("c", 30), Spread(2, 2, is_asked=True, lock=("a", "c"))
+    assert seats(ASKED, offline[0], other) == ["c", "a"]
+    assert seats(ASKED, *offline) == []
+    assert seats(locked, offline[0], other) == []
+    assert seats(replace(locked, lock=("c", "a")), offline[0], other) == ["c", "a"]
+
+
+def test_what_a_run_of_layers_keeps_is_counted_by_its_own_layers() -> None:
+    """Every sixth layer sees the whole window, as of Gemma 3: a run that has more of these keeps more than its part."""
+    sliding = tuple(layer for layer in range(62) if layer % 6 != 5)
+    geometry = large_geometry(
+        **{"architecture": "gemma3", "weights_bytes": 30 * GIB, "layer_count": 62, "kv_head_counts": (16,) * 62},
+        **{"sliding_window_tokens": 1024, "sliding_layers": sliding, "context_tokens": 131_072},
+    )
+    asked = wish(variants=(large_variant(geometry=geometry),), context_tokens=131_072)
+    fleet = [able("a", 60), able("b", 30), able("c", 30)]
+    (chosen,) = choose(replace(asked, spread=Spread(3, 3, is_asked=True)), fleet, 1).chosen
+    parts = [costs for _, (costs,) in chosen.places]
+    first, alike = 0, chosen.options
+    for costs in parts:
+        run = range(first, first + costs.layers)
+        first += costs.layers
+        cell = 16 * 2 * geometry.key_length * 2
+        full = sum(layer not in sliding for layer in run)
+        cells = full * alike.context_tokens + (len(run) - full) * (1024 + alike.micro_batch_tokens)
+        assert costs.kv_cache_bytes == alike.slots * cell * cells
+    assert first == 62
 
 
 def test_why_there_is_no_group_is_said() -> None:
@@ -93,6 +131,45 @@ def test_why_there_is_no_group_is_said() -> None:
     decision = choose(asked, [able("a", 64)], 1)
     assert decision.closest is not None
     assert decision.closest.message.startswith("no 2 nodes hold model")
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [(NodeState.FACTS_PENDING, []), (NodeState.UNKNOWN, ["b", "c"]), (NodeState.READY, ["a"])],
+)
+def test_what_may_fit_on_one_node_waits_for_the_facts_that_are_on_their_way(
+    state: NodeState, expected: list[str]
+) -> None:
+    asked = replace(wish(variants=(HUGE,), context_tokens=8192), spread=AUTO)
+    decision = choose(asked, [able("a", 64, state=state), able("b", 33), able("c", 33)], 1)
+    assert [name for chosen in decision.chosen for name in nodes_of(chosen)] == expected
+    assert (decision.pending is not None) == (not expected)
+
+
+def test_a_locked_group_says_whose_build_differs_and_who_cannot_get_the_files() -> None:
+    locked = Spread(2, 2, is_asked=True, lock=("a", "b"))
+
+    def words(*nodes: NodeView) -> str:
+        asked = wish(variants=(replace(HUGE, is_held=False),), context_tokens=8192)
+        closest = choose(replace(asked, spread=locked), nodes, 1).closest
+        assert closest is not None
+        return closest.message
+
+    other = replace(able("b", 33), lanes=(lane(roles=ABLE[0].roles, version="another"),))
+    assert "they differ: 'a' has LlamaServer " in words(able("a", 33), other)
+    assert "'b' has LlamaServer another" in words(able("a", 33), other)
+    offline = able("a", 33, is_offline=True)
+    assert "waits for 'a' (it is offline, and no node has the files yet)" in words(offline, able("b", 33))
+    assert "together they don't hold model" in words(able("a", 20), able("b", 20))
+
+
+def test_where_a_group_would_do_it_is_said_why_there_is_none() -> None:
+    asked = replace(wish(variants=(HUGE,), context_tokens=8192), spread=AUTO)
+    other = replace(able("b", 33), lanes=(lane(roles=ABLE[0].roles, digest="ab"),))
+    closest = choose(asked, [able("a", 33), other], 1).closest
+    assert closest is not None
+    assert closest.short_bytes > 0
+    assert "; no 2 to 4 nodes hold model 'smollm2' together as `Rpc`: each must be free" in closest.message
 
 
 def test_what_was_placed_counts_for_the_next_one() -> None:
@@ -140,6 +217,13 @@ def test_ranks_of_a_pipeline_share_the_layers_by_memory_and_rank_0_has_the_most(
         assert sum(costs.total_bytes for costs in parts) <= pool.unreserved_bytes
 
 
+def test_every_rank_needs_the_files() -> None:
+    fleet = (ranker("a", 55), ranker("b", 45, is_offline=True))
+    asked = mlx_wish(PIPELINE)
+    assert choose(asked, fleet, 1).chosen
+    assert not choose(replace(asked, variants=(replace(asked.variants[0], is_held=False),)), fleet, 1).chosen
+
+
 def test_every_rank_has_the_embeddings_and_the_output_beside_its_layers() -> None:
     asked = mlx_wish(PIPELINE)
     (chosen,) = choose(asked, (ranker("a", 55), ranker("b", 45)), 1).chosen
@@ -147,7 +231,7 @@ def test_every_rank_has_the_embeddings_and_the_output_beside_its_layers() -> Non
     assert geometry is not None
     whole = geometry.token_embedding_bytes + output_bytes(geometry)
     for _, (costs,) in chosen.places:
-        assert costs.weights_bytes == -(-layer_weights(geometry) * costs.layers // 64) + whole
+        assert costs.weights_bytes == -(-layer_weights(geometry) * (costs.layers + 1) // 64) + whole
 
 
 def test_ranks_of_a_model_that_is_cut_across_its_layers_hold_equal_parts() -> None:

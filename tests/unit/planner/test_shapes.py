@@ -6,12 +6,14 @@ from random import Random
 
 import pytest
 from covey_api.engines import Compute, EngineName
+from covey_api.instance import MemberRole
 from covey_planner.choice import choose
 from covey_planner.choice.links import LinkKind, classify_link
 from covey_planner.choice.shapes import Shape, choose_shape
 from covey_planner.choice.shares import can_divide, share_layers
 from covey_planner.fit.limits import limit_pools
-from covey_planner.types import NodeView, Pool, ShapeKind, VariantView
+from covey_planner.text.shape import render_shape
+from covey_planner.types import NodeView, Pool, ShapeKind, Spread, VariantView
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.builders import lane
@@ -199,3 +201,22 @@ def test_shape_is_the_same_for_every_order_of_nodes_and_over_commits_none(
             assert other.first_layer == one.last_layer + 1
     for fewer in range(2, len(shape.members)):
         assert all(choose_shape(asked, some, ethernet, (kind,)) is None for some in combinations(fleet, fewer))
+
+
+@pytest.mark.parametrize(
+    ("spread", "words"),
+    [
+        (None, "{type: Auto}"),
+        (Spread(2, 4, is_asked=False), "{type: Auto}"),
+        (Spread(2, 2, is_asked=False), "{type: Auto, maxNodes: 3}"),
+        (Spread(4, 4, is_asked=True), "{type: Auto, minNodes: 3}"),
+    ],
+)
+def test_the_wish_that_makes_a_shape_names_the_number_of_nodes_where_another_is_asked_for(
+    spread: Spread | None, words: str
+) -> None:
+    roles = (lane(roles=(MemberRole.DRIVER.value, MemberRole.DONOR.value)),)
+    shape = shape_of(*(replace(node(name, memory=25 * GIB), lanes=roles) for name in "abc"))
+    assert names(shape) == ["a", "b", "c"]
+    assert shape is not None
+    assert f"where its Placement says `shape: {words}`" in "\n".join(render_shape(shape, spread))

@@ -4,7 +4,7 @@ all that means for each node. Pure."""
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from covey_api.instance import Instance, InstanceGoal, Member
+from covey_api.instance import Instance, InstanceGoal, Member, MemberRole
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.meta import Condition, ConditionStatus
 from covey_api.placement import Placement
@@ -145,7 +145,7 @@ def _lacking(draft: Draft, key: ObjectKey, placement: Placement) -> Entry:
     return {
         "shortBytes": closest.short_bytes if closest else 0,
         "shape": shape_data(shape) if shape else None,
-        "together": list(render_shape(shape)) if shape else [],
+        "together": list(render_shape(shape, wish.spread)) if wish and shape else [],
     }
 
 
@@ -189,6 +189,8 @@ def _instance(instance: Instance) -> Entry:
         "slots": spec.options.slots,
         "members": [
             {
+                "name": member.name,
+                "role": member.role.value,
                 "node": member.node,
                 "pools": [
                     {"name": pool, "bytes": member.bytes_in(pool), "layers": _layers_in(member, pool)}
@@ -231,9 +233,15 @@ def _lines(found: Entry) -> Iterator[str]:
         yield "This is the beginning: more follows than was looked at."
 
 
+def _member_words(member: Entry) -> str:
+    where = f"node '{member['node']}'"
+    is_alone = member["role"] == MemberRole.SINGLE.value
+    return where if is_alone else f"{member['role'].lower()} '{member['name']}' on {where}"
+
+
 def _instance_words(each: Entry) -> str:
     places = "; ".join(
-        f"node '{member['node']}', "
+        f"{_member_words(member)}, "
         + ", ".join(
             f"{format_bytes(pool['bytes'])} ({pool['bytes']} bytes) of '{pool['name']}'"
             + (f" for {pool['layers']} layers" if pool["layers"] else "")

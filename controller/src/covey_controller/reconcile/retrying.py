@@ -113,7 +113,9 @@ def _has_room(roster: Roster, spec: InstanceSpec) -> bool:
 
 
 def _move(maker: InstanceMaker, sight: Sight, place: Chosen) -> None:
+    others = ", ".join(f"'{other.node}'" for other in place.others)
     where = f"lane {place.lane.engine}/{place.lane.compute} of node '{place.node}'"
+    where += f" together with {others}" if others else ""
     if not all(_is_free(maker, node, costs) for node, costs in place.places):
         maker.draft.drain(sight, f"it failed; {where} takes it when this one has left")
     elif (created := maker.create(place)) is not None:

@@ -6,6 +6,7 @@ window first) would let the first replica take the memory of the second.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from covey_api.instance import StampedCompanion
 from covey_api.reasons import ReadyReason
@@ -39,10 +40,16 @@ def choose(wish: Wish, nodes: Roster | Sequence[NodeView], count: int) -> Decisi
     chosen = _stamp(question, placed)
     if len(chosen) == count:
         return Decision(chosen, None, (), None)
-    if spread is not None and not chosen and (group := choose_group(question, spread, tuple(roster), roster.links)):
-        return Decision((group,), None, (), None)
     tally = search.tally()
+    # A group stays one: nodes whose facts are on their way may be enough alone. Silent ones aren't waited for.
+    if spread is not None and not chosen and not tally.waiting:
+        group = choose_group(question, spread, tuple(roster), roster.links)
+        if group is not None:
+            return Decision((group,), None, (), None)
     refusal = explain_miss(question, tally.closest) if tally.closest else None
+    if refusal is not None and spread is not None and not chosen:
+        together = explain_no_group(question, spread, tuple(roster)).message
+        refusal = replace(refusal, message=f"{refusal.message}; {together}")
     return Decision(chosen, _pending_facts(tally, len(roster)), tuple(sorted(tally.counts.items())), refusal)
 
 

@@ -12,10 +12,12 @@ from covey_api.reasons import RefusalReason
 
 from covey_planner.choice.links import Links
 from covey_planner.choice.nodes import Miss, filter_node
+from covey_planner.choice.parts import member_formula, own_bytes
 from covey_planner.choice.refusals import explain_miss
-from covey_planner.choice.shapes import Shape, can_join, can_rank, choose_shape, member_formula, own_bytes
+from covey_planner.choice.shapes import Shape, can_join, can_rank, choose_shape
 from covey_planner.choice.ways import Question, Way
 from covey_planner.fit.estimate import CostFormula
+from covey_planner.fit.split import run_formula
 from covey_planner.types import Chosen, NodeView, Other, Refusal, ShapeKind, Spread, Wish
 
 
@@ -61,6 +63,8 @@ def _explain_lock(question: Question, spread: Spread, nodes: Sequence[NodeView])
     start = f"`spec.shape.topologyLock` names nodes {named}, and no others are taken"
     if waits:
         return f"{start}: it waits for {', '.join(waits)}"
+    if builds := _explain_builds(question, spread, [views[name] for name in spread.lock]):
+        return f"{start}: {builds}"
     return f"{start}: together they don't hold model '{question.wish.model}' as `{spread.kind}`: {_NEEDS[spread.kind]}"
 
 
@@ -77,7 +81,26 @@ def _explain_unfit(question: Question, spread: Spread, view: NodeView | None) ->
         return explain_miss(question, Miss(RefusalReason.NO_USABLE_ENGINE, view)).message
     if all(question.wish.is_barred(view.name, lane) for lane in lanes):
         return "the last attempt failed there"
+    is_without = spread.kind is ShapeKind.RPC and view.name != spread.lock[0]
+    if not is_without and not any(way.comes_to(view) for way in question.ways):
+        return "it is offline, and no node has the files yet"
     return ""
+
+
+def _explain_builds(question: Question, spread: Spread, views: Sequence[NodeView]) -> str:
+    """Which build of its engine each of them has, where no two builds are one; empty: some build they all have."""
+    builds = {
+        view.name: {
+            (lane.version, lane.digest): f"'{view.name}' has {lane.engine} {lane.version or lane.digest[:12]}"
+            for lane in _with_roles(view, spread.kind).lanes
+            if lane.engine in question.engines
+        }
+        for view in views
+    }
+    if any(all(build in each for each in builds.values()) for each in builds.values() for build in each):
+        return ""
+    told = ", ".join(words for each in builds.values() for words in sorted(each.values()))
+    return f"all must have one build of the engine, and they differ: {told}"
 
 
 _RANKS_NEED = (
@@ -125,10 +148,10 @@ def _costs(question: Question, way: Way, shape: Shape, index: int) -> tuple[Cost
     first, *others = question.price(way, member.lane).formulas
     formula, count = member_formula(way, shape.kind, first), len(shape.members)
     if shape.kind is ShapeKind.TENSOR:  # all layers, in part
-        costs = share_costs(formula, shape.window, count, 1).model_copy(update={"layers": 0})
+        costs = _part_costs(formula, shape.window, count)
     else:
-        share = member.last_layer - member.first_layer + 1
-        costs = share_costs(formula, shape.window, shape.layer_count, share)
+        run = range(member.first_layer, member.last_layer + 1)
+        costs = run_formula(way.geometry, formula, run).costs(shape.window)
     own = costs.weights_bytes + own_bytes(way, shape.kind, first, index, count)
     return (
         costs.model_copy(update={"weights_bytes": own}),
@@ -136,18 +159,14 @@ def _costs(question: Question, way: Way, shape: Shape, index: int) -> tuple[Cost
     )
 
 
-def share_costs(formula: CostFormula, window: int, layers: int, share: int) -> Costs:
-    """Its part of what is per layer, rounded up, and all of the rest: as `choice.shares` counts."""
+def _part_costs(formula: CostFormula, window: int, parts: int) -> Costs:
+    """An equal part of what is in the layers, rounded up, and all of the rest: as `choice.shares` counts."""
     whole = formula.costs(window)
-
-    def part(count: int) -> int:
-        return -(-count * share // layers)
-
     return whole.model_copy(
         update={
-            "weights_bytes": part(whole.weights_bytes),
-            "kv_cache_bytes": part(whole.kv_cache_bytes),
-            "checkpoint_bytes": part(whole.checkpoint_bytes),
-            "layers": share,
+            "weights_bytes": -(-whole.weights_bytes // parts),
+            "kv_cache_bytes": -(-whole.kv_cache_bytes // parts),
+            "checkpoint_bytes": -(-whole.checkpoint_bytes // parts),
+            "layers": 0,
         }
     )

@@ -10,7 +10,7 @@ and `covey plan` show, so that somebody who lacks memory on every machine knows 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 from covey_api.engines import HOST_POOL, Compute, EngineName, KvCacheType, Lane
@@ -18,19 +18,21 @@ from covey_api.instance import MemberRole
 
 from covey_planner.choice.links import LinkKind, Links
 from covey_planner.choice.nodes import COMPUTE_ORDER, filter_node
+from covey_planner.choice.parts import member_formula, own_bytes, run_of
 from covey_planner.choice.shares import can_divide, fixed_bytes, layer_bytes, share_layers
 from covey_planner.choice.ways import Question, Way, pending_geometry
 from covey_planner.fit.estimate import CELL_STEP, CostFormula
 from covey_planner.fit.limits import limit_name
-from covey_planner.fit.ranks import RING_FAMILIES, rank_bytes, rank_formula
-from covey_planner.fit.split import layer_weights, output_bytes
+from covey_planner.fit.ranks import RING_FAMILIES
+from covey_planner.fit.split import run_formula
 from covey_planner.types import NodeView, ShapeKind, Wish
 
 # What one model is spread over at most: more links than this cost more than they bring.
 MAX_MEMBERS = 4
 # Of one build, the nodes with the most memory: others could only make a shape of more nodes.
 MAX_CANDIDATES = 12
-
+# How often layers are shared anew where a run keeps more than an average one.
+_SHARINGS = 4
 
 # Engines whose ranks must all compute alike; llama.cpp's may differ.
 _ALIKE = frozenset({EngineName.MLX})
@@ -117,34 +119,6 @@ def can_rank(lane: Lane) -> bool:
     return MemberRole.RANK.value in lane.roles and bool(lane.digest or lane.version)
 
 
-def member_formula(way: Way, kind: ShapeKind, formula: CostFormula) -> CostFormula:
-    """Of one member, with what the layers weigh alone and everything that it has whole."""
-    if kind is ShapeKind.RPC:
-        return rpc_formula(way, formula)
-    return rank_formula(way.geometry, formula) if way.engine is EngineName.MLX else formula
-
-
-def own_bytes(way: Way, kind: ShapeKind, formula: CostFormula, index: int, count: int) -> int:
-    """What one member's weights are beside its layers. `formula`: of one that has the whole model."""
-    if kind is ShapeKind.RPC:
-        return rpc_bytes(way, formula, index, count)
-    return rank_bytes(way.geometry, formula) if way.engine is EngineName.MLX else 0
-
-
-def rpc_formula(way: Way, formula: CostFormula) -> CostFormula:
-    """With what layers weigh alone; `rpc_bytes` has what one member holds beside its layers."""
-    weights = -(-layer_weights(way.geometry) * formula.calibration_percent // 100)
-    return replace(formula, weights_bytes=weights)
-
-
-def rpc_bytes(way: Way, formula: CostFormula, index: int, count: int) -> int:
-    """The table of embeddings stays in the driver's process (in a pool of its own it is counted with the host's); the
-    output is with the last donor."""
-    table = way.geometry.token_embedding_bytes if index == 0 and formula.pool == HOST_POOL else 0
-    output = output_bytes(way.geometry) if index == count - 1 else 0
-    return -(-(table + output) * formula.calibration_percent // 100)
-
-
 def _shapes(
     question: Question,
     way: Way,
@@ -160,11 +134,23 @@ def _shapes(
             shape
             for build in _builds(question, way, nodes, lock)
             for seats in combinations(build, size)
-            if (shape := _shape(question, way, kind, seats, links)) is not None
+            if (seated := _with_driver_first(way, kind, seats, is_locked=bool(lock)))
+            and (shape := _shape(question, way, kind, seated, links)) is not None
         ]
         if found:
             yield from found
             return
+
+
+def _with_driver_first(way: Way, kind: ShapeKind, seats: Sequence[_Seat], *, is_locked: bool) -> Sequence[_Seat]:
+    """Who gets the files at all comes first, as the driver alone needs them; every rank does. Empty: none can be."""
+    having = [way.comes_to(seat.view) for seat in seats]
+    if all(having):
+        return seats
+    if kind is not ShapeKind.RPC or not any(having) or (is_locked and not having[0]):
+        return ()
+    first = seats[having.index(True)]
+    return (first, *(seat for seat in seats if seat is not first))
 
 
 def _builds(question: Question, way: Way, nodes: Sequence[NodeView], lock: Sequence[str]) -> list[list[_Seat]]:
@@ -173,7 +159,7 @@ def _builds(question: Question, way: Way, nodes: Sequence[NodeView], lock: Seque
     for view in sorted(nodes, key=lambda each: each.name):
         if lock and view.name not in lock:
             continue
-        if filter_node(question, view, view.name) is not None or not way.comes_to(view):
+        if filter_node(question, view, view.name) is not None:
             continue
         wish = question.wish
         lanes = [lane for lane in view.lanes if way.runs_on(lane) and not wish.is_barred(view.name, lane)]
@@ -239,7 +225,28 @@ def _shares(
     if kind is ShapeKind.TENSOR:
         part = -(-per_layer * layers // len(seats))
         return (layers,) * len(seats) if min(rest) >= part else None
-    return share_layers(layers, rest, per_layer)
+    # Layers differ: each is counted one more than it has. What its own run keeps is known when there is one; who then
+    # has too much is given less.
+    room = [each - per_layer for each in rest]
+    for _ in range(_SHARINGS):
+        shares = share_layers(layers, room, per_layer)
+        if shares is None:
+            return None
+        over = [
+            _run_bytes(way, kind, formulas[index], shares, index, window)
+            + own_bytes(way, kind, wholes[index], index, len(seats))
+            - seat.usable
+            for index, seat in enumerate(seats)
+        ]
+        if max(over) <= 0:
+            return shares
+        room = [each - max(0, more) for each, more in zip(room, over, strict=True)]
+    return None
+
+
+def _run_bytes(way: Way, kind: ShapeKind, formula: CostFormula, shares: Sequence[int], index: int, window: int) -> int:
+    """Of one member that has a run of layers, without what is its own beside them."""
+    return run_formula(way.geometry, formula, run_of(way, kind, shares, index)).total_bytes(window)
 
 
 def _is_for_ring(question: Question, way: Way, kind: ShapeKind, count: int) -> bool:
@@ -265,14 +272,15 @@ def _members(
     for index, (seat, share) in enumerate(zip(seats, shares, strict=True)):
         whole = question.price(way, seat.lane).formulas[0]
         formula = member_formula(way, kind, whole)
-        held = layer_bytes(formula, window, layers) * share
-        # The last layers are rank 0's of MLX, which chooses tokens by them.
-        is_reversed = kind is ShapeKind.PIPELINE and way.engine is EngineName.MLX
-        first = sum(shares[index + 1 :] if is_reversed else shares[:index])
+        own = own_bytes(way, kind, whole, index, len(seats))
         if kind is ShapeKind.TENSOR:
-            held, first = -(-held // len(seats)), 0
+            first = 0
+            part = -(-layer_bytes(formula, window, layers) * layers // len(seats))
+            total = part + fixed_bytes(formula, window) + own
+        else:
+            first = run_of(way, kind, shares, index).start
+            total = _run_bytes(way, kind, formula, shares, index, window) + own
         role = "Rank" if kind is not ShapeKind.RPC else "Donor" if index else "Driver"
-        total = held + fixed_bytes(formula, window) + own_bytes(way, kind, whole, index, len(seats))
         yield ShapeMember(seat.view.name, role, seat.lane, first, first + share - 1, total, seat.usable)
 
 

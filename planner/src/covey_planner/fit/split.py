@@ -45,6 +45,23 @@ def split_formulas(
     return (*parts, *host)
 
 
+def run_formula(geometry: Geometry, whole: CostFormula, run: range) -> CostFormula:
+    """Of one of several members: its run of layers, of which `whole` has the weights alone, and all the rest."""
+    full, sliding = _kept_share(geometry, whole, run)
+    all_sliding = whole.sliding_bytes_per_cell
+    checkpoints = -(-whole.checkpoint_bytes_per_cell * sliding // all_sliding) if all_sliding else 0
+    return replace(
+        whole,
+        layers=len(run),
+        weights_bytes=_share(whole.weights_bytes, len(run), geometry),
+        full_bytes_per_cell=full,
+        sliding_bytes_per_cell=sliding,
+        sliding_cells=whole.sliding_cells if sliding else 0,
+        checkpoint_bytes_per_cell=checkpoints,
+        recurrent_bytes=_share(whole.recurrent_bytes, len(run), geometry),
+    )
+
+
 def layer_weights(geometry: Geometry) -> int:
     """All layers' weights, or more: the output's are among them where the file has them."""
     return geometry.weights_bytes - geometry.token_embedding_bytes
@@ -67,12 +84,14 @@ def _kept_share(geometry: Geometry, whole: CostFormula, run: range) -> tuple[int
             _share(whole.full_bytes_per_cell, len(run), geometry),
             _share(whole.sliding_bytes_per_cell, len(run), geometry),
         )
-    sliding = frozenset(geometry.sliding_layers) if geometry.sliding_window_tokens else frozenset[int]()
+    # Of an engine that counts all layers as full, none slides.
+    is_sliding = geometry.sliding_window_tokens and whole.sliding_bytes_per_cell
+    sliding = frozenset(geometry.sliding_layers) if is_sliding else frozenset[int]()
     full_all = sum(count for layer, count in enumerate(heads) if layer not in sliding)
     sliding_all = sum(heads) - full_all
     full = sum(heads[layer] for layer in run if layer not in sliding)
     slides = sum(heads[layer] for layer in run if layer in sliding)
     return (
-        whole.full_bytes_per_cell * full // full_all if full_all else 0,
-        whole.sliding_bytes_per_cell * slides // sliding_all if sliding_all else 0,
+        -(-whole.full_bytes_per_cell * full // full_all) if full_all else 0,
+        -(-whole.sliding_bytes_per_cell * slides // sliding_all) if sliding_all else 0,
     )

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from covey_planner.choice.shapes import Shape, ShapeMember, can_join, can_rank
-from covey_planner.types import ShapeKind
+from covey_planner.types import ShapeKind, Spread
 from covey_planner.words import render_exactly
 
 
-def render_shape(shape: Shape) -> Iterator[str]:
-    """Lines of text."""
+def render_shape(shape: Shape, spread: Spread | None = None) -> Iterator[str]:
+    """Lines of text. `spread`: what its Placement asks for already."""
     names = ", ".join(f"'{member.node}'" for member in shape.members)
     yield (
         f"together {names} could hold it: {shape.engine} as {shape.kind}, variant '{shape.variant}', window "
@@ -22,10 +22,20 @@ def render_shape(shape: Shape) -> Iterator[str]:
             f"'{member.lane.pool}'"
         )
     if can_run(shape):
-        wish = "Auto" if shape.kind is ShapeKind.RPC else shape.kind.value
-        yield f"  It runs like this where its Placement says `shape: {{type: {wish}}}`."
+        yield f"  It runs like this where its Placement says `shape: {{{_wish_for(shape, spread)}}}`."
     else:
         yield "  It is not started: so far `LlamaServer` as `Rpc` and `Mlx` are, where all their agents know how."
+
+
+def _wish_for(shape: Shape, spread: Spread | None) -> str:
+    """With the number of nodes, where those that are asked for are too few or too many."""
+    count = len(shape.members)
+    words = ["type: Auto" if shape.kind is ShapeKind.RPC else f"type: {shape.kind}"]
+    if spread is not None and spread.least > count:
+        words.append(f"minNodes: {count}")
+    if spread is not None and spread.most < count:
+        words.append(f"maxNodes: {count}")
+    return ", ".join(words)
 
 
 def can_run(shape: Shape) -> bool:

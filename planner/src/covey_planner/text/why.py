@@ -97,7 +97,7 @@ def _lines(why: WhyPlacement) -> Iterator[str]:
     for result in results:
         yield f"  {result.node:<{width}}  {_result_text(wish, result, nodes)}"
     if why.shape:
-        yield from render_shape(why.shape)
+        yield from render_shape(why.shape, why.wish.spread)
     if not results:
         yield "  not asked: what the model needs is not known" if nodes else "  no node has joined yet"
 
