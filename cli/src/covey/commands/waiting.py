@@ -42,7 +42,8 @@ class Wish:
 
     def _find(self, item: JsonObject) -> JsonObject:
         conditions: list[JsonObject] = item.get("status", {}).get("conditions") or []
-        return next((each for each in conditions if each.get("type") == self.condition), {})
+        nothing: JsonObject = {}
+        return next((each for each in conditions if each.get("type") == self.condition), nothing)
 
 
 def _is_observed(item: JsonObject) -> bool:
