@@ -120,7 +120,7 @@ build_wheels() {
     checkout=$(cd "$(dirname "$0")" && pwd)
     [ -f "$checkout/cli/pyproject.toml" ] || fail \
         "Covey isn't published on an index: name a folder with its wheels (--from DIR), or run this script in a checkout"
-    say "Covey isn't published on an index: building its wheels from '$checkout'"
+    say "Covey isn't published on an index: building its wheels from '$checkout' (a minute or two)"
     scratch=$(mktemp -d)
     wheels=$scratch/wheels
     sources=''
@@ -173,6 +173,7 @@ make_environment() {
     elif [ -d "$home/venv" ]; then
         mv "$home/venv" "$home/venv.before"
     fi
+    say "Making an environment of '$python' in '$home/venv' (some seconds)"
     "$python" -m venv "$home/venv" >/dev/null || {
         rm -rf "$home/venv"
         fail "'$python' can't make a virtual environment; on Debian and Ubuntu install the package python3-venv"
@@ -202,7 +203,7 @@ install_covey() {
     fi
     had=''
     [ ! -x "$home/venv/bin/covey" ] || had=1
-    say "Installing Covey into '$home'"
+    say "Installing Covey into '$home' (up to a minute)"
     old_ifs=$IFS
     IFS='
 '

@@ -25,7 +25,7 @@ COMMANDS = {
     "cache": "covey.commands.cache:cache",
     "apply": "covey.commands.objects:apply",
     "delete": "covey.commands.objects:delete",
-    "wait": "covey.commands.objects:wait",
+    "wait": "covey.commands.waiting:wait",
     "export": "covey.commands.export:export",
     "logs": "covey.commands.logs:logs",
     "capture": "covey.commands.logs:capture",

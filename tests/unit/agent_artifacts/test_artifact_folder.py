@@ -85,6 +85,9 @@ def test_a_folder_without_a_model_is_refused_in_words(folders: LocalFolders, tmp
     empty.mkdir()
     with pytest.raises(AgentError, match="must hold 1 to 256 files"):
         observe_folder(str(empty))
+    (empty / "mine.gguf").write_bytes(b"GGUF")
+    with pytest.raises(AgentError, match=r"one file: name it, such as '.*/empty/mine\.gguf'"):
+        observe_folder(str(empty))
     (empty / "tokenizer.json").write_text("{}")
     with pytest.raises(AgentError, match=r"config\.json"):
         read(folders, empty)

@@ -1,7 +1,6 @@
-"""Commands on objects, with kubectl's nouns and flags: get, describe, why, apply, delete, wait."""
+"""Commands on objects, with kubectl's nouns and flags: get, describe, why, apply, delete."""
 
 import signal
-import time
 
 import click
 from covey_api.kinds import Kind
@@ -20,11 +19,9 @@ from covey.commands.options import (
 from covey.connect import Where, open_fleet
 from covey.documents import read_documents
 from covey.errors import CommandError, ExitCode
-from covey.jsonpath import find_values
 from covey.ports import JsonObject, Objects
 from covey.tables import render_describe, render_json, render_objects, render_yaml
 
-POLL_SECONDS = 0.2
 ALL_KINDS = ("models", "placements", "nodes", "instances")
 
 
@@ -258,42 +255,3 @@ def _keys_of(text: str, namespace: str) -> list[JsonObject]:
         ]
     except (yaml.YAMLError, KeyError, TypeError) as error:
         raise CommandError(f"cannot tell which objects the documents name: {error}", ExitCode.WRONG_USE) from error
-
-
-@click.command()
-@click.argument("target", nargs=-1, required=True)
-@click.option("--for", "wanted", required=True, help="`condition=TYPE[=STATUS]` or `delete`.")
-@click.option("--timeout", "timeout_seconds", type=float, default=60.0, show_default=True, help="Seconds to wait.")
-@namespace_option
-@fleet_options
-def wait(target: tuple[str, ...], wanted: str, timeout_seconds: float, namespace: str | None, where: Where) -> None:
-    """Wait until objects have a condition, or are gone."""
-    condition, _, status = wanted.removeprefix("condition=").partition("=")
-    if wanted != "delete" and (not wanted.startswith("condition=") or not condition):
-        raise CommandError(f"--for must be 'condition=TYPE[=STATUS]' or 'delete'; got '{wanted}'", ExitCode.WRONG_USE)
-    targets = parse_targets(target)
-    deadline = time.monotonic() + timeout_seconds
-    with open_fleet(where) as fleet:
-        for kind, name in targets:
-            place = namespace_of(kind, namespace or fleet.namespace)
-            while not _holds(fleet.objects, kind, place, name, wanted, condition, status or "True"):
-                if time.monotonic() >= deadline:
-                    raise CommandError(f"timed out waiting for {wanted} on {kind.SINGULAR}/{name}", ExitCode.TIMED_OUT)
-                time.sleep(POLL_SECONDS)
-            click.echo(f"{kind.SINGULAR}/{name} {'deleted' if wanted == 'delete' else 'condition met'}")
-
-
-def _holds(
-    objects: Objects, kind: type[Kind], namespace: str, name: str, wanted: str, condition: str, status: str
-) -> bool:
-    try:
-        item = objects.get_object(kind.PLURAL, namespace, name)
-    except CommandError as error:
-        if error.code is ExitCode.NOTHING_MATCHED and wanted == "delete":
-            return True
-        raise
-    if wanted == "delete":
-        return False
-    if item.get("status", {}).get("observedGeneration", -1) < item["metadata"].get("generation", 0):
-        return False
-    return find_values(item, f".status.conditions[?(@.type=='{condition}')].status") == [status]

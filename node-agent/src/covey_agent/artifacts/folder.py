@@ -85,13 +85,14 @@ def observe_folder(path: str) -> dict[str, int]:
     """Size of each file that an engine loads, by name; AgentError with words otherwise. Blocking."""
     try:
         with os.scandir(path) as entries:
-            found = {
-                entry.name: entry.stat().st_size
-                for entry in entries
-                if entry.is_file() and Path(entry.name).suffix in LOADED and not entry.name.startswith(".")
-            }
+            files = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
     except OSError as error:
         raise unavailable(f"folder '{path}' can't be read on this node: {error.strerror}.") from error
+    found = {name: size for name, size in files.items() if Path(name).suffix in LOADED and not name.startswith(".")}
+    if not found and (models := sorted(name for name in files if name.endswith(".gguf"))):
+        raise corrupt(
+            f"'{path}' is a folder, and a GGUF model is one file: name it, such as '{Path(path) / models[0]}'."
+        )
     if not 1 <= len(found) <= MAX_FILES:
         raise corrupt(f"folder '{path}' must hold 1 to {MAX_FILES} files of a model; it holds {len(found)}.")
     return dict(sorted(found.items()))
