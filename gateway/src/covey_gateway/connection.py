@@ -39,7 +39,7 @@ from covey_gateway.routing.refusals import refuse_method, refuse_slow
 from covey_gateway.traffic import Traffic
 from covey_gateway.wire.errors import ApiError, invalid_request
 from covey_gateway.wire.formats import choose_format
-from covey_gateway.wire.head import MAX_HEAD_BYTES
+from covey_gateway.wire.head import MAX_HEAD_BYTES, MAX_HEADERS
 from covey_gateway.wire.http import render_answer
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class ClientConnection(HttpToolsProtocol):
         self.address = ""
         self._phase = _Phase.BETWEEN
         self._phase_since = self._read_at = self.now()
-        self._head_bytes = 0
+        self._head_bytes = self._kept_bytes = 0
         self._receiving: Turn | None = None
         self._answering: Turn | None = None
         self._queue: deque[Turn] = deque()
@@ -147,11 +147,23 @@ class ClientConnection(HttpToolsProtocol):
         return self._answering is not None and self._receiving is not self._answering
 
     def _feed(self, data: bytes) -> None:
+        rest = self._feed_once(data)
+        offers = 0
+        while rest and not self._is_deaf:
+            offers += 1
+            if offers > MAX_PIPELINED:
+                message = f"at most {MAX_PIPELINED} requests that offer an upgrade may come at once"
+                self.refuse_input(invalid_request(message))
+                return
+            rest = self._feed_once(rest)
+
+    def _feed_once(self, data: bytes) -> bytes:
+        """What is to be fed next: a request that offered an upgrade, without the offer, and what came after it."""
         was_in_head = self._phase is _Phase.HEAD
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._feed_without_upgrade(data[upgrade.args[0] :])
+            return self._drop_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError:
             _log.exception("a request could not be taken")
             self.transport.abort()
@@ -162,6 +174,7 @@ class ClientConnection(HttpToolsProtocol):
             if self._head_bytes > MAX_HEAD_BYTES:
                 message = f"a request head must have at most {MAX_HEAD_BYTES} bytes"
                 self.refuse_input(ApiError(431, ErrorCode.INVALID_REQUEST, message))
+        return b""
 
     @property
     def _path(self) -> bytes:
@@ -177,19 +190,19 @@ class ClientConnection(HttpToolsProtocol):
         self.flow.resume_reading()
         self._feed(data)
 
-    def _feed_without_upgrade(self, rest: bytes) -> None:
+    def _drop_upgrade(self, rest: bytes) -> bytes:
         """Some clients (Java's) offer h2c with every request; whoever offers it also takes HTTP/1.1."""
         method = self.parser.get_method()
         if method == b"CONNECT":
             self.refuse_input(refuse_method("CONNECT", "the gateway", "GET, POST"))
-            return
+            return b""
         lines = [b"%b %b HTTP/1.1\r\n" % (method, self.url)]
         lines += [b"%b: %b\r\n" % header for header in self.headers if header[0] not in _UPGRADE_HEADERS]
         if any(name == b"connection" and b"close" in value.lower() for name, value in self.headers):
             lines.append(b"connection: close\r\n")
         self._start_parser()
         self._phase = _Phase.BETWEEN
-        self._feed(b"".join((*lines, b"\r\n", rest)))
+        return b"".join((*lines, b"\r\n", rest))
 
     def refuse_input(self, error: ApiError) -> None:
         """Nothing more can be read of this connection; what is due is answered first."""
@@ -239,11 +252,18 @@ class ClientConnection(HttpToolsProtocol):
         self.headers = []
         self._phase = _Phase.HEAD
         self._phase_since = self.now()
-        self._head_bytes = 0
+        self._head_bytes = self._kept_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase is _Phase.HEAD:  # a trailer is dropped
+        if self._phase is not _Phase.HEAD or self._is_deaf:  # a trailer is dropped
+            return
+        self._kept_bytes += len(name) + len(value)
+        if len(self.headers) < MAX_HEADERS and self._kept_bytes <= MAX_HEAD_BYTES:
             self.headers.append((name.lower(), value))
+            return
+        # At once: one read holds thousands, and a head that never ends would keep them all.
+        message = f"a request must have at most {MAX_HEADERS} headers, and its head {MAX_HEAD_BYTES} bytes"
+        self.refuse_input(ApiError(431, ErrorCode.INVALID_REQUEST, message))
 
     def on_body(self, body: bytes) -> None:
         if self._is_deaf or self._phase is not _Phase.BODY:
