@@ -103,6 +103,27 @@ EngineVersion = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}
 
 MAX_LACKS = 32
 
+Architectures = Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_LACKS)]
+Flags = Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_LACKS)]
+LaneRoles = Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=8)]
+
+
+class LaneBuild(Message):
+    """A version of a lane's engine that a pin may name, where it isn't the lane's own."""
+
+    version: EngineVersion
+    """One of the lane's `versions`."""
+    state: LaneState
+    """`Installed`, or `Installable` when a member needs it."""
+    digest: Annotated[str, Field(max_length=64)] = ""
+    """As of the lane."""
+    lacks: Architectures = ()
+    """Architectures that were asked of it and that it has no code for, sorted."""
+    lacks_features: Flags = ()
+    """Flags that its own help doesn't name, sorted, of those that some Instances need."""
+    roles: LaneRoles = ()
+    """What it can be of an Instance of several members."""
+
 
 class Lane(Message):
     """Engine and compute, as one node offers it."""
@@ -124,12 +145,17 @@ class Lane(Message):
     limit_bytes: Annotated[int, Field(ge=0)] = 0
     """The most that all engines on this compute can fill of that pool, where it is the host's and the device's driver
     allows it a part alone (AMD's GTT); 0: all of it."""
-    lacks: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_LACKS)] = ()
+    lacks: Architectures = ()
     """Architectures that were asked of it and that this build has no code for, sorted. Others may be there or not."""
+    lacks_features: Flags = ()
+    """Flags that this build's own help doesn't name, sorted, of those that some Instances need and not all. Empty also
+    where its help is not known."""
+    builds: Annotated[tuple[LaneBuild, ...], Field(max_length=16)] = ()
+    """The other `versions`, each with what is known of it; what the lane says of itself is of its own version."""
     companions: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=16)] = ()
     """What the agent starts this engine with beside the weights: `Projector`, `Draft`. Versions that know of none say
     nothing, and get no Instance that has any."""
-    roles: tuple[Annotated[str, Field(max_length=63)], ...] = Field(default=(), max_length=8)
+    roles: LaneRoles = ()
     """What it can be of an Instance of several members: `Driver`, `Donor`, `Rank`. Versions that know of none say
     nothing."""
 

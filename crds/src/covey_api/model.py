@@ -33,6 +33,8 @@ class Geometry(Message):
     """Parameters, for people; nothing is computed from it."""
     weights_bytes: Annotated[int, Field(ge=1)]
     """Bytes of all tensors, as stored."""
+    unpacked_bytes: Annotated[int, Field(ge=0)] = 0
+    """What an engine adds that makes numbers of 16 bits of those of eight."""
     layer_count: Annotated[int, Field(ge=1, le=4096)]
     """Blocks of the model."""
     context_tokens: Annotated[int, Field(ge=1, le=1 << 30)]

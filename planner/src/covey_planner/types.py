@@ -12,6 +12,7 @@ from covey_api.model import Geometry, ResolvedArtifact
 from covey_api.node import Taint
 from covey_api.placement import Toleration
 from covey_api.reasons import RefusalReason
+from covey_api.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class NodeView:
     schedulable: bool
     labels: Mapping[str, str]
     lanes: tuple[Lane, ...]
+    """As new Instances get them: of an engine that is pinned, in that version."""
     pools: tuple[Pool, ...]
     cpu_cores: int
     cached: frozenset[str]
@@ -99,6 +101,8 @@ class VariantView:
     is_held: bool = True
     """Whether some node has all its files, or they are where each node looks by itself. Asked for nodes that are
     offline alone."""
+    runtime: Runtime = field(default_factory=Runtime)
+    """Options of engines, some of which not every build has."""
 
     @property
     def is_known(self) -> bool:

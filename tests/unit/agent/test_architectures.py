@@ -9,7 +9,7 @@ from covey_agent.engines.architectures import find_code, is_lacking
 from covey_agent.engines.native import LlamaServerSource
 from covey_agent.engines.provision import NodeEngines
 from covey_agent.ports import AgentError, EngineProgram, OnTransfer
-from covey_api.engines import MAX_LACKS, EngineName, Lane
+from covey_api.engines import MAX_LACKS, EngineName, Lane, LaneBuild, LaneState
 from covey_api.node import EngineOverride, NodeSpec
 from covey_api.reasons import FailureCause
 from kit import builders
@@ -73,9 +73,11 @@ def test_nothing_is_known_of_an_engine_somewhere_else(engine: EngineName) -> Non
 class _Source(LlamaServerSource):
     def __init__(self) -> None:
         self.version = "10434"
+        self.builds: tuple[LaneBuild, ...] = ()
 
     async def observe_lanes(self, override: EngineOverride | None) -> tuple[Lane, ...]:
-        return (builders.lane(version=self.version), builders.lane(version=self.version, compute="Vulkan", pool="Gpu"))
+        own = builders.lane(version=self.version, builds=self.builds)
+        return (own, own.changed(compute="Vulkan", pool="Gpu"))
 
     async def ensure(
         self, override: EngineOverride | None, on_transfer: OnTransfer, version: str | None = None
@@ -112,6 +114,10 @@ def test_what_was_refused_is_told_by_every_lane_of_the_build_until_it_is_another
         pinned.mkdir()
         await _refuse(engines, EngineProgram(library(pinned), {}, "10092", "d"), "qwen8")
         assert await _lacks(engines) == told, "another build beside it, for Instances that are pinned to it"
+        source.builds = (LaneBuild(version="10092", state=LaneState.INSTALLED, digest="d"),)
+        assert [each.lacks for lane in await engines.observe_lanes(NodeSpec()) for each in lane.builds] == [
+            ("qwen8",)
+        ] * 2
         source.version = "10435"
         assert await _lacks(engines) == [(), ()]
         source.version = "10434"

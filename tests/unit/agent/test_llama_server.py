@@ -9,16 +9,18 @@ import pytest
 from conftest import Golden
 from covey_agent.engines.adapter import Adapter, Description
 from covey_agent.engines.donors import find_donor_program, render_donor
+from covey_agent.engines.features import WATCHED
 from covey_agent.engines.llama_cpp import LLAMA_CPP
 from covey_agent.engines.llama_server import LLAMA_SERVER
 from covey_agent.engines.mlx import MLX
 from covey_agent.engines.vllm import VLLM
 from covey_agent.ports import AgentError, EngineProgram, Launch
 from covey_api.companion import CompanionRole
-from covey_api.engines import Compute, KvCacheType
+from covey_api.engines import Compute, EngineName, KvCacheType, Task
 from covey_api.instance import Costs, EngineOptions, Instance, Member, MemberRole, StampedCompanion
 from covey_api.reasons import FailureCause
-from covey_api.runtime import LlamaServerRuntime, Runtime, Speculation
+from covey_api.runtime import LlamaServerRuntime, Numa, ReasoningFormat, Runtime, Speculation, Switch
+from covey_planner.choice.builds import needed_features
 from kit import builders
 
 PROGRAM = EngineProgram(Path("/engines/llama-server"), {"LD_LIBRARY_PATH": "/engines"}, "10434", "")
@@ -132,6 +134,31 @@ def test_a_projector_is_on_the_device_of_its_model(adapter: Adapter) -> None:
     assert render(adapter, accompanied(Compute.VULKAN)).environment["MTMD_BACKEND_DEVICE"] == "Vulkan1"
     assert "MTMD_BACKEND_DEVICE" not in render(adapter, accompanied()).environment
     assert "MTMD_BACKEND_DEVICE" not in render(adapter, lane(Compute.VULKAN, "Vulkan1")).environment
+
+
+RUNTIMES = (
+    LlamaServerRuntime(),
+    LlamaServerRuntime(numa=Numa.ISOLATE, mlock=Switch.ON, poll_percent=0, cache_reuse_tokens=0),
+    LlamaServerRuntime(mlock=Switch.OFF, reasoning_format=ReasoningFormat.NONE),
+    LlamaServerRuntime(speculation=Speculation.NGRAM_SIMPLE),
+)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("roles", [(), (CompanionRole.DRAFT,), (CompanionRole.PROJECTOR,), tuple(CompanionRole)])
+@pytest.mark.parametrize("compute", [Compute.CPU, Compute.VULKAN])
+def test_what_the_planner_looks_for_in_a_build_is_what_is_rendered(
+    adapter: Adapter, compute: Compute, roles: tuple[CompanionRole, ...], runtime: LlamaServerRuntime
+) -> None:
+    assert set(CompanionRole) == {CompanionRole.DRAFT, CompanionRole.PROJECTOR}
+    beside = tuple(each for each in COMPANIONS if each.role in roles)
+    for task in (Task.CHAT, Task.EMBEDDING, Task.RERANK):
+        whole = Runtime(llama_server=runtime)
+        instance = accompanied(compute, runtime=whole, task=task)
+        spec = instance.spec.model_copy(update={"companions": beside})
+        argv = render(adapter, instance.model_copy(update={"spec": spec})).argv
+        needed = needed_features(EngineName.LLAMA_SERVER, task, whole, roles, compute)
+        assert needed == WATCHED & set(argv)
 
 
 def test_both_ways_of_guessing_are_told_in_one_argument(adapter: Adapter) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from covey_agent.artifacts.index import IndexSettings
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.engines import environments, native
 from covey_agent.engines.environments import Environment, Recipe
+from covey_agent.engines.features import WATCHED
 from covey_agent.engines.native import LlamaServerSource
 from covey_agent.engines.probe import Answer
 from covey_agent.engines.recipes import LLAMA_SERVER
 from covey_agent.ports import AgentError, OnTransfer
-from covey_api.engines import EngineName
+from covey_api.engines import EngineName, LaneState
 from covey_api.node import EngineOverride
 from covey_api.reasons import FailureCause
 
@@ -209,5 +211,49 @@ def test_an_installation_that_is_broken_off_has_ended_when_the_next_one_begins(
         assert installing.cancelled()
         assert environment.marked
         await web.close()
+
+    asyncio.run(story())
+
+
+HELP = "--mmproj FILE\n--poll N\n"
+
+
+def build(folder: Path, version: str, text: str) -> Path:
+    """A program that answers `--help` with the text, and counts how often it is asked."""
+    packages = folder / version
+    packages.mkdir()
+    program = packages / "llama-server"
+    program.write_text(
+        f'#!/bin/sh\ncase $1 in\n--version) echo "version: {version}";;\n--help) echo x >> {packages}/asked\n'
+        f"cat <<END\n{text}END\n;;\nesac\n"
+    )
+    program.chmod(0o755)
+    return packages
+
+
+def test_each_version_tells_what_its_own_build_lacks(
+    card: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is pinned beside the own one, and one that isn't here, of which nothing is known."""
+    monkeypatch.setattr(native, "_PROBE_SECONDS", 60.0)
+
+    def managed(version: str, packages: Path | None) -> FakeEnvironment:
+        made = FakeEnvironment()
+        made.recipe, made.packages = replace(made.recipe, version=version, program="llama-server"), packages
+        return made
+
+    async def story() -> None:
+        own, pinned = build(tmp_path, "3", HELP), build(tmp_path, "2", "--reranking\n--embeddings\n")
+        (tmp_path / "2" / "rpc-server").touch()
+        source = LlamaServerSource((managed("3", own), managed("2", pinned), managed("1", None)), card)
+        for _ in range(2):
+            (lane,) = await source.observe_lanes(None)
+            assert (lane.version, lane.versions, lane.roles) == ("3", ("3", "2", "1"), ())
+            assert set(lane.lacks_features) == WATCHED - {"--mmproj", "--poll"}
+            older, oldest = lane.builds
+            assert (older.version, older.state, older.roles) == ("2", LaneState.INSTALLED, ("Driver", "Donor"))
+            assert set(older.lacks_features) == WATCHED - {"--reranking", "--embeddings"}
+            assert (oldest.version, oldest.state, oldest.lacks_features) == ("1", LaneState.INSTALLABLE, ())
+        assert [(each / "asked").read_text() for each in (own, pinned)] == ["x\n", "x\n"], "each is asked once"
 
     asyncio.run(story())

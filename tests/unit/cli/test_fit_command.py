@@ -82,7 +82,10 @@ def test_folder_of_safetensors_says_weights_and_cache(tmp_path: Path) -> None:
     answer = json.loads(run(str(folder), "-o", "json", "--context", "2048", "--slots", "2"))
     assert answer["kvCacheBytes"] == 2 * 2048 * 3 * 2 * (32 + 32) * 2
     assert answer["weightsBytes"] == answer["parameters"] * 2
-    assert [(lane["engine"], lane["compute"]) for lane in answer["lanes"]] == [("Mlx", "Metal")]
+    assert [(lane["engine"], lane["compute"]) for lane in answer["lanes"]] == [
+        ("Mlx", "Metal"),
+        ("Vllm", "Cpu"),
+    ]
     assert answer["lanes"][0]["pools"][0]["weightsBytes"] >= answer["weightsBytes"]
     text = run(str(folder / "config.json"))
     assert "Mlx on Apple Silicon (Metal):" in text
@@ -127,6 +130,11 @@ def test_this_machines_memory_is_less_on_apple_silicon(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(fit_module, "observe_memory_bytes", observe)
     path = build_model(Shape()).write(tmp_path / "m.gguf")
-    processor, apple = (part for part in run(str(path)).split("\n\n") if "of pool Host:" in part)
+    parts = [part for part in run(str(path)).split("\n\n") if "of pool Host:" in part]
+    processor, apple = (part for part in parts if part.startswith("LlamaServer"))
+    assert [part.partition(":")[0] for part in parts if part not in (processor, apple)] == [
+        "LlamaCpp on a processor (Cpu), one sequence at a time",
+        "LlamaCpp on Apple Silicon (Metal), one sequence at a time",
+    ]
     assert "largest window in 15.0 GiB" in processor
     assert "largest window in 12.0 GiB" in apple

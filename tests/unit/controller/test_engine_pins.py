@@ -1,10 +1,11 @@
 """Which version of an engine a new Instance is stamped with: the Node's, or else the Fleet's; what runs stays."""
 
-from covey_api.engines import EngineName, Lane
+from covey_api.engines import EngineName, Lane, LaneBuild, LaneState
 from covey_api.fleet import EnginePin, Fleet, FleetSpec
 from covey_api.instance import InstanceGoal, InstancePhase, MemberPhase
 from covey_api.meta import ObjectMeta
 from covey_api.node import EngineOverride, Node, NodeSpec
+from covey_api.placement import Placement
 from covey_api.reasons import FailureCause
 from kit import builders
 from kit.worlds import FakeAgent, Worldlet, member_report
@@ -59,6 +60,36 @@ def test_a_pin_that_changes_touches_nothing_that_runs_and_counts_for_the_next() 
     story.put(builders.placement(replicas=2))
     story.run(30)
     assert versions_of(story) == [NEW, OLD]
+
+
+def refusal_of(story: Worldlet) -> str:
+    (placement,) = (item for item in story.objects.values() if isinstance(item, Placement))
+    ready = next(each for each in placement.status.conditions if each.type == "Ready")
+    return ready.message
+
+
+def test_a_pin_that_a_node_does_not_know_is_a_filter_with_its_reason_and_touches_nothing_that_runs() -> None:
+    story = begin(fleet_of("7"))
+    assert versions_of(story) == []
+    assert "LlamaServer 7 is pinned, and its agent can install 1.0 or 0.9" in refusal_of(story)
+    story.put(fleet_of(OLD))
+    story.run(30)
+    assert versions_of(story) == [OLD]
+    before = [each.spec for each in story.instances()]
+    story.put(fleet_of("7"))
+    story.run(60)
+    assert [each.spec for each in story.instances()] == before
+    assert story.instances()[0].status.phase is InstancePhase.READY
+
+
+def test_what_only_the_pinned_build_lacks_counts_for_the_pin_alone() -> None:
+    build = LaneBuild(version=OLD, state=LaneState.INSTALLABLE, lacks=("llama",))
+    story = begin(fleet_of(OLD), lane=MANAGED.changed(builds=(build,)))
+    assert versions_of(story) == []
+    assert "LlamaServer 0.9 has no code for architecture 'llama'" in refusal_of(story)
+    story.put(fleet_of(NEW))
+    story.run(30)
+    assert versions_of(story) == [NEW]
 
 
 def test_a_pin_that_was_wrong_is_mended_where_there_is_no_other_node() -> None:

@@ -47,7 +47,10 @@ def node_views(draw: st.DrawFn, name: str) -> NodeView:
         lanes.append(lane(engine=EngineName.MLX, digest="1" * 64))
     roles = draw(st.sampled_from([(), (), tuple(CompanionRole)]))
     lacks = draw(st.sampled_from([(), (), ("llama",)]))
-    lanes = [each.model_copy(update={"companions": roles, "lacks": lacks}) for each in lanes]
+    flags = draw(st.sampled_from([(), (), ("--reranking",)]))
+    versions = draw(st.sampled_from([(), (), ("7",)]))
+    changes = {"companions": roles, "lacks": lacks, "lacks_features": flags, "versions": versions}
+    lanes = [each.model_copy(update=changes) for each in lanes]
     return NodeView(
         name=name,
         state=draw(st.sampled_from([NodeState.READY, NodeState.READY, NodeState.UNKNOWN, NodeState.FACTS_PENDING])),

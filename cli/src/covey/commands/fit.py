@@ -157,9 +157,19 @@ def _of_source(what: str, asked: _Asked) -> FitQuestion:
         asked.memory_bytes,
         asked.draft,
         asked.projector,
-        engines=(EngineName.MLX if found.is_checkpoint else EngineName.LLAMA_SERVER,),
+        engines=_engines_of(found),
         metal_bytes=asked.metal_bytes,
     )
+
+
+def _engines_of(found: Found) -> tuple[EngineName, ...]:
+    """That load such files. What mlx-lm packed is of less than a byte and a half for each parameter, and vLLM reads
+    none of it."""
+    if not found.is_checkpoint:
+        return (EngineName.LLAMA_SERVER, EngineName.LLAMA_CPP)
+    geometry = found.geometry
+    is_packed = 2 * geometry.weights_bytes < 3 * geometry.parameter_count and not geometry.unpacked_bytes
+    return (EngineName.MLX,) if is_packed else (EngineName.MLX, EngineName.VLLM)
 
 
 def _of_model(where: Where, namespace: str | None, what: str, asked: _Asked) -> list[FitQuestion]:

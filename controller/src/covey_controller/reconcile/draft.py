@@ -198,7 +198,7 @@ class Draft:
             held = reservations(self.instances())
             selected = {key: None for each in self.placements.values() for key in each.spec.nodes.selector}
             views = (
-                view_node(sight, (*held.get(name, ()), *self.unclaimed.get(name, ())))
+                view_node(sight, (*held.get(name, ()), *self.unclaimed.get(name, ())), self.fleet)
                 for name, sight in self.nodes.items()
             )
             self._roster = Roster(views, selected, self._links())

@@ -7,12 +7,14 @@ paused or has just begun never mistakes its own absence for the death of a node.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from covey_api.engines import HOST_POOL
+from covey_api.engines import HOST_POOL, EngineName
+from covey_api.fleet import Fleet
 from covey_api.instance import Instance, MemberPhase
 from covey_api.kinds import ObjectKey
 from covey_api.messages import NODE_SILENCE_SECONDS, Endpoints, MemberReport
 from covey_api.node import Node, NodeSpec
 from covey_api.units import parse_quantity
+from covey_planner.choice.builds import pin_lane
 from covey_planner.fit.limits import limit_pools
 from covey_planner.fit.reserves import reserve_bytes
 from covey_planner.types import NodeState, NodeView, Pool
@@ -187,8 +189,8 @@ def reservations(instances: Iterable[Instance]) -> dict[str, tuple[Instance, ...
     return by_node
 
 
-def view_node(sight: NodeSight, holders: Collection[Instance]) -> NodeView:
-    """One node for the planner, with what `holders` have reserved on it."""
+def view_node(sight: NodeSight, holders: Collection[Instance], fleet: Fleet | None = None) -> NodeView:
+    """One node for the planner, with what `holders` have reserved on it. `fleet`: whose pins count."""
     report = sight.report
     stored = sight.node.status if sight.node else None
     facts = (report.facts if report else None) or (stored.facts if stored else None)
@@ -205,6 +207,8 @@ def view_node(sight: NodeSight, holders: Collection[Instance]) -> NodeView:
         for pool in (facts.pools if facts else ())
     )
     pools += tuple(limit_pools(lanes))
+    if pins := pinned_versions(sight.node, fleet):
+        lanes = tuple(pin_lane(lane, pins.get(lane.engine, "")) for lane in lanes)
     view = NodeView(
         name=sight.name,
         state=sight.state,
@@ -224,6 +228,12 @@ def view_node(sight: NodeSight, holders: Collection[Instance]) -> NodeView:
         for pool, count in held_bytes(view, holder.spec).items():
             held[pool] = held.get(pool, 0) + count
     return replace(view, pools=tuple(replace(pool, reserved_bytes=held.get(pool.name, 0)) for pool in pools))
+
+
+def pinned_versions(node: Node | None, fleet: Fleet | None) -> Mapping[EngineName, str]:
+    """By engine: the Node's pin, or else the Fleet's."""
+    pins = (*(fleet.spec.engines if fleet else ()), *(node.spec.engines if node else ()))
+    return {each.engine: each.version for each in pins if each.version}
 
 
 def is_schedulable(node: Node) -> bool:

@@ -13,6 +13,7 @@ from covey_planner.types import Chosen, ShapeKind, Wish
 
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.finalizers import held_metadata
+from covey_controller.reconcile.fleet import pinned_versions
 from covey_controller.reconcile.names import lowest_free_name
 from covey_controller.reconcile.sights import Sight
 from covey_controller.reconcile.wanted import failed_lanes, render_wish
@@ -98,13 +99,11 @@ def _members(chosen: Chosen) -> tuple[Member, ...]:
 
 
 def find_pin(draft: Draft, node: str, lane: Lane) -> str:
-    """The Node's, or else the Fleet's; empty also where the lane's program is the operator's."""
+    """Empty also where the lane's program is the operator's."""
     if not lane.versions:
         return ""
     sight = draft.nodes.get(node)
-    overrides = sight.node.spec.engines if sight is not None and sight.node is not None else ()
-    pins = (*overrides, *(draft.fleet.spec.engines if draft.fleet is not None else ()))
-    return next((each.version for each in pins if each.engine is lane.engine and each.version), "")
+    return pinned_versions(sight.node if sight is not None else None, draft.fleet).get(lane.engine, "")
 
 
 def demand_proof(model: Model, signature: str | None, artifact: ResolvedArtifact) -> ResolvedArtifact:

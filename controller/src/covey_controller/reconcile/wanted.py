@@ -68,6 +68,7 @@ def view_variant(
         is_offered,
         beside,
         is_held=held is None or all(_is_held(each, held) for each in files if each is not None),
+        runtime=variant.runtime,
     )
 
 

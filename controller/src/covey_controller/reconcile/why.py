@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from covey_api.companion import CompanionRole
+from covey_api.engines import Lane
 from covey_api.instance import Instance, InstanceGoal
 from covey_api.kinds import Kind, ObjectKey
 from covey_api.messages import Progress
@@ -12,6 +13,7 @@ from covey_api.node import Node
 from covey_api.placement import Placement, Preemption
 from covey_api.units import format_bytes, format_progress, seconds_left
 from covey_planner.choice import choose, explain_nodes
+from covey_planner.choice.builds import is_version_known
 from covey_planner.fit.calibration import explain_factor, formula_of
 from covey_planner.text import WhyPlacement, render_why, why_data
 
@@ -20,7 +22,7 @@ from covey_controller.reconcile.better import list_better, render_better
 from covey_controller.reconcile.companions import find_companion
 from covey_controller.reconcile.draft import Draft
 from covey_controller.reconcile.drains import why_quiet
-from covey_controller.reconcile.fleet import view_node
+from covey_controller.reconcile.fleet import pinned_versions, view_node
 from covey_controller.reconcile.index import index_objects
 from covey_controller.reconcile.making import next_wish
 from covey_controller.reconcile.scaling import explain_scaling, observe_demand
@@ -185,7 +187,7 @@ def _explain_node(draft: Draft, node: Node) -> Explanation:
     name = node.metadata.name
     text, data = _conditions(node)
     here = [i for i in draft.instances() if any(member.node == name for member in i.spec.members)]
-    view = view_node(draft.nodes[name], here)
+    view = view_node(draft.nodes[name], here, draft.fleet)
     lines = [f"node/{name} is {view.state}{'' if view.schedulable else ', takes nothing new'}", text.rstrip("\n")]
     pools: list[dict[str, Any]] = []
     for pool in view.pools:
@@ -194,12 +196,24 @@ def _explain_node(draft: Draft, node: Node) -> Explanation:
             f"back, {format_bytes(pool.reserved_bytes)} reserved, {format_bytes(pool.unreserved_bytes)} left"
         )
         pools.append({"name": pool.name, "totalBytes": pool.total_bytes, "reservedBytes": pool.reserved_bytes})
-    lines += [f"lane {lane.engine}/{lane.compute}: {lane.state} {lane.version}".rstrip() for lane in view.lanes]
+    lines += [_lane_line(lane, draft, node) for lane in view.lanes]
     lacks = {f"{lane.engine} {lane.version}".rstrip(): lane.lacks for lane in view.lanes if lane.lacks}
     lines += [f"{build} has no code for models of architecture {', '.join(names)}" for build, names in lacks.items()]
+    short = {
+        f"{lane.engine} {lane.version}".rstrip(): lane.lacks_features for lane in view.lanes if lane.lacks_features
+    }
+    lines += [f"{build} has no `{'`, `'.join(flags)}`" for build, flags in short.items()]
     names = sorted(instance.metadata.name for instance in here)
     lines.append(f"runs: {', '.join(names) or 'nothing'}")
     return "\n".join(line for line in lines if line) + "\n", data | {"pools": pools, "instances": names}
+
+
+def _lane_line(lane: Lane, draft: Draft, node: Node) -> str:
+    """As new Instances get it."""
+    line = f"lane {lane.engine}/{lane.compute}: {lane.state} {lane.version}".rstrip()
+    if not is_version_known(lane):
+        return f"{line}, pinned, and its agent can install {' or '.join(lane.versions)}: nothing new is placed on it"
+    return f"{line}, pinned" if lane.versions and lane.engine in pinned_versions(node, draft.fleet) else line
 
 
 def _conditions(item: Placement | Model | Instance | Node) -> Explanation:

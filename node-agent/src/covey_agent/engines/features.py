@@ -35,6 +35,11 @@ def parse_features(text: str) -> frozenset[str]:
     return WATCHED & frozenset(_FLAG.findall(text))
 
 
+def list_lacking(features: frozenset[str] | None) -> tuple[str, ...]:
+    """Watched flags that a build doesn't have, sorted; none of one whose help is not known."""
+    return () if features is None else tuple(sorted(WATCHED - features))
+
+
 def require_features(argv: tuple[str, ...], program: EngineProgram) -> None:
     """AgentError when a command line has a watched flag that this build is known not to have."""
     if program.features is None:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from covey_api.companion import CompanionRole
-from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneState
+from covey_api.engines import HOST_POOL, Compute, EngineName, Lane, LaneBuild, LaneState
 from covey_api.instance import MemberRole
 from covey_api.node import MemoryPool
 
@@ -34,6 +34,8 @@ _COMPUTES = {
     "MTL": Compute.METAL,
 }
 _MIB = 1024 * 1024
+DONATING = (MemberRole.DRIVER.value, MemberRole.DONOR.value)
+"""What a build can be of an Instance of several members, where the donors' program is there too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,10 @@ def plan_lanes(
     versions: tuple[str, ...] = (),
     *,
     donates: bool = False,
+    lacks_features: tuple[str, ...] = (),
+    builds: tuple[LaneBuild, ...] = (),
 ) -> tuple[Lane, ...]:
-    """One lane per device, then the CPU. `donates`: the donors' program is there too."""
+    """One lane per device, then the CPU. `donates`: the donors' program is there too. `builds`: the other versions."""
     pools = [(device.compute, device.pool, device.limit_bytes) for device in devices]
     return tuple(
         Lane(
@@ -118,7 +122,9 @@ def plan_lanes(
             versions=versions,
             limit_bytes=limit,
             companions=tuple(CompanionRole),
-            roles=(MemberRole.DRIVER.value, MemberRole.DONOR.value) if donates else (),
+            roles=DONATING if donates else (),
+            lacks_features=lacks_features,
+            builds=builds,
         )
         for compute, pool, limit in dict.fromkeys([*pools, (Compute.CPU, HOST_POOL, 0)])
     )

@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from covey_api.engines import EngineName, Lane, LaneState
+from covey_api.engines import EngineName, Lane, LaneBuild, LaneState
 from covey_api.node import EngineOverride
 from covey_api.reasons import FailureCause
 
 from covey_agent.engines.donors import has_donor_program
 from covey_agent.engines.environments import Environment
-from covey_agent.engines.features import parse_features
-from covey_agent.engines.lanes import EngineDevice, parse_devices, plan_lanes
+from covey_agent.engines.features import list_lacking, parse_features
+from covey_agent.engines.lanes import DONATING, EngineDevice, parse_devices, plan_lanes
 from covey_agent.engines.probe import Answer, ask
 from covey_agent.engines.recipes import is_llama_server_fit
 from covey_agent.engines.source import (
@@ -94,6 +94,8 @@ class LlamaServerSource:
         self._environment = dict(environment)
         self._seen: dict[Identity, _Seen] = {}
         self._sound: dict[Identity, EngineProgram] = {}
+        self._features: dict[Identity, frozenset[str] | None] = {}
+        """What each build's help names; None of one that gave none."""
         self.devices: tuple[EngineDevice, ...] = ()
         """Accelerators as the engine listed them last; `observe_lanes` refreshes them."""
         self.problem: AgentError | None = None
@@ -114,7 +116,13 @@ class LlamaServerSource:
         if program is None:
             recipe, self.problem = self._managed.recipe, self._install_problem
             return plan_lanes(
-                recipe.version, recipe.digest, LaneState.INSTALLABLE, (), tuple(self._versions), donates=True
+                recipe.version,
+                recipe.digest,
+                LaneState.INSTALLABLE,
+                (),
+                tuple(self._versions),
+                donates=True,
+                builds=await self._observe_builds(recipe.version),
             )
         seen = await self._look_at(program)
         self.devices, self._listed, self.problem = seen.devices, program, seen.problem
@@ -126,6 +134,26 @@ class LlamaServerSource:
             seen.devices,
             versions,
             donates=has_donor_program(program),
+            lacks_features=() if seen.is_silent else list_lacking(await self._find_features(program, _PROBE_SECONDS)),
+            builds=await self._observe_builds(program.version) if versions else (),
+        )
+
+    async def _observe_builds(self, own: str) -> tuple[LaneBuild, ...]:
+        """The versions that a pin may name beside the lanes' own."""
+        return tuple([await self._observe_build(each) for version, each in self._versions.items() if version != own])
+
+    async def _observe_build(self, managed: Environment) -> LaneBuild:
+        """Of one that isn't here nothing is known but that it can be had."""
+        recipe, packages = managed.recipe, managed.find()
+        if packages is None:
+            return LaneBuild(version=recipe.version, digest=recipe.digest, state=LaneState.INSTALLABLE, roles=DONATING)
+        program = self._program(managed, packages)
+        return LaneBuild(
+            version=recipe.version,
+            digest=recipe.digest,
+            state=LaneState.INSTALLED,
+            lacks_features=list_lacking(await self._find_features(program, _PROBE_SECONDS)),
+            roles=DONATING if has_donor_program(program) else (),
         )
 
     async def refresh_devices(self) -> None:
@@ -269,13 +297,24 @@ class LlamaServerSource:
         if sound := self._sound.get(identity):
             return sound
         version = await ask_version(program, _VERSION_SECONDS)
-        help_text = await ask(program.path, "--help", environment=program.environment, seconds=_VERSION_SECONDS)
-        features = parse_features(help_text.text) if help_text and help_text.status == 0 else None
+        features = await self._find_features(program, _VERSION_SECONDS)
         sound = replace(program, version=program.version or version, features=features)
         if len(self._sound) >= _MAX_SOUND:
             self._sound.clear()
         self._sound[identity] = sound
         return sound
+
+    async def _find_features(self, program: EngineProgram, seconds: float) -> frozenset[str] | None:
+        """Asked once of each build; of one that gave no answer again when an Instance needs it."""
+        identity = identify(program.path)
+        known = self._features.get(identity)
+        if known is not None or (identity in self._features and seconds <= _PROBE_SECONDS):
+            return known
+        said = await ask(program.path, "--help", environment=program.environment, seconds=seconds)
+        if len(self._features) >= _MAX_SOUND:
+            self._features.clear()
+        found = self._features[identity] = parse_features(said.text) if said and said.status == 0 else None
+        return found
 
 
 def _find_problem(program: EngineProgram, said: Answer) -> AgentError | None:

@@ -113,8 +113,12 @@ class NodeEngines:
         return tuple(map(self._mark, lanes))
 
     def _mark(self, lane: Lane) -> Lane:
-        lacking = self._lacking.get((lane.engine, lane.version, lane.digest))
-        return lane.changed(lacks=tuple(sorted(lacking.names))[:MAX_LACKS]) if lacking else lane
+        builds = tuple(each.changed(lacks=self._lacks(lane.engine, each.version, each.digest)) for each in lane.builds)
+        return lane.changed(lacks=self._lacks(lane.engine, lane.version, lane.digest), builds=builds)
+
+    def _lacks(self, engine: EngineName, version: str, digest: str) -> tuple[str, ...]:
+        lacking = self._lacking.get((engine, version, digest))
+        return tuple(sorted(lacking.names))[:MAX_LACKS] if lacking else ()
 
     async def refresh_devices(self) -> None:
         await self._llama_server.refresh_devices()

@@ -11,7 +11,8 @@ from covey_api.instance import Costs
 from covey_api.reasons import RefusalReason
 
 from covey_planner.choice.links import Links
-from covey_planner.choice.nodes import filter_node
+from covey_planner.choice.nodes import Miss, filter_node
+from covey_planner.choice.refusals import explain_miss
 from covey_planner.choice.shapes import Shape, can_join, can_rank, choose_shape, member_formula, own_bytes
 from covey_planner.choice.ways import Question, Way
 from covey_planner.fit.estimate import CostFormula
@@ -72,6 +73,8 @@ def _explain_unfit(question: Question, spread: Spread, view: NodeView | None) ->
     lanes = [lane for lane in _with_roles(view, spread.kind).lanes if lane.engine in question.engines]
     if not lanes:
         return f"it offers no engine of the model that takes part as `{spread.kind}`"
+    if not any(way.runs_on(lane) for way in question.ways for lane in lanes):
+        return explain_miss(question, Miss(RefusalReason.NO_USABLE_ENGINE, view)).message
     if all(question.wish.is_barred(view.name, lane) for lane in lanes):
         return "the last attempt failed there"
     return ""

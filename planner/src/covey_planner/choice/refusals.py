@@ -1,9 +1,14 @@
 """Refusals in words: what was needed, what there is, what to do. Bytes come from totals and reservations only."""
 
+from collections.abc import Sequence
+from itertools import product
+
+from covey_api.engines import Lane
 from covey_api.instance import Costs
 from covey_api.reasons import RefusalReason
 from covey_api.units import format_bytes
 
+from covey_planner.choice.builds import is_version_known
 from covey_planner.choice.nodes import Miss, find_pool
 from covey_planner.choice.splits import shared_lanes
 from covey_planner.choice.taints import find_untolerated
@@ -87,9 +92,9 @@ def _not_selected(question: Question, miss: Miss) -> str:
 def _no_engine(question: Question, miss: Miss) -> str:
     computes = question.wish.computes
     lanes = [lane for lane in miss.node.lanes if not computes or lane.compute in computes]
-    engines = {lane.engine for lane in lanes}
-    if lacking := _lacking(question, miss):
+    if lacking := _lacking(question, lanes):
         return lacking
+    engines = {lane.engine for lane in lanes}
     if way := next((way for way in question.ways if way.engine in engines), None):
         beside = " and a ".join(each.role.lower() for each in way.companions)
         return f"its agent is of a version that starts no {way.engine} with a {beside}; upgrade it"
@@ -99,15 +104,27 @@ def _no_engine(question: Question, miss: Miss) -> str:
     return f"it offers {', '.join(offered) or 'no lane'}; the model needs {' or '.join(question.engines)}{only}{more}"
 
 
-def _lacking(question: Question, miss: Miss) -> str:
-    """Of builds that were asked for the model's architecture and have no code for it."""
-    builds = {
-        f"{lane.engine} {lane.version}".rstrip() + f" has no code for architecture '{way.architecture}'"
-        for lane in miss.node.lanes
-        for way in question.ways
-        if lane.engine is way.engine and way.architecture in lane.lacks
-    }
-    return f"its {' and '.join(sorted(builds))}; give it a newer build" if builds else ""
+def _lacking(question: Question, lanes: Sequence[Lane]) -> str:
+    """What the builds that new Instances would get can't do; empty where it isn't known of any."""
+    unknown: dict[str, None] = {}
+    lacking: dict[str, None] = {}
+    for lane, way in product(lanes, question.ways):
+        build = f"{lane.engine} {lane.version}".rstrip()
+        if lane.engine is not way.engine:
+            continue
+        if not is_version_known(lane):
+            unknown[f"{build} is pinned, and its agent can install {' or '.join(lane.versions)}"] = None
+        elif way.architecture in lane.lacks:
+            lacking[f"{build} has no code for architecture '{way.architecture}'"] = None
+        elif missing := way.missing_features(lane):
+            lacking[f"{build} has no `{'`, `'.join(missing)}`, which variant '{way.variant}' needs"] = None
+    parts = (
+        [f"{' and '.join(sorted(unknown))}; correct `spec.engines[].version` of the Node or the Fleet"]
+        if unknown
+        else []
+    )
+    parts += [f"its {' and '.join(sorted(lacking))}; give it a newer build"] if lacking else []
+    return ". ".join(parts)
 
 
 def _memory(question: Question, miss: Miss) -> str:

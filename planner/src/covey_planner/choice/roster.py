@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from covey_planner.choice.builds import is_version_known
 from covey_planner.choice.links import Links, unknown_links
 from covey_planner.types import NodeView
 
@@ -196,6 +197,8 @@ class Roster:
                 each.pool,
                 each.companions,
                 each.lacks,
+                each.lacks_features,
+                is_version_known(each),
                 each.limit_bytes > 0,
             )
             for each in view.lanes

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from covey_api.companion import CompanionRole
-from covey_api.engines import KV_CACHE_TYPES, TASKS, Compute, EngineName, Lane
+from covey_api.engines import KV_CACHE_TYPES, TASKS, Compute, EngineName, Lane, Task
 from covey_api.instance import EngineOptions
 from covey_api.model import Geometry, ResolvedArtifact, architecture_for
 from covey_api.reasons import ReadyReason, RefusalReason
+from covey_api.runtime import Runtime
 
+from covey_planner.choice.builds import is_version_known, needed_features
 from covey_planner.choice.expected import brings_forward, order_variants
 from covey_planner.choice.window import Span, window_span
 from covey_planner.fit.companions import with_companions
@@ -40,6 +42,8 @@ class Way:
     """Only lanes of these, if any are named."""
     is_off_processor: bool = False
     """Whether it is looked at on accelerators alone: the same on every lane comes later."""
+    task: Task = Task.CHAT
+    runtime: Runtime = field(default_factory=Runtime)
 
     def comes_to(self, node: NodeView) -> bool:
         """Whether the node can get its files at all."""
@@ -51,14 +55,23 @@ class Way:
         return architecture_for(self.engine, self.geometry)
 
     def runs_on(self, lane: Lane) -> bool:
-        """Whether the lane has its engine, under an agent that starts it with all that is loaded beside the model."""
+        """Whether the lane has its engine, in a build that can do what is needed, under an agent that starts it with
+        all that is loaded beside the model."""
         if lane.engine is not self.engine or (self.is_off_processor and lane.compute is Compute.CPU):
             return False
         if self.computes and lane.compute not in self.computes:
             return False
-        if lane.lacks and self.architecture in lane.lacks:
+        if not is_version_known(lane) or (lane.lacks and self.architecture in lane.lacks):
+            return False
+        if lane.lacks_features and self.missing_features(lane):
             return False
         return not self.companions or all(each.role in lane.companions for each in self.companions)
+
+    def missing_features(self, lane: Lane) -> list[str]:
+        """Flags that it needs and that the lane's build is known not to have, sorted."""
+        roles = [each.role for each in self.companions]
+        needed = needed_features(self.engine, self.task, self.runtime, roles, lane.compute)
+        return sorted(needed.intersection(lane.lacks_features))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +173,8 @@ def list_ways(wish: Wish) -> tuple[Way, ...]:
                 is_held=variant.is_held,
                 computes=wish.computes,
                 is_off_processor=is_off_processor,
+                task=wish.task,
+                runtime=variant.runtime,
             )
         )
     return tuple(ways)

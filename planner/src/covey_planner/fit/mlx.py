@@ -31,18 +31,33 @@ def element_bytes(geometry: Geometry) -> int:
 
 def kv_bytes_per_cell(geometry: Geometry, options: EngineOptions) -> int:
     """All layers, for one token of one slot: sliding layers keep what they see, which is counted as the window."""
-    elements = sum(geometry.kv_head_counts) * (geometry.key_length + geometry.value_length)
+    counts, sliding = geometry.kv_head_counts, frozenset(geometry.sliding_layers)
+    elements = sum(counts) * _head_elements(geometry, is_sliding=False)
+    if geometry.sliding_key_length:
+        heads = sum(count for layer, count in enumerate(counts) if layer in sliding)
+        elements = (sum(counts) - heads) * _head_elements(geometry, is_sliding=False)
+        elements += heads * _head_elements(geometry, is_sliding=True)
     if options.kv_cache_type is KvCacheType.F16:
         return elements * element_bytes(geometry)
     return -(-elements // _BLOCK_ELEMENTS) * _BLOCK_BITS[options.kv_cache_type] // 8
 
 
+def _head_elements(geometry: Geometry, *, is_sliding: bool) -> int:
+    """A latent vector is kept once, with what is turned beside it: that is a key's whole length."""
+    keys, values = geometry.key_length, geometry.value_length
+    if is_sliding:
+        keys, values = geometry.sliding_key_length or keys, geometry.sliding_value_length or values
+    return keys if geometry.latent_attention else keys + values
+
+
 def weights_bytes(geometry: Geometry, lane: Lane) -> int:
     """On a processor they are what they are (measured); on Metal 1.23 times as much was measured elsewhere, and none
-    here: the system tells no process's use of Metal's memory, so no observation would mend a number that is short."""
-    if lane.compute is not Compute.METAL:
-        return geometry.weights_bytes
-    return -(-geometry.weights_bytes * _METAL_WEIGHTS_PERCENT // 100)
+    here: the system tells no process's use of Metal's memory, so no observation would mend a number that is short.
+
+    Of floats of eight bits mlx-lm makes such of 16 as it loads, but for one layout of them: all are counted so.
+    """
+    held = geometry.weights_bytes + geometry.unpacked_bytes
+    return held if lane.compute is not Compute.METAL else -(-held * _METAL_WEIGHTS_PERCENT // 100)
 
 
 def process_bytes(geometry: Geometry) -> int:

@@ -7,7 +7,8 @@ from covey_planner.geometry.reader import GeometryUnmeasured, HeaderInvalid
 from covey_planner.geometry.recurrent import Recurrent, StateSpace, of_convolution, of_state_space
 
 _SLIDING = "sliding_attention"
-_ATTENTION = frozenset({"full_attention", "attention", _SLIDING})
+# One that sees its own piece of the window counts as full.
+_ATTENTION = frozenset({"full_attention", "attention", "chunked_attention", "global_attention", _SLIDING})
 # Every n-th layer sees the whole window, where the config doesn't list its layers. Families that aren't here count as
 # full: some engines ignore a window that a config names.
 _SLIDING_PERIODS = {
@@ -24,6 +25,11 @@ _SHARING = frozenset({"gemma3n", "gemma3n_text", "gemma4", "gemma4_text"})
 # Keys that tell of recurrent layers in any family.
 _RECURRENT_KEYS = (
     "state_size",
+    "ssm_state_size",
+    "mamba_num_heads",
+    "hybrid_override_pattern",
+    "lru_width",
+    "layer_group_size",
     "mamba_d_state",
     "conv_L_cache",
     "linear_num_value_heads",
@@ -32,6 +38,11 @@ _RECURRENT_KEYS = (
     "time_mix",
 )
 _MOST = 1 << 20
+
+
+# Other names for a list of what the layers are, with its words for those of attention.
+_LISTS = ("layers_block_type", "block_types")
+_PLAIN = frozenset({*_ATTENTION, "moe", "mlp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +85,11 @@ def _recurrent(fields: Fields, family: str, types: tuple[str, ...], layers: int,
         case "granitemoehybrid":
             return of_state_space(strange, _hybrid_state_space(fields, embedding))
         case "lfm2" | "lfm2_moe":
+            if not types and "full_attn_idxs" in fields:
+                strange = frozenset(range(layers)) - set(fields.integers("full_attn_idxs", layers, layers - 1))
             return of_convolution(strange, embedding, fields.integer("conv_L_cache", 1, 1 << 16))
         case _:
-            key = next((key for key in _RECURRENT_KEYS if key in fields), None)
+            key = next((key for key in _RECURRENT_KEYS if key in fields), None) or _strange_list(fields)
             if strange or key:
                 field = f"`{fields.path}{key or 'layer_types'}`"
                 raise GeometryUnmeasured(
@@ -84,6 +97,16 @@ def _recurrent(fields: Fields, family: str, types: tuple[str, ...], layers: int,
                     "give `spec.geometry` to place it all the same"
                 )
             return Recurrent()
+
+
+def _strange_list(fields: Fields) -> str | None:
+    """The key of a list that has layers of another kind than attention; None: there is none."""
+    for key in _LISTS:
+        if any(kind not in _PLAIN for kind in fields.texts(key, 4096)):
+            return key
+    if "attn_type_list" in fields and 0 in fields.integers("attn_type_list", 4096, 255):
+        return "attn_type_list"
+    return None
 
 
 def _whole_state_space(fields: Fields, family: str, embedding: int) -> StateSpace:

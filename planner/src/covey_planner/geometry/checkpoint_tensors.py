@@ -18,9 +18,14 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d{1,4})\.")
 _TOWER = re.compile(r"(?:^|\.)(?:vision|visual|audio|image|multi_modal|mm_|projector|connector|encoder\.vision)")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|wte|embeddings|tok_embeddings)\.weight$")
 _OUTPUT = re.compile(r"(?:^|\.)(?:lm_head|output|embed_out)\.weight$")
+_QUERY = re.compile(r"(?:\.q_proj|\.attention\.self\.query|\.q_lin)\.weight$")
 _KEY = re.compile(r"(?:\.k_proj|\.attention\.self\.key)\.weight$")
 _FUSED = re.compile(r"\.(?:qkv_proj|Wqkv|wqkv|W_pack|query_key_value|c_attn)\.weight$")
 _LATENT = re.compile(r"\.kv_a_proj_with_mqa\.weight$")
+# Several numbers in one, beside which scales and offsets are stored.
+_PACKED = frozenset({"U32", "I32"})
+_BESIDE = (".scales", ".biases", ".qzeros", ".g_idx")
+_EIGHT_BITS = frozenset({"F8_E4M3", "F8_E5M2"})
 
 ByLayer = dict[int, tuple[str, Tensor]]
 
@@ -30,21 +35,29 @@ class CheckpointTensors:
     """The directories in sums, and by layer the tensors that keys come from, where they have a known name."""
 
     weights_bytes: int
-    elements: int
+    parameters: int
+    floats_of_eight_bits: int
+    """Of which each has a byte."""
     layers: int
     embedding: Tensor | None
+    embedding_name: str
     has_output: bool
+    is_bare: bool
+    """Whether they were saved without what makes tokens of the last layer."""
+    queries: ByLayer
     keys: ByLayer
     fused: ByLayer
     latents: ByLayer
 
 
-def survey_tensors(tensors: Directory) -> CheckpointTensors:
+def survey_tensors(tensors: Directory, bits: int) -> CheckpointTensors:
+    """`bits`: of one parameter where several are packed into 32; 0: none are."""
     if not tensors:
         raise HeaderInvalid("the files must have tensors; got none")
     numbers: set[int] = set()
-    kept: dict[re.Pattern[str], ByLayer] = {_KEY: {}, _FUSED: {}, _LATENT: {}}
+    kept: dict[re.Pattern[str], ByLayer] = {_QUERY: {}, _KEY: {}, _FUSED: {}, _LATENT: {}}
     embedding: Tensor | None = None
+    embedding_name = ""
     has_output = False
     for name, tensor in tensors.items():
         if _TOWER.search(name):
@@ -55,19 +68,30 @@ def survey_tensors(tensors: Directory) -> CheckpointTensors:
                 if pattern.search(name):
                     by_layer[int(match[1])] = name, tensor
         elif _EMBEDDING.search(name):
-            embedding = tensor
+            embedding, embedding_name = tensor, name
         elif _OUTPUT.search(name):
             has_output = True
     return CheckpointTensors(
         weights_bytes=sum(tensor.size_bytes for tensor in tensors.values()),
-        elements=sum(tensor.elements for tensor in tensors.values()),
+        parameters=sum(_parameters(name, tensor, bits) for name, tensor in tensors.items()),
+        floats_of_eight_bits=sum(tensor.elements for tensor in tensors.values() if tensor.dtype in _EIGHT_BITS),
         layers=max(numbers, default=-1) + 1,
         embedding=embedding,
+        embedding_name=embedding_name,
         has_output=has_output,
+        is_bare=any(name.startswith("layers.") for name in tensors),
+        queries=kept[_QUERY],
         keys=kept[_KEY],
         fused=kept[_FUSED],
         latents=kept[_LATENT],
     )
+
+
+def _parameters(name: str, tensor: Tensor, bits: int) -> int:
+    """For people, and to tell how wide a checkpoint's numbers are."""
+    if not bits or tensor.dtype not in _PACKED:
+        return 0 if bits and name.endswith(_BESIDE) else tensor.elements
+    return 0 if name.endswith(_BESIDE) else tensor.elements * 32 // bits
 
 
 def require_layers(fields: Fields, found: CheckpointTensors, layers: int) -> None:
@@ -90,10 +114,11 @@ def require_embedding(fields: Fields, found: CheckpointTensors, vocabulary: int,
 
 
 def require_output(whole: Fields, fields: Fields, found: CheckpointTensors) -> None:
-    """A language model without an output matrix answers with its embedding, and must say so."""
+    """A language model without an output matrix answers with its embedding, and must say so. One that was saved without
+    any (`layers.0.…`, as models of embeddings are) makes no tokens."""
     is_decoder = any(name.endswith("ForCausalLM") for name in whole.texts("architectures", 16))
     is_tied = fields.flag("tie_word_embeddings", whole.flag("tie_word_embeddings", True))
-    if is_decoder and not is_tied and not found.has_output:
+    if is_decoder and not is_tied and not found.has_output and not found.is_bare:
         raise fields.wrong("tie_word_embeddings", "true, as the tensors have no output matrix", False)
 
 
@@ -107,23 +132,35 @@ def require_recurrent(fields: Fields, found: CheckpointTensors, recurrent: Colle
 
 
 def require_keys(
-    fields: Fields, found: CheckpointTensors, kv_heads: tuple[int, ...], heads: int, key_length: int
+    fields: Fields, found: CheckpointTensors, kv_heads: tuple[int, ...], heads: int, key_lengths: tuple[int, ...]
 ) -> None:
     for layer, (name, tensor) in sorted(found.keys.items()):
         if layer >= len(kv_heads) or len(tensor.shape) != 2:
             continue
-        rows, wanted = tensor.shape[0], kv_heads[layer] * key_length
+        rows, wanted = tensor.shape[0], kv_heads[layer] * key_lengths[layer]
         if rows != wanted:
-            text = f"{rows} rows by heads of {key_length}, as tensor '{name[:80]}' has"
+            text = f"{rows} rows by heads of {key_lengths[layer]}, as tensor '{name[:80]}' has"
             raise fields.wrong("num_key_value_heads", text, kv_heads[layer])
     for layer, (name, tensor) in sorted(found.fused.items()):
         if layer >= len(kv_heads) or len(tensor.shape) != 2:
             continue
         # Some families keep it the other way round; its other side is the width of the model, which is less.
-        rows, most = max(tensor.shape), (heads + 2 * kv_heads[layer]) * key_length
+        rows, most = max(tensor.shape), (heads + 2 * kv_heads[layer]) * key_lengths[layer]
         if rows > most:
-            text = f"enough for {rows} rows of queries, keys and values by heads of {key_length}, as tensor "
+            text = f"enough for {rows} rows of queries, keys and values by heads of {key_lengths[layer]}, as tensor "
             raise fields.wrong("num_key_value_heads", f"{text}'{name[:80]}' has", kv_heads[layer])
+
+
+def require_all_layers(fields: Fields, found: CheckpointTensors, layers: int, without: Collection[int]) -> None:
+    """Where the keys of some layers have a known name, all have such: a layer without keeps something else, which a
+    config may tell in words that nobody here knows."""
+    known = found.keys.keys() | found.fused.keys() | found.latents.keys()
+    missing = next((layer for layer in range(layers) if layer not in known and layer not in without), None)
+    if known and missing is not None:
+        raise GeometryUnmeasured(
+            f"layer {missing} has no keys, as other layers have (`{fields.path}num_hidden_layers` is {layers}), and "
+            "what it keeps was not measured yet; give `spec.geometry` to place it all the same"
+        )
 
 
 def require_latents(

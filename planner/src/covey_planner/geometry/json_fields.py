@@ -53,6 +53,12 @@ class Fields:
             raise self.wrong(key, "an object", value)
         return Fields(cast("Mapping[str, object]", value), f"{self.path}{key}.")
 
+    def child(self, key: str) -> "Fields | None":
+        """The object under `key`; None where there is something else, or nothing."""
+        value = self._values.get(key)
+        is_object = isinstance(value, dict)
+        return Fields(cast("Mapping[str, object]", value), f"{self.path}{key}.") if is_object else None
+
     def text(self, key: str, default: str | None = None) -> str:
         value = self._values.get(key)
         if value is None and default is not None:
@@ -77,6 +83,19 @@ class Fields:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise self.wrong(key, f"an integer between {low} and {high}", value)
         return value
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> "Fields":
+        """The same, with these where nothing is said."""
+        said = {key: value for key, value in self._values.items() if value is not None}
+        return Fields({**self._values, **{key: each for key, each in defaults.items() if key not in said}}, self.path)
+
+    def largest(self, keys: tuple[str, ...], low: int, high: int, default: int) -> int:
+        """Of the first of `keys` that is there: an integer, or the largest of a list of one per layer."""
+        key = next((each for each in keys if each in self), "")
+        entries = self._list(key)
+        if entries:
+            return max(Fields({key: entry}, self.path).integer(key, low, high) for entry in entries)
+        return self.integer(key, low, high) if key else default
 
     def first_integer(self, keys: tuple[str, ...], low: int, high: int, default: int | None = None) -> int:
         """Of the first of `keys` that is there: families call the same thing by several names."""

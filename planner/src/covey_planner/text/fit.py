@@ -140,10 +140,12 @@ def _pools_data(costs: tuple[Costs, ...]) -> list[dict[str, Any]]:
 
 
 def _kv_cache_bytes(question: FitQuestion) -> int:
-    """Of all slots, with what recurrent layers keep: the same on every lane that knows the geometry."""
-    lane = Lane(engine=EngineName.LLAMA_SERVER, compute=Compute.CPU, state=LaneState.INSTALLABLE, digest=_MANAGED)
-    options = _options(question)
-    (formula,) = cost_formulas(question.geometry, lane, options, 0)
+    """Of all slots, with what recurrent layers keep, by the first engine that runs it: each keeps them its own way."""
+    engine = next((each for each in question.engines if not _left_out(question, each)), question.engines[0])
+    _, compute, pool = _LANES[engine][0]
+    lane = Lane(engine=engine, compute=compute, state=LaneState.INSTALLABLE, digest=_MANAGED, pool=pool)
+    options = _options(question, engine)
+    formula, *_ = cost_formulas(question.geometry, lane, options, 0)
     return formula.kv_cache_bytes(options.context_tokens)
 
 
