@@ -17,6 +17,8 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d{1,4})\.")
 # Towers beside the language model, and what predicts further tokens: their weights count, their layers don't.
 _TOWER = re.compile(r"(?:^|\.)(?:vision|visual|audio|image|multi_modal|mm_|mtp\.|projector|connector|encoder\.vision)")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|wte|embeddings|tok_embeddings)\.weight$")
+# Of which there may be hundreds of thousands.
+_EXPERT = ".experts."
 _OUTPUT = re.compile(r"(?:^|\.)(?:lm_head|output|embed_out)\.weight$")
 _QUERY = re.compile(r"(?:\.q_proj|\.attention\.self\.query|\.q_lin)\.weight$")
 _KEY = re.compile(r"(?:\.k_proj|\.attention\.self\.key)\.weight$")
@@ -80,6 +82,8 @@ def survey_tensors(tensors: Directory, bits: int) -> CheckpointTensors:
         if match := _LAYER.search(name):
             number = int(match[1])
             numbers.add(number)
+            if _EXPERT in name:
+                continue
             if _ATTENDING.search(name):
                 attending.add(number)
             if _COMPRESSING.search(name):
