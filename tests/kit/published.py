@@ -1,6 +1,7 @@
 """Checkpoints with the sizes of published ones: names, shapes and types of their tensors, without data.
 
-It shares no code with the readers in `covey_planner.geometry`. Of towers for images and sounds one tensor stands for all.
+It shares no code with the readers in `covey_planner.geometry`. Of towers for images and sounds one tensor stands for
+all.
 """
 
 import json
