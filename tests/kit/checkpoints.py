@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kit.gguf import Shape
 
-_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4, "F8_E4M3": 1}
+_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4}
 _FAMILIES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -201,7 +201,7 @@ def test_layer_with_keys_is_no_layer_without_cache() -> None:
 
 
 def test_shared_keys_count_less_only_where_a_family_shares_them() -> None:
-    sharing = build_checkpoint(SHAPE, model_type="gemma4_text", num_kv_shared_layers=1)
+    sharing = build_checkpoint(SHAPE, model_type="gemma4_text", head_dim=32, global_head_dim=32, num_kv_shared_layers=1)
     assert parse_checkpoint(sharing.config_text, tensors_of(sharing)).kv_head_counts == (2, 2, 0)
     every = replace(sharing, config=sharing.config | {"num_kv_shared_layers": 3})
     assert "`num_kv_shared_layers` must be an integer between 0 and 2; got 3" in refusal(every)

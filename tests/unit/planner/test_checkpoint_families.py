@@ -99,6 +99,7 @@ def test_gemma_4_has_heads_of_two_lengths() -> None:
     shapes = tensor_shapes(Shape(layers=6, embedding=256, heads=8, kv_heads=2, head_length=32, vocabulary=1024))
     for part in ("k_proj", "v_proj"):
         shapes[f"model.layers.5.self_attn.{part}.weight"] = (64, 256)  # one head of 64
+    shapes["model.layers.5.self_attn.q_proj.weight"] = (8 * 64, 256)
     kinds = ["sliding_attention"] * 5 + ["full_attention"]
     full = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
     for said in ({"global_head_dim": 64}, {}):
@@ -111,11 +112,11 @@ def test_gemma_4_has_heads_of_two_lengths() -> None:
 
 
 def test_lists_of_widths_count_as_the_widest() -> None:
-    assert read("gemma3n_text", intermediate_size=[512, 2048, 1024]).feed_forward_length == 2048
+    assert read("gemma3n_text", head_dim=32, intermediate_size=[512, 2048, 1024]).feed_forward_length == 2048
     found = read("hunyuan", moe_intermediate_size=[96, 128], moe_topk=[2, 4], num_experts=8)
     assert (found.experts_used, found.feed_forward_length) == (4, 512)
     with pytest.raises(HeaderInvalid, match="`intermediate_size` must be an integer between"):
-        read("gemma3n_text", intermediate_size=[512, "wide"])
+        read("gemma3n_text", head_dim=32, intermediate_size=[512, "wide"])
 
 
 def test_what_a_config_leaves_out_is_told_by_its_family_and_its_tensors() -> None:
@@ -136,7 +137,7 @@ def test_feed_forward_that_is_not_said_is_as_wide_as_usual() -> None:
 def test_experts_of_which_nobody_says_how_many_see_a_token_all_do() -> None:
     found = read("never-seen", num_experts=8, moe_intermediate_size=64)
     assert (found.experts_used, found.feed_forward_length) == (8, 512)
-    assert read("gemma4_text", num_experts=8, top_k_experts=2, moe_intermediate_size=64).experts_used == 2
+    assert read("ernie4_5_moe", moe_num_experts=8, moe_k=2, moe_intermediate_size=64).experts_used == 2
 
 
 @pytest.mark.parametrize(("family", "length"), [("deepseek_v3", 576), ("deepseek_v32", 832)])

@@ -3,7 +3,8 @@
 Wherever they lie: a folder, a wheel. The index is asked for first, since it knows when a file of the set is missing.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from covey_api.model import Geometry
@@ -36,13 +37,18 @@ async def read_checkpoint(open_file: OpenFile, where: str) -> Geometry:
         raise corrupt(f"{where} has no '{CONFIG}', which must be beside its safetensors files.")
     index = await _read_whole(open_file, INDEX, MAX_INDEX_BYTES, where)
     try:
-        names = parse_index(index) if index is not None else (SINGLE,)
+        # Beside the loop: the largest models have hundreds of thousands of tensors.
+        names = await asyncio.to_thread(parse_index, index) if index is not None else (SINGLE,)
         directories = [await _read_directory(open_file, name, where) for name in names]
-        return parse_checkpoint(config, merge_directories(directories))
+        return await asyncio.to_thread(_parse, config, directories)
     except GeometryUnmeasured as error:
         raise UnmeasuredHeader(f"{where} can't be used: {error}") from error
     except HeaderInvalid as error:
         raise corrupt(f"{where} can't be used: {error}") from error
+
+
+def _parse(config: bytes, directories: Sequence[Directory]) -> Geometry:
+    return parse_checkpoint(config, merge_directories(directories))
 
 
 async def _read_directory(open_file: OpenFile, name: str, where: str) -> Directory:

@@ -158,7 +158,7 @@ class HubFiles:
         if CONFIG not in found.files and found.left_out:
             raise corrupt(f"{where} has neither a GGUF file nor '{CONFIG}'.{found.left_words}")
         geometry = await find_unmeasured(read_checkpoint(open_file, where))
-        weights = set(parse_index(small[INDEX])) if INDEX in small else {SINGLE}
+        weights = set(await asyncio.to_thread(parse_index, small[INDEX])) if INDEX in small else {SINGLE}
         chosen = tuple(file for path, file in found.files.items() if _is_loaded(path, weights))
         if len(chosen) > MAX_FILES:
             raise corrupt(f"{where} must hold at most {MAX_FILES} files that an engine loads; it holds {len(chosen)}.")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from covey_planner.geometry.json_fields import Fields
-from covey_planner.geometry.reader import GeometryUnmeasured, HeaderInvalid
+from covey_planner.geometry.reader import HeaderInvalid, unmeasured
 from covey_planner.geometry.recurrent import Recurrent, StateSpace, of_convolution, of_state_space
 
 _SLIDING = "sliding_attention"
@@ -16,12 +16,14 @@ _SLIDING_PERIODS = {
     "gemma3": 6,
     "gemma3_text": 6,
     "gemma3n_text": 5,
+    "gemma4": 6,
     "gemma4_text": 6,
+    "gemma4_unified_text": 6,
     "cohere2": 4,
     "gpt_oss": 2,
 }
 # Families whose last layers look at the keys of earlier ones. In any other the key says nothing that an engine reads.
-_SHARING = frozenset({"gemma3n", "gemma3n_text", "gemma4", "gemma4_text"})
+_SHARING = frozenset({"gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified_text"})
 # Keys that tell of recurrent layers in any family.
 _RECURRENT_KEYS = (
     "state_size",
@@ -37,12 +39,10 @@ _RECURRENT_KEYS = (
     "rwkv",
     "time_mix",
 )
-_MOST = 1 << 20
-
-
 # Other names for a list of what the layers are, with its words for those of attention.
 _LISTS = ("layers_block_type", "block_types")
 _PLAIN = frozenset({*_ATTENTION, "moe", "mlp"})
+_MOST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,8 @@ def _recurrent(fields: Fields, family: str, types: tuple[str, ...], layers: int,
             key = next((key for key in _RECURRENT_KEYS if key in fields), None) or _strange_list(fields)
             if strange or key:
                 field = f"`{fields.path}{key or 'layer_types'}`"
-                raise GeometryUnmeasured(
-                    f"family '{family}' keeps recurrent state ({field}), whose memory was not measured yet; "
-                    "give `spec.geometry` to place it all the same"
+                raise unmeasured(
+                    f"family '{family}' keeps recurrent state ({field}), whose memory was not measured yet"
                 )
             return Recurrent()
 

@@ -10,21 +10,31 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from covey_planner.geometry.json_fields import Fields
-from covey_planner.geometry.reader import GeometryUnmeasured, HeaderInvalid
+from covey_planner.geometry.reader import HeaderInvalid, unmeasured
 from covey_planner.geometry.safetensors import Directory, Tensor
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d{1,4})\.")
-# Towers beside the language model: their weights count, their layers don't.
-_TOWER = re.compile(r"(?:^|\.)(?:vision|visual|audio|image|multi_modal|mm_|projector|connector|encoder\.vision)")
+# Towers beside the language model, and what predicts further tokens: their weights count, their layers don't.
+_TOWER = re.compile(r"(?:^|\.)(?:vision|visual|audio|image|multi_modal|mm_|mtp\.|projector|connector|encoder\.vision)")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|wte|embeddings|tok_embeddings)\.weight$")
+# Of which there may be hundreds of thousands.
+_EXPERT = ".experts."
 _OUTPUT = re.compile(r"(?:^|\.)(?:lm_head|output|embed_out)\.weight$")
 _QUERY = re.compile(r"(?:\.q_proj|\.attention\.self\.query|\.q_lin)\.weight$")
 _KEY = re.compile(r"(?:\.k_proj|\.attention\.self\.key)\.weight$")
 _FUSED = re.compile(r"\.(?:qkv_proj|Wqkv|wqkv|W_pack|query_key_value|c_attn)\.weight$")
 _LATENT = re.compile(r"\.kv_a_proj_with_mqa\.weight$")
+# The same however they are packed (`qweight`, `weight_packed`), where a shape says nothing.
+_COMPRESSING = re.compile(r"\.kv_a_proj_with_mqa\.")
+_ATTENDING = re.compile(
+    r"\.(?:k_proj|kv_a_proj_with_mqa|attention\.self\.key|k_lin|qkv_proj|Wqkv|wqkv|W_pack|query_key_value|c_attn)\."
+)
 # Several numbers in one, beside which scales and offsets are stored.
 _PACKED = frozenset({"U32", "I32"})
-_BESIDE = (".scales", ".biases", ".qzeros", ".g_idx")
+_BESIDE = (".scales", ".biases", ".qzeros", ".g_idx", ".weight_scale", ".weight_shape", ".weight_zero_point")
+# As mlx-lm packs numbers, and how many of them share a scale.
+_MLX_BITS = (2, 3, 4, 5, 6, 8)
+_MLX_GROUPS = (16, 32, 64, 128)
 _EIGHT_BITS = frozenset({"F8_E4M3", "F8_E5M2"})
 
 ByLayer = dict[int, tuple[str, Tensor]]
@@ -41,6 +51,7 @@ class CheckpointTensors:
     layers: int
     embedding: Tensor | None
     embedding_name: str
+    embedding_scales: Tensor | None
     has_output: bool
     is_bare: bool
     """Whether they were saved without what makes tokens of the last layer."""
@@ -48,6 +59,10 @@ class CheckpointTensors:
     keys: ByLayer
     fused: ByLayer
     latents: ByLayer
+    attending: frozenset[int]
+    """Layers with keys of their own, in whatever form."""
+    compressing: frozenset[int]
+    """Layers that make a latent vector of them."""
 
 
 def survey_tensors(tensors: Directory, bits: int) -> CheckpointTensors:
@@ -59,14 +74,23 @@ def survey_tensors(tensors: Directory, bits: int) -> CheckpointTensors:
     embedding: Tensor | None = None
     embedding_name = ""
     has_output = False
+    attending: set[int] = set()
+    compressing: set[int] = set()
     for name, tensor in tensors.items():
         if _TOWER.search(name):
             continue
         if match := _LAYER.search(name):
-            numbers.add(int(match[1]))
+            number = int(match[1])
+            numbers.add(number)
+            if _EXPERT in name:
+                continue
+            if _ATTENDING.search(name):
+                attending.add(number)
+            if _COMPRESSING.search(name):
+                compressing.add(number)
             for pattern, by_layer in kept.items():
                 if pattern.search(name):
-                    by_layer[int(match[1])] = name, tensor
+                    by_layer[number] = name, tensor
         elif _EMBEDDING.search(name):
             embedding, embedding_name = tensor, name
         elif _OUTPUT.search(name):
@@ -78,12 +102,15 @@ def survey_tensors(tensors: Directory, bits: int) -> CheckpointTensors:
         layers=max(numbers, default=-1) + 1,
         embedding=embedding,
         embedding_name=embedding_name,
+        embedding_scales=tensors.get(f"{embedding_name.removesuffix('weight')}scales"),
         has_output=has_output,
         is_bare=any(name.startswith("layers.") for name in tensors),
         queries=kept[_QUERY],
         keys=kept[_KEY],
         fused=kept[_FUSED],
         latents=kept[_LATENT],
+        attending=frozenset(attending),
+        compressing=frozenset(compressing),
     )
 
 
@@ -105,12 +132,22 @@ def require_embedding(fields: Fields, found: CheckpointTensors, vocabulary: int,
     if found.embedding is None or len(found.embedding.shape) != 2:
         return
     rows, width = found.embedding.shape
-    if found.embedding.dtype == "U32" and bits:
-        width = width * 32 // bits
+    if found.embedding.dtype == "U32":
+        width = _unpacked_width(found, width, embedding, bits)
     if rows != vocabulary:
         raise fields.wrong("vocab_size", f"{rows}, as the embedding has rows", vocabulary)
     if width != embedding:
         raise fields.wrong("hidden_size", f"{width}, as the embedding is wide", embedding)
+
+
+def _unpacked_width(found: CheckpointTensors, width: int, embedding: int, bits: int) -> int:
+    """As wide as the config's bits make it; mlx-lm goes by the scales beside it where that is not the model's width."""
+    said = width * 32 // bits if bits else width
+    scales = found.embedding_scales.shape if found.embedding_scales else ()
+    is_told = len(scales) == 2 and any(scales[1] * group == embedding for group in _MLX_GROUPS)
+    if said != embedding and is_told and any(embedding * each == width * 32 for each in _MLX_BITS):
+        return embedding
+    return said
 
 
 def require_output(whole: Fields, fields: Fields, found: CheckpointTensors) -> None:
@@ -134,13 +171,19 @@ def require_recurrent(fields: Fields, found: CheckpointTensors, recurrent: Colle
 def require_keys(
     fields: Fields, found: CheckpointTensors, kv_heads: tuple[int, ...], heads: int, key_lengths: tuple[int, ...]
 ) -> None:
+    """Layers of which some are as the config says and some aren't have heads of a kind that it tells in other words."""
+    as_said: list[int] = []
+    wrongs: list[HeaderInvalid] = []
     for layer, (name, tensor) in sorted(found.keys.items()):
         if layer >= len(kv_heads) or len(tensor.shape) != 2:
             continue
-        rows, wanted = tensor.shape[0], kv_heads[layer] * key_lengths[layer]
-        if rows != wanted:
-            text = f"{rows} rows by heads of {key_lengths[layer]}, as tensor '{name[:80]}' has"
-            raise fields.wrong("num_key_value_heads", text, kv_heads[layer])
+        if tensor.shape[0] == kv_heads[layer] * key_lengths[layer]:
+            as_said.append(layer)
+            continue
+        text = f"{tensor.shape[0]} rows by heads of {key_lengths[layer]}, as tensor '{name[:80]}' has"
+        wrongs.append(fields.wrong("num_key_value_heads", text, kv_heads[layer]))
+    if wrongs:
+        raise unmeasured(wrongs[0]) if as_said else wrongs[0]
     for layer, (name, tensor) in sorted(found.fused.items()):
         if layer >= len(kv_heads) or len(tensor.shape) != 2:
             continue
@@ -154,12 +197,12 @@ def require_keys(
 def require_all_layers(fields: Fields, found: CheckpointTensors, layers: int, without: Collection[int]) -> None:
     """Where the keys of some layers have a known name, all have such: a layer without keeps something else, which a
     config may tell in words that nobody here knows."""
-    known = found.keys.keys() | found.fused.keys() | found.latents.keys()
+    known = found.attending
     missing = next((layer for layer in range(layers) if layer not in known and layer not in without), None)
     if known and missing is not None:
-        raise GeometryUnmeasured(
+        raise unmeasured(
             f"layer {missing} has no keys, as other layers have (`{fields.path}num_hidden_layers` is {layers}), and "
-            "what it keeps was not measured yet; give `spec.geometry` to place it all the same"
+            "what it keeps was not measured yet"
         )
 
 
@@ -175,10 +218,10 @@ def require_latents(
         if layer < layers and len(tensor.shape) == 2 and tensor.shape[0] != latent + turned:
             text = f"{tensor.shape[0]} with `qk_rope_head_dim` ({turned}), as tensor '{name[:80]}' has rows"
             raise fields.wrong("kv_lora_rank", text, latent)
-    missing = next((layer for layer in range(layers) if layer not in found.latents), None)
+    missing = next((layer for layer in range(layers) if layer not in found.compressing), None)
     if missing is None:
         return
     wrong = fields.wrong("kv_lora_rank", f"of every layer, and layer {missing} has no 'kv_a_proj_with_mqa'", latent)
     if is_mixed:
-        raise GeometryUnmeasured(f"{wrong}; give `spec.geometry` to place it all the same")
+        raise unmeasured(wrong)
     raise wrong

@@ -26,6 +26,11 @@ class GeometryUnmeasured(HeaderInvalid):
     """Nothing is wrong with the header, but nobody has measured what such a model takes: a person may say it."""
 
 
+def unmeasured(wrong: Exception | str) -> GeometryUnmeasured:
+    """With what a person can do about it."""
+    return GeometryUnmeasured(f"{wrong}; give `spec.geometry` to place it all the same")
+
+
 class HeaderIncomplete(Exception):
     """The prefix ends inside the header. `at_least_bytes`: how long the next prefix should be."""
 

@@ -14,8 +14,14 @@ from covey_planner.geometry.reader import MIN_PREFIX_BYTES, HeaderIncomplete, He
 # Longest directory that is read. One entry takes some 130 bytes, so it holds the tensors that are allowed; the
 # format itself allows 100 MB, of which Python's parser may make gigabytes (measured: 27 times the text).
 MAX_DIRECTORY_BYTES = 10 * 1024 * 1024
-MAX_INDEX_BYTES = 10 * 1024 * 1024
 MAX_TENSORS = 65_536
+# Of all files of a model: with a tensor and its scales for each expert, the largest known have some 210 thousand, which
+# an index lists in 20 MB.
+MAX_MODEL_TENSORS = 1 << 18
+MAX_INDEX_BYTES = 32 * 1024 * 1024
+# An index is one flat list: objects and lists within it, which take many times their text, are a few at most.
+_MAX_INDEX_PARTS = 64
+_MAX_INDEX_ENTRIES = MAX_MODEL_TENSORS + 1024
 # Files of one model; the largest known sets have some hundred and sixty.
 MAX_FILES = 1024
 _MAX_DIMENSIONS = 8
@@ -77,6 +83,8 @@ def parse_directory(prefix: bytes | memoryview, file_bytes: int) -> Directory:
 
 def parse_index(text: bytes) -> tuple[str, ...]:
     """Names of the files that `model.safetensors.index.json` lists, sorted; each lies beside the index."""
+    if text.count(b"{") + text.count(b"[") > _MAX_INDEX_PARTS or text.count(b":") > _MAX_INDEX_ENTRIES:
+        raise HeaderInvalid(f"the index must be one flat list of at most {MAX_MODEL_TENSORS} tensors; it is more")
     weights = parse_object(text, "the index", MAX_INDEX_BYTES).under("weight_map")
     names = {weights.text(tensor) for tensor in weights}
     if not 1 <= len(names) <= MAX_FILES:
@@ -95,8 +103,8 @@ def merge_directories(directories: Sequence[Directory]) -> Directory:
             if name in found:
                 raise HeaderInvalid(f"tensor '{name[:80]}' must be in one file; it is in several")
             found[name] = tensor
-    if len(found) > MAX_TENSORS:
-        raise HeaderInvalid(f"a model must have at most {MAX_TENSORS} tensors; got {len(found)}")
+        if len(found) > MAX_MODEL_TENSORS:
+            raise HeaderInvalid(f"a model must have at most {MAX_MODEL_TENSORS} tensors; it has more")
     return found
 
 
