@@ -71,5 +71,5 @@ def test_what_answers_an_end_is_nobodys_end(ends: tuple[selectors.BaseSelector, 
 def test_an_end_is_heard_once(ends: tuple[selectors.BaseSelector, socket.socket]) -> None:
     story = Story(*ends, hears_on=True)
     story.say(b"for member '2' was killed", ends=True)
-    assert story.heard == ["member '2' was killed"]
+    assert story.heard == ["member '2' was killed (heard from member '1')"]
     assert story.peer.sent == [b"\n"]
