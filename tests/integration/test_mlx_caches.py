@@ -98,7 +98,11 @@ def test_what_mlx_keeps_of_a_token_is_what_is_counted() -> None:
     script = Path(mlx_caches.__file__)
     ran = subprocess.run(
         [sys.executable, str(script)],
-        **{"input": json.dumps(configs), "env": packages, "capture_output": True, "text": True, "timeout": 300},
+        input=json.dumps(configs),
+        env=packages,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = json.loads(ran.stdout)

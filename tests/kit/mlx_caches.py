@@ -4,6 +4,7 @@ prompt. On stdout, by family: names and shapes of the tensors, and bytes of what
 
 import json
 import sys
+from importlib import import_module
 from typing import Any
 
 TOKENS = 256
@@ -12,23 +13,24 @@ TOKENS = 256
 
 def _bytes_of(cache: Any) -> tuple[int, int]:
     if hasattr(cache, "caches"):
-        parts = [_bytes_of(each) for each in cache.caches]
+        caches: list[Any] = cache.caches
+        parts = [_bytes_of(each) for each in caches]
         return sum(part[0] for part in parts), sum(part[1] for part in parts)
     if hasattr(cache, "cache"):
-        return 0, sum(array.nbytes for array in cache.cache if array is not None)
+        arrays: list[Any] = cache.cache
+        return 0, sum(array.nbytes for array in arrays if array is not None)
     return cache.keys.nbytes + cache.values.nbytes, 0
 
 
 def _measure(config: dict[str, Any]) -> dict[str, Any]:
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
-    from mlx_lm.models.cache import make_prompt_cache
-    from mlx_lm.utils import _get_classes
-
-    made, arguments = _get_classes(config)
+    mx: Any = import_module("mlx.core")
+    utils: Any = import_module("mlx_lm.utils")
+    make_prompt_cache: Any = import_module("mlx_lm.models.cache").make_prompt_cache
+    tree_flatten: Any = import_module("mlx.utils").tree_flatten
+    made, arguments = utils._get_classes(config)
     model = made(arguments.from_dict(json.loads(json.dumps(config))))
     model.set_dtype(mx.float32)
-    caches = make_prompt_cache(model)
+    caches: list[Any] = make_prompt_cache(model)
     model(mx.array([[1] * TOKENS]), cache=caches)
     mx.eval([cache.state for cache in caches])
     held = [_bytes_of(cache) for cache in caches]
@@ -40,7 +42,6 @@ def _measure(config: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    import mlx.core
-
-    mlx.core.set_default_device(mlx.core.cpu)
+    core: Any = import_module("mlx.core")
+    core.set_default_device(core.cpu)
     print(json.dumps({family: _measure(config) for family, config in json.load(sys.stdin).items()}))

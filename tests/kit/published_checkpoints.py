@@ -5,7 +5,7 @@ all.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kit.checkpoints import Shapes, directory
@@ -17,7 +17,7 @@ Named = dict[str, tuple[int, ...]]
 class Published:
     """`shapes`: of each type, the tensors that have it."""
 
-    config: dict[str, object]
+    config: Mapping[str, object]
     shapes: dict[str, Named]
 
     def files(self) -> dict[str, tuple[bytes, int]]:

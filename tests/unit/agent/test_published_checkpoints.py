@@ -1,7 +1,7 @@
 """Models that people download, with the sizes that are published, through the reader of agents and of `covey fit`."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 import pytest
 from covey_agent.artifacts.checkpoint import read_checkpoint
@@ -30,7 +30,7 @@ def read(model: Published) -> Geometry:
     return asyncio.run(read_checkpoint(open_file, "the folder"))
 
 
-def read_plain(config: dict[str, object], decoder: Decoder) -> Geometry:
+def read_plain(config: Mapping[str, object], decoder: Decoder) -> Geometry:
     return read(Published(config, {"BF16": decoder.tensors()}))
 
 
@@ -94,14 +94,34 @@ def gemma_4(layers: int, period: int, **text: object) -> dict[str, object]:
 
 def test_gemma_4_e2b_has_longer_heads_in_full_layers_and_shares_most() -> None:
     config = gemma_4(
-        **{"layers": 35, "period": 5, "hidden_size": 1536, "intermediate_size": 6144, "num_attention_heads": 8},
-        **{"num_key_value_heads": 1, "num_global_key_value_heads": None, "num_kv_shared_layers": 20},
-        **{"sliding_window": 512, "attention_k_eq_v": False, "use_double_wide_mlp": True, "enable_moe_block": False},
-        **{"num_experts": None, "top_k_experts": None, "moe_intermediate_size": None},
+        layers=35,
+        period=5,
+        hidden_size=1536,
+        intermediate_size=6144,
+        num_attention_heads=8,
+        num_key_value_heads=1,
+        num_global_key_value_heads=None,
+        num_kv_shared_layers=20,
+        sliding_window=512,
+        attention_k_eq_v=False,
+        use_double_wide_mlp=True,
+        enable_moe_block=False,
+        num_experts=None,
+        top_k_experts=None,
+        moe_intermediate_size=None,
     )
     decoder = Decoder(
-        *(35, 1536, 8, 1, 256, 262_144, 6144, "model.language_model."),
-        **{"full": full_of(kinds(35, 5)), "full_kv_heads": 1, "full_head": 512},
+        35,
+        1536,
+        8,
+        1,
+        256,
+        262_144,
+        6144,
+        "model.language_model.",
+        full=full_of(kinds(35, 5)),
+        full_kv_heads=1,
+        full_head=512,
     )
     found = read_plain(config, decoder)
     assert found.kv_head_counts == (1,) * 15 + (0,) * 20
@@ -114,10 +134,20 @@ def test_gemma_4_e2b_has_longer_heads_in_full_layers_and_shares_most() -> None:
 def test_gemma_4_26b_has_fewer_heads_where_values_are_keys(is_newer: bool) -> None:
     types = kinds(30, 6)
     config = gemma_4(
-        **{"layers": 30, "period": 6, "hidden_size": 2816, "intermediate_size": 2112, "num_attention_heads": 16},
-        **{"num_key_value_heads": 8, "num_global_key_value_heads": 2, "attention_k_eq_v": True},
-        **{"num_kv_shared_layers": 0, "sliding_window": 1024, "enable_moe_block": True},
-        **{"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
+        layers=30,
+        period=6,
+        hidden_size=2816,
+        intermediate_size=2112,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        num_global_key_value_heads=2,
+        attention_k_eq_v=True,
+        num_kv_shared_layers=0,
+        sliding_window=1024,
+        enable_moe_block=True,
+        num_experts=128,
+        top_k_experts=8,
+        moe_intermediate_size=704,
     )
     if is_newer:  # newer saves say it layer by layer
         text = config["text_config"]
@@ -127,8 +157,17 @@ def test_gemma_4_26b_has_fewer_heads_where_values_are_keys(is_newer: bool) -> No
             str(layer): {"head_dim": 512, "num_key_value_heads": 2} for layer in sorted(full_of(types))
         }
     decoder = Decoder(
-        *(30, 2816, 16, 8, 256, 262_144, 2112, "model.language_model."),
-        **{"full": full_of(types), "full_kv_heads": 2, "full_head": 512},
+        30,
+        2816,
+        16,
+        8,
+        256,
+        262_144,
+        2112,
+        "model.language_model.",
+        full=full_of(types),
+        full_kv_heads=2,
+        full_head=512,
     )
     found = read_plain(config, decoder)
     assert found.kv_head_counts == tuple(2 if kind == "full_attention" else 8 for kind in types)
@@ -163,8 +202,14 @@ def test_qwen3_and_the_models_of_embeddings_and_of_ranks_that_are_made_of_it() -
 
 def test_qwen3_moe_counts_the_experts_that_see_a_token() -> None:
     config = qwen3(
-        **{"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768},
-        **{"num_hidden_layers": 48, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8},
+        model_type="qwen3_moe",
+        hidden_size=2048,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        num_hidden_layers=48,
+        num_key_value_heads=4,
+        num_experts=128,
+        num_experts_per_tok=8,
     )
     decoder = Decoder(48, 2048, 32, 4, 128, 151_936, 6144, tied=False, experts=2, expert_width=768)
     found = read_plain(config, decoder)
@@ -192,8 +237,16 @@ def test_llama_4_scout_sees_its_own_pieces_of_the_window() -> None:
         "layer_types": (["chunked_attention"] * 3 + ["full_attention"]) * 12,
     }
     decoder = Decoder(
-        *(48, 5120, 40, 8, 128, 202_048, 16384, "language_model.model."),
-        **{"tied": False, "extra": {"vision_model.model.layers.33.self_attn.k_proj.weight": (1408, 1408)}},
+        48,
+        5120,
+        40,
+        8,
+        128,
+        202_048,
+        16384,
+        "language_model.model.",
+        tied=False,
+        extra={"vision_model.model.layers.33.self_attn.k_proj.weight": (1408, 1408)},
     )
     found = read_plain({"model_type": "llama4", "text_config": text}, decoder)
     assert cell_bytes(found) == 48 * 8 * 256 * 2
@@ -227,15 +280,19 @@ def deepseek(family: str = "deepseek_v3", **changes: object) -> dict[str, object
 
 def deepseek_tensors(experts: int) -> Named:
     return Decoder(
-        *(61, 7168, 128, 128, 192, 129_280, 18432),
-        **{
-            "tied": False,
-            "latent": 576,
-            "experts": experts,
-            "expert_width": 2048,
-            "dense_layers": 3,
-            "spare_layers": 1,
-        },
+        61,
+        7168,
+        128,
+        128,
+        192,
+        129_280,
+        18432,
+        tied=False,
+        latent=576,
+        experts=experts,
+        expert_width=2048,
+        dense_layers=3,
+        spare_layers=1,
     ).tensors()
 
 
@@ -326,8 +383,11 @@ def test_mistral_small_and_pixtral_which_leaves_out_its_heads(left_out: tuple[st
 
 def test_ministral_3_as_published_becomes_twice_as_large_on_metal() -> None:
     text = mistral(
-        **{"model_type": "ministral3", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34},
-        **{"max_position_embeddings": 262_144},
+        model_type="ministral3",
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=34,
+        max_position_embeddings=262_144,
     )
     plain = Decoder(34, 4096, 32, 8, 128, 131_072, 14336, "language_model.model.", tied=False).tensors()
     quantised = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
@@ -409,14 +469,30 @@ NEMOTRON = {
 }
 STATE_KEYS = ("hybrid_override_pattern", "mamba_num_heads", "mamba_head_dim", "ssm_state_size")
 QWEN3_NEXT = qwen3(
-    **{"model_type": "qwen3_next", "num_hidden_layers": 48, "full_attention_interval": 4, "head_dim": 256},
-    **{"linear_num_value_heads": 32, "linear_num_key_heads": 16, "linear_key_head_dim": 128, "hidden_size": 2048},
-    **{"num_attention_heads": 16, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10},
+    model_type="qwen3_next",
+    num_hidden_layers=48,
+    full_attention_interval=4,
+    head_dim=256,
+    linear_num_value_heads=32,
+    linear_num_key_heads=16,
+    linear_key_head_dim=128,
+    hidden_size=2048,
+    num_attention_heads=16,
+    num_key_value_heads=2,
+    num_experts=512,
+    num_experts_per_tok=10,
 )
 ATTENTION = frozenset({14, 21, 30, 39})
 NEXT = Decoder(
-    *(48, 2048, 16, 2, 256, 151_936, 5120),
-    **{"tied": False, "without_keys": frozenset(layer for layer in range(48) if layer % 4 != 3)},
+    48,
+    2048,
+    16,
+    2,
+    256,
+    151_936,
+    5120,
+    tied=False,
+    without_keys=frozenset(layer for layer in range(48) if layer % 4 != 3),
     extra={"mtp.layers.0.self_attn.k_proj.weight": (512, 2048)},
 )
 
@@ -428,8 +504,16 @@ NEXT = Decoder(
         (
             {key: each for key, each in NEMOTRON.items() if key not in STATE_KEYS},
             Decoder(
-                *(56, 4480, 40, 8, 128, 131_072, 15680, "backbone."),
-                **{"tied": False, "without_keys": frozenset(range(56)) - ATTENTION},
+                56,
+                4480,
+                40,
+                8,
+                128,
+                131_072,
+                15680,
+                "backbone.",
+                tied=False,
+                without_keys=frozenset(range(56)) - ATTENTION,
             ),
             "layer 0 has no keys",
         ),
@@ -439,8 +523,17 @@ NEXT = Decoder(
             {"model_type": "mimo_v2_flash", **{k: v for k, v in qwen3().items() if k != "model_type"}}
             | {"num_key_value_heads": 4, "swa_num_key_value_heads": 8, "hybrid_layer_pattern": [0, 1] * 18},
             Decoder(
-                *(36, 4096, 32, 8, 128, 151_936, 12288),
-                **{"tied": False, "full": frozenset(range(0, 36, 2)), "full_kv_heads": 4, "full_head": 128},
+                36,
+                4096,
+                32,
+                8,
+                128,
+                151_936,
+                12288,
+                tied=False,
+                full=frozenset(range(0, 36, 2)),
+                full_kv_heads=4,
+                full_head=128,
             ),
             "`num_key_value_heads` must be 1024 rows by heads of 128",
         ),
@@ -455,7 +548,7 @@ NEXT = Decoder(
     ],
 )
 def test_what_nobody_measured_or_knows_waits_for_a_declared_geometry(
-    config: dict[str, object], decoder: Decoder, words: str
+    config: Mapping[str, object], decoder: Decoder, words: str
 ) -> None:
     with pytest.raises(UnmeasuredHeader) as caught:
         read_plain(config, decoder)
@@ -505,7 +598,10 @@ def encoder(layers: int, hidden: int, vocabulary: int, place: str, names: dict[s
                 **{"num_hidden_layers": 24, "num_attention_heads": 16, "max_position_embeddings": 8194},
             },
             encoder(
-                *(24, 1024, 250_002, "roberta."),
+                24,
+                1024,
+                250_002,
+                "roberta.",
                 {
                     "encoder.layer.{}.attention.self.key": (1024, 1024),
                     "encoder.layer.{}.intermediate.dense": (4096, 1024),

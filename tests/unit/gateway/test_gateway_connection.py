@@ -1,7 +1,7 @@
 """What one connection keeps of heads that never end, and how it reads offers of an upgrade."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -57,11 +57,15 @@ class _Connection(ClientConnection):
         return super()._feed_once(data)
 
 
+def _answer_nothing(*_: object) -> None:
+    pass
+
+
 @contextmanager
-def _connect() -> Iterator[tuple[_Connection, _Transport]]:
-    config = Config(cast("Any", lambda *_: None), interface="asgi3", lifespan="off", log_config=None)
+def _connect() -> Generator[tuple[_Connection, _Transport]]:
+    config = Config(cast("Any", _answer_nothing), interface="asgi3", lifespan="off", log_config=None)
     config.load()
-    traffic = SimpleNamespace(ledger=SimpleNamespace(close=lambda _record: None), date=b"now")
+    traffic = SimpleNamespace(ledger=SimpleNamespace(close=_answer_nothing), date=b"now")
     transport = _Transport()
 
     async def make() -> _Connection:
