@@ -258,6 +258,22 @@ def test_models_that_are_always_asked_for_are_served_in_turns() -> None:
     assert len(clients.loads) <= 400 / DWELL + 1
 
 
+def test_nobody_whose_turn_comes_is_told_that_there_is_no_room() -> None:
+    """Also while the room is promised to another one that isn't there yet: a gateway would refuse its clients."""
+    names = ("a", "b", "c", "d", "e")
+    clients = Clients(*(scaled(name, min_dwell_seconds=2) for name in names))
+    clients.ask(*names)
+    served: set[str] = set()
+    for _ in range(150):
+        clients.run(1)
+        for name in clients.asking:
+            assert ready(clients, name).reason != ReadyReason.NOT_PLACED, ready(clients, name).message
+        served |= {each.rsplit("-", 1)[0] for each in clients.story.routed()}
+        clients.end(*(clients.busy() if clients.story.now % 3 == 0 else ()))
+    assert served == set(names)
+    assert len(clients.loads) == len(names)
+
+
 def test_what_went_unused_longest_makes_room_first() -> None:
     clients = Clients(scaled("a"), scaled("b"), scaled("c"), total_bytes=TWO_BYTES)
     clients.ask("a", "b")

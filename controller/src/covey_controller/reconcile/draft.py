@@ -5,7 +5,7 @@ and `end_instance`, so that later steps of the same plan count them as if they h
 """
 
 from bisect import insort
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -117,6 +117,8 @@ class Draft:
     """All that a refusal depends on beside the Placement and its Model, as this plan began."""
     has_reserved: bool = False
     """Whether this plan has put something on a node since."""
+    promised: list[tuple[ObjectKey, Chosen]] = field(default_factory=list[tuple[ObjectKey, Chosen]])
+    """Places that are kept free for Placements while others leave them."""
     stray_instances: dict[str, Instance] = field(default_factory=dict[str, Instance])
     awaiting: set[str] = field(default_factory=set[str])
     """Nodes with members of groups that only other nodes, which aren't there yet, can tell of: nothing of theirs is
@@ -226,15 +228,31 @@ class Draft:
             for instance in gone:
                 self._reserve(instance, 1)
 
-    def nominate(self, chosen: Chosen) -> None:
-        """Keep a place free for the rest of this plan, although what is there still has to leave."""
+    def nominate(self, key: ObjectKey, chosen: Chosen) -> None:
+        """Keep a place free for this Placement for the rest of this plan, although what is there still has to leave."""
+        self.promised.append((key, chosen))
+        self._promise(chosen, 1)
+        self.has_reserved = True
+
+    @contextmanager
+    def without_promises(self, keys: Collection[ObjectKey]) -> Generator[None]:
+        """As it would be if these Placements had been promised no place; only until the end of the block."""
+        lifted = [chosen for key, chosen in self.promised if key in keys]
+        try:
+            for chosen in lifted:
+                self._promise(chosen, -1)
+            yield
+        finally:
+            for chosen in lifted:
+                self._promise(chosen, 1)
+
+    def _promise(self, chosen: Chosen, sign: int) -> None:
         for node, parts in chosen.places:
             taken: dict[str, int] = {}
             for costs in parts:
-                taken[costs.pool] = taken.get(costs.pool, 0) + costs.total_bytes
+                taken[costs.pool] = taken.get(costs.pool, 0) + sign * costs.total_bytes
             if self._roster is not None and (view := self._roster.view(node)) is not None:
                 _hold(self._roster, view, taken)
-        self.has_reserved = True
 
     def create(self, instance: Instance, reason: EventReason, message: str) -> None:
         self._creations[instance.key] = len(self.actions)

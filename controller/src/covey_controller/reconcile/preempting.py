@@ -62,7 +62,7 @@ def _wait_for_leaving(maker: InstanceMaker, wish: Wish) -> str:
     place = place_without(draft, wish, going) if going else None
     if place is None:
         return ""
-    draft.nominate(place)
+    draft.nominate(maker.key, place)
     nodes = {node for node, _ in place.places}
     here = [sight for sight in going if any(member.node in nodes for member in sight.instance.spec.members)]
     left = sorted(nodes & {member.node for sight in here for member in sight.instance.spec.members})
@@ -85,7 +85,7 @@ def _preempt(maker: InstanceMaker, wish: Wish) -> str:
             f"it makes room for {maker.key.name} of priority {maker.placement.spec.priority}; its own is "
             f"{owner.spec.priority}",
         )
-    draft.nominate(found.chosen)
+    draft.nominate(maker.key, found.chosen)
     return f"waits for {quote_names(found.sights)} of lower priority to leave {_where(found)}"
 
 

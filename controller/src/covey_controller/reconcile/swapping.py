@@ -47,22 +47,41 @@ def make_swap(maker: InstanceMaker, wish: Wish, *, may_wait: bool) -> str:
     spare = _observe_spare(maker)
     own = [sight for sight in spare if _yields_to(draft, sight, maker)]
     if own and (place := place_without(draft, wish, own)) is not None:
-        draft.nominate(place)
+        draft.nominate(maker.key, place)
         return _close(maker, own)
     due = {sight.id: may_yield_at(maker, sight) for sight in spare}
     found = _find(draft, wish, [sight for sight in spare if due[sight.id] <= draft.now])
     if found is not None:
-        draft.nominate(found.chosen)
+        draft.nominate(maker.key, found.chosen)
         return _close(maker, found.sights)
     if not may_wait:
         return ""
     later = _find(draft, wish, spare)
     if later is None:
-        return ""
+        return _wait_behind(maker, wish, spare)
     for sight in spare:
         if due[sight.id] < NEVER:
             draft.wake_at(due[sight.id])
     return f"waits for its turn: {quote_names(later.sights)} may make room on node '{later.chosen.node}'"
+
+
+def _wait_behind(maker: InstanceMaker, wish: Wish, spare: Sequence[Sight]) -> str:
+    """What is promised to others that clients wait for too is had in turn: they are about to start, and yield then."""
+    draft = maker.draft
+    before = [
+        key
+        for key, _ in draft.promised
+        if (other := draft.placements[key]).spec.scaling is not None
+        and other.spec.scaling.min == 0
+        and other.spec.priority <= maker.placement.spec.priority
+    ]
+    going = [sight for sight in draft.sights.values() if sight.instance.spec.goal is InstanceGoal.DRAIN]
+    with draft.without_promises(before):
+        place = place_without(draft, wish, [*spare, *going]) if before else None
+    if place is None:
+        return ""
+    names = ", ".join(f"'{name}'" for name in sorted({key.name for key in before}))
+    return f"waits for its turn after {names}, which makes room on node '{place.node}' when it has been served"
 
 
 def may_yield_at(maker: InstanceMaker, sight: Sight) -> float:
