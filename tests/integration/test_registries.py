@@ -213,7 +213,10 @@ def test_a_token_is_made_with_nobody_elses_login(
             pull(tmp_path / "redirected", source, netrc)
         assert set(other.state.logins) == {""}
         for realm, words in (
-            ("http://registry.example/token", "must be at https://, or on this machine; its scheme is 'http'"),
+            (
+                "http://registry.example/token",
+                "only if the registry is; its scheme is 'http'",
+            ),
             ("ftp://127.0.0.1/token", "its scheme is 'ftp'"),
             ("https://[", "can't be read as one"),
         ):

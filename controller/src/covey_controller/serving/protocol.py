@@ -1,8 +1,9 @@
 """HTTP/1.1 with bounds that uvicorn's own protocol class lacks, and the connection made visible to the app.
 
-uvicorn limits neither the length of a request's head nor the time it may take, so a peer that sends a byte a minute
-would hold a connection for ever. And it gives an app no peer certificate and no way to cut a reader off that stopped
-reading; `scope["extensions"]["covey.connection"]` has both.
+uvicorn limits neither the length of a request's head, nor the time it may take, nor how many requests wait on one
+connection: a peer that sends a byte a minute would hold it for ever, and one that sends thousands fill the memory. And
+it gives an app no peer certificate and no way to cut a reader off that stopped reading; `scope["extensions"]
+["covey.connection"]` has both.
 
 What a large fleet at rest says is one call over and over. For it there is a reflex: an answer in the read that brought
 the whole call, without a task and without the app. It only ever says yes; whatever it doesn't answer the app gets as
@@ -24,6 +25,9 @@ from uvicorn.server import ServerState
 # Our own clients send heads of under 1 KiB at once.
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 10.0
+# Calls of one connection that wait behind the one that is answered. Our own clients send one after the other; uvicorn
+# would keep thousands, and read on after each answer.
+MAX_PIPELINED = 4
 _EXTENSION = "covey.connection"
 _URI_PREFIX = "covey://"
 _REFLEX_HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\ncontent-type: application/json\r\n\r\n"
@@ -118,6 +122,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._head_arrived()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.transport.abort()
+            raise ConnectionAbortedError(f"more than {MAX_PIPELINED} calls wait on one connection")
         if self._can_reflex():
             self._held = b""
         else:

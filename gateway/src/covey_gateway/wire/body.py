@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import msgspec
 from covey_api.reasons import ErrorCode
@@ -184,6 +184,35 @@ def check_kinds(fields: Fields, kinds: Mapping[str, str]) -> ApiError | None:
         words, starts = KINDS[kinds[name]]
         if first not in starts:
             return invalid_request(f"`{name}` must be {words}", name)
+        if name in MOST and (error := _check_most(name, fields[name])) is not None:
+            return error
+    return None
+
+
+# An engine goes through these for each token, on the one loop that decodes for all clients; each of `n` is an answer.
+MOST: Mapping[str, int] = {
+    "dry_sequence_breakers": 32,
+    "logit_bias": 1024,
+    "logprobs": 20,
+    "n": 128,
+    "samplers": 32,
+    "stop": 64,
+    "stop_sequences": 64,
+    "stop_token_ids": 1024,
+    "top_logprobs": 20,
+}
+
+
+def _check_most(name: str, raw: msgspec.Raw) -> ApiError | None:
+    try:
+        value: Any = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None  # told by whoever reads it
+    most = MOST[name]
+    if isinstance(value, list | dict) and len(cast("list[Any]", value)) > most:
+        return invalid_request(f"`{name}` must have at most {most} entries", name)
+    if isinstance(value, int | float) and value > most:
+        return invalid_request(f"`{name}` must be at most {most}", name)
     return None
 
 

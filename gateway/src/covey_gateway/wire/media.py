@@ -62,7 +62,7 @@ def find_images(request: Request) -> Pictured | ApiError:
             messages = msgspec.json.decode(messages)
         except (msgspec.DecodeError, RecursionError):
             return invalid_request(f"`{_FIELD}` must be JSON that isn't nested this deeply", _FIELD)
-    urls: list[str] = []
+    urls: dict[str, None] = {}
     for image in _images(messages):
         url = image.get("url")
         if not isinstance(url, str):
@@ -74,11 +74,11 @@ def find_images(request: Request) -> Pictured | ApiError:
         elif parse_url(url) is None:
             words = f"an image's URL must be a data URL, or one of http or https with a host; got '{url[:100]}'"
             return invalid_request(words, _FIELD)
-        elif url not in urls:
-            urls.append(url)
-    if len(urls) > MAX_FETCHED:
-        words = f"a request must have at most {MAX_FETCHED} images to fetch; got {len(urls)}. Send them as data URLs"
-        return invalid_request(words, _FIELD)
+        else:
+            urls[url] = None
+            if len(urls) > MAX_FETCHED:
+                words = f"a request must have at most {MAX_FETCHED} images to fetch; got more. Send them as data URLs"
+                return invalid_request(words, _FIELD)
     return Pictured(request, tuple(urls), messages)
 
 

@@ -153,7 +153,7 @@ class RegistryFiles:
             return replace(origin, token=_render(login), scheme="Basic")
         if scheme != "bearer" or not asked.get("realm"):
             raise refused
-        realm = _read_realm(asked["realm"], origin)
+        realm = read_realm(asked["realm"], origin, host)
         if login is not None and not _is_kin(host_of(parsed.registry), realm):
             logger.warning("the login for '%s' is not shown to '%s', which it names", parsed.registry, realm)
             login = None
@@ -208,12 +208,18 @@ def _login_words(registry: str) -> str:
     return f"Give the agent's user a login by `docker login {registry}` or `oras login {registry}`."
 
 
-def _read_realm(text: str, origin: Origin) -> str:
-    """Where a token is asked for, without a login; only where nobody between can read it."""
+def read_realm(text: str, origin: Origin, registry: str) -> str:
+    """Where a token is asked for, without a login; only where nobody between can read it.
+
+    On this machine only for a registry that is here as well: any other could have whatever listens here asked, and is
+    shown what it answers.
+    """
     try:
         realm, _ = split_login(text)
         parts = urlsplit(realm)
-        is_private = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+        is_here = is_loopback(parts.hostname or "")
+        is_private = is_loopback(registry) if is_here else parts.scheme == "https"
+        is_private = is_private and parts.scheme in ("http", "https")
         _ = parts.port  # ValueError where it is none
     except ValueError as error:
         raise unavailable(
@@ -221,8 +227,8 @@ def _read_realm(text: str, origin: Origin) -> str:
         ) from error
     if not is_private:
         raise unavailable(
-            f"the registry names a token service that must be at https://, or on this machine; its scheme is "
-            f"'{parts.scheme[:20]}'. {origin.check}"
+            f"the registry names a token service that must be at https://, and on this machine only if the registry "
+            f"is; its scheme is '{parts.scheme[:20]}'. {origin.check}"
         )
     return realm
 

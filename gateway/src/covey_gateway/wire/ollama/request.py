@@ -7,6 +7,7 @@ as requests do, and that starts one that sleeps. With a `keep_alive` of 0 they a
 they wait for nothing, and are told how it is.
 """
 
+from collections import deque
 from typing import Any, Literal
 
 import msgspec
@@ -222,7 +223,7 @@ def _render_format(fields: Fields) -> dict[str, Any] | ApiError:
 def _render_messages(messages: list[_Message]) -> tuple[list[dict[str, Any]], str]:
     """As a chat, and where its first image is. Calls and their results have no ids here: they follow one another."""
     rendered: list[dict[str, Any]] = []
-    due: list[str] = []
+    due: deque[str] = deque()
     media = ""
     for index, message in enumerate(messages):
         one: dict[str, Any] = {"role": message.role, "content": message.content or ""}
@@ -236,7 +237,7 @@ def _render_messages(messages: list[_Message]) -> tuple[list[dict[str, Any]], st
             one["tool_calls"] = [_render_call(*pair) for pair in zip(ids, message.tool_calls, strict=True)]
             due += ids
         if message.role == "tool":
-            one["tool_call_id"] = message.tool_call_id or (due.pop(0) if due else f"call_{index}")
+            one["tool_call_id"] = message.tool_call_id or (due.popleft() if due else f"call_{index}")
         rendered.append(one)
     return rendered, media
 

@@ -30,6 +30,7 @@ from covey_gateway.wire.openai.answer import ChatAnswer
 from covey_gateway.wire.openai.fields import CHAT_FIELDS, CHAT_KINDS, ENUMS, READ, REFUSED, SCHEMAS
 from covey_gateway.wire.openai.passed import PassedChat, PassedChoices
 from covey_gateway.wire.openai.patterns import find_wild_pattern
+from covey_gateway.wire.openai.references import find_wild_reference
 from covey_gateway.wire.openai.tools import choose_tools
 from covey_gateway.wire.request import WITH_USAGE, Call, Request
 
@@ -218,13 +219,14 @@ def check_schemas(fields: Fields, names: tuple[str, ...]) -> ApiError | None:
         raw = fields.get(name)
         if raw is not None and memoryview(raw).nbytes > MAX_SCHEMA_BYTES:
             return invalid_request(f"`{name}` must have at most {MAX_SCHEMA_BYTES} bytes", name)
-        # The key may be written with escapes; most schemas have neither.
-        if raw is None or not (b"pattern" in (text := bytes(raw)) or b"\\u" in text):
+        # The keys may be written with escapes; most schemas have none of them.
+        text = b"" if raw is None else bytes(raw)
+        if not any(each in text for each in (b"pattern", b"$ref", b"\\u")):
             continue
         value = read_value(fields, name)
         if isinstance(value, ApiError):
             return value
-        if (words := find_wild_pattern(value)) is not None:
+        if (words := find_wild_pattern(value) or find_wild_reference(value)) is not None:
             return invalid_request(f"`{name}`: {words}", name)
     return None
 

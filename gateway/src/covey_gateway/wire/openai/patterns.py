@@ -13,13 +13,17 @@ from typing import Any, cast
 MAX_OPTIONAL = 16
 # Patterns of dates, URLs and versions have under 200 characters.
 MAX_PATTERN = 1024
+# Of all together: each is read, character by character.
+MAX_PATTERNS = 65_536
 
-_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<least>\d*),?(?P<most>\d*)\}|.", re.DOTALL)
+# A class that nothing closes is one token: else each of its characters would be where the next one begins.
+TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)|\{(?P<least>\d*),?(?P<most>\d*)\}|.", re.DOTALL)
 
 
 def find_wild_pattern(schema: Any) -> str | None:
     """Why a pattern somewhere in this value can't be taken; None when all can."""
     waiting: list[Any] = [schema]
+    characters = 0
     while waiting:
         value = waiting.pop()
         if isinstance(value, list):
@@ -27,6 +31,9 @@ def find_wild_pattern(schema: Any) -> str | None:
         elif isinstance(value, dict):
             fields = cast("dict[str, Any]", value)
             pattern = fields.get("pattern")
+            characters += len(pattern) if isinstance(pattern, str) else 0
+            if characters > MAX_PATTERNS:
+                return f"all `pattern`s together must have at most {MAX_PATTERNS} characters"
             if isinstance(pattern, str) and (words := _weigh_pattern(pattern)) is not None:
                 return words
             waiting += fields.values()
@@ -50,7 +57,7 @@ def _count_optional(pattern: str) -> int:
     counts = [0]  # of each open group, and of all outside
     inside = 0  # what the element before holds, if that is a group
     before = "("
-    for token in _TOKEN.finditer(pattern):
+    for token in TOKEN.finditer(pattern):
         text = token.group()
         if text == "(":
             counts.append(0)

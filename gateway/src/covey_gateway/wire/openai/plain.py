@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from covey_gateway.wire.body import check_text
+from covey_gateway.wire.body import MOST, check_text
 from covey_gateway.wire.errors import ApiError
 from covey_gateway.wire.openai.chat import check_messages
 
@@ -73,6 +73,8 @@ def parse_plain(body: bytes) -> PlainChat | None:
     if check_text(body) is not None or not chat.model or (chat.stream_options is not None and not chat.stream):
         return None
     if _is_deep(body):
+        return None
+    if isinstance(chat.stop, list) and len(chat.stop) > MOST["stop"]:
         return None
     media = check_messages(chat.messages)
     return None if media or isinstance(media, ApiError) else chat

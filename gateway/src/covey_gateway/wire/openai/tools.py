@@ -82,7 +82,8 @@ def _choose_named(fields: Fields, choice: Any) -> ApiError | None:
     if mode not in ("auto", "required") or not names or None in names:
         return invalid_request(f"`tool_choice` must be {_FORM}", "tool_choice")
     tools: list[dict[str, Any]] = read_value(fields, "tools") or []
-    kept = [tool for tool in tools if tool["function"]["name"] in names]
+    wished = set(names)
+    kept = [tool for tool in tools if tool["function"]["name"] in wished]
     found = {tool["function"]["name"] for tool in kept}
     if missing := [name for name in names if name not in found]:
         words = f"`tool_choice` names '{str(missing[0])[:64]}', which `tools` must have"

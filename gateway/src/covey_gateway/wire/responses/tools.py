@@ -10,6 +10,7 @@
   by somebody, who would wait for it: refused by name.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,9 +96,10 @@ def _flatten(tool: Any, tools: Tools, place: str) -> list[Any]:
 
 def _check_names(flat: list[Any], names: Names) -> None:
     """A call must tell which function it is of."""
-    found = [tool["function"].get("name") for tool in flat if is_object(tool) and is_object(tool.get("function"))]
+    functions = [tool["function"] for tool in flat if is_object(tool) and is_object(tool.get("function"))]
+    found = Counter(name for each in functions if isinstance(name := each.get("name"), str))
     for name in names:
-        if found.count(name) > 1:
+        if found[name] > 1:
             words = f"`tools` must have one function that is called '{name[:64]}' with its namespace before it"
             raise Refused(invalid_request(words, "tools"))
 
