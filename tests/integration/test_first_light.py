@@ -243,3 +243,19 @@ def test_interrupt_lets_an_answer_end_leaves_nothing_running_and_says_so() -> No
         fleet.start()
         fleet.wait_started()
         assert fleet.ask().status_code == 200
+        fleet.stop()
+        fleet.folder = other_source(fleet)
+        fleet.start()
+        fleet.wait_started()
+        assert len(fleet.processes_of("llama-server")) == 1, "what the last source ran isn't begun again"
+        assert list(fleet.instances()) == ["other-0"]
+        assert "WARNING" not in fleet.error_path.read_text()
+
+
+def other_source(fleet: RunningFleet) -> Path:
+    """A folder that asks for the same file by other names."""
+    folder = fleet.state.parent / "other"
+    folder.mkdir()
+    for path in fleet.folder.glob("*.yaml"):
+        (folder / path.name).write_text(path.read_text().replace("name: smollm2}", "name: other}"))
+    return folder

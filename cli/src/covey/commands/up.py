@@ -181,7 +181,7 @@ def _describe_places(control: Control, settings: Settings) -> list[str]:
     return [
         f"Source:   {settings.source}",
         f"State:    {settings.state} (logs in {settings.state / 'log'})",
-        "Instances:" if instances else "Instances: none",
+        "Instances:" if instances else "Instances: none yet",
         *instances,
     ]
 

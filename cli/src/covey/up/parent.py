@@ -24,6 +24,7 @@ from covey.control import Control
 from covey.errors import CommandError, ExitCode
 from covey.up.group import PartGroup
 from covey.up.left import has_controller, observe_agent
+from covey.up.sources import forget_last_source
 
 CONTROLLER_START_SECONDS = 60.0
 CONTROLLER_STOP_SECONDS = 2.0
@@ -136,6 +137,7 @@ class Parent(PartGroup):
                     for part in ("agent", "gateway"):
                         await self._give_token(part)
                     await self._wait_for_predecessor(self._has_predecessor)
+                    await asyncio.to_thread(forget_last_source, self._settings.state, str(self._settings.source))
                     self._fleet_listen = self._fleet_url().removeprefix("https://")
                     group.create_task(self.agent.run())
                     group.create_task(self.gateway.run())
