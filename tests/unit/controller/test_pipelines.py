@@ -1,8 +1,11 @@
 """Many calls at once on one connection of the controller: keyless peers may send them, and none may be kept."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
+from covey_api.messages import CertificateRole
+from covey_controller.serving.members import MAX_OF_ONE_MEMBER, Members
 from covey_controller.serving.protocol import MAX_PIPELINED, BoundedProtocol
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -60,3 +63,22 @@ def test_a_few_calls_at_once_are_taken() -> None:
     protocol, wire = asyncio.run(send(ONE * (MAX_PIPELINED + 1)))
     assert not wire.is_aborted
     assert len(protocol.pipeline) == MAX_PIPELINED
+
+
+def test_a_members_oldest_connection_makes_room_for_its_next_and_for_nobody_elses() -> None:
+    members, ended = Members(), list[str]()
+
+    def begin(name: str, number: int) -> Callable[[], None]:
+        return members.enter(CertificateRole.AGENT, name, lambda: ended.append(f"{name}{number}"))
+
+    leaves = [begin("a", number) for number in range(MAX_OF_ONE_MEMBER)]
+    begin("b", 0)
+    assert ended == []
+    begin("a", 100)
+    assert ended == ["a0"]
+    leaves[0]()  # its end is told late
+    leaves[1]()
+    begin("a", 101)
+    assert ended == ["a0"]
+    begin("a", 102)
+    assert ended == ["a0", "a2"]

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from covey_controller.serving.guests import Guests
+from covey_controller.serving.members import Members
 from covey_controller.serving.passing import Passing
 from covey_controller.serving.protocol import BoundedProtocol, Reflex
 
@@ -108,6 +109,7 @@ class _Listener:
         self._loop = asyncio.get_running_loop()
         self._passing = Passing(MAX_CONNECTIONS)
         self._guests = Guests()
+        self._members = Members()
         self._beginning = 0
         """Connections whose handshake isn't over."""
 
@@ -179,9 +181,9 @@ class _Listener:
         is_served = False
         try:
             await self._loop.connect_accepted_socket(
-                lambda: BoundedProtocol(self._config, self._state, {}, self._loop, reflex=self._reflex).on_known(
-                    lambda: self._guests.leave(guest)
-                ),
+                lambda: BoundedProtocol(
+                    self._config, self._state, {}, self._loop, reflex=self._reflex, members=self._members
+                ).on_known(lambda: self._guests.leave(guest)),
                 accepted,
                 ssl=tls,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if tls is not None else None,

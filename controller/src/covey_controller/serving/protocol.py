@@ -22,6 +22,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from covey_controller.serving.members import Members
+
 # Our own clients send heads of under 1 KiB at once.
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 10.0
@@ -70,8 +72,11 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         reflex: Reflex | None = None,
+        members: Members | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._members = members
+        self._leave: Callable[[], None] = lambda: None
         self._reflex = reflex
         self._held: bytes | None = None
         """Body so far of a call that a reflex may answer; the app knows nothing of it yet."""
@@ -93,11 +98,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connection = Connection(peer, opened.abort)
         if peer is not None:
             self._on_known()
+            if self._members is not None:
+                self._leave = self._members.enter(peer.role, peer.name, opened.abort)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_arrived()
         self._on_known()
+        self._leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
