@@ -24,9 +24,16 @@ settings.load_profile("covey")
 
 Golden = Callable[[str, str], None]
 
+# Files stay together, and these alone take as long as a fifth of all tests: begun last, all others would wait for them.
+LONG_FILES = frozenset(("test_kube_store.py", "test_both_stores.py", "test_kube_controller.py"))
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden-refresh", action="store_true", help="rewrite golden files")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)
 
 
 @pytest.fixture
