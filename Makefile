@@ -25,9 +25,9 @@ setup: $(UV) ## install uv and the locked environment into the checkout
 up: setup ## run Covey here with the smallest example and wait until it serves
 	@exec $(CURDIR)/.venv/bin/covey up examples/01-one-model --wait
 
-# Five at a time on two cores: most of a test's time is waiting for processes. A file stays together, so its engine is started once.
+# Four at a time on two cores: most of a test's time is waiting for processes. A file stays together, so its engine is started once.
 test: setup ## run every test
-	@$(RUN) pytest -n 5 --dist loadfile --no-loadscope-reorder --cache-clear; code=$$?; \
+	@$(RUN) pytest -n 4 --dist loadfile --no-loadscope-reorder --cache-clear; code=$$?; \
 	if [ $$code -eq 1 ]; then $(RUN) python tools/try_again.py; else exit $$code; fi
 
 check: setup ## format, lint, types, borders, dependencies

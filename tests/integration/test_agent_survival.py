@@ -58,7 +58,7 @@ def test_agent_serves_what_is_assigned_while_a_driver_hangs_and_interrupt_ends_i
         assert [engine.pid for engine in rig.engines()] == [member.pid]
         argv = " ".join(word for process in processes_of(rig.state) for word in process.cmdline())
         assert "key-of" not in argv
-        assert not {name for name in environment_of(member.pid) if name.startswith("COVEY")}
+        assert {name for name in environment_of(member.pid) if name.startswith("COVEY")} == {"COVEY_MEMBER"}
         first = next(report for _, report in rig.board.reports if report.members)
         assert first.members is not None
         began = time.monotonic()

@@ -26,7 +26,7 @@ from covey_agent.artifacts.pages import list_files
 from covey_agent.artifacts.web import Patience, Web
 from covey_agent.engines import native
 from covey_agent.engines.environments import Environment, PinnedFile, Recipe
-from covey_agent.engines.features import WATCHED
+from covey_agent.engines.features import FIT, WATCHED
 from covey_agent.engines.provision import NodeEngines, open_engines
 from covey_agent.engines.recipes import LLAMA_SERVER, LLAMA_SERVERS, is_llama_server_fit, mlx_recipe
 from covey_agent.ports import AgentError, EngineProgram, Transfer
@@ -249,7 +249,7 @@ def test_a_missing_library_is_named_with_its_package(offline: Path) -> None:
 
 @needs_managed
 def test_what_the_build_can_do_is_read_from_its_own_help(engine: EngineProgram) -> None:
-    assert engine.features == WATCHED
+    assert engine.features == WATCHED | {FIT}
 
 
 def test_engines_in_python_are_offered_where_the_node_names_them(tmp_path: Path) -> None:
