@@ -7,6 +7,7 @@ the reason.
 import json
 import ssl
 from collections.abc import Generator, Iterable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -72,6 +73,7 @@ def life(control_plane: ControlPlane) -> Generator[Life]:
         call_control(fleet, first, "tokens", {"role": "agent", "uses": 1, "ttlSeconds": 60})
         rotate_authority(fleet, first)
         replace_instance(fleet)
+        stop_and_start(fleet)
         second = fleet.start_controller("b", f"--metrics-listen=127.0.0.1:{ports[1]}")
         fleet.wait(lambda: second.probe("/readyz") == HTTPStatus.OK, "the second is ready")
         lived.standby_figures = scrape(ports[1])
@@ -131,6 +133,23 @@ def replace_instance(fleet: KubeFleet) -> None:
         return bool(uids) and before["metadata"]["uid"] not in uids
 
     fleet.wait(is_replaced, "another instance is ready")
+
+
+def stop_and_start(fleet: KubeFleet) -> None:
+    """It serves once more, which is the same Event again: that is counted up."""
+    path, headers = (
+        f"/apis/{API_VERSION}/namespaces/default/placements/smollm2",
+        {"content-type": "application/merge-patch+json"},
+    )
+    for replicas in (0, 1):
+        body = json.dumps({"spec": {"replicas": replicas}})
+        fleet.admin.patch(path, content=body, headers=headers).raise_for_status()
+        fleet.wait(partial(_are_ready, fleet, replicas), f"{replicas} are ready")
+    fleet.wait(lambda: len(fleet.list_objects("instances")) == 1, "one is left")
+
+
+def _are_ready(fleet: KubeFleet, count: int) -> bool:
+    return len(fleet.ready_instances()) == count
 
 
 def remove_everything(fleet: KubeFleet) -> None:
