@@ -14,7 +14,7 @@ from covey_agent.artifacts.download import Elsewhere, Readable
 from covey_agent.artifacts.partial import PartialFile
 from covey_agent.artifacts.web import Web, unavailable
 from covey_agent.peers.sources import Peers
-from covey_agent.ports import OnTransfer
+from covey_agent.ports import AgentError, OnTransfer
 from covey_api.messages import CertificateRole, Wanted, WantedAnswer
 from covey_fleet_client.client import FleetClient
 from covey_fleet_client.dialling import DialContext
@@ -30,7 +30,7 @@ class _Nobody:
         self._why = why
 
     def open(self, sha256: str, name: str) -> Readable:
-        raise unavailable(f"{name} is not in this machine's cache, and no other node can be asked for it: {self._why}")
+        raise self._refuse(name)
 
     async def fill(
         self,
@@ -42,12 +42,14 @@ class _Nobody:
         *,
         has_origin: bool = True,
     ) -> None:
-        raise unavailable(
-            f"'{name}' is not in this machine's cache, and no other node can be asked for it: {self._why}"
-        )
+        raise self._refuse(f"'{name}'")
 
     def at_origin(self, sha256: str, tell: OnTransfer) -> AbstractContextManager[OnTransfer]:
         return nullcontext(tell)
+
+    def _refuse(self, what: str) -> AgentError:
+        words = f"{what} is not in this machine's cache, and no other node can be asked for it: {self._why}"
+        return unavailable(words)
 
 
 class _Leader:

@@ -48,3 +48,9 @@ def test_a_state_folder_that_takes_nothing_costs_no_start(state: Path) -> None:
     (state / "source").mkdir()
     forget_last_source(state, "/fleet")
     assert kept(state) == WHOLE[:-1]
+
+
+def test_a_record_that_is_no_text_costs_no_start_and_is_made_anew(state: Path) -> None:
+    (state / "source").write_bytes(b"\xff\xfe")
+    forget_last_source(state, "/fleet")
+    assert (state / "source").read_text() == "/fleet"

@@ -116,6 +116,13 @@ def test_what_an_engine_goes_through_for_each_token_is_bounded(name: str, most: 
     assert str(most) in found.message
 
 
+def test_what_is_too_long_is_not_made_into_objects_to_be_counted() -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stop":[' + b'"a",' * 400_000 + b'"a"]}'
+    found = parse_chat(body)
+    assert isinstance(found, ApiError)
+    assert (found.param, "bytes" in found.message) == ("stop", True)
+
+
 def test_a_plain_chat_with_too_many_stops_is_left_to_the_long_way() -> None:
     assert parse_plain(chat(stop=["x"] * MOST["stop"])) is not None
     assert parse_plain(chat(stop=["x"] * (MOST["stop"] + 1))) is None

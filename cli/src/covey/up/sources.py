@@ -22,7 +22,7 @@ def forget_last_source(state: Path, source: str) -> None:
     """To be called while neither agent nor gateway runs. Where an engine runs all is kept that is known."""
     record = state / "source"
     with contextlib.suppress(OSError):  # a full disk costs no start
-        last = record.read_text() if record.exists() else source
+        last = record.read_text(errors="replace") if record.exists() else source
         if last != source and not observe_left(state).engines and not observe_agent(state):
             shutil.rmtree(state / "agent" / "members", ignore_errors=True)
             for name in TOLD:

@@ -5,7 +5,8 @@ Order of decisions for one Placement:
 1. Who leaves by counting alone (`rollout`).
 2. Failed ones of the wished revision: a place elsewhere, else the next attempt where they are (`retrying`).
 3. Missing ones: placed by the planner, beside old ones where memory allows and their window does not shrink by it;
-   else, one after the other, an old one makes room, and only if the new one then fits.
+   else, one after the other, an old one makes room, and only if the new one then fits (as few as it takes, where one
+   is not enough). What has to go, and serves, leaves after that, or at once if nothing can replace it.
 4. What still has no place: what nobody asks leaves for what clients ask for (`swapping`), what is of lower priority if
    the Placement says so (`preempting`).
 

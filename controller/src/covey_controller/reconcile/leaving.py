@@ -3,6 +3,7 @@
 Looks, and decides nothing: who may leave is the caller's word.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,7 +51,9 @@ def _leaving_for(draft: Draft, asked: Wish, first: Sequence[Sight]) -> Leaving |
     """Add one after the other, as ordered, until it fits; then spare whoever needs not leave, the last ones first."""
     if not first or place_without(draft, asked, first) is None:
         return None
-    count = next(n for n in range(1, len(first) + 1) if place_without(draft, asked, first[:n]) is not None)
+    # The more leave the sooner it fits; where hundreds may, each look at a large fleet counts.
+    fewer = range(1, len(first))
+    count = 1 + bisect_left(fewer, True, key=lambda n: place_without(draft, asked, first[:n]) is not None)
     kept = list(first[:count])
     for sight in reversed(first[:count]):
         others = [each for each in kept if each is not sight]

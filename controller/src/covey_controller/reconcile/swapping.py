@@ -81,7 +81,7 @@ def _wait_behind(maker: InstanceMaker, wish: Wish, spare: Sequence[Sight]) -> st
     if place is None:
         return ""
     names = ", ".join(f"'{name}'" for name in sorted({key.name for key in before}))
-    return f"waits for its turn after {names}, which makes room on node '{place.node}' when it has been served"
+    return f"waits for its turn on node '{place.node}', after {names}"
 
 
 def may_yield_at(maker: InstanceMaker, sight: Sight) -> float:

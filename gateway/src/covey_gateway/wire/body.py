@@ -203,7 +203,13 @@ MOST: Mapping[str, int] = {
 }
 
 
+# Of all of one: what is longer isn't made into objects to be counted.
+_MOST_BYTES = 1024 * 1024
+
+
 def _check_most(name: str, raw: msgspec.Raw) -> ApiError | None:
+    if memoryview(raw).nbytes > _MOST_BYTES:
+        return invalid_request(f"`{name}` must have at most {_MOST_BYTES} bytes", name)
     try:
         value: Any = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError):
