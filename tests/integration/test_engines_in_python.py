@@ -147,10 +147,12 @@ def test_llama_cpp_says_itself_that_nothing_is_asked_of_it_so_a_look_costs_no_ke
             port = client.base_url.port or 0
             return await adapter.is_at_rest(port, key), await adapter.observe_progress(port, key)
 
-    asked = {"messages": [{"role": "user", "content": "Count to fifty."}], "max_tokens": 200, "stream": True}
+    # Long enough to be under way still when a crowded machine comes to look.
+    asked = {"messages": [{"role": "user", "content": "Tell me a very long story."}], "max_tokens": 900, "stream": True}
     with direct(fleet) as client:
         with client.stream("POST", "/v1/chat/completions", json=asked) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # held: with its end the connection is closed
+            next(lines)
             assert not asyncio.run(look(client))[0]
         wait_until(lambda: asyncio.run(look(client))[0], "the client left, and nothing is asked any more")
         before = asyncio.run(look(client))
