@@ -22,5 +22,6 @@ FAILED_ONCE: dict[int, str] = {
     2873: "a header that was still to be read again was taken for a fleet at rest (by the simulator's own rules)",
     3353: "a roll whose new revision is larger than any old replica and what is free beside it never went on",
     3370: "what was deleted while its node was silent held memory there, which others were given as the node came back",
+    1_000_232: "a group's promise on one node was held against another's facts (by the simulator's own rules)",
     3700: "a node whose stream was broken was given up in spite of its reports",
 }

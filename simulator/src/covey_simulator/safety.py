@@ -64,7 +64,7 @@ class Safety:
         self._last_on_port: dict[int, Engine] = {}
         self._stamps: dict[str, InstanceSpec] = {}
         """By instanceId: as it was first seen."""
-        self._licences: dict[tuple[str, str], int] = {}
+        self._licences: dict[tuple[str, str, str], int] = {}
         """By instanceId and pool: the most that its node's facts said when it was first seen."""
         self._known: set[str] = set()
         """instanceIds that a leader has stored."""
@@ -100,7 +100,9 @@ class Safety:
             for pool, size in machine.pools.items():
                 # Of facts that lied the agent's look at what is free is the corrective; it knows of no reserve.
                 told = machine.most_claimed(pool, 0.0)
-                was_lied_to = any(self._licences.get((each.instance_id, pool), told) > size for each in running)
+                was_lied_to = any(
+                    self._licences.get((each.instance_id, machine.name, pool), told) > size for each in running
+                )
                 limit = size if was_lied_to else size - machine.reserve_bytes(pool)
                 self._check_memory(machine, pool, limit, sum(each.taken[pool] for each in running), "engines that run")
 
@@ -117,7 +119,7 @@ class Safety:
             for member in instance.spec.members:
                 machine = self._machines[member.node]
                 for pool in machine.pools:
-                    key, here = (instance.spec.instance_id, pool), (machine.name, pool)
+                    key, here = (instance.spec.instance_id, machine.name, pool), (machine.name, pool)
                     if key not in self._licences:
                         self._licences[key] = machine.most_claimed(pool, now - BELIEF_SECONDS)
                     if count := member.bytes_in(pool):

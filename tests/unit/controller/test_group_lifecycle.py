@@ -497,8 +497,7 @@ def test_a_group_whose_node_is_to_go_is_replaced_before_it_leaves() -> None:
 
 
 def ready_of(story: Worldlet) -> Condition:
-    (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
-    return next(each for each in placement.status.conditions if each.type == "Ready")
+    return next(each for each in placement_of(story).status.conditions if each.type == "Ready")
 
 
 def hold(story: Worldlet, name: str, phase: MemberPhase, **changes: object) -> None:
@@ -542,3 +541,20 @@ def test_ranks_that_lack_nothing_are_not_waited_for() -> None:
     )
     hold(story, node, MemberPhase.PENDING, front_port=52500)
     assert ready_of(story).message.endswith("every member has what it needs, and they are about to start")
+
+
+def test_of_several_groups_the_next_is_about_to_be_placed_and_not_refused_without_a_word() -> None:
+    story = begin("a", "b", "c", "d")
+    wished = ShapeWish.model_validate({"type": ShapeType.RPC, "min_nodes": 2, "max_nodes": 2})
+    story.put(builders.placement(shape=wished, replicas=2))
+    told: set[str] = set()
+    for _ in range(30):
+        story.step()
+        told |= {each.message for each in (ready_of(story),)} if placement_of(story).status.conditions else set()
+    assert not any(each.rstrip().endswith(";") for each in told), told
+    assert story.routed() == ["smollm2-0", "smollm2-1"]
+
+
+def placement_of(story: Worldlet) -> Placement:
+    (placement,) = [item for item in story.objects.values() if isinstance(item, Placement)]
+    return placement

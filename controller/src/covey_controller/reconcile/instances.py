@@ -149,9 +149,11 @@ def _place_missing(maker: InstanceMaker, wish: Wish, replicas: Sequence[Replica]
         return
     for chosen in decision.chosen:
         maker.create(chosen)
-    # Of several nodes one group is chosen at a time: what may still fit makes nobody leave.
-    is_next = wish.spread is not None and bool(decision.chosen)
-    if decision.pending is None and len(decision.chosen) < count and not leaving and not is_next:
+    if wish.spread is not None and decision.chosen:
+        # Of several nodes one group is chosen at a time: the next turn tells what still fits, and who has to leave.
+        progressing.decision = None
+        return
+    if decision.pending is None and len(decision.chosen) < count and not leaving:
         progressing.makes_room = make_way(maker, wish)
 
 
